@@ -72,7 +72,7 @@ def report(node: Node) -> dict[str, Any]:
         "uptime_s": round(time.monotonic() - node.state.started, 1),
         "devices": device_list(node),
         "models": [
-            *(_model(model, node.manager.aliases(model)) for model in node.manager.models),
+            *(_model(model, node.manager.names.aliases(model)) for model in node.manager.models),
             *(_failed(model) for model in node.manager.failed),
         ],
         "npu": _npu(node),

@@ -86,7 +86,7 @@ async def _one(request: web.Request) -> web.Response:
 async def _load(request: web.Request) -> web.Response:
     manager = request.app[NODE].manager
     model = await manager.resolve(request.match_info["id"], deadline_of(request))
-    await manager.insist(model)
+    await manager.force_load(model)
     # One turn of the manager tells whether it fits at all.
     await manager.decided()
     if (refusal := model.placements[0].residency.refusal) is not None:
@@ -189,7 +189,7 @@ def describe_served(manager: ModelManager, model: ServedModel) -> dict[str, Any]
     left = manager.expires_in(model)
     state = _state(model)
     return _installed(model.installed) | {
-        "aliases": manager.aliases(model),
+        "aliases": manager.names.aliases(model),
         "state": state,
         "loaded": serving is not None,
         "reason": None if serving is not None else preferred.reason,

@@ -7,7 +7,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -17,8 +17,8 @@ from worker_node.devices.memory import resident_memory
 from worker_node.engines.protocol import EngineState
 from worker_node.manager.on_demand import Build, OnDemand
 from worker_node.manager.pulls import Pulls
-from worker_node.manager.reconciler import Reconciler
-from worker_node.manager.replacement import Removals, Turnover, WhileInUse
+from worker_node.manager.reconciler import KeepAlives, Reconciler
+from worker_node.manager.replacement import Turnover, WhileInUse
 from worker_node.manager.served import FailedModel, Names, ServedModel
 from worker_node.models.manifest import InstalledModel
 from worker_node.models.prepare import Wish
@@ -26,51 +26,6 @@ from worker_node.models.progress import Progress
 from worker_node.models.pull import pull, requested
 from worker_node.models.store import ModelStore
 from worker_node.registry import tasks
-
-
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """The keep-alive that a request set: seconds after the last use, counted from `since` at the earliest; None for
-    good.
-    """
-
-    seconds: float | None
-    since: float
-
-
-@dataclass(slots=True)
-class Keeping:
-    """Keep-alives that requests set, by model id. `clock` is monotonic seconds."""
-
-    clock: Callable[[], float] = time.monotonic
-    _kept: dict[str, _Kept] = field(default_factory=dict)
-
-    def keep(self, model: ServedModel, seconds: float | None) -> None:
-        """Unload the model when it has been idle for `seconds`; None keeps it for good."""
-        self._kept[model.id] = _Kept(seconds, self.clock())
-
-    def forget(self, model: ServedModel) -> None:
-        """Return to the keep-alive of the settings."""
-        self._kept.pop(model.id, None)
-
-    def until(self, model: ServedModel) -> float | None:
-        """When the model is unloaded if it stays idle; None if it stays loaded or is in use."""
-        idle_since, seconds = model.activity.idle_since, self._seconds(model)
-        if seconds is None or idle_since is None:
-            return None
-        kept = self._kept.get(model.id)
-        loaded = max((placement.residency.ready_at for placement in model.placements), default=0.0)
-        return max(idle_since, loaded, kept.since if kept is not None else 0.0) + seconds
-
-    def expires_in(self, model: ServedModel) -> float | None:
-        """Seconds until `until`; for a model in use, the seconds from its last use on. None if it stays."""
-        until = self.until(model)
-        return self._seconds(model) if until is None else max(0.0, until - self.clock())
-
-    def _seconds(self, model: ServedModel) -> float | None:
-        kept = self._kept.get(model.id)
-        return model.idle_unload_s if kept is None else kept.seconds
-
 
 # `ModelManager`: the only component that loads, unloads, adds and removes models.
 
@@ -104,19 +59,11 @@ class ModelManager:
         self.failed = [model for model in configured if isinstance(model, FailedModel)]
         # The order of the settings, by name.
         self._order = [model.name if isinstance(model, FailedModel) else model.id for model in configured]
-        self._names = Names(store.catalog, [model for model in configured if isinstance(model, ServedModel)])
-        self._keeping = Keeping(clock)
-        self.turnover = Turnover(self._names, lambda: self._reconciler)
-        self._removals = Removals(store, self.turnover, self.failed)
-        self._reconciler = Reconciler(
-            lambda: (*self.models, *self.turnover.models),
-            self._keeping.until,
-            self._keeping.forget,
-            budgets,
-            clock=clock,
-            measure=measure,
-        )
-        self._on_demand = OnDemand(self._names, store, build, self._removals, self.add, self.failed, clock)
+        self.names = Names(store.catalog, [model for model in configured if isinstance(model, ServedModel)])
+        self._keep_alives = KeepAlives(clock)
+        self._reconciler = Reconciler(self.names, self._keep_alives, budgets, clock=clock, measure=measure)
+        self.turnover = Turnover(self.names, self._reconciler, store, self.failed)
+        self._on_demand = OnDemand(self.names, store, build, self.turnover, self.add, self.failed, clock)
         self._clock = clock
         self._started = False
         self._pulls = Pulls(partial(pull, store.root))
@@ -124,7 +71,7 @@ class ModelManager:
     @property
     def models(self) -> tuple[ServedModel, ...]:
         """The served models, loaded or not."""
-        return self._names.models
+        return self.names.models
 
     @property
     def budgets(self) -> dict[str, int | None]:
@@ -136,48 +83,35 @@ class ModelManager:
         self._reconciler.budgets[pool] = size
         self._reconciler.poke()
 
-    def find(self, name: str) -> ServedModel:
-        """See `Names.find`."""
-        return self._names.find(name)
-
     async def default(self, kind: str, deadline: float) -> ServedModel:
         """The first model of that kind, for requests that name none. Raises as `resolve`, too, if it has failed."""
         try:
-            return self._names.default(kind)
+            return self.names.default(kind)
         except ModelNotFound:
             failed = next((model for model in self.failed if model.kind == kind), None)
             if failed is None:
                 raise
             return await self.resolve(failed.name, deadline)
 
-    def aliases(self, model: ServedModel) -> list[str]:
-        """See `Names.aliases`."""
-        return self._names.aliases(model)
-
     def add(self, model: ServedModel) -> None:
-        """See `Names.add`."""
-        self._names.add(model)
-        self._names.arrange(self._order)
+        """Serve one more model."""
+        self.names.add(model)
+        self.names.arrange(self._order)
         if self._started:
-            self._reconciler.attend(model)
-
-    def drop(self, model: ServedModel) -> None:
-        """See `Names.drop`."""
-        self._names.drop(model)
-        self._reconciler.leave(model)
+            self._reconciler.manage(model)
 
     def relabel(self, old: ServedModel, new: ServedModel) -> None:
         """Serve the model by the names and limits of `new`, on the engines that it has."""
         for placement, wanted in zip(old.placements, new.placements, strict=True):
             placement.residency.pinned = wanted.residency.pinned
         model = replace(new, placements=old.placements, activity=old.activity)
-        self._names.swap(old, model)
-        self._reconciler.attend(model)
+        self.names.swap(old, model)
+        self._reconciler.manage(model)
 
     def arrange(self, names: Sequence[str]) -> None:
-        """See `Names.arrange`."""
+        """Set the order of these models, others after them: the first of a kind is its default."""
         self._order = list(names)
-        self._names.arrange(names)
+        self.names.arrange(names)
 
     def drop_failed(self, name: str) -> None:
         """Forget a configured model that could not be served."""
@@ -190,7 +124,7 @@ class ModelManager:
         for a configured one that failed; DeadlineExceeded and Overloaded where its files must be read first.
         """
         try:
-            return self._names.find(name)
+            return self.names.find(name)
         except ModelNotFound:
             return await self._on_demand.find(name, deadline)
 
@@ -206,11 +140,11 @@ class ModelManager:
 
     async def in_store(self, deadline: float) -> list[InstalledModel]:
         """Every undamaged model of the store. Raises DeadlineExceeded, Overloaded."""
-        return await self.look(_installed, deadline)
+        return await self.query_store(_installed, deadline)
 
-    async def look(self, look: Callable[[ModelStore], R], deadline: float) -> R:
-        """Scan the store. Raises DeadlineExceeded, Overloaded."""
-        return await self._on_demand.reading.run(look, lambda call: call(look, self.store), deadline)
+    async def query_store(self, query: Callable[[ModelStore], R], deadline: float) -> R:
+        """Run a query of the store in a thread. Raises DeadlineExceeded, Overloaded."""
+        return await self._on_demand.reading.run(query, lambda call: call(query, self.store), deadline)
 
     async def load(self, model: ServedModel, deadline: float) -> float:
         """Load the model; return the seconds that it took. Raises DeadlineExceeded, InsufficientMemory.
@@ -218,13 +152,13 @@ class ModelManager:
         For a model whose engines cannot be loaded now it returns, and routing gives the reason.
         """
         began = self._clock()
-        if not self.want(model):
+        if not self.request_load(model):
             return 0.0
         with model.activity.working():
             await model.placements[0].settled(deadline)
         return self._clock() - began
 
-    def want(self, model: ServedModel) -> bool:
+    def request_load(self, model: ServedModel) -> bool:
         """Start to load the model's preferred engine; False if one serves already, or none can be loaded now."""
         preferred = model.placements[0]
         if model.serving() is not None or preferred.state not in _LOADABLE:
@@ -232,12 +166,12 @@ class ModelManager:
         preferred.wake(insist=True)
         return True
 
-    async def insist(self, model: ServedModel) -> None:
+    async def force_load(self, model: ServedModel) -> None:
         """Start to load the model's preferred engine, even one that failed or backs off and would be retried later."""
         engine = model.placements[0].engine
         if engine.status.state in _PAUSED:
             await engine.unload()
-        self.want(model)
+        self.request_load(model)
 
     async def decided(self) -> None:
         """Wait until the manager has acted on what is wanted now."""
@@ -246,20 +180,20 @@ class ModelManager:
 
     def keep(self, model: ServedModel, seconds: float | None) -> None:
         """Unload the model when it has been idle for `seconds`; None keeps it for good."""
-        self._keeping.keep(model, seconds)
+        self._keep_alives.keep(model, seconds)
         for placement in model.placements:
-            placement.residency.leave = False
+            placement.residency.unload_when_idle = False
         self._reconciler.poke()
 
     def expires_in(self, model: ServedModel) -> float | None:
         """Seconds until the model is unloaded if it stays idle; None if it stays loaded."""
-        return self._keeping.expires_in(model)
+        return self._keep_alives.expires_in(model)
 
     def unload(self, model: ServedModel) -> None:
         """Unload the model as soon as it is idle."""
-        self._keeping.forget(model)
+        self._keep_alives.forget(model)
         for placement in model.placements:
-            placement.residency.leave = True
+            placement.residency.unload_when_idle = True
         self._reconciler.poke()
 
     async def pull(self, name: str, progress: Progress) -> None:
@@ -268,7 +202,7 @@ class ModelManager:
         if wish.model_id in {model.id for model in self.models}:
             return
         try:
-            installed = await self.look(lambda store: store.is_installed(wish), math.inf)
+            installed = await self.query_store(lambda store: store.is_installed(wish), math.inf)
         except (OSError, ConfigurationError) as error:
             # What is there is damaged, or may no longer be looked into: no mistake of the settings, nor a bug.
             raise ModelError(f"{wish.model_id} cannot be looked up in the store: {error}") from error
@@ -280,8 +214,8 @@ class ModelManager:
                     await self.resolve(failed.name, math.inf)
 
     async def wish(self, name: str, deadline: float) -> Wish:
-        """What a request to pull `name` asks for. Raises as `requested` and `look`: the name may be that of a file."""
-        return await self.look(lambda store: requested(store, name), deadline)
+        """What a request to pull `name` asks for, which may name a file. Raises as `requested` and `query_store`."""
+        return await self.query_store(lambda store: requested(store, name), deadline)
 
     async def delete(self, name: str, in_use: WhileInUse = WhileInUse.DRAIN, *, deadline: float = math.inf) -> None:
         """Stop serving a model and remove its files, damaged or not. Raises ModelNotFound, ModelInUse, BadRequest.
@@ -289,9 +223,9 @@ class ModelManager:
         Finding it may take until the `deadline`. A removal that has started continues when the caller leaves.
         """
         try:
-            directory = await self.look(lambda store: store.locate(name), deadline)
+            directory = await self.query_store(lambda store: store.locate(name), deadline)
         except ModelNotFound:
-            model = self._names.find(name)
+            model = self.names.find(name)
             raise BadRequest(
                 f"model {model.id} is served from {model.installed.path}, outside of the store; take it out of "
                 "node.toml and reload",
@@ -305,14 +239,14 @@ class ModelManager:
         models = [model for model in self.models if model.installed.path == directory]
         if in_use is WhileInUse.REFUSE and any(model.activity.idle_since is None for model in models):
             raise ModelInUse(f"model {directory.name} has requests in flight; add ?force=true to end them")
-        await self._removals.run(directory, models, drain=in_use is not WhileInUse.FORCE)
+        await self.turnover.remove(directory, models, drain=in_use is not WhileInUse.FORCE)
 
     def start(self) -> None:
         """Load the models that are to be loaded at start-up, and others from now on: returns at once."""
         self._started = True
         self._reconciler.start()
         for model in self.models:
-            self._reconciler.attend(model)
+            self._reconciler.manage(model)
 
     async def close(self) -> None:
         """End pulls; the models are served until `stop`."""
@@ -321,7 +255,6 @@ class ModelManager:
     async def stop(self) -> None:
         """End all engines."""
         self._on_demand.reading.close()
-        await self._removals.close()
         await self.turnover.close()
         await self._reconciler.close()
         await asyncio.gather(*(place.engine.stop() for model in self.models for place in model.placements))

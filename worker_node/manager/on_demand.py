@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, cast
 
 from worker_node.core.errors import DeadlineExceeded, EngineUnavailable, ModelNotFound, NodeError, Overloaded
-from worker_node.manager.replacement import Removals
+from worker_node.manager.replacement import Turnover
 from worker_node.manager.served import FailedModel, Names, ServedModel
 from worker_node.models.catalog import normalise_name
 from worker_node.models.manifest import InstalledModel
@@ -152,7 +152,7 @@ class OnDemand:
         names: Names,
         store: ModelStore,
         build: Build,
-        removals: Removals,
+        turnover: Turnover,
         add: Callable[[ServedModel], None],
         failed: list[FailedModel],
         clock: Callable[[], float],
@@ -162,7 +162,7 @@ class OnDemand:
         self._names = names
         self._store = store
         self._build = build
-        self._removals = removals
+        self._turnover = turnover
         self._add = add
         self._clock = clock
         self._tried: dict[str, float] = {}
@@ -184,19 +184,19 @@ class OnDemand:
         while True:
             if (failed := next((f for f in self.failed if f.answers_to(name)), None)) is not None:
                 return await self._repaired(failed, in_thread)
-            removals = self._removals.count
+            removals = self._turnover.removals
             served = [model.id for model in self._names.models]
             installed = await self._usable(name, in_thread(self._store.get, name, served))
             async with self._lock(installed.id):
                 if (known := self._known(installed.id)) is not None:
                     return known
-                if installed.path in self._removals:
+                if installed.path in self._turnover.removing:
                     raise ModelNotFound(f"model {name[:100]!r} is being removed", param="model")
                 model = await self._usable(name, in_thread(self._build, installed))
                 # A reload may have added it meanwhile.
                 if (known := self._known(installed.id)) is not None:
                     return known
-                if removals == self._removals.count:
+                if removals == self._turnover.removals:
                     self._add(model)
                     return model
             # Files were removed meanwhile: perhaps those of this model.

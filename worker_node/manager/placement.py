@@ -24,32 +24,30 @@ _BYTES_PER_S = 100e6
 
 @dataclass(slots=True)
 class Residency:
-    """The record of one engine. Bytes and monotonic seconds.
+    """The record of one engine: bytes and monotonic seconds."""
 
-    `estimate` is its memory before it was ever loaded, `after_load` what was measured when it had been, `held` what it
-    takes now. `ask` notifies the manager of a change; without a manager the engine is loaded at once.
-    `on_request`: the load was begun for a request, and others wait for it too. `insisted`: it is wanted whether or not
-    anybody waits for it. `spare`: it is loaded only into memory that is free now. `refusal` says why the last load
-    request was refused, `shortage` why the present one waits for memory. `cold`: its first load compiles for an NPU,
-    which takes minutes or hours.
-    """
-
+    # Its memory before it was ever loaded; `after_load` is what was measured then, `held` what it takes now.
     estimate: int = 0
     weights: int = 0
     pinned: bool = False
     pool: str = "host"
     clock: Callable[[], float] = time.monotonic
+    # Notifies the manager of a change. Without a manager the engine is loaded at once.
     ask: Callable[[], None] | None = None
     after_load: int | None = None
     held: int | None = None
     wanted_since: float | None = None
+    # The load was begun for a request, and others wait for it too.
     on_request: bool = False
-    leave: bool = False
+    unload_when_idle: bool = False
     unloading: bool = False
+    # It is wanted whether or not a request waits for it.
     insisted: bool = False
-    spare: bool = False
+    only_free_memory: bool = False
+    # Why the last load request was refused, and why the present one waits for memory.
     refusal: str | None = None
     shortage: str | None = None
+    # Its first load compiles for an NPU, which takes minutes or hours.
     cold: bool = False
     waiters: int = 0
     patient: int = 0
@@ -65,9 +63,9 @@ class Residency:
         """The bytes that a load takes, as far as is known."""
         return self.after_load if self.after_load is not None else self.estimate
 
-    def want(self, *, on_request: bool = False, insist: bool = True) -> None:
+    def request_load(self, *, on_request: bool = False, insist: bool = True) -> None:
         """Load the engine as soon as possible."""
-        self.leave = False
+        self.unload_when_idle = False
         self.refusal = None
         self.on_request = self.on_request or on_request
         self.insisted = self.insisted or insist
@@ -76,8 +74,8 @@ class Residency:
         if self.ask is not None:
             self.ask()
 
-    def settle(self) -> None:
-        """Withdraw the wish: the load has ended or was refused, or its callers have left."""
+    def cancel_load_request(self) -> None:
+        """Nothing waits for the load: it has ended or was refused, or its callers have left."""
         self.wanted_since = self.shortage = None
         self.on_request = self.insisted = False
 
@@ -92,7 +90,7 @@ class Residency:
                 self.load_s, self.ready_at, self.after_load = now - self.loading_since, now, memory
                 self.loads += 1
             self.loading_since = None
-            self.settle()
+            self.cancel_load_request()
             self.changed()
 
     def changed(self) -> None:
@@ -168,9 +166,9 @@ class Placement:
 
     def wake(self, *, insist: bool = False) -> None:
         """Start to load the engine; return at once (`settled` waits). Unless `insist`, only while a request waits."""
-        self.residency.want(on_request=True, insist=insist)
+        self.residency.request_load(on_request=True, insist=insist)
         if self.residency.ask is None:
-            self.residency.settle()
+            self.residency.cancel_load_request()
             self.engine.wake()
 
     @contextmanager
@@ -189,7 +187,7 @@ class Placement:
             residency.patient -= patient
             unstarted = self.engine.status.state is EngineState.UNLOADED
             if unstarted and not residency.waiters and not residency.insisted:
-                residency.settle()
+                residency.cancel_load_request()
             if residency.ask is not None:
                 residency.ask()
 
@@ -229,7 +227,7 @@ class Placement:
         return status.served and status.state is EngineState.BACKING_OFF
 
 
-async def first_change(placements: Sequence[Placement], until: float) -> bool:
+async def first_change(placements: Sequence[Placement], until: float = math.inf) -> bool:
     """Wait for the first change of an engine or of its load request after this call; False if none came in time."""
     waits = [
         asyncio.ensure_future(change)
@@ -237,7 +235,7 @@ async def first_change(placements: Sequence[Placement], until: float) -> bool:
         for change in (placement.engine.next_change(), placement.residency.change())
     ]
     try:
-        timeout = max(0.0, until - placements[0].residency.clock())
+        timeout = None if math.isinf(until) else max(0.0, until - placements[0].residency.clock())
         done, _ = await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for wait in waits:

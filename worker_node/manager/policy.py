@@ -35,28 +35,28 @@ class Why(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A model on a device, as the unit that is loaded and unloaded.
-
-    `memory` is bytes in `pool`: measured while it is loaded, else estimated. `wanted_since`: it is to be loaded,
-    None if nobody asks for it. `busy`: requests are in hand, those that wait for its load included. `keep_until`: it is
-    unloaded then if it is idle. `leave`: it is unloaded as soon as it is idle. `patient`: those who wait for its load
-    also wait for others to become idle; else the load is refused if it does not fit now. `spare`: nothing is unloaded
-    for its load, nor waited for. Times are monotonic seconds.
-    """
+    """A model on a device, as the unit that is loaded and unloaded. Times are monotonic seconds."""
 
     key: Key
     device: str
     pool: str
+    # Bytes in `pool`: measured while it is loaded, else estimated.
     memory: int
     state: UnitState
     last_use: float = 0.0
+    # It is to be loaded; None if nothing asks for it.
     wanted_since: float | None = None
+    # It has requests, those that wait for its load included.
     busy: bool = False
     pinned: bool = False
+    # It is unloaded then if it is idle.
     keep_until: float | None = None
-    leave: bool = False
+    # It is unloaded as soon as it is idle.
+    unload_when_idle: bool = False
+    # Requests that wait for its load also wait for others to become idle; else the load is refused if it does not fit.
     patient: bool = False
-    spare: bool = False
+    # Nothing is unloaded for its load, nor waited for.
+    only_free_memory: bool = False
 
     @property
     def evictable(self) -> bool:
@@ -121,7 +121,7 @@ def _expired(units: Iterable[Unit], now: float) -> list[tuple[Key, Why]]:
     for unit in units:
         if unit.state is not UnitState.READY or unit.busy or unit.wanted_since is not None:
             continue
-        if unit.leave:
+        if unit.unload_when_idle:
             expired.append((unit.key, Why.ASKED))
         elif unit.keep_until is not None and unit.keep_until <= now:
             expired.append((unit.key, Why.EXPIRED))
@@ -178,11 +178,11 @@ class _Memory:
         claimed = sum(other.memory for other in claims)
         # Of what is leaving the memory is not free yet, but it will be without further evictions.
         short = unit.memory - (budget - claimed - self._held(unit.pool, staying=True))
-        evictable = [] if unit.spare else self._evictable(unit.pool)
+        evictable = [] if unit.only_free_memory else self._evictable(unit.pool)
         enough = short <= sum(other.memory for other in evictable)
         if not enough:
             holding = [*(u for u in self._units if self._holds(u, unit.pool)), *claims]
-            waits = unit.patient and not unit.spare
+            waits = unit.patient and not unit.only_free_memory
             return [], Refusal(unit.key, unit.memory, budget, tuple(u.key for u in holding), waits=waits), False
         evicted = [(other.key, Why.ROOM) for other in self._evict(unit.pool, short)]
         claims.append(unit)

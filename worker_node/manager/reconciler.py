@@ -6,15 +6,15 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from worker_node.devices.memory import resident_memory
 from worker_node.engines.protocol import EngineState
 from worker_node.manager.placement import Placement, Residency
 from worker_node.manager.policy import Key, Plan, Refusal, Unit, UnitState, Why, decide
-from worker_node.manager.served import ServedModel
+from worker_node.manager.served import Names, ServedModel
 
 log = logging.getLogger(__name__)
 
@@ -37,27 +37,73 @@ _DOWN = frozenset({EngineState.BACKING_OFF, EngineState.QUARANTINED, EngineState
 _GIVEN_UP = frozenset({EngineState.QUARANTINED, EngineState.FAILED})
 
 
-class Reconciler:
-    """Loads and unloads the engines of `models()`, within `budgets` (bytes by pool).
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """The keep-alive that a request set: seconds after the last use, counted from `since` at the earliest; None for
+    good.
+    """
 
-    `keep_until` says when an idle model is to be unloaded, None for never; `unloaded` is called with one that was.
-    `clock` is monotonic seconds, the event loop's own; `measure` gives a process's memory.
+    seconds: float | None
+    since: float
+
+
+@dataclass(slots=True)
+class KeepAlives:
+    """How long models stay in memory after their last use: by the settings, or as a request asked for, by model id.
+
+    `clock` is monotonic seconds.
+    """
+
+    clock: Callable[[], float] = time.monotonic
+    _kept: dict[str, _Kept] = field(default_factory=dict)
+
+    def keep(self, model: ServedModel, seconds: float | None) -> None:
+        """Unload the model when it has been idle for `seconds`; None keeps it for good."""
+        self._kept[model.id] = _Kept(seconds, self.clock())
+
+    def forget(self, model: ServedModel) -> None:
+        """Return to the keep-alive of the settings."""
+        self._kept.pop(model.id, None)
+
+    def until(self, model: ServedModel) -> float | None:
+        """When the model is unloaded if it stays idle; None if it stays loaded or is in use."""
+        idle_since, seconds = model.activity.idle_since, self._seconds(model)
+        if seconds is None or idle_since is None:
+            return None
+        kept = self._kept.get(model.id)
+        loaded = max((placement.residency.ready_at for placement in model.placements), default=0.0)
+        return max(idle_since, loaded, kept.since if kept is not None else 0.0) + seconds
+
+    def expires_in(self, model: ServedModel) -> float | None:
+        """Seconds until `until`; for a model in use, the seconds from its last use on. None if it stays."""
+        until = self.until(model)
+        return self._seconds(model) if until is None else max(0.0, until - self.clock())
+
+    def _seconds(self, model: ServedModel) -> float | None:
+        kept = self._kept.get(model.id)
+        return model.idle_unload_s if kept is None else kept.seconds
+
+
+class Reconciler:
+    """Loads and unloads the engines of the served models and of the `unserved` ones, within `budgets` (bytes by pool).
+
+    Those serve no new requests: earlier forms of models that finish their requests, and later forms that are being
+    loaded. `clock` is monotonic seconds, the event loop's own; `measure` gives a process's memory.
     """
 
     def __init__(
         self,
-        models: Callable[[], Iterable[ServedModel]],
-        keep_until: Callable[[ServedModel], float | None],
-        unloaded: Callable[[ServedModel], None],
+        names: Names,
+        keep_alives: KeepAlives,
         budgets: Mapping[str, int | None],
         *,
         clock: Callable[[], float] = time.monotonic,
         measure: Callable[[int], int | None] = resident_memory,
     ) -> None:
         self.budgets = dict(budgets)
-        self._models = models
-        self._keep_until = keep_until
-        self._unloaded = unloaded
+        self.unserved: list[ServedModel] = []
+        self._names = names
+        self._keep_alives = keep_alives
         self._clock = clock
         self._measure = measure
         self._poked = asyncio.Event()
@@ -79,10 +125,10 @@ class Reconciler:
         await self._looked.wait()
 
     def start(self) -> None:
-        """Start the loop, which from then on is the only one to load the attended models."""
+        """Start the loop, which from then on is the only one to load the managed models."""
         self._start(self._run(), "model manager")
 
-    def attend(self, model: ServedModel) -> None:
+    def manage(self, model: ServedModel) -> None:
         """Manage one more model, and load those of its engines that are loaded at start."""
         model.activity.on_idle = self._went_idle
         for placement in model.placements:
@@ -90,14 +136,14 @@ class Reconciler:
             if id(placement) not in self._watches:
                 self._watches[id(placement)] = self._start(self._watch(placement), f"watch {model.id}")
                 if placement.eager:
-                    placement.residency.want()
+                    placement.residency.request_load()
         self.poke()
 
-    def leave(self, model: ServedModel) -> None:
+    def release(self, model: ServedModel) -> None:
         """Stop managing a model."""
         for placement in model.placements:
             placement.residency.ask = None
-            placement.residency.settle()
+            placement.residency.cancel_load_request()
             placement.residency.changed()
             if (watch := self._watches.pop(id(placement), None)) is not None:
                 watch.cancel()
@@ -147,10 +193,10 @@ class Reconciler:
         units: dict[Key, tuple[ServedModel, Placement]] = {}
         snapshot: list[Unit] = []
         turning_over = False
-        for number, model in enumerate(self._models()):
-            self._stand_in(model)
+        for number, model in enumerate((*self._names.models, *self.unserved)):
+            self._load_fallback(model)
             for placement in model.placements:
-                unit = self._look(model, placement)
+                unit = self._observe(model, placement)
                 if unit.key in units:  # a later form that is being loaded, or an earlier one that finishes its requests
                     # It ends by itself; until then no load is refused for the memory that it takes.
                     busy = unit.busy or model.activity.idle_since is not None
@@ -160,8 +206,8 @@ class Reconciler:
                 snapshot.append(unit)
         if turning_over:
             snapshot = [replace(unit, patient=True) for unit in snapshot]
-        self._awaited = turning_over or any(unit.wanted_since is not None or unit.leave for unit in snapshot)
-        self._line_up(snapshot, units)
+        self._awaited = turning_over or any(unit.wanted_since is not None or unit.unload_when_idle for unit in snapshot)
+        self._estimate_waits(snapshot, units)
         now = self._clock()
         plan = decide(snapshot, self.budgets, now)
         for key in plan.loads:
@@ -191,7 +237,7 @@ class Reconciler:
         await asyncio.sleep(max(0.0, until - self._clock()))
         self.poke()
 
-    def _look(self, model: ServedModel, placement: Placement) -> Unit:
+    def _observe(self, model: ServedModel, placement: Placement) -> Unit:
         residency, status = placement.residency, placement.engine.status
         state = UnitState.UNLOADING if residency.unloading else _STATES[status.state]
         if status.state is EngineState.STOPPED and status.pid is None:
@@ -211,13 +257,13 @@ class Reconciler:
             wanted_since=residency.wanted_since,
             busy=model.may_need(placement),
             pinned=residency.pinned,
-            keep_until=self._keep_until(model),
-            leave=residency.leave,
+            keep_until=self._keep_alives.until(model),
+            unload_when_idle=residency.unload_when_idle,
             patient=residency.patient > 0,
-            spare=residency.spare,
+            only_free_memory=residency.only_free_memory,
         )
 
-    def _stand_in(self, model: ServedModel) -> None:
+    def _load_fallback(self, model: ServedModel) -> None:
         """Load the next placement when an engine goes down."""
         for placement, following in pairwise(model.placements):
             key = (model.id, placement.device.value)
@@ -226,10 +272,10 @@ class Reconciler:
             elif key not in self._down:
                 self._down.add(key)
                 if following.engine.status.state is EngineState.UNLOADED:
-                    following.residency.want()
+                    following.residency.request_load()
 
     @staticmethod
-    def _line_up(snapshot: list[Unit], units: dict[Key, tuple[ServedModel, Placement]]) -> None:
+    def _estimate_waits(snapshot: list[Unit], units: dict[Key, tuple[ServedModel, Placement]]) -> None:
         """Set for each engine that waits for its turn how long the loads before it on its device will take."""
         ahead: dict[str, float] = {}
         for unit in snapshot:
@@ -245,7 +291,7 @@ class Reconciler:
 
     def _load(self, model: ServedModel, placement: Placement) -> None:
         residency = placement.residency
-        residency.leave, residency.ahead_s = False, 0.0
+        residency.unload_when_idle, residency.ahead_s = False, 0.0
         seconds = residency.expected_load_s()
         duration = "for the first time, which takes minutes" if math.isinf(seconds) else f"{seconds:.0f} s"
         log.info("loading %s on %s: about %.0f MB, %s", model.id, placement.device, residency.memory / _MB, duration)
@@ -264,9 +310,9 @@ class Reconciler:
             # A request may have come since the decision.
             if not model.may_need(placement) and await placement.engine.unload():
                 log.info("unloaded %s on %s: %s", model.id, placement.device, why)
-                residency.leave = False
+                residency.unload_when_idle = False
                 if why in {Why.EXPIRED, Why.ASKED}:
-                    self._unloaded(model)
+                    self._keep_alives.forget(model)
             else:
                 # The canary asks it something: soon over.
                 await asyncio.sleep(_RETRY_S)
@@ -281,7 +327,7 @@ class Reconciler:
             new, residency.shortage = residency.shortage is None, text
         else:
             new, residency.refusal = True, text
-            residency.settle()
+            residency.cancel_load_request()
         if new:
             log.warning("%s", text)
             residency.changed()

@@ -1,7 +1,4 @@
-"""One replacement of a served model: where its later form must be loaded before it serves in place of the earlier one.
-
-These are the device that the settings have it loaded on first, and each device that the earlier form serves on. On the
-others it is loaded beside the earlier form, within the memory that is free; where there is none, it is loaded later."""
+"""Takes models out of service, puts others in their place, and removes their files, without dropping a request."""
 
 from __future__ import annotations
 
@@ -9,204 +6,22 @@ import asyncio
 import gc
 import logging
 import os
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Coroutine
 from enum import StrEnum
 from pathlib import Path
 
 from worker_node.core.errors import InsufficientStorage
 from worker_node.engines.protocol import EngineState
-from worker_node.manager.placement import Placement
+from worker_node.manager.placement import Placement, first_change
 from worker_node.manager.reconciler import Reconciler
 from worker_node.manager.served import FailedModel, Names, ServedModel
 from worker_node.models.store import ModelStore
 
-_DOWN = frozenset({EngineState.BACKING_OFF, EngineState.QUARANTINED, EngineState.FAILED, EngineState.STOPPED})
-
-
-@dataclass(frozen=True, slots=True)
-class _Awaited:
-    """A placement that is to be ready; `earlier` is the one that serves until then, None if it is awaited anyhow."""
-
-    placement: Placement
-    earlier: Placement | None
-
-    @property
-    def needed(self) -> bool:
-        """Whether the change-over depends on it: an earlier one that has left or failed serves nobody meanwhile."""
-        return self.earlier is None or self.earlier.engine.ready
-
-    @property
-    def loading(self) -> bool:
-        """Whether it is still to be waited for."""
-        return self.needed and self.placement.state is EngineState.STARTING
-
-    @property
-    def failed(self) -> bool:
-        """Whether a change-over would take away a device that serves."""
-        return self.needed and self.placement.engine.status.state in _DOWN
-
-
-class Replacement:
-    """The placements of `new` that are to be ready before it serves in place of `old`. Attend to `new` after this."""
-
-    def __init__(self, old: ServedModel, new: ServedModel) -> None:
-        serving = {placement.device: placement for placement in old.placements if placement.engine.ready}
-        self._awaited: list[_Awaited] = []
-        for index, placement in enumerate(new.placements):
-            if index == 0 and placement.eager:
-                self._awaited.append(_Awaited(placement, None))
-            elif (earlier := serving.get(placement.device)) is not None:
-                placement.residency.spare = True
-                self._awaited.append(_Awaited(placement, earlier))
-
-    @property
-    def failed(self) -> Placement | None:
-        """The first placement that could not be loaded though the earlier form serves there."""
-        return next((awaited.placement for awaited in self._awaited if awaited.failed), None)
-
-    async def settled(self) -> None:
-        """Have them loaded; wait until each is ready, or one failed, or memory does not hold it beside the old one."""
-        for awaited in self._awaited:
-            awaited.placement.residency.want()
-        while self._undecided():
-            changes = [asyncio.ensure_future(change) for awaited in self._awaited for change in _changes(awaited)]
-            try:
-                await asyncio.wait(changes, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for change in changes:
-                    change.cancel()
-
-    def finish(self) -> None:
-        """The later form serves now: requests wait for what it has to load, and it is loaded as any other."""
-        for awaited in self._awaited:
-            placement, residency = awaited.placement, awaited.placement.residency
-            residency.spare = False
-            if placement.engine.ready:
-                continue
-            if placement.eager:
-                residency.want(on_request=True)
-            elif placement.engine.status.state is EngineState.UNLOADED:  # a request will have it loaded
-                residency.settle()
-                residency.refusal = None
-
-    def _undecided(self) -> bool:
-        first = self._awaited[0] if self._awaited else None
-        if first is not None and first.earlier is None and not (first.loading or first.placement.engine.ready):
-            return False  # it failed, or not both forms fit: nothing is gained by waiting for the others
-        return self.failed is None and any(awaited.loading for awaited in self._awaited)
-
-
-def _changes(awaited: _Awaited) -> list[Coroutine[None, None, object]]:
-    """What to await for whatever changes the decision, from this call on."""
-    engines = [awaited.placement.engine] + ([] if awaited.earlier is None else [awaited.earlier.engine])
-    return [awaited.placement.residency.change(), *(engine.next_change() for engine in engines)]
-
-
-# Takes models out of service and puts others in their place, without dropping a request.
-
 log = logging.getLogger(__name__)
 
+_DOWN = frozenset({EngineState.BACKING_OFF, EngineState.QUARANTINED, EngineState.FAILED, EngineState.STOPPED})
 # So long after its engines have ended nobody else refers to a model any more.
 _COLLECT_S = 1.0
-
-
-class Turnover:
-    """Retires and replaces served models. `models` are those that serve no new requests but still have engines:
-    earlier forms that finish their requests, and later ones that are being loaded."""
-
-    def __init__(self, names: Names, reconciler: Callable[[], Reconciler]) -> None:
-        self._names = names
-        self._reconciler_of = reconciler
-        self.models: list[ServedModel] = []
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    @property
-    def _reconciler(self) -> Reconciler:
-        return self._reconciler_of()
-
-    async def retire(self, model: ServedModel, *, drain: bool = True) -> None:
-        """Stop serving a model: new requests do not find it; its engines end after its last request, or now."""
-        self._names.drop(model)
-        self.models.append(model)
-        if drain:
-            await self._drain(model)
-        else:
-            await self._forget(model)
-
-    def retire_later(self, model: ServedModel) -> None:
-        """As `retire`, after the last request; returns at once."""
-        self._names.drop(model)
-        self._start(model)
-
-    async def replace(self, old: ServedModel, new: ServedModel) -> str | None:
-        """Serve `new` in place of `old`, which serves until `new` is ready wherever it must be (see `Replacement`), and
-        until its own last request.
-
-        Where memory holds only one of them, requests wait while `new` is loaded. Returns why `new` could not be
-        loaded; then `old` serves on.
-        """
-        replacement = Replacement(old, new)
-        self.models.append(new)
-        self._reconciler.attend(new)
-        try:
-            await replacement.settled()
-        finally:
-            self.models.remove(new)
-        if (failed := replacement.failed) is not None:
-            reason = failed.engine.status.reason
-            await self._stop(new)
-            return (
-                f"{new.id} could not be loaded on {failed.device} with its new settings, and serves with the earlier "
-                f"ones: {reason}"
-            )
-        if not any(model is old for model in self._names.models):
-            await self._stop(new)
-            return f"{new.id} was removed while it was loaded with its new settings"
-        self._swap(old, new)
-        replacement.finish()
-        return None
-
-    async def close(self) -> None:
-        """End the models that are being retired, with their remaining requests."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(self._stop(model, "the node is shutting down") for model in self.models))
-
-    def _swap(self, old: ServedModel, new: ServedModel) -> None:
-        self._names.swap(old, new)
-        self._reconciler.attend(new)
-        self._start(old)
-
-    def _start(self, model: ServedModel) -> None:
-        # Counted as one of ours from now on, so that its engines are attended until the task begins.
-        self.models.append(model)
-        task = asyncio.create_task(self._drain(model), name=f"retire {model.id}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _drain(self, model: ServedModel) -> None:
-        await model.activity.idle()
-        await self._forget(model)
-        log.info("model %s: its engines have ended after their last request", model.id)
-
-    async def _forget(self, model: ServedModel) -> None:
-        # One of ours until its processes have ended: `close` may come before that, and their memory is not free.
-        await self._stop(model)
-        self.models.remove(model)
-        self._reconciler.poke()
-
-    async def _stop(self, model: ServedModel, reason: str = "the model was removed") -> None:
-        self._reconciler.leave(model)
-        await asyncio.gather(*(placement.engine.stop(reason) for placement in model.placements))
-        # Parts of a model refer to one another. Left to the collector, which seldom looks at what is old, it keeps its
-        # tokenizer for many reloads: threads, open files and 7 MB each.
-        asyncio.get_running_loop().call_later(_COLLECT_S, gc.collect)
-
-
-# Removes models from the store while they are served.
 
 
 class WhileInUse(StrEnum):
@@ -217,25 +32,88 @@ class WhileInUse(StrEnum):
     FORCE = "force"
 
 
-class Removals:
-    """The removals under way. A directory is `in` it until its files are gone; `count` includes those that ended.
+class Turnover:
+    """Retires, replaces and removes served models. What has begun continues when its caller leaves, until `close`.
 
-    Models of the settings are among the `failed` ones from then on.
+    The directories in `removing` have files that are being removed; `removals` counts them and those that ended. Models
+    of the settings are among the `failed` ones once their files are gone.
     """
 
-    def __init__(self, store: ModelStore, turnover: Turnover, failed: list[FailedModel]) -> None:
+    def __init__(self, names: Names, reconciler: Reconciler, store: ModelStore, failed: list[FailedModel]) -> None:
+        self.removing: set[Path] = set()
+        self.removals = 0
+        self._names = names
+        self._reconciler = reconciler
         self._store = store
-        self._turnover = turnover
         self._failed = failed
-        self._leaving: set[Path] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.count = 0
 
-    def __contains__(self, directory: Path) -> bool:
-        return directory in self._leaving
+    async def replace(self, old: ServedModel, new: ServedModel) -> str | None:
+        """Serve `new` in place of `old`, which serves until its last request. Returns why `new` could not be loaded.
 
-    async def run(self, directory: Path, models: list[ServedModel], *, drain: bool) -> None:
-        """Retire the `models` of a directory and remove it. Once begun it continues when the caller leaves.
+        Before that `new` is loaded where it is eager first, and on each device that `old` serves on: there into free
+        memory only. Where memory does not hold both, `new` is loaded when `old` has ended, and requests wait.
+        """
+        first = new.placements[0] if new.placements[0].eager else None
+        earlier = {placement.device: placement for placement in old.placements if placement.engine.ready}
+        loading = [placement for placement in new.placements if placement is first or placement.device in earlier]
+        for placement in loading:
+            placement.residency.only_free_memory = placement is not first
+
+        def needed() -> list[Placement]:
+            # An earlier engine that has been unloaded or has failed meanwhile serves nobody.
+            return [p for p in loading if p is first or earlier[p.device].engine.ready]
+
+        def failed() -> Placement | None:
+            return next((p for p in needed() if p.engine.status.state in _DOWN), None)
+
+        self._reconciler.unserved.append(new)
+        self._reconciler.manage(new)
+        try:
+            for placement in loading:
+                placement.residency.request_load()
+            while failed() is None and any(placement.state is EngineState.STARTING for placement in needed()):
+                if first is not None and first.state is EngineState.UNLOADED:
+                    break  # refused for want of memory: the others are not waited for either
+                await first_change([*loading, *earlier.values()])
+        finally:
+            self._reconciler.unserved.remove(new)
+        if (broken := failed()) is not None:
+            reason = broken.engine.status.reason
+            await self._stop(new)
+            return (
+                f"{new.id} could not be loaded on {broken.device} with its new settings, and serves with the earlier "
+                f"ones: {reason}"
+            )
+        if not any(model is old for model in self._names.models):
+            await self._stop(new)
+            return f"{new.id} was removed while it was loaded with its new settings"
+        self._names.swap(old, new)
+        self._reconciler.manage(new)
+        self._start_to_retire(old)
+        for placement in loading:
+            residency, state = placement.residency, placement.engine.status.state
+            residency.only_free_memory = False
+            if state is not EngineState.READY and placement.eager:
+                residency.request_load(on_request=True)
+            elif state is EngineState.UNLOADED:  # a request will have it loaded
+                residency.cancel_load_request()
+                residency.refusal = None
+        return None
+
+    async def retire(self, model: ServedModel, *, drain: bool = True) -> None:
+        """Stop serving a model: new requests do not find it; its engines end after its last request, or now."""
+        self._names.drop(model)
+        self._reconciler.unserved.append(model)
+        await self._end(model, drain=drain)
+
+    def retire_later(self, model: ServedModel) -> None:
+        """As `retire`, after the last request; returns at once."""
+        self._names.drop(model)
+        self._start_to_retire(model)
+
+    async def remove(self, directory: Path, models: list[ServedModel], *, drain: bool) -> None:
+        """Retire the `models` of a directory and remove it.
 
         Raises InsufficientStorage, and keeps serving the models, where the directory cannot be written.
         """
@@ -246,24 +124,51 @@ class Removals:
                 "file system is read-only",
                 param="model",
             )
-        task = asyncio.create_task(self._remove(directory, models, drain=drain))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        await asyncio.shield(task)
+        await asyncio.shield(self._start(self._remove(directory, models, drain=drain), f"remove {directory.name}"))
 
     async def close(self) -> None:
-        """Cancel what is under way."""
-        for task in self._tasks:
+        """End the models that are being retired, with their remaining requests."""
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        unserved = self._reconciler.unserved
+        await asyncio.gather(*(self._stop(model, "the node is shutting down") for model in unserved))
+
+    def _start(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _start_to_retire(self, model: ServedModel) -> None:
+        # Managed on from now, not only when the task begins.
+        self._reconciler.unserved.append(model)
+        self._start(self._end(model, drain=True), f"retire {model.id}")
 
     async def _remove(self, directory: Path, models: list[ServedModel], *, drain: bool) -> None:
-        self._leaving.add(directory)
-        self.count += 1
+        self.removing.add(directory)
+        self.removals += 1
         try:
-            await asyncio.gather(*(self._turnover.retire(model, drain=drain) for model in models))
+            await asyncio.gather(*(self.retire(model, drain=drain) for model in models))
             await asyncio.to_thread(self._store.remove, directory.name)
             text = f"it was deleted; to serve it, install it again: npu-node pull {directory.name}"
             self._failed += [model.without_files(text) for model in models if model.without_files is not None]
         finally:
-            self._leaving.discard(directory)
+            self.removing.discard(directory)
+
+    async def _end(self, model: ServedModel, *, drain: bool) -> None:
+        if drain:
+            await model.activity.idle()
+        # Managed until its processes have ended: `close` may come before that, and their memory is not free.
+        await self._stop(model)
+        self._reconciler.unserved.remove(model)
+        self._reconciler.poke()
+        log.info("model %s: its engines have ended", model.id)
+
+    async def _stop(self, model: ServedModel, reason: str = "the model was removed") -> None:
+        self._reconciler.release(model)
+        await asyncio.gather(*(placement.engine.stop(reason) for placement in model.placements))
+        # Parts of a model refer to one another. Left to the collector, which seldom looks at what is old, it keeps its
+        # tokenizer for many reloads: threads, open files and 7 MB each.
+        asyncio.get_running_loop().call_later(_COLLECT_S, gc.collect)

@@ -354,30 +354,42 @@ def build_on_demand(machine: Machine, installed: InstalledModel) -> ServedModel:
 PREPARED = "prepared"
 
 
+class UnusableFiles(ConfigurationError):
+    """The model's files are missing or damaged; `installed`: some are there."""
+
+    def __init__(self, reason: str, *, installed: bool = True) -> None:
+        super().__init__(reason)
+        self.installed = installed
+
+
 def installed_model(wanted: ModelSettings, store: ModelStore, settings: NodeSettings) -> InstalledModel:
     """Find the model; what must be made of a directory with an encoder is made now, which takes seconds.
 
-    Raises ConfigurationError, with the place of the setting, when there is no such model or its files are damaged.
+    Raises ConfigurationError, with the place of the setting, when a setting is wrong, and UnusableFiles.
     """
     vectors = wanted.of(VectorOptions)
-    if wanted.path is not None:
-        cache = (wanted.compile_cache or settings.compile_cache).expanduser()
-        try:
-            return open_directory(
+    if wanted.path is None and vectors != VectorOptions():
+        raise wanted.error("pooling", "pooling and normalize need a path; an installed model has its own")
+    try:
+        if wanted.path is None:
+            installed = store.get(wanted.name)
+        else:
+            prepared = (wanted.compile_cache or settings.compile_cache).expanduser() / PREPARED
+            installed = open_directory(
                 wanted.path.expanduser(),
                 wanted.name,
-                cache / PREPARED,
+                prepared,
                 pooling=vectors.pooling,
                 normalize=vectors.normalize,
             )
-        except ConfigurationError as error:
-            raise wanted.error("path", error.message) from error
-    if vectors != VectorOptions():
-        raise wanted.error("pooling", "pooling and normalize need a path; an installed model has its own")
-    try:
-        return store.get(wanted.name)
+        check_weights(installed.path)
     except ModelNotFound as error:
-        raise wanted.error("name", f"it {not_installed(wanted.name, settings.model_store)}") from error
+        missing = wanted.error("name", f"it {not_installed(wanted.name, settings.model_store)}")
+        raise UnusableFiles(missing.message, installed=False) from error
+    except ConfigurationError as error:
+        damage = error if wanted.path is None else wanted.error("path", error.message)
+        raise UnusableFiles(damage.message) from error
+    return installed
 
 
 def not_installed(name: str, store: Path) -> str:
@@ -405,16 +417,8 @@ def configured_model(wanted: ModelSettings, machine: Machine) -> ServedModel | F
     """One of them. Raises ConfigurationError when a setting is wrong; damaged and missing files make a FailedModel."""
     try:
         return _build(wanted, machine)
-    except _Damaged as damage:
+    except UnusableFiles as damage:
         return _failed(wanted, machine, damage.message, _kind(wanted, machine), installed=damage.installed)
-
-
-class _Damaged(ConfigurationError):
-    """The model's files are missing or damaged; `installed`: some are there."""
-
-    def __init__(self, reason: str, *, installed: bool = True) -> None:
-        super().__init__(reason)
-        self.installed = installed
 
 
 def _failed(
@@ -427,19 +431,13 @@ def _failed(
 
 
 def _build(wanted: ModelSettings, machine: Machine) -> ServedModel:
-    if wanted.path is None and wanted.of(VectorOptions) != VectorOptions():
-        installed_model(wanted, ModelStore(machine.settings.model_store), machine.settings)
-    try:
-        installed = installed_model(wanted, ModelStore(machine.settings.model_store), machine.settings)
-        check_weights(installed.path)
-    except ConfigurationError as error:
-        raise _Damaged(error.message, installed=not isinstance(error.__cause__, ModelNotFound)) from error
+    installed = installed_model(wanted, ModelStore(machine.settings.model_store), machine.settings)
     try:
         model = build_model(installed, wanted, machine)
     except ConfigurationError:
         raise
     except Exception as error:  # tokenizers and OpenVINO raise types of their own for damaged files
-        raise _Damaged(
+        raise UnusableFiles(
             f"{installed.path}: its files are damaged ({type(error).__name__}: {_brief(error)}); pull or copy it again"
         ) from error
     return replace(model, without_files=lambda reason: _failed(wanted, machine, reason, installed.kind))

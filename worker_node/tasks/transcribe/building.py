@@ -116,7 +116,7 @@ async def find_voice(manager: ModelManager, limits: AudioOptions, choice: VoiceC
     """
     if not (limits.vad if choice.wanted is None else choice.wanted):
         return None
-    network = await manager.look(find_network, deadline)
+    network = await manager.query_store(find_network, deadline)
     if network is None:
         if choice.wanted and not choice.insist:
             return None

@@ -114,7 +114,7 @@ async def test_the_draft_of_a_served_model_is_not_removed(store):
     for in_use in WhileInUse:
         with pytest.raises(ModelInUse, match="broken is the draft_model of writer"):
             await manager.delete("broken", in_use)
-    manager.drop(with_draft)
+    await manager.turnover.retire(with_draft)
     await manager.delete("broken")
     assert not (store.root / "broken").exists()
 

@@ -153,7 +153,7 @@ class World:
             case 1:
                 self.manager.keep(model, rng.choice([None, 0.0, 5.0, 30.0]))
             case 2:
-                self.manager.want(model)
+                self.manager.request_load(model)
             case 3:  # its process grows or shrinks
                 for pid in list(self.machine.memory):
                     if rng.random() < 0.3:

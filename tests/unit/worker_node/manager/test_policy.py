@@ -96,7 +96,7 @@ def test_any_snapshot_keeps_the_promises():
                 busy=rng.random() < 0.3,
                 pinned=rng.random() < 0.2,
                 keep_until=rng.choice([None, rng.uniform(100, 300)]),
-                leave=rng.random() < 0.2,
+                unload_when_idle=rng.random() < 0.2,
                 patient=rng.random() < 0.3,
             )
             for number in range(rng.randint(0, 8))
@@ -128,7 +128,9 @@ def test_a_load_into_spare_memory_evicts_nothing_and_never_waits():
     for _ in range(2_000):
         others = random_units(rng, rng.randint(0, 6))
         patient = rng.random() < 0.5
-        wanted = unit("wanted", UNLOADED, memory=rng.randint(1, 200), wanted_since=1.0, patient=patient, spare=True)
+        wanted = unit(
+            "wanted", UNLOADED, memory=rng.randint(1, 200), wanted_since=1.0, patient=patient, only_free_memory=True
+        )
         held = sum(u.memory for u in others if u.state is not UNLOADED)
         budget = rng.randint(max(1, held), held + 250)
         plan = decide([*others, wanted], {"host": budget}, 200.0)
@@ -179,4 +181,4 @@ def test_models_leave_when_their_time_has_come_and_the_next_look_is_at_the_next_
     assert decide([soon, later], {}, 5.0).look_at == 10.0
     plan = decide([soon, later], {}, 10.0)
     assert (plan.unloads, plan.look_at) == (((soon.key, Why.EXPIRED),), 20.0)
-    assert decide([unit("busy", keep_until=10.0, busy=True, leave=True)], {}, 50.0).unloads == ()
+    assert decide([unit("busy", keep_until=10.0, busy=True, unload_when_idle=True)], {}, 50.0).unloads == ()

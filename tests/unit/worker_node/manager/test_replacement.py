@@ -66,7 +66,7 @@ class World:
 
     @property
     def model(self):
-        return self.manager.find("m")
+        return self.manager.names.find("m")
 
     def change(self, new):
         """Replace the served form by `new`, as a reload does."""
@@ -280,7 +280,7 @@ def test_a_model_that_is_removed_during_a_change_is_gone_in_both_forms(monkeypat
         assert "m was removed" in await changing
         await asyncio.gather(removing, busy)
         with pytest.raises(ModelNotFound):
-            world.manager.find("m")
+            world.manager.names.find("m")
         assert not world.manager.models
         assert not world.machine.memory
 

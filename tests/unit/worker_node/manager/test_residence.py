@@ -113,7 +113,7 @@ async def test_the_time_never_begins_before_the_load_has_ended(case):
     model = case.add("m", idle_unload_s=5.0, load_s=30.0)
     case.start()
     await asyncio.sleep(100)
-    assert case.manager.want(model)
+    assert case.manager.request_load(model)
     await asyncio.sleep(34)
     assert state(model) is EngineState.READY
     await asyncio.sleep(2)

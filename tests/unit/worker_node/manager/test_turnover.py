@@ -177,11 +177,11 @@ def test_a_model_that_was_replaced_is_collected(tmp_path, collected):
     run(tmp_path, scenario)
 
 
-def test_a_rejected_file_changes_nothing_and_names_its_line(tmp_path):
+def test_a_rejected_file_changes_nothing_and_names_the_setting(tmp_path):
     async def scenario(world):
         before = world.manager.models
         world.file.write_text('\n[[models]]\nname = "always"\nmax_outstandig = 3\n')
-        with pytest.raises(ConfigurationError, match=r"node\.toml.*4.*max_outstandig"):
+        with pytest.raises(ConfigurationError, match=r"node\.toml: models\[0\]\.max_outstandig"):
             await world.reloader.reload()
         assert world.manager.models is before
 
@@ -260,12 +260,12 @@ def test_keys_stay_while_the_node_listens_where_others_reach_it(tmp_path):
 @pytest.mark.parametrize("text", ["", "\n\n", "# node.toml\n"])
 def test_a_file_that_sets_nothing_is_refused_where_it_set_something_before(tmp_path, text):
     async def scenario(world):
-        before = world.manager.find("always")
+        before = world.manager.names.find("always")
         world.reloader.followers.append(lambda _: pytest.fail("nothing may be applied"))
         world.file.write_text(text)
         with pytest.raises(ConfigurationError, match=r"node\.toml sets nothing.* middle of being written"):
             await world.reloader.reload()
-        assert world.manager.find("always") is before
+        assert world.manager.names.find("always") is before
         await world.request("always", 0.0)
 
     run(tmp_path, scenario)
@@ -292,7 +292,7 @@ def test_a_file_is_reloaded_when_it_rests_and_never_a_part_of_it(tmp_path, monke
     """It is cut, written in two parts with pauses, and changed while it is read: nobody loses a model by that."""
 
     async def scenario(world):
-        before = world.manager.find("always")
+        before = world.manager.names.find("always")
         wanted = text({"always": {}, "second": {}})
         reads = []
         read = SettingsSource.read
@@ -309,10 +309,10 @@ def test_a_file_is_reloaded_when_it_rests_and_never_a_part_of_it(tmp_path, monke
         await asyncio.sleep(2)
         world.file.write_text("")
         await asyncio.sleep(5)
-        assert world.manager.find("always") is before, "an empty file removes nothing"
+        assert world.manager.names.find("always") is before, "an empty file removes nothing"
         world.file.write_text(text({"second": {}}))
         await asyncio.sleep(10)
-        assert world.manager.find("always") is before, "a part of it that was read removes nothing"
+        assert world.manager.names.find("always") is before, "a part of it that was read removes nothing"
         assert len(reads) == 3, "each state was read once"
         await world.request("second", 0.0)
         watching.cancel()
@@ -322,10 +322,10 @@ def test_a_file_is_reloaded_when_it_rests_and_never_a_part_of_it(tmp_path, monke
 
 def test_what_engines_do_not_know_of_is_changed_without_a_load(tmp_path):
     async def scenario(world):
-        engine = world.manager.find("always").placements[0].engine
+        engine = world.manager.names.find("always").placements[0].engine
         world.write({"always": {"aliases": '["other"]', "idle_unload_s": 7.0}})
         await world.reloader.reload()
-        model = world.manager.find("other")
+        model = world.manager.names.find("other")
         assert (model.placements[0].engine, engine.loads, model.idle_unload_s) == (engine, 1, 7.0)
         await asyncio.sleep(10)
         assert engine.state is EngineState.UNLOADED
@@ -335,12 +335,12 @@ def test_what_engines_do_not_know_of_is_changed_without_a_load(tmp_path):
 
 def test_a_model_that_cannot_be_loaded_with_its_new_settings_serves_with_the_earlier_ones(tmp_path):
     async def scenario(world):
-        before = world.manager.find("always")
+        before = world.manager.names.find("always")
         world.broken_models.add("always")
         world.write({"always": {"max_outstanding": 2}})
         report = await world.reloader.reload()
         assert "earlier" in report.problems[0]
-        assert world.manager.find("always") is before
+        assert world.manager.names.find("always") is before
         await world.request("always", 0.0)
 
     run(tmp_path, scenario)
