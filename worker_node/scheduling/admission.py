@@ -17,8 +17,8 @@ from worker_node.scheduling.wait_estimate import AdmittedJob, Backlog, Capacity
 
 _UNKNOWN_RATE_RETRY_S = 1.0
 _MAX_RETRY_AFTER_S = 60.0
-# A request that is served just too late is work for nothing, and in an overload that is every request: so the wait
-# must fit the deadline with a margin for an estimate that is too low.
+# A request that is served just too late is wasted work, and in an overload that is every request: so the wait must fit
+# the deadline with a margin for an estimate that is too low.
 _CAUTION = 1.5
 # What batch work leaves free, so that it cannot shut interactive work out.
 _BATCH_PLACES = 0.75
@@ -74,14 +74,14 @@ class Permit:
     def __enter__(self) -> Self:
         admission, work = self._admission, self._work
         admission.check(self._units, self._deadline, work=work, interactive=self._interactive)
-        self._job = AdmittedJob(work.prefill, work.limit, work.exact, self._interactive, admission.clock())
+        self._job = AdmittedJob(work.prefill, work.limit, work.exact, self._interactive)
         admission.outstanding += self._units
         admission.backlog.add(self._job)
         return self
 
     def __exit__(self, *_error: object) -> None:
         self._admission.outstanding -= self._units
-        self._admission.backlog.remove(self._job, self._admission.clock())
+        self._admission.backlog.remove(self._job)
 
     def progressed(self, tokens: int, *, at: float | None = None, prefilled: tuple[int, float] = (0, 0.0)) -> None:
         """Record new tokens at `at` (monotonic; None: now).
@@ -92,12 +92,12 @@ class Permit:
         self._admission.backlog.progressed(self._job, tokens, at=self._admission.clock() if at is None else at)
 
     def restarted(self) -> None:
-        """Record that the engine ended, and another one starts the request anew."""
-        self._admission.backlog.restart(self._job, self._admission.clock())
+        """Record that the engine ended, and another one begins the request."""
+        self._admission.backlog.restart(self._job)
 
-    def answered(self, *, by_itself: bool) -> None:
-        """Record that the answer ended by itself, or was cut at its limit."""
-        self._admission.backlog.answered(self._job, by_itself=by_itself)
+    def answered(self) -> None:
+        """Record that the answer ended, by itself or at its limit."""
+        self._admission.backlog.answered(self._job)
 
     def measured(self, tokens: int, seconds: float) -> None:
         """Record that the engine computed so many tokens in so many seconds while more work was waiting."""
@@ -127,7 +127,7 @@ class Admission:
 
         `tokens` are those of its prompt or texts; without them it is taken for short.
         """
-        return self.backlog.wait(self.clock(), interactive=interactive, tokens=tokens)
+        return self.backlog.wait(interactive=interactive, tokens=tokens)
 
     def permit(
         self, units: int, deadline: float, *, work: Work | None = None, interactive: bool = True
@@ -158,10 +158,7 @@ class Admission:
         # By itself a request is given the time that it asks for; behind others, only what it is likely to need.
         own = 0.0 if work is None else self.backlog.own_prefill_s(work.prefill)
         acceptable = min(self.limits.max_wait_s, (deadline - now - own) / _CAUTION)
-        most = self.backlog.most_wait(interactive=interactive)
-        if most is not None and most <= acceptable:
-            return
-        wait = self.backlog.wait(now, interactive=interactive, tokens=0 if work is None else work.prefill)
+        wait = self.backlog.wait(interactive=interactive, tokens=0 if work is None else work.prefill)
         if wait and wait > acceptable:
             most_s, left = self.limits.max_wait_s, deadline - now
             why = (

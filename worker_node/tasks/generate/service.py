@@ -131,8 +131,7 @@ class GenerationRun:
                                 yield piece
                         if answer.stopped or delta.finish is not None:
                             operation.ended(delta.at or time.monotonic())
-                            by_itself = answer.stopped or delta.finish == FinishReason.STOP
-                            execution.permit.answered(by_itself=by_itself)
+                            execution.permit.answered()
                         if answer.stopped:
                             break
             self._proof.check(answer.busy_us)

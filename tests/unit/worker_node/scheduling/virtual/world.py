@@ -166,7 +166,7 @@ class World:
         permit.progressed(len(delta.tokens), at=delta.at, prefilled=(delta.prefilled, delta.prefill_s))
         request.generated += len(delta.tokens)
         if delta.finish is not None:
-            permit.answered(by_itself=delta.finish == "stop")
+            permit.answered()
             self._end(delta.id, "done")
 
     def _end(self, job_id, outcome):
