@@ -240,18 +240,12 @@ class _Generate(ServedTask):
         self, installed: InstalledModel, wanted: ModelSettings, values: dict[str, Any], *, emulated: bool
     ) -> Shapes:
         check_devices(wanted)
-        limit = installed.context_limit
-        defaults = StatefulOptions()
-        prompt = values.get("max_prompt_len") or min(installed.max_prompt_len or defaults.max_prompt_len, limit)
-        response = values.get("min_response_len", defaults.min_response_len)
-        if prompt > limit:
-            raise wanted.error("max_prompt_len", f"max_prompt_len is {prompt}, the model's context {limit} tokens")
-        values["max_prompt_len"] = prompt
+        prompt, response = prompt_and_response(installed, wanted, values)
         if emulated and values.get("prefill_hint") != "STATIC":
             # The largest power of two that neither exceeds the prompt.
             values.setdefault("prefill_chunk_size", max(16, min(EMULATED_CHUNK, 1 << (prompt.bit_length() - 1))))
         lengths = (prompt, response, values.get("prefill_chunk_size") or 0)
-        return Shapes(lengths, prompt, min(prompt + response, limit))
+        return Shapes(lengths, prompt, min(prompt + response, installed.context_limit))
 
     def complete(
         self,
@@ -317,11 +311,24 @@ class _Generate(ServedTask):
         if plan.lengths[0] <= StatefulOptions().max_prompt_len:
             return notes
         size = kv_cache_bytes(installed.path, plan.total_limit)
-        told = "an unknown amount" if size is None else f"{size / 2**20:.0f} MiB"
+        taken = "an unknown amount" if size is None else f"{size / 2**20:.0f} MiB"
         return [
             *notes,
-            f"max_prompt_len {plan.lengths[0]} makes a static KV cache of {plan.total_limit} tokens: {told} of memory",
+            f"max_prompt_len {plan.lengths[0]} makes a static KV cache of {plan.total_limit} tokens: {taken} of memory",
         ]
+
+
+def prompt_and_response(installed: InstalledModel, wanted: ModelSettings, values: dict[str, Any]) -> tuple[int, int]:
+    """Tokens of the longest prompt and of its answer in static shapes; `values` gets the first.
+
+    Raises ConfigurationError for a prompt beyond the model's context.
+    """
+    defaults, limit = StatefulOptions(), installed.context_limit
+    prompt = values.get("max_prompt_len") or min(installed.max_prompt_len or defaults.max_prompt_len, limit)
+    if prompt > limit:
+        raise wanted.error("max_prompt_len", f"max_prompt_len is {prompt}, the model's context {limit} tokens")
+    values["max_prompt_len"] = prompt
+    return prompt, values.get("min_response_len", defaults.min_response_len)
 
 
 def _prefix_tokens(installed: InstalledModel, values: dict[str, Any], device: Device, memory: int | None) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,14 +28,13 @@ from worker_node.engines.protocol import (
     TOKEN_DTYPE,
     DeviceBroken,
     EngineSpec,
-    EngineStats,
     Failed,
     Inbox,
     Loaded,
     NativeCall,
     Outbox,
 )
-from worker_node.scheduling.prompts import JobQueue
+from worker_node.engines.serial import SerialRunner
 from worker_node.tasks.generate.messages import GenerateJob, Step, TokenDelta
 from worker_node.tasks.generate.options import StatefulOptions
 from worker_node.tasks.generate.sampling import generation_config
@@ -67,29 +66,20 @@ class TokenStreamer(genai.StreamerBase):  # type: ignore[misc]  # openvino_genai
         """Nothing: the end is what `generate` returns."""
 
 
-# The base of generation engines that run one generation at a time, in one call of GenAI's.
-#
-# `generate` releases the GIL and returns when the answer is complete; everything in between happens in the streamer,
-# which GenAI calls for each token: it sends the token, takes in commands, and says whether to go on. The prefill cannot
-# be interrupted.
+class PipelineRunner(SerialRunner[GenerateJob]):
+    """The base of generation engines that run one generation at a time, in one call of GenAI's.
 
-
-class SerialRunner(ABC):
-    """All of a `Runner` but loading and the call; a derived class loads `_pipeline` and `_defaults`.
-
-    `_meter` is None where the device has no busy counter.
+    `generate` returns when the answer is complete; everything in between happens in the streamer, which GenAI calls for
+    each token: it sends the token, takes in commands, and says whether to go on. The prefill cannot be interrupted.
+    A derived class loads `_pipeline` and `_defaults`; `_meter` is None where the device has no busy counter.
     """
 
     jobs = GenerateJob
-    _pipeline: Any
     _defaults: genai.GenerationConfig
 
     def __init__(self) -> None:
+        super().__init__()
         self._meter: BusyMeter | None = None
-        self._queue: JobQueue[GenerateJob] = JobQueue()
-        self._current: GenerateJob | None = None
-        self._cancelled = False
-        self._generated = 0
 
     @abstractmethod
     def _generate(self, job: GenerateJob, streamer: TokenStreamer) -> Any:
@@ -106,40 +96,6 @@ class SerialRunner(ABC):
     def _prompt_tokens(self, _result: Any) -> int | None:
         """The exact size of the prompt, where the edge cannot know it."""
         return None
-
-    @property
-    def has_work(self) -> bool:
-        return len(self._queue) > 0
-
-    @property
-    def wake_fd(self) -> None:
-        return None
-
-    def stats(self) -> EngineStats:
-        return EngineStats(waiting=len(self._queue), running=int(self._current is not None))
-
-    def submit(self, job: GenerateJob) -> None:
-        self._queue.add(job)
-
-    def cancel(self, job_id: int) -> None:
-        if self._current is not None and self._current.id == job_id:
-            self._cancelled = True
-        else:
-            self._queue.remove(job_id)
-
-    def step(self, emit: Outbox, poll: Inbox) -> None:
-        now = time.monotonic()
-        for late in self._queue.expired(now):
-            emit(Failed(late.job.id, "deadline_exceeded", "the deadline passed while the request was queued"))
-        pick = self._queue.next()
-        if pick is None:
-            return
-        self._current, self._cancelled, self._generated = pick.job, False, 0
-        try:
-            self._run(pick.job, emit, poll)
-        finally:
-            self._current = None
-            self._queue.computed(pick, pick.job.prompt_tokens + self._generated)
 
     def _run(self, job: GenerateJob, emit: Outbox, poll: Inbox) -> None:
         refusal = self._refusal(job)
@@ -194,9 +150,6 @@ class SerialRunner(ABC):
             return Failed(job.id, "invalid_request", brief(error))
         return None
 
-    def close(self) -> None:
-        del self._pipeline
-
 
 class _Deltas:
     """Makes the token deltas of one generation, which starts now."""
@@ -244,7 +197,7 @@ def _finish(reason: genai.GenerationFinishReason, *, stopped: bool) -> str | Non
 _BLOB = "generate.blob"
 
 
-class StatefulRunner(SerialRunner):
+class StatefulRunner(PipelineRunner):
     """A `Runner` over one `LLMPipeline` on the NPU."""
 
     def __init__(self, spec: EngineSpec) -> None:

@@ -1,4 +1,4 @@
-"""Conversations and texts to the token ids of a generation model, counted exactly and never cut in silence."""
+"""Conversations and texts to the token ids of a generation model, counted exactly and never truncated silently."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from worker_node.core.errors import BadRequest, ConfigurationError, ContextLengthExceeded
 from worker_node.core.types import Message, Rendering
-from worker_node.engines.protocol import TOKEN_DTYPE
 from worker_node.models.directory import ChatTemplate, find_template
 from worker_node.sandbox.pool import PreparationLimits, PreparationPool
 from worker_node.serving.tokenizing import check_ids
@@ -93,7 +91,7 @@ class ChatTokenizer:
         return True
 
     def _silent_limit(self) -> int:
-        """How many tokens the tokenizer returns at most: some graphs cut longer texts without a word."""
+        """How many tokens the tokenizer returns at most: some graphs truncate longer texts silently."""
         probe = "a " * (self.context_limit + 2)
         return len(self._graph.encode(probe, special=False))
 
@@ -134,7 +132,7 @@ class ChatTokenizer:
 
     @property
     def takes_tools(self) -> bool:
-        """Whether the model's own template tells it of tools."""
+        """Whether the model's own template has a place for tools."""
         return "tools" in self.chat_template
 
     @property
@@ -182,7 +180,7 @@ class ChatTokenizer:
                 param="messages",
             )
         if bounded:
-            self.refuse_hopeless(sum(len(m.content) for m in messages))
+            self.reject_oversized(sum(len(m.content) for m in messages))
 
     def piece(self, token: int) -> bytes:
         """The bytes that a token stands for; none for a special one and for one beyond the vocabulary."""
@@ -193,7 +191,7 @@ class ChatTokenizer:
         return self._detokenizer.decode([token], skip_special=True).encode()
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
-        self.refuse_hopeless(len(text))
+        self.reject_oversized(len(text))
         tokens = self._graph.encode(text, special=special)
         if len(tokens) >= self._counts_up_to:
             raise ContextLengthExceeded(
@@ -206,7 +204,7 @@ class ChatTokenizer:
         """The last tokens of a text of any length.
 
         The tokenizer cuts long texts, so the text is tokenized in parts from its end, each from a blank on: there
-        tokens begin anew. A part has too few bytes for too many tokens.
+        a token begins. A part has too few bytes for too many tokens.
         """
         size = max(1, self._counts_up_to // 4)
         tokens: list[int] = []
@@ -219,7 +217,7 @@ class ChatTokenizer:
             end = start
         return tokens[-last:]
 
-    def refuse_hopeless(self, characters: int) -> None:
+    def reject_oversized(self, characters: int) -> None:
         """Raise ContextLengthExceeded for more characters than the longest tokens could stand for."""
         if characters > self.context_limit * self._longest_piece:
             raise ContextLengthExceeded(
@@ -250,8 +248,8 @@ def first_line(error: RuntimeError) -> str:
     """What GenAI says, without the places in its own source."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     reasons = [line.removeprefix(_REASON) for line in lines if line.startswith(_REASON)]
-    told = [line for line in lines if not line.startswith(("Exception from", "Check '"))]
-    return (reasons or told or lines or ["no reason given"])[0][:200]
+    others = [line for line in lines if not line.startswith(("Exception from", "Check '"))]
+    return (reasons or others or lines or ["no reason given"])[0][:200]
 
 
 def _only_message(messages: Sequence[Message]) -> str:
@@ -288,7 +286,7 @@ def _template_message(message: Message) -> dict[str, Any]:
     return fields
 
 
-# Tokenization and templates as functions of plain values, for the preparation processes (`serving.large_texts`).
+# What runs in the preparation processes: functions of plain values.
 
 _TOKENIZERS = 4
 
@@ -298,10 +296,9 @@ def _tokenizer(directory: str, context_limit: int) -> ChatTokenizer:
     return ChatTokenizer(Path(directory), context_limit)
 
 
-def encode(directory: str, context_limit: int, text: str, special: bool, last: int | None) -> bytes:
-    """The token ids (int32) of a text. Raises as `ChatTokenizer.encode_prompt`."""
-    ids = _tokenizer(directory, context_limit).encode_prompt(text, special=special, last=last)
-    return np.asarray(ids, TOKEN_DTYPE).tobytes()
+def encode(directory: str, context_limit: int, text: str, special: bool, last: int | None) -> list[int]:
+    """The token ids of a text. Raises as `ChatTokenizer.encode_prompt`."""
+    return _tokenizer(directory, context_limit).encode_prompt(text, special=special, last=last)
 
 
 def render(
@@ -323,23 +320,16 @@ def render(
     )
 
 
-def decode(directory: str, context_limit: int, tokens: bytes) -> str:
-    """The text of token ids (int32), special ones included."""
-    ids = np.frombuffer(tokens, TOKEN_DTYPE).tolist()
-    return _tokenizer(directory, context_limit).decode(ids, skip_special_tokens=False)
+def decode(directory: str, context_limit: int, tokens: list[int]) -> str:
+    """The text of token ids, special ones included."""
+    return _tokenizer(directory, context_limit).decode(tokens, skip_special_tokens=False)
 
 
-def decode_each(directory: str, context_limit: int, tokens: bytes) -> list[str]:
-    """The text of each of the token ids (int32), special ones included."""
+def decode_each(directory: str, context_limit: int, tokens: list[int]) -> list[str]:
+    """The text of each of the token ids, special ones included."""
     tokenizer = _tokenizer(directory, context_limit)
-    return [tokenizer.decode([token], skip_special_tokens=False) for token in np.frombuffer(tokens, TOKEN_DTYPE)]
+    return [tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
 
-
-# Tokenizes prompts: small ones at once, large ones in processes that can be killed, so that they delay nobody.
-#
-# The tokenizer and the chat template of a generation model are native calls that hold the GIL: 660,000 characters,
-# which
-# a client may send, would stop the event loop for most of a second.
 
 # 4,000 bytes of any text take 1 to 3 ms (SmolLM2's tokenizer), which is what handing them to a process costs.
 _INLINE_BYTES = 4_000
@@ -359,7 +349,11 @@ def is_small(texts: Sequence[str]) -> bool:
 
 
 class LargeTexts:
-    """The processes that tokenize large texts, until `close`. They are started when the first one comes."""
+    """Tokenizes small prompts in place, and large ones in killable processes, until `close`.
+
+    The chat template is a native call that holds the GIL: 660,000 characters, which a client may send, would stop the
+    event loop for most of a second.
+    """
 
     def __init__(self, pool: PreparationPool | None = None) -> None:
         self._pool = pool or PreparationPool(_LIMITS, _MODULES)
@@ -379,10 +373,9 @@ class LargeTexts:
         if is_small([text]):
             return tokenizer.encode_prompt(text, special=special, last=last)
         if last is None:
-            tokenizer.refuse_hopeless(len(text))
-        ids = await self._run(encode, tokenizer, text, special, last, deadline=deadline, param="prompt")
-        tokens: list[int] = np.frombuffer(ids, TOKEN_DTYPE).tolist()
-        return tokens
+            tokenizer.reject_oversized(len(text))
+        ids: list[int] = await self._run(encode, tokenizer, text, special, last, deadline=deadline, param="prompt")
+        return ids
 
     async def render(
         self,
@@ -416,16 +409,14 @@ class LargeTexts:
         """Return the text of token ids, special ones included. Raises as `encode`."""
         if len(tokens) <= _INLINE_TOKENS:
             return tokenizer.decode(tokens, skip_special_tokens=False)
-        ids = np.asarray(tokens, TOKEN_DTYPE).tobytes()
-        text: str = await self._run(decode, tokenizer, ids, deadline=deadline, param="tokens")
+        text: str = await self._run(decode, tokenizer, list(tokens), deadline=deadline, param="tokens")
         return text
 
     async def decode_each(self, tokenizer: ChatTokenizer, tokens: Sequence[int], *, deadline: float) -> list[str]:
         """Return the text of each token id, special ones included. Raises as `encode`."""
         if len(tokens) <= _INLINE_SINGLE_TOKENS:
             return [tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
-        ids = np.asarray(tokens, TOKEN_DTYPE).tobytes()
-        texts: list[str] = await self._run(decode_each, tokenizer, ids, deadline=deadline, param="tokens")
+        texts: list[str] = await self._run(decode_each, tokenizer, list(tokens), deadline=deadline, param="tokens")
         return texts
 
     async def _run(self, function: Any, tokenizer: ChatTokenizer, *arguments: Any, deadline: float, param: str) -> Any:

@@ -23,14 +23,13 @@ from worker_node.devices.npu import Busy, busy_meter
 from worker_node.engines.protocol import (
     DeviceBroken,
     EngineSpec,
-    EngineStats,
     Failed,
     Inbox,
     Loaded,
     NativeCall,
     Outbox,
 )
-from worker_node.scheduling.prompts import JobQueue
+from worker_node.engines.serial import SerialRunner
 from worker_node.tasks.transcribe.messages import Heard, Span, TranscribeJob
 from worker_node.tasks.transcribe.options import TranscribeOptions
 
@@ -43,29 +42,16 @@ _BLANK_PROMPT = " "
 _PROMPT_TOKENS = 223
 
 
-class TranscribeRunner:
+class TranscribeRunner(SerialRunner[TranscribeJob]):
     """A `Runner` over one `WhisperPipeline`."""
 
     jobs = TranscribeJob
 
     def __init__(self, spec: EngineSpec) -> None:
+        super().__init__()
         self._spec = spec
         self._options = msgspec.convert(spec.options, TranscribeOptions)
         self._on_npu = spec.device is Device.NPU
-        self._queue: JobQueue[TranscribeJob] = JobQueue()
-        self._current: TranscribeJob | None = None
-        self._cancelled = False
-
-    @property
-    def has_work(self) -> bool:
-        return len(self._queue) > 0
-
-    @property
-    def wake_fd(self) -> None:
-        return None
-
-    def stats(self) -> EngineStats:
-        return EngineStats(waiting=len(self._queue), running=int(self._current is not None))
 
     def load(self) -> Loaded:
         began = time.monotonic()
@@ -97,29 +83,7 @@ class TranscribeRunner:
         name, driver = describe_npu(core, emulated=emulated)
         return Loaded(time.monotonic() - began, name, genai.get_version(), driver)
 
-    def submit(self, job: TranscribeJob) -> None:
-        self._queue.add(job)
-
-    def cancel(self, job_id: int) -> None:
-        if self._current is not None and self._current.id == job_id:
-            self._cancelled = True
-        else:
-            self._queue.remove(job_id)
-
-    def step(self, emit: Outbox, poll: Inbox) -> None:
-        for late in self._queue.expired(time.monotonic()):
-            emit(Failed(late.job.id, "deadline_exceeded", "the deadline passed while the request was queued"))
-        pick = self._queue.next()
-        if pick is None:
-            return
-        self._current, self._cancelled = pick.job, False
-        try:
-            self._hear(pick.job, emit, poll)
-        finally:
-            self._current = None
-            self._queue.computed(pick, pick.job.prompt_tokens)
-
-    def _hear(self, job: TranscribeJob, emit: Outbox, poll: Inbox) -> None:
+    def _run(self, job: TranscribeJob, emit: Outbox, poll: Inbox) -> None:
         try:
             config = self._config(job)
         except RuntimeError as error:
@@ -188,9 +152,6 @@ class TranscribeRunner:
             text = tokenizer.decode(ids[-keep:].tolist()).lstrip("\ufffd").strip()
             keep -= 1
         return text
-
-    def close(self) -> None:
-        del self._pipeline
 
 
 def _samples(job: TranscribeJob) -> list[float]:

@@ -26,6 +26,7 @@ from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.scheduling.wait_estimate import Capacity
 from worker_node.serving.task import EnginePlan, Footprint, ModelParts, ServedTask, Shapes
 from worker_node.settings import ModelSettings
+from worker_node.tasks.generate.building import prompt_and_response
 from worker_node.tasks.generate.images import image_prompt, with_tags
 from worker_node.tasks.generate.messages import GenerateJob, RawImage, TokenDelta
 from worker_node.tasks.generate.model import GenerationModel, ImageRules
@@ -181,13 +182,8 @@ class _VisionChat(ServedTask):
         *,
         emulated: bool,  # noqa: ARG002
     ) -> Shapes:
-        limit, defaults = installed.context_limit, VisionNpuOptions()
-        prompt = values.get("max_prompt_len") or min(installed.max_prompt_len or defaults.max_prompt_len, limit)
-        response = values.get("min_response_len", defaults.min_response_len)
-        if prompt > limit:
-            raise wanted.error("max_prompt_len", f"max_prompt_len is {prompt}, the model's context {limit} tokens")
-        values["max_prompt_len"] = prompt
-        return Shapes((prompt, response), prompt, min(prompt + response, limit))
+        prompt, response = prompt_and_response(installed, wanted, values)
+        return Shapes((prompt, response), prompt, min(prompt + response, installed.context_limit))
 
     def footprint(self, _installed: InstalledModel, _plan: EnginePlan) -> Footprint:
         return Footprint(_WEIGHTS)

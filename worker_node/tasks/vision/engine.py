@@ -18,7 +18,7 @@ from worker_node.devices.npu import busy_meter
 from worker_node.engines.protocol import DeviceBroken, EngineSpec, Failed, Loaded
 from worker_node.tasks.generate.messages import GenerateJob, RawImage
 from worker_node.tasks.generate.sampling import generation_config
-from worker_node.tasks.generate.stateful import SerialRunner, TokenStreamer
+from worker_node.tasks.generate.stateful import PipelineRunner, TokenStreamer
 from worker_node.tasks.vision.options import VisionNpuOptions, VisionOptions
 
 # What GenAI says of a prompt that it does not take, before anything ran on a device.
@@ -32,7 +32,7 @@ _ABOUT_THE_PROMPT = (
 )
 
 
-class VisionRunner(SerialRunner):
+class VisionRunner(PipelineRunner):
     """A `Runner` over one `VLMPipeline`."""
 
     def __init__(self, spec: EngineSpec) -> None:
