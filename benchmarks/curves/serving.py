@@ -16,7 +16,7 @@ from benchmarks.load import session
 from benchmarks.node import start_node
 from benchmarks.workload import prompts as make_prompts
 from worker_node.devices.memory import resident_memory
-from worker_node.models.manifest import MANIFEST_FILE
+from worker_node.models.directory import MANIFEST_FILE
 
 EMBEDDER, GENERATOR = "all-minilm-l6-v2", "smollm2-135m-instruct"
 TOKENS = 16

@@ -27,7 +27,7 @@ import aiohttp
 from tests.chaos import idle_loop
 from tests.support.nodes import start_node
 from worker_node.devices.memory import resident_memory
-from worker_node.models.manifest import MANIFEST_FILE
+from worker_node.models.directory import MANIFEST_FILE
 from worker_node.models.store import ModelStore
 
 EMBEDDER, WRITER = "all-minilm-l6-v2", "smollm2-135m-instruct"

@@ -16,7 +16,7 @@ from tests.real.test_prompt_lookup import EXACT, FAR, JOBS, job
 from tests.support.cut_model import WRITER, cut
 from worker_node.core.types import Device
 from worker_node.engines.protocol import EngineSpec, Failed
-from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE
+from worker_node.models.directory import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE
 from worker_node.tasks.generate.continuous import ContinuousRunner
 from worker_node.tasks.generate.messages import GenerateJob, Step
 

@@ -9,7 +9,7 @@ import pytest
 from tests.real.test_compiled_ahead import blobs  # noqa: F401  (a fixture)
 from tests.support.cut_model import WRITER, cut
 from tests.support.nodes import start_node
-from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE
+from worker_node.models.directory import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE
 
 pytestmark = [pytest.mark.real, pytest.mark.long, pytest.mark.timeout(300)]
 

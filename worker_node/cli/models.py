@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from worker_node.models.catalog import CatalogEntry
-    from worker_node.models.manifest import InstalledModel
+    from worker_node.models.directory import InstalledModel
 
 
 def add_list(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -14,7 +14,7 @@ import httpx2
 import orjson
 
 from worker_node.core.errors import ConfigurationError, NodeError
-from worker_node.models.progress import Progress
+from worker_node.core.types import Progress
 
 T = TypeVar("T")
 

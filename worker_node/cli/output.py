@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Column
 
-    from worker_node.models.progress import Progress
+    from worker_node.core.types import Progress
 
 _BAR_WIDTH = 16
 # On narrower terminals name, and stage or amount, are all that is legible on a line.

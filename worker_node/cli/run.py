@@ -84,7 +84,7 @@ def _own_node() -> Iterator[NodeClient]:
     Raises ConfigurationError, with the end of its log, when it does not start.
     """
     from worker_node.cli.node_client import NodeClient
-    from worker_node.models.tether import tethered
+    from worker_node.core.operating_system import tethered
 
     environment = {name: value for name, value in os.environ.items() if name not in _OF_A_SERVICE}
     with tempfile.TemporaryFile() as log:

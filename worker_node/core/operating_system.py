@@ -20,7 +20,7 @@ from worker_node.core.environment import native_environment
 if TYPE_CHECKING:
     import asyncio
     import subprocess
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 
 _PR_SET_PDEATHSIG = 1
@@ -61,6 +61,15 @@ def start_module(module: str, *arguments: object) -> tuple[subprocess.Popen[byte
             ours.close()
             raise
     return process, ours
+
+
+def tethered(command: Sequence[str]) -> list[str]:
+    """The command line that runs `command`, which knows nothing of it, and ends it when the calling process ends.
+
+    A parent that is killed cleans nothing up; the kernel's parent death signal survives exec. The tie is to the calling
+    *thread*: it must outlive the command, as one that waits for it does.
+    """
+    return [sys.executable, "-m", __name__, str(os.getpid()), *command]
 
 
 def stop_process(process: Stoppable) -> None:
@@ -141,3 +150,8 @@ def lower_priority(nice: int) -> None:
     for task in Path("/proc/self/task").iterdir():
         thread = int(task.name)
         os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + nice)
+
+
+if __name__ == "__main__":
+    end_with_parent(int(sys.argv[1]))
+    os.execvp(sys.argv[2], sys.argv[2:])  # noqa: S606

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 
 class Device(StrEnum):
@@ -369,3 +369,23 @@ __all__ = [
     "ToolUse",
     "Usage",
 ]
+
+
+class Progress(Protocol):
+    """Listens to one piece of work; each call comes from the thread that does the work."""
+
+    def stage(self, name: str, total: int | None = None) -> None:
+        """A new stage begins; `total` is its size in bytes where that is known."""
+
+    def update(self, done: int) -> None:
+        """`done` bytes of the current stage are done."""
+
+
+class Silent:
+    """Progress without a listener."""
+
+    def stage(self, name: str, total: int | None = None) -> None:
+        """Ignore it."""
+
+    def update(self, done: int) -> None:
+        """Ignore it."""

@@ -35,7 +35,7 @@ from worker_node.manager.manager import ModelManager
 from worker_node.manager.placement import Placement
 from worker_node.manager.replacement import WhileInUse
 from worker_node.manager.served import ModelState, ServedModel
-from worker_node.models.manifest import InstalledModel
+from worker_node.models.directory import InstalledModel
 from worker_node.registry import Task, task_of, tasks
 
 # Pulls that have ended of which the state is kept.

@@ -27,7 +27,7 @@ from worker_node.http.replies import json_response
 from worker_node.http.request_state import NODE, STATE
 from worker_node.http.sse import LineStream
 from worker_node.manager.served import ServedModel
-from worker_node.models.manifest import InstalledModel
+from worker_node.models.directory import InstalledModel
 
 # The version of Ollama's API that this dialect follows. Tools compare it to know what they may ask for.
 OLLAMA_API_VERSION = "0.12.6"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from worker_node.core.errors import BadRequest, ConfigurationError, ModelError, ModelInUse, ModelNotFound, NodeError
+from worker_node.core.types import Progress
 from worker_node.devices.memory import resident_memory
 from worker_node.engines.protocol import EngineState
 from worker_node.manager.on_demand import Build, OnDemand
@@ -20,9 +21,8 @@ from worker_node.manager.pulls import Pulls
 from worker_node.manager.reconciler import KeepAlives, Reconciler
 from worker_node.manager.replacement import Turnover, WhileInUse
 from worker_node.manager.served import FailedModel, Names, ServedModel
-from worker_node.models.manifest import InstalledModel
+from worker_node.models.directory import InstalledModel
 from worker_node.models.prepare import Wish
-from worker_node.models.progress import Progress
 from worker_node.models.pull import pull, requested
 from worker_node.models.store import ModelStore
 from worker_node.registry import tasks

@@ -18,7 +18,7 @@ from worker_node.core.errors import DeadlineExceeded, EngineUnavailable, ModelNo
 from worker_node.manager.replacement import Turnover
 from worker_node.manager.served import FailedModel, Names, ServedModel
 from worker_node.models.catalog import normalise_name
-from worker_node.models.manifest import InstalledModel
+from worker_node.models.directory import InstalledModel
 from worker_node.models.store import ModelStore
 
 A = TypeVar("A")

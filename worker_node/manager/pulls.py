@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from worker_node.core.errors import DownloadFailed, NodeError, Overloaded
-from worker_node.models.progress import Progress
+from worker_node.core.types import Progress
 
 log = logging.getLogger(__name__)
 

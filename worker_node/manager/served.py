@@ -16,7 +16,7 @@ from worker_node.core.types import RequestContext
 from worker_node.engines.protocol import EngineState
 from worker_node.manager.placement import Placement
 from worker_node.models.catalog import Catalog, normalise_name
-from worker_node.models.manifest import InstalledModel
+from worker_node.models.directory import InstalledModel
 
 
 @dataclass(slots=True)

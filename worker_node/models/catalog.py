@@ -12,7 +12,7 @@ from typing import Self
 import msgspec
 
 from worker_node.core.errors import ConfigurationError, ModelNotFound
-from worker_node.models.canary import GenerationCanary
+from worker_node.models.directory import GenerationCanary
 
 
 class Quantization(StrEnum):

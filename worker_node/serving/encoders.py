@@ -9,7 +9,7 @@ from typing import Any
 from worker_node.core.types import Device
 from worker_node.encoders.jobs import DynamicEncoderOptions, StaticEncoderOptions
 from worker_node.engines.options import EngineOptions
-from worker_node.models.manifest import InstalledModel
+from worker_node.models.directory import InstalledModel
 from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.scheduling.wait_estimate import Capacity
 from worker_node.serving.build import bucket_shapes

@@ -15,7 +15,7 @@ from worker_node.engines.options import EngineOptions, options_of
 from worker_node.engines.process import Canary
 from worker_node.manager.placement import Placement
 from worker_node.manager.served import ServedModel
-from worker_node.models.manifest import InstalledModel
+from worker_node.models.directory import InstalledModel
 from worker_node.registry import load, task_of
 from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.settings import ModelSettings, NodeSettings

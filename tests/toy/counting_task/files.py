@@ -6,8 +6,7 @@ from pathlib import Path
 
 from counting_task.task import KIND
 from worker_node.core.errors import ConversionFailed
-from worker_node.models.convert.job import Converted
-from worker_node.models.files import ModelFiles
+from worker_node.models.convert.job import Converted, ModelFiles
 
 
 class _Files(ModelFiles):

@@ -17,9 +17,16 @@ import msgspec
 
 from worker_node.core.errors import ConversionFailed, ModelError
 from worker_node.models.catalog import SourceFormat
-from worker_node.models.convert.job import ConversionGivenUp, ConversionJob, ConversionStage, Converted, Done, Message
-from worker_node.models.files import recognised
-from worker_node.models.manifest import MANIFEST_VERSION, Manifest, sizes, write_manifest
+from worker_node.models.convert.job import (
+    ConversionGivenUp,
+    ConversionJob,
+    ConversionStage,
+    Converted,
+    Done,
+    Message,
+    recognised,
+)
+from worker_node.models.directory import MANIFEST_VERSION, Manifest, sizes, write_manifest
 from worker_node.models.sources.disk import storage_problem
 
 _MAKERS = ("openvino", "openvino-genai", "gguf", "safetensors")
@@ -71,7 +78,7 @@ def _convert(job: ConversionJob, stage: Callable[[str], None]) -> Converted:
             raise ConversionFailed(f"{job.id}: no task of this node recognises the files any more; try again")
         return found[1].convert(job, stage)
     if job.format is SourceFormat.OPENVINO:
-        from worker_node.models.convert.openvino_files import adopt  # noqa: PLC0415
+        from worker_node.models.convert.embedding import adopt  # noqa: PLC0415
 
         return adopt(job, stage)
     from worker_node.models.convert.embedding import convert_encoder  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""From token vectors to one vector a text, inside the graph."""
+"""Encoders of the BERT family as one OpenVINO graph, from token ids to the finished vector."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import openvino as ov
 from numpy.typing import NDArray
 from openvino import Node, Output
 from openvino import opset13 as op
+from safetensors import SafetensorError, deserialize
 
 from worker_node.core.errors import ConversionFailed
 from worker_node.models.convert.job import ConversionJob
@@ -437,3 +438,28 @@ def matryoshka_of(directory: Path, job: ConversionJob, dimensions: int) -> tuple
     path = directory / "config.json"
     declared = read_json(path, _Sizes).matryoshka_dimensions if path.is_file() else None
     return tuple(sorted({size for size in declared or job.matryoshka if 0 < size < dimensions}))
+
+
+_FLOATS = {"F32": np.float32, "F16": np.float16, "F64": np.float64}
+
+
+def read_tensors(path: Path) -> dict[str, NDArray[np.float32]]:
+    """All floating-point tensors of the file by name, as float32; integer ones (buffers) are left out.
+
+    Raises ConversionFailed when the file is damaged or holds a float type that is not known.
+    """
+    try:
+        tensors: list[tuple[str, dict[str, Any]]] = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]
+    except (OSError, SafetensorError) as error:
+        raise ConversionFailed(f"{path}: not a readable safetensors file ({error})") from error
+    result: dict[str, NDArray[np.float32]] = {}
+    for name, tensor in tensors:
+        dtype, shape, data = tensor["dtype"], tensor["shape"], tensor["data"]
+        if dtype == "BF16":
+            widened = np.frombuffer(data, dtype=np.uint16).astype(np.uint32) << 16
+            result[name] = widened.view(np.float32).reshape(shape)
+        elif dtype in _FLOATS:
+            result[name] = np.frombuffer(data, dtype=_FLOATS[dtype]).astype(np.float32).reshape(shape)
+        elif dtype.startswith("F"):
+            raise ConversionFailed(f"{path}: tensor {name} has type {dtype}, which is not known")
+    return result

@@ -22,10 +22,8 @@ from openvino import opset13 as op
 
 from worker_node.core.errors import ConversionFailed
 from worker_node.core.types import ModelKind
-from worker_node.models.canary import GenerationCanary
 from worker_node.models.catalog import Quantization
-from worker_node.models.convert.compression import compress
-from worker_node.models.convert.fidelity import PROBE_TEXTS, compare, exact_logits, teacher_forced_logits
+from worker_node.models.convert.compression import PROBE_TEXTS, compare, compress, exact_logits, teacher_forced_logits
 from worker_node.models.convert.gguf import (
     GgufFile,
     import_graph,
@@ -35,8 +33,7 @@ from worker_node.models.convert.gguf import (
     repeat_by_constant,
 )
 from worker_node.models.convert.job import ConversionJob, Converted
-from worker_node.models.directory import family_of
-from worker_node.models.manifest import MODEL_FILE
+from worker_node.models.directory import MODEL_FILE, GenerationCanary, family_of
 
 # Relative distance (norm of the difference by norm of the tensor) up to which a constant may be taken for a
 # tensor: GenAI's rounding changes Q4_1 matrices by 0.09, a wrong matrix of the same shape is 1.4 away.

@@ -1,15 +1,21 @@
-"""What the parent asks of the process that converts, and what it hears back."""
+"""What a conversion is asked for and reports, and what a task contributes that brings models of its own.
+
+Conversions and pulls work in processes of their own and report in lines of JSON (`report`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
 
 import msgspec
 
-from worker_node.models.canary import GenerationCanary
 from worker_node.models.catalog import Quantization, SourceFormat
-from worker_node.models.manifest import Fidelity, VectorFidelity
+from worker_node.models.directory import Fidelity, GenerationCanary, InstalledModel, VectorFidelity
+from worker_node.registry import load, tasks
 
 
 class ConversionJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,3 +86,72 @@ class Converted:
     prompts: Mapping[str, str] = field(default_factory=dict)
     matryoshka: tuple[int, ...] = ()
     vector_fidelity: VectorFidelity | None = None
+
+
+class ModelFiles(ABC):
+    """The published forms of one task's models. Its objects have no state."""
+
+    @abstractmethod
+    def recognises(self, source: Path) -> bool:
+        """Whether a file or directory is such a model. Reads small files only, and raises nothing."""
+
+    @abstractmethod
+    def weights(self, source: Path) -> list[Path]:
+        """The files whose hashes and sizes stand for the model."""
+
+    def of_repository(
+        self, _repository: str, _architectures: Collection[str], _names: Collection[str]
+    ) -> Collection[str] | None:
+        """The files to fetch of a repository of that name, architectures and files at its top, small ones aside.
+
+        None for a repository that holds no such model. Raises SourceRejected for one that holds one and lacks files.
+        """
+        return None
+
+    def check(self, _directory: Path) -> None:  # noqa: B027
+        """Raise ConversionFailed for what the small files of a directory show that cannot be converted."""
+
+    @abstractmethod
+    def convert(self, job: ConversionJob, stage: Callable[[str], None]) -> Converted:
+        """Make the model's directory `job.target` of `job.source`, a directory. Runs in a process of its own.
+
+        Raises ConversionFailed, naming the file and the option, for what cannot be converted.
+        """
+
+    def open(self, _directory: Path, _name: str) -> InstalledModel | None:
+        """The model of a directory that can be served as it is; None where it must be converted first.
+
+        Raises ConfigurationError, naming the file, when it is damaged.
+        """
+        return None
+
+
+def files_of_task(repository: str, architectures: Collection[str], names: Collection[str]) -> frozenset[str] | None:
+    """What to fetch of a repository that a task recognises; None for what the node itself must know.
+
+    Raises SourceRejected as `ModelFiles.of_repository`.
+    """
+    for _, files in _all():
+        if (wanted := files.of_repository(repository, architectures, names)) is not None:
+            return frozenset(wanted)
+    return None
+
+
+def special_file(source: Path) -> Path | None:
+    """What of a directory is neither a file nor a directory: a pipe would be waited for, a device read for ever."""
+    if not source.is_dir():
+        return None
+    return next(
+        (path for path in sorted(source.iterdir()) if path.exists() and not (path.is_file() or path.is_dir())), None
+    )
+
+
+def recognised(source: Path) -> tuple[str, ModelFiles] | None:
+    """The kind of model that a local source is, and who converts it; None for what the node itself must know."""
+    return next(((kind, files) for kind, files in _all() if files.recognises(source)), None)
+
+
+def _all() -> Iterator[tuple[str, ModelFiles]]:
+    for task in tasks().values():
+        if task.files is not None:
+            yield task.kind, cast("ModelFiles", load(task.files))

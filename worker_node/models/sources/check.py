@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 
 from worker_node.core.errors import DownloadFailed
+from worker_node.core.types import Silent
 from worker_node.devices.memory import available_memory
 from worker_node.models.catalog import CatalogEntry, HubSource, SourceFormat
-from worker_node.models.manifest import WEIGHTS_FILE, sizes
+from worker_node.models.directory import WEIGHTS_FILE, sizes
 from worker_node.models.prepare import Wish
-from worker_node.models.progress import Silent
-from worker_node.models.sources.arrival import choose_files, fetch_configs, find_local
 from worker_node.models.sources.disk import free_space, in_gigabytes
-from worker_node.models.sources.hub import list_repository
+from worker_node.models.sources.downloads import list_repository
+from worker_node.models.sources.fetch import choose_files, fetch_configs, find_local
 from worker_node.models.sources.reference import HubReference, LocalReference, UrlReference
 from worker_node.models.sources.selection import (
     HEADER_BYTES,

@@ -12,9 +12,8 @@ from typing import Any
 from worker_node.core.errors import ConversionFailed, SourceRejected
 from worker_node.devices.memory import available_memory
 from worker_node.models.catalog import SourceFormat
-from worker_node.models.directory import GENERATION_FILES
-from worker_node.models.files import files_of_task
-from worker_node.models.manifest import MODEL_FILE, WEIGHTS_FILE
+from worker_node.models.convert.job import files_of_task
+from worker_node.models.directory import GENERATION_FILES, MODEL_FILE, WEIGHTS_FILE
 from worker_node.models.sources.disk import in_gigabytes, require_space
 from worker_node.models.sources.reference import export_command
 

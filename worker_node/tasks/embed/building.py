@@ -14,8 +14,7 @@ from worker_node.core.errors import ConfigurationError
 from worker_node.engines.options import EngineOptions
 from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
 from worker_node.engines.protocol import JobEngine
-from worker_node.models.canary import EmbeddingCanary
-from worker_node.models.manifest import InstalledModel
+from worker_node.models.directory import EmbeddingCanary, InstalledModel
 from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.serving.encoders import EncoderTask, known_that_fit
 from worker_node.serving.task import ModelParts, Shapes, no_canary

@@ -20,9 +20,7 @@ from worker_node.engines.cpu_share import CpuRole
 from worker_node.engines.options import EngineOptions
 from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
 from worker_node.engines.protocol import TOKEN_DTYPE, JobEngine
-from worker_node.models.canary import GenerationCanary
-from worker_node.models.directory import read_directory, sampling_defaults
-from worker_node.models.manifest import InstalledModel
+from worker_node.models.directory import GenerationCanary, InstalledModel, read_directory, sampling_defaults
 from worker_node.models.store import ModelStore
 from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.scheduling.wait_estimate import Capacity

@@ -12,7 +12,7 @@ import numpy as np
 from worker_node.engines.cpu_share import CpuRole
 from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
 from worker_node.engines.protocol import JobEngine
-from worker_node.models.manifest import InstalledModel
+from worker_node.models.directory import InstalledModel
 from worker_node.serving.encoders import EncoderTask, known_that_fit
 from worker_node.serving.task import ModelParts, Shapes
 from worker_node.settings import ModelSettings

@@ -20,7 +20,6 @@ from openvino import opset13 as op
 from tokenizers import Tokenizer
 
 from worker_node.core.errors import ConfigurationError, ConversionFailed
-from worker_node.models.canary import CANARY_FILE
 from worker_node.models.catalog import Quantization
 from worker_node.models.convert.embedding import TOKENIZER_FILE, write_tokenizer
 from worker_node.models.convert.encoder import (
@@ -34,11 +33,11 @@ from worker_node.models.convert.encoder import (
     linear,
     name_port,
     pool,
+    read_tensors,
     text_input,
 )
 from worker_node.models.convert.job import ConversionJob, Converted
-from worker_node.models.convert.safetensors import read_tensors
-from worker_node.models.manifest import MODEL_FILE
+from worker_node.models.directory import CANARY_FILE, MODEL_FILE
 from worker_node.tasks.rerank.messages import LOGITS, TOKEN_TYPES
 from worker_node.tasks.rerank.prompt import RerankPrompt, write_prompt
 from worker_node.tasks.rerank.published import CrossEncoderConfig, architecture_of, read_cross_encoder_config

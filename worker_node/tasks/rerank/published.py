@@ -11,9 +11,8 @@ import msgspec
 
 from worker_node.core.errors import ConversionFailed, SourceRejected
 from worker_node.models.convert.encoder import BertConfig, read_bert_config, read_json, token_limit
-from worker_node.models.convert.job import ConversionJob, Converted
-from worker_node.models.files import ModelFiles
-from worker_node.models.manifest import MODEL_FILE, WEIGHTS_FILE
+from worker_node.models.convert.job import ConversionJob, Converted, ModelFiles
+from worker_node.models.directory import MODEL_FILE, WEIGHTS_FILE
 from worker_node.models.sources.reference import export_command
 
 

@@ -22,7 +22,7 @@ from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
 from worker_node.engines.protocol import JobEngine
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.served import ServedModel
-from worker_node.models.manifest import InstalledModel
+from worker_node.models.directory import InstalledModel
 from worker_node.models.store import ModelStore
 from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.scheduling.wait_estimate import Capacity

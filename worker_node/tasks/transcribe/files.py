@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from worker_node.core.errors import ConfigurationError, ConversionFailed
-from worker_node.models.convert.job import ConversionJob, Converted
-from worker_node.models.files import ModelFiles
-from worker_node.models.manifest import InstalledModel, sizes
+from worker_node.models.convert.job import ConversionJob, Converted, ModelFiles
+from worker_node.models.directory import InstalledModel, sizes
 from worker_node.tasks.transcribe.task import KIND
 
 ENCODER_FILE, DECODER_FILE = "openvino_encoder_model.xml", "openvino_decoder_model.xml"
@@ -53,7 +52,7 @@ class _Files(ModelFiles):
             shutil.copyfile(voice, Path(job.target) / VOICE_FILE)
             return Converted(kind=VOICE_KIND, family="silero", quantization="f32", context_limit=POSITIONS)
         # Imports OpenVINO and its tokenizers: only where something is converted.
-        from worker_node.models.convert.whisper.write import write_whisper  # noqa: PLC0415
+        from worker_node.models.convert.whisper import write_whisper  # noqa: PLC0415
 
         source = Path(job.source)
         if (source / ENCODER_FILE).is_file():

@@ -20,8 +20,7 @@ from worker_node.engines.cpu_share import CpuRole
 from worker_node.engines.options import EngineOptions
 from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
 from worker_node.engines.protocol import TOKEN_DTYPE, JobEngine
-from worker_node.models.directory import read_config, sampling_defaults
-from worker_node.models.manifest import InstalledModel
+from worker_node.models.directory import InstalledModel, read_config, sampling_defaults
 from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.scheduling.wait_estimate import Capacity
 from worker_node.serving.task import EnginePlan, Footprint, ModelParts, ServedTask, Shapes

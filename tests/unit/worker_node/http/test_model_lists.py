@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.application import application, built_models
-from worker_node.models.manifest import MANIFEST_FILE
+from worker_node.models.directory import MANIFEST_FILE
 from worker_node.settings import NodeSettings
 
 

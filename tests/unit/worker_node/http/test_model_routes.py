@@ -12,7 +12,7 @@ from tests.support.application import application, built_models, with_engine
 from tests.support.scripted_engines import Machine, ScriptedEngine
 from worker_node.core.errors import DownloadFailed
 from worker_node.manager.placement import Residency
-from worker_node.models.manifest import MANIFEST_FILE
+from worker_node.models.directory import MANIFEST_FILE
 from worker_node.models.store import ModelStore
 from worker_node.settings import NodeSettings
 

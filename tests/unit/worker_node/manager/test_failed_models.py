@@ -9,13 +9,12 @@ from types import SimpleNamespace
 import pytest
 
 from worker_node.core.errors import ConfigurationError, EngineUnavailable, ModelNotFound
-from worker_node.core.types import ModelKind
+from worker_node.core.types import ModelKind, Silent
 from worker_node.devices.npu import npu_source
 from worker_node.devices.probe import DeviceInfo, Probe
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.served import FailedModel
-from worker_node.models.manifest import MANIFEST_FILE, WEIGHTS_FILE
-from worker_node.models.progress import Silent
+from worker_node.models.directory import MANIFEST_FILE, WEIGHTS_FILE
 from worker_node.models.store import ModelStore
 from worker_node.serving.build import configured_models
 from worker_node.serving.machine import Machine

@@ -19,10 +19,10 @@ from worker_node.core.errors import (
     ModelNotFound,
     Overloaded,
 )
+from worker_node.core.types import Silent
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.pulls import Pulls
 from worker_node.manager.replacement import WhileInUse
-from worker_node.models.progress import Silent
 from worker_node.models.store import ModelStore
 
 DAMAGES = {

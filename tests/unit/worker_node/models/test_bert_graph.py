@@ -8,8 +8,7 @@ import openvino as ov
 import pytest
 
 from worker_node.core.errors import ConversionFailed
-from worker_node.models.convert.encoder import build_encoder, read_bert_config, read_sentence_config
-from worker_node.models.convert.safetensors import read_tensors
+from worker_node.models.convert.encoder import build_encoder, read_bert_config, read_sentence_config, read_tensors
 
 F32 = {"INFERENCE_PRECISION_HINT": "f32"}
 ACTIVATIONS = {

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from worker_node.core.errors import ConversionFailed
-from worker_node.models.canary import GenerationCanary
 from worker_node.models.convert import generation
+from worker_node.models.directory import GenerationCanary
 
 CANARY = GenerationCanary("What is the capital of France?", ("Paris",), 24)
 

@@ -8,8 +8,8 @@ import psutil
 import pytest
 
 from worker_node.core.errors import ConversionFailed
+from worker_node.core.types import Silent
 from worker_node.models import prepare as convert_module
-from worker_node.models.progress import Silent
 from worker_node.models.store import ModelStore
 
 pytestmark = pytest.mark.slow

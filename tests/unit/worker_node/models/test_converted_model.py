@@ -6,8 +6,7 @@ import pytest
 from worker_node.core.errors import ConversionFailed
 from worker_node.core.types import ModelKind
 from worker_node.models.catalog import Quantization
-from worker_node.models.directory import read_directory
-from worker_node.models.manifest import MANIFEST_FILE
+from worker_node.models.directory import MANIFEST_FILE, read_directory
 from worker_node.models.store import ModelStore
 
 pytestmark = pytest.mark.slow

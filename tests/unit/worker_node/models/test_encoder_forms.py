@@ -10,12 +10,11 @@ from worker_node.core.errors import BadRequest, ConversionFailed
 from worker_node.devices.npu import npu_source
 from worker_node.devices.probe import DeviceInfo, Probe
 from worker_node.engines.protocol import EngineState
-from worker_node.models.canary import EmbeddingCanary, read_embedding_canary, write_embedding_canary
 from worker_node.models.catalog import Catalog, Quantization
+from worker_node.models.convert.compression import PROBE_SENTENCES
 from worker_node.models.convert.encoder import matryoshka_of, prompts_of
-from worker_node.models.convert.fidelity import PROBE_SENTENCES
 from worker_node.models.convert.job import ConversionJob
-from worker_node.models.manifest import MANIFEST_FILE
+from worker_node.models.directory import MANIFEST_FILE, EmbeddingCanary, read_embedding_canary, write_embedding_canary
 from worker_node.models.store import ModelStore
 from worker_node.serving.build import build_model
 from worker_node.serving.machine import Machine

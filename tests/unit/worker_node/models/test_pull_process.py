@@ -11,9 +11,9 @@ import psutil
 import pytest
 import uvloop
 
+from worker_node.core.types import Silent
 from worker_node.models import pull as pull_process
 from worker_node.models.catalog import Catalog
-from worker_node.models.progress import Silent
 from worker_node.models.store import ModelStore
 
 # Processes with OpenVINO to import: the pull that is killed, and the one that it started to convert.

@@ -12,8 +12,8 @@ from tests.support.cut_model import cut
 from tests.support.tiny_decoder import TinyRanker, ranking_prompt
 from tests.support.tiny_encoder import wordpiece_tokenizer, write_json
 from worker_node.core.errors import ConfigurationError, ContextLengthExceeded, ConversionFailed
-from worker_node.models.files import recognised
-from worker_node.models.in_place import open_directory
+from worker_node.models.convert.job import recognised
+from worker_node.models.prepare import open_directory
 from worker_node.settings import ModelSettings
 from worker_node.tasks.rerank.conversion import classifier_of, convert_decoder, read_rerank_canary
 from worker_node.tasks.rerank.prompt import PromptedTokenizer, RerankPrompt, read_prompt

@@ -10,8 +10,8 @@ from tokenizers import Tokenizer
 
 from worker_node.core.errors import BadRequest, ConfigurationError, ConversionFailed, ModelNotFound, SourceRejected
 from worker_node.core.types import ModelKind
-from worker_node.models.canary import CANARY_TEXTS
 from worker_node.models.catalog import Quantization
+from worker_node.models.directory import CANARY_TEXTS
 from worker_node.models.store import ModelStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("in_process")]

@@ -19,7 +19,7 @@ from worker_node.core.errors import (
 )
 from worker_node.core.types import ModelKind
 from worker_node.models.catalog import Quantization
-from worker_node.models.in_place import open_directory
+from worker_node.models.prepare import open_directory
 from worker_node.models.pull import requested
 from worker_node.models.store import ModelStore
 

@@ -5,7 +5,7 @@ import subprocess
 
 import psutil
 
-from worker_node.models.tether import tethered
+from worker_node.core.operating_system import tethered
 
 SLEEPER = "import sys; print('up', flush=True); sys.stdin.read()"
 
@@ -18,7 +18,7 @@ def test_it_does_what_the_command_does(python):
 def test_it_dies_when_its_parent_is_killed(python):
     script = (
         "import subprocess, sys\n"
-        "from worker_node.models.tether import tethered\n"
+        "from worker_node.core.operating_system import tethered\n"
         f"child = subprocess.Popen(tethered([sys.executable, '-c', {SLEEPER!r}]), stdin=subprocess.PIPE, "
         "stdout=subprocess.PIPE)\n"
         "child.stdout.readline(); print(child.pid, flush=True); sys.stdin.read()\n"

@@ -13,7 +13,7 @@ from worker_node.core.types import Device, ModelKind
 from worker_node.devices import compile_cache
 from worker_node.devices.npu import NpuSource
 from worker_node.devices.probe import DeviceInfo, Probe
-from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel
+from worker_node.models.directory import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel
 from worker_node.serving import build
 from worker_node.serving.build import build_model
 from worker_node.serving.machine import Machine

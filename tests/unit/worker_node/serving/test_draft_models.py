@@ -8,7 +8,7 @@ import pytest
 from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import Device, ModelKind
 from worker_node.devices.npu import NpuSource
-from worker_node.models.manifest import Manifest, write_manifest
+from worker_node.models.directory import Manifest, write_manifest
 from worker_node.models.store import ModelStore
 from worker_node.serving.build import estimate_bytes, plan_engine
 from worker_node.settings import ModelSettings, NodeSettings

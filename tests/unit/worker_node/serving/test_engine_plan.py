@@ -15,7 +15,7 @@ from worker_node.core.types import Device, ModelKind
 from worker_node.devices.memory import MachineMemory
 from worker_node.devices.npu import NpuSource
 from worker_node.encoders.static import bucket_for
-from worker_node.models.manifest import InstalledModel
+from worker_node.models.directory import InstalledModel
 from worker_node.serving import build
 from worker_node.serving.build import buckets_up_to, plan_engine, refuse_foreign_options
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings

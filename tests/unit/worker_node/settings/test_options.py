@@ -15,7 +15,7 @@ from worker_node.core.types import Device, ModelKind
 from worker_node.devices.npu import NpuSource
 from worker_node.engines import options as declaration
 from worker_node.engines.options import EngineOptions, Option, declare, engine_for
-from worker_node.models.manifest import InstalledModel
+from worker_node.models.directory import InstalledModel
 from worker_node.serving.build import plan_engine, refuse_foreign_options
 from worker_node.settings import (
     InvalidSettings,

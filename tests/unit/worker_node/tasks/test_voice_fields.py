@@ -92,7 +92,7 @@ async def test_without_the_network_only_those_who_insist_are_refused(empty):
 @pytest.fixture
 def installed(tmp_path):
     """A store with a file in the network's place, which is not read here."""
-    from worker_node.models.manifest import MANIFEST_VERSION, Manifest, sizes, write_manifest
+    from worker_node.models.directory import MANIFEST_VERSION, Manifest, sizes, write_manifest
 
     directory = tmp_path / "silero-vad"
     directory.mkdir()

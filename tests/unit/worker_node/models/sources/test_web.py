@@ -5,10 +5,10 @@ import hashlib
 import pytest
 
 from worker_node.core.errors import BadRequest, DownloadFailed, HashMismatch
-from worker_node.models.progress import Silent
+from worker_node.core.types import Silent
 from worker_node.models.sources import disk
+from worker_node.models.sources.downloads import fetch_url
 from worker_node.models.sources.reference import UrlReference
-from worker_node.models.sources.web import fetch_url
 
 CONTENT = bytes(range(256)) * 4096
 SHA256 = hashlib.sha256(CONTENT).hexdigest()

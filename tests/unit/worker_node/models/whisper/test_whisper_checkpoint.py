@@ -11,8 +11,8 @@ import pytest
 
 from tests.support import tiny_whisper
 from worker_node.core.errors import ConversionFailed
-from worker_node.models.convert.whisper.checkpoints import read_checkpoint
-from worker_node.models.convert.whisper.network import Dimensions
+from worker_node.models.convert.whisper import read_checkpoint
+from worker_node.models.convert.whisper_network import Dimensions
 
 
 class _Global:

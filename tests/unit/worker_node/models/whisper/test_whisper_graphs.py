@@ -9,8 +9,8 @@ from safetensors.numpy import save_file
 
 from tests.support import tiny_whisper
 from worker_node.core.errors import ConversionFailed
-from worker_node.models.convert.whisper.checkpoints import read_repository
-from worker_node.models.convert.whisper.network import Dimensions, WhisperWeights, build_decoder, build_encoder
+from worker_node.models.convert.whisper import read_repository
+from worker_node.models.convert.whisper_network import Dimensions, WhisperWeights, build_decoder, build_encoder
 
 SIZES = Dimensions(**tiny_whisper.SIZES)
 EXACT = {"INFERENCE_PRECISION_HINT": "f32"}

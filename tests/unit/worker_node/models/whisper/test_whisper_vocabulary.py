@@ -6,9 +6,8 @@ import json
 import pytest
 
 from worker_node.core.errors import ConversionFailed
-from worker_node.models.convert.whisper.network import Dimensions
-from worker_node.models.convert.whisper.vocabulary import read_tiktoken, read_tokenizer_json
-from worker_node.models.convert.whisper.write import alignment_heads
+from worker_node.models.convert.whisper import alignment_heads, read_tiktoken, read_tokenizer_json
+from worker_node.models.convert.whisper_network import Dimensions
 
 # All bytes, a few merges; " -", "♪" and the like are what suppression looks up.
 MERGES = [

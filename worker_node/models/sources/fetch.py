@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from worker_node.core.errors import ConversionFailed, SourceRejected
+from worker_node.core.types import Progress, Silent
 from worker_node.models.catalog import SourceFormat
-from worker_node.models.files import ModelFiles, recognised, special_file
-from worker_node.models.manifest import MODEL_FILE, WEIGHTS_FILE, InstalledModel
-from worker_node.models.progress import Progress, Silent
+from worker_node.models.convert.job import ModelFiles, recognised, special_file
+from worker_node.models.directory import MODEL_FILE, WEIGHTS_FILE, InstalledModel
 from worker_node.models.sources.disk import require_space
-from worker_node.models.sources.hub import fetch_file, list_repository
-from worker_node.models.sources.packages import file_sha256
+from worker_node.models.sources.downloads import check_hash_given, fetch_file, fetch_url, file_sha256, list_repository
 from worker_node.models.sources.reference import HubReference, LocalReference, UrlReference
 from worker_node.models.sources.selection import (
     CONFIG_FILES,
@@ -28,7 +27,6 @@ from worker_node.models.sources.selection import (
     select,
     total_size,
 )
-from worker_node.models.sources.web import check_hash_given, fetch_url
 
 # The files that decide what a local model computes; their hashes go into its manifest.
 _DECISIVE = (SAFETENSORS_FILE, MODEL_FILE, WEIGHTS_FILE, "config.json", "tokenizer.json", "modules.json")
