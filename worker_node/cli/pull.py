@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from worker_node.cli.node_client import NodeClient
     from worker_node.models.catalog import Catalog
-    from worker_node.models.prepare import Wish
+    from worker_node.models.prepare import PullSpec
     from worker_node.models.sources.check import Report
 
 _EXAMPLES = """examples:
@@ -114,8 +114,8 @@ def _pull_to_store(args: argparse.Namespace, names: list[str], catalog: Catalog)
     from worker_node.models.store import ModelStore
 
     store = ModelStore(args.model_store, catalog)
-    wishes = [
-        store.wish(
+    specs = [
+        store.pull_spec(
             name,
             model_id=args.name,
             quantization=Quantization(args.quantization) if args.quantization else None,
@@ -124,22 +124,22 @@ def _pull_to_store(args: argparse.Namespace, names: list[str], catalog: Catalog)
         for name in names
     ]
     if args.check:
-        return _report(wishes, store.root, as_json=args.json)
-    for wish in {wish.model_id: wish for wish in wishes}.values():
-        with progress_display(wish.model_id) as progress:
-            model = store.pull(wish, progress)
+        return _report(specs, store.root, as_json=args.json)
+    for spec in {spec.model_id: spec for spec in specs}.values():
+        with progress_display(spec.model_id) as progress:
+            model = store.pull(spec, progress)
         print(f"{model.id}: ready, {model.size / 1e6:.0f} MB in {model.path}", flush=True)
     return 0
 
 
-def _report(wishes: Sequence[Wish], store: Path, *, as_json: bool) -> int:
+def _report(specs: Sequence[PullSpec], store: Path, *, as_json: bool) -> int:
     """Print what each pull needs; 1 if one would not fit on this machine."""
     from dataclasses import asdict
 
     from worker_node.cli.output import print_json
     from worker_node.models.sources.check import check
 
-    reports = [check(wish, store) for wish in wishes]
+    reports = [check(spec, store) for spec in specs]
     if as_json:
         print_json([asdict(found) for found in reports])
     else:

@@ -376,7 +376,7 @@ PULLS = web.AppKey("pulls", PullJobs)
 async def _pull(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, PullBody)
     manager = request.app[NODE].manager
-    await manager.wish(body.name, deadline_of(request))  # what is wrong with the name itself has a status of its own
+    await manager.pull_spec(body.name, deadline_of(request))  # a wrong name has a status of its own
     job = request.app[PULLS].start(manager, body.name)
     return await _reply(request, job, 202)
 

@@ -218,7 +218,7 @@ async def _show(request: web.Request) -> web.Response:
 async def _pull(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, OllamaPullBody)
     name, manager = body.wanted(), request.app[NODE].manager
-    await manager.wish(name, deadline_of(request))  # what is wrong with the name itself has a status of its own
+    await manager.pull_spec(name, deadline_of(request))  # a wrong name has a status of its own
     progress = _Progress()
     pulling = asyncio.create_task(manager.pull(name, progress))
     pulling.add_done_callback(lambda _: progress.end())

@@ -22,8 +22,8 @@ from worker_node.manager.reconciler import KeepAlives, Reconciler
 from worker_node.manager.replacement import Turnover, WhileInUse
 from worker_node.manager.served import FailedModel, Names, ServedModel
 from worker_node.models.directory import InstalledModel
-from worker_node.models.prepare import Wish
-from worker_node.models.pull import pull, requested
+from worker_node.models.prepare import PullSpec
+from worker_node.models.pull import checked_spec, pull
 from worker_node.models.store import ModelStore
 from worker_node.registry import tasks
 
@@ -197,25 +197,25 @@ class ModelManager:
         self._reconciler.poke()
 
     async def pull(self, name: str, progress: Progress) -> None:
-        """Install the model that `name` stands for. Raises as `wish`, and what the pull ends with."""
-        wish = await self.wish(name, math.inf)
-        if wish.model_id in {model.id for model in self.models}:
+        """Install the model that `name` stands for. Raises as `pull_spec`, and what the pull ends with."""
+        spec = await self.pull_spec(name, math.inf)
+        if spec.model_id in {model.id for model in self.models}:
             return
         try:
-            installed = await self.query_store(lambda store: store.is_installed(wish), math.inf)
+            installed = await self.query_store(lambda store: store.is_installed(spec), math.inf)
         except (OSError, ConfigurationError) as error:
             # What is there is damaged, or may no longer be looked into: no mistake of the settings, nor a bug.
-            raise ModelError(f"{wish.model_id} cannot be looked up in the store: {error}") from error
+            raise ModelError(f"{spec.model_id} cannot be looked up in the store: {error}") from error
         if not installed:
-            await self._pulls.run(wish.spelling, progress)
+            await self._pulls.run(spec.spelling, progress)
             self._on_demand.retry_soon()
-            for failed in [model for model in self.failed if model.answers_to(wish.model_id)]:
+            for failed in [model for model in self.failed if model.answers_to(spec.model_id)]:
                 with contextlib.suppress(NodeError):
                     await self.resolve(failed.name, math.inf)
 
-    async def wish(self, name: str, deadline: float) -> Wish:
-        """What a request to pull `name` asks for, which may name a file. Raises as `requested` and `query_store`."""
-        return await self.query_store(lambda store: requested(store, name), deadline)
+    async def pull_spec(self, name: str, deadline: float) -> PullSpec:
+        """What a request to pull `name` asks for. Raises as `checked_spec` and `query_store`."""
+        return await self.query_store(lambda store: checked_spec(store, name), deadline)
 
     async def delete(self, name: str, in_use: WhileInUse = WhileInUse.DRAIN, *, deadline: float = math.inf) -> None:
         """Stop serving a model and remove its files, damaged or not. Raises ModelNotFound, ModelInUse, BadRequest.

@@ -30,15 +30,7 @@ from worker_node.core.errors import ConfigurationError, ConversionFailed, ModelE
 from worker_node.core.operating_system import lock, tethered, try_lock
 from worker_node.core.types import ModelKind, Progress, Silent
 from worker_node.models.catalog import CatalogEntry, HubSource, Quantization, SourceFormat
-from worker_node.models.convert.job import (
-    ConversionGivenUp,
-    ConversionJob,
-    ConversionStage,
-    Done,
-    Message,
-    recognised,
-    special_file,
-)
+from worker_node.models.convert.job import ConversionJob, Ended, follow, recognised, special_file
 from worker_node.models.directory import (
     MANIFEST_FILE,
     MODEL_FILE,
@@ -60,20 +52,18 @@ log = logging.getLogger(__name__)
 _VERSION = 2
 _LOGITS = re.compile(rb'names="[^"]*\blogits\b')
 _SAFE = re.compile(r"[^a-z0-9._-]+")
-
 _LOG_TAIL = 800
-
 _MODULE = "worker_node.models.convert"
 
 _LOCKS = ".locks"
 _DOWNLOADS = ".downloads"
-# What nobody came back for within this time is removed.
+# Partial downloads that were not continued within this time are removed.
 _KEPT_S = 7 * 86400.0
 _PARTIAL = re.compile(r"^\.partial-(?P<id>.+)-\d+$")
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class PullSpec:
     """What to make: a model called `model_id`, which the user chose if `named`; None is what the source says.
 
     `insecure_no_hash` takes a URL's file unverified.
@@ -92,7 +82,7 @@ class Wish:
         return self.reference.id if isinstance(self.reference, CatalogEntry) else self.reference.spelling
 
 
-def prepare(wish: Wish, downloads: Path, work: Path, progress: Progress) -> Path:
+def prepare(spec: PullSpec, downloads: Path, work: Path, progress: Progress) -> Path:
     """Make a model's directory under `work`, and return it; raises a NodeError when a step fails.
 
     What is downloaded stays in `downloads`, so that the next try continues where this one ended.
@@ -100,38 +90,46 @@ def prepare(wish: Wish, downloads: Path, work: Path, progress: Progress) -> Path
     scratch, target = work / "scratch", work / "model"
     for room in (scratch, target, downloads):
         room.mkdir(parents=True, exist_ok=True)
-    arrived = _fetch(wish, downloads, work, progress)
-    entry = wish.reference if isinstance(wish.reference, CatalogEntry) else None
+    arrived = _fetch(spec, downloads, work, progress)
+    reference = spec.reference
     job = ConversionJob(
         source=str(arrived.directory),
         target=str(target),
         scratch=str(scratch),
-        id=wish.model_id,
+        id=spec.model_id,
         format=arrived.format,
-        licence=arrived.licence if entry is None else entry.licence,
+        licence=arrived.licence,
         origin=arrived.origin,
         source_sha256=arrived.hashes,
         movable=arrived.movable,
-        kind=wish.kind if entry is None else entry.kind,
-        family=None if entry is None else entry.family,
-        quantization=wish.quantization or (None if entry is None else entry.quantization),
-        context_limit=None if entry is None else entry.context_limit,
-        canary=None if entry is None else entry.canary,
-        max_prompt_len=None if entry is None else entry.max_prompt_len,
-        prompts={} if entry is None else entry.prompts,
-        matryoshka=() if entry is None else entry.matryoshka,
-        aliases=() if isinstance(wish.reference, CatalogEntry) else (wish.reference.alias,),
+        kind=spec.kind,
+        quantization=spec.quantization,
     )
+    if isinstance(reference, CatalogEntry):
+        job = msgspec.structs.replace(
+            job,
+            licence=reference.licence,
+            kind=reference.kind,
+            family=reference.family,
+            quantization=spec.quantization or reference.quantization,
+            context_limit=reference.context_limit,
+            canary=reference.canary,
+            max_prompt_len=reference.max_prompt_len,
+            prompts=reference.prompts,
+            matryoshka=reference.matryoshka,
+        )
+    else:
+        job = msgspec.structs.replace(job, aliases=(reference.alias,))
     convert(job, progress)
     return target
 
 
-def _fetch(wish: Wish, downloads: Path, work: Path, progress: Progress) -> Arrived:
-    reference = wish.reference
+def _fetch(spec: PullSpec, downloads: Path, work: Path, progress: Progress) -> Arrived:
+    reference = spec.reference
     if isinstance(reference, HubReference):
         return fetch_hub(reference, downloads, progress)
     if isinstance(reference, UrlReference):
-        return fetch_from_url(reference, downloads, progress, insecure_no_hash=wish.insecure_no_hash)
+        return fetch_from_url(reference, downloads, progress, insecure_no_hash=spec.insecure_no_hash)
     if not isinstance(reference, CatalogEntry):
         return find_local(reference, downloads, progress)
     source = reference.source
@@ -296,14 +294,14 @@ def _converted_in_place(
 
 
 def convert(job: ConversionJob, progress: Progress) -> None:
-    """Make the model directory that the job describes.
+    """Make the model directory that the job describes, in a process of its own.
 
-    Raises ConversionFailed when the files cannot be converted, the packages for it are missing, or the
-    process dies.
+    Raises ConversionFailed when the files cannot be converted, packages for it are missing, or the process dies.
     """
-    log = Path(job.scratch) / "conversion.log"
+    log_file = Path(job.scratch) / "conversion.log"
+    ended: Ended | None = None
     with (
-        log.open("wb") as errors,
+        log_file.open("wb") as errors,
         subprocess.Popen(  # noqa: S603 (our own program)
             tethered([sys.executable, "-m", _MODULE]),
             stdin=subprocess.PIPE,
@@ -312,48 +310,24 @@ def convert(job: ConversionJob, progress: Progress) -> None:
             env={**native_environment(), "TMPDIR": job.scratch},
         ) as process,
     ):
+        assert process.stdin is not None  # noqa: S101
+        assert process.stdout is not None  # noqa: S101
         try:
-            last = _follow(process, job, progress)
+            with contextlib.suppress(BrokenPipeError):  # it died before it read its job
+                process.stdin.write(msgspec.json.encode(job))
+                process.stdin.close()
+            for line in process.stdout:
+                ended = follow(line, progress) or ended
         except BaseException:
             process.kill()
             raise
-    match last:
-        case ConversionGivenUp(message):
-            raise ConversionFailed(message)
-        case Done() if process.returncode == 0:
-            return
-    tail = log.read_text(errors="replace")[-_LOG_TAIL:].strip()
-    raise ConversionFailed(
-        f"{job.id}: the conversion process {_ending(process.returncode)}: {tail or 'it said nothing'}"
-    )
-
-
-def _follow(process: subprocess.Popen[bytes], job: ConversionJob, progress: Progress) -> Message | None:
-    stdin, stdout = _pipe(process.stdin), _pipe(process.stdout)
-    try:
-        stdin.write(msgspec.json.encode(job))
-        stdin.close()
-    except BrokenPipeError:
-        pass  # it died before it read its job; how is told below
-    last: Message | None = None
-    decoder = msgspec.json.Decoder(Message)
-    for line in stdout:
-        last = decoder.decode(line)
-        if isinstance(last, ConversionStage):
-            progress.stage(last.name)
-    return last
-
-
-def _pipe(stream: IO[bytes] | None) -> IO[bytes]:
-    if stream is None:
-        raise AssertionError("the process was started with pipes")
-    return stream
-
-
-def _ending(status: int) -> str:
-    if status < 0:
-        return f"was killed by {signal.Signals(-status).name}"
-    return f"ended with status {status}"
+    if ended is not None and ended.problem is not None:
+        raise ConversionFailed(ended.problem)
+    if ended is None or process.returncode != 0:
+        status = process.returncode
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        tail = log_file.read_text(errors="replace")[-_LOG_TAIL:].strip()
+        raise ConversionFailed(f"{job.id}: the conversion process {how}: {tail or 'its log is empty'}")
 
 
 @contextmanager

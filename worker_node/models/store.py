@@ -23,7 +23,7 @@ from worker_node.models.directory import (
     read_facts,
 )
 from worker_node.models.prepare import (
-    Wish,
+    PullSpec,
     discard,
     downloads,
     exclusive,
@@ -133,7 +133,7 @@ class ModelStore:
         here = ", ".join(sorted({path.name for path in self.directories()}.union(served))) or "none"
         raise ModelNotFound(f"model {name[:200]!r} is not known; models here: {here}", param="model")
 
-    def wish(
+    def pull_spec(
         self,
         name: str,
         *,
@@ -141,7 +141,7 @@ class ModelStore:
         kind: str | None = None,
         quantization: Quantization | None = None,
         insecure_no_hash: bool = False,
-    ) -> Wish:
+    ) -> PullSpec:
         """What a pull of `name` would make; `model_id` None is the source's own name. Makes no network calls.
 
         With a `quantization` other than the catalog's the model is installed beside the usual one, as `<id>-<form>`.
@@ -181,21 +181,21 @@ class ModelStore:
                 f"the name {chosen} belongs to a model of the catalog; choose another with npu-node pull --name",
                 param="name",
             )
-        return Wish(reference, chosen, kind, quantization, insecure_no_hash, named=model_id is not None)
+        return PullSpec(reference, chosen, kind, quantization, insecure_no_hash, named=model_id is not None)
 
-    def is_installed(self, wish: Wish) -> bool:
+    def is_installed(self, spec: PullSpec) -> bool:
         """Whether a pull would find the model there. Raises ConversionFailed when its name is another model's."""
-        return self._installed(wish) is not None
+        return self._installed(spec) is not None
 
-    def pull(self, wish: Wish | str, progress: Progress | None = None) -> InstalledModel:
+    def pull(self, spec: PullSpec | str, progress: Progress | None = None) -> InstalledModel:
         """Download, verify and convert a model; does nothing when it is installed.
 
         Raises ModelNotFound, BadRequest or SourceRejected (the source), ModelError when a step fails; the store is then
         as it was, and what was downloaded is kept for the next try.
         """
-        if isinstance(wish, str):
-            wish = self.wish(wish)
-        return self._installed(wish) or self._install(wish, progress or Silent(), self._installed)
+        if isinstance(spec, str):
+            spec = self.pull_spec(spec)
+        return self._installed(spec) or self._install(spec, progress or Silent(), self._installed)
 
     def convert(
         self,
@@ -211,8 +211,8 @@ class ModelStore:
         `source` is a GGUF file, or a directory of safetensors or OpenVINO files; it is left as it is.
         Raises ConversionFailed when it is neither, the name is taken or belongs to the catalog, or a step fails.
         """
-        wish = self.wish(str(source.resolve()), model_id=name, kind=kind, quantization=quantization)
-        return self._install(wish, progress or Silent(), self._require_free)
+        spec = self.pull_spec(str(source.resolve()), model_id=name, kind=kind, quantization=quantization)
+        return self._install(spec, progress or Silent(), self._require_free)
 
     def remove(self, name: str) -> None:
         """Remove an installed model; raises ModelNotFound when there is none of that name."""
@@ -241,69 +241,69 @@ class ModelStore:
         return min(same, key=lambda path: (reference is None or path.name != reference.model_id, path.name))
 
     def _install(
-        self, wish: Wish, progress: Progress, existing: Callable[[Wish], InstalledModel | None]
+        self, spec: PullSpec, progress: Progress, existing: Callable[[PullSpec], InstalledModel | None]
     ) -> InstalledModel:
         """Make the model, alone of all processes, unless there is an `existing` one by then."""
         try:
-            return self._install_alone(wish, progress, existing)
+            return self._install_alone(spec, progress, existing)
         except OSError as error:
             problem = storage_problem(error)
             if problem is None:
                 raise
-            raise DownloadFailed(f"{wish.model_id}: {problem}") from error
+            raise DownloadFailed(f"{spec.model_id}: {problem}") from error
 
     def _install_alone(
-        self, wish: Wish, progress: Progress, existing: Callable[[Wish], InstalledModel | None]
+        self, spec: PullSpec, progress: Progress, existing: Callable[[PullSpec], InstalledModel | None]
     ) -> InstalledModel:
-        model_id = wish.model_id
+        model_id = spec.model_id
         self.root.mkdir(parents=True, exist_ok=True)
         self.sweep()
         with exclusive(self.root, model_id, on_wait=lambda: progress.stage("waiting for another process")):
-            if (installed := existing(wish)) is not None:
+            if (installed := existing(spec)) is not None:
                 return installed
             target = self.root / model_id
             work = partial(self.root, model_id)
             fetched = downloads(self.root, model_id)
             try:
-                publish(prepare(wish, fetched, work, progress), target)
+                publish(prepare(spec, fetched, work, progress), target)
                 shutil.rmtree(fetched, ignore_errors=True)
             finally:
                 shutil.rmtree(work, ignore_errors=True)
                 remove_empty(fetched)
         return read_directory(target)
 
-    def _installed(self, wish: Wish) -> InstalledModel | None:
+    def _installed(self, spec: PullSpec) -> InstalledModel | None:
         """The model that was made of this source before; raises as `_require_free` when its name is another's."""
-        target = self.root / wish.model_id
-        if isinstance(wish.reference, CatalogEntry):
+        target = self.root / spec.model_id
+        if isinstance(spec.reference, CatalogEntry):
             if has_manifest(target):
                 return read_directory(target)
-        elif (made := self._made_of(wish)) is not None:
+        elif (made := self._made_of(spec)) is not None:
             return made
-        self._require_free(wish)
+        self._require_free(spec)
         return None
 
-    def _made_of(self, wish: Wish) -> InstalledModel | None:
-        """The model of the wish's source that is in the form and under the name that is wished.
+    def _made_of(self, spec: PullSpec) -> InstalledModel | None:
+        """The model of the spec's source that is in the form and under the name that is wished.
 
         Raises ConversionFailed where the source's files are not those that it was made of.
         """
-        alias = wish.reference.alias if not isinstance(wish.reference, CatalogEntry) else ""
+        alias = spec.reference.alias if not isinstance(spec.reference, CatalogEntry) else ""
         same = [path for path in self.directories() if alias in read_facts(path).aliases]
-        for directory in sorted(same, key=lambda path: path.name != wish.model_id):
+        for directory in sorted(same, key=lambda path: path.name != spec.model_id):
             model = read_directory(directory)
-            if (wish.named and model.id != wish.model_id) or wish.quantization not in {None, model.quantization}:
+            if (spec.named and model.id != spec.model_id) or spec.quantization not in {None, model.quantization}:
                 continue
-            if isinstance(wish.reference, LocalReference) and has_changed(wish.reference, model):
+            if isinstance(spec.reference, LocalReference) and has_changed(spec.reference, model):
                 raise ConversionFailed(
-                    f"{wish.reference.path} has changed since {model.id} was made of it; pull it under another name "
+                    f"{spec.reference.path} has changed since {model.id} was made of it; pull it under another name "
                     f"with --name, or remove that one first: npu-node rm {model.id}"
                 )
             return model
         return None
 
-    def _require_free(self, wish: Wish) -> None:
-        target = self.root / wish.model_id
+    def _require_free(self, spec: PullSpec) -> None:
+        target = self.root / spec.model_id
         if not target.exists():
             return
         if has_manifest(target):

@@ -52,7 +52,7 @@ O = TypeVar("O", bound=Options)  # noqa: E741
 @declare
 @dataclass(frozen=True, kw_only=True)
 class VectorOptions(Options):
-    """How token vectors become the vector of a text, for a directory that is served in place (`models.in_place`)."""
+    """How token vectors become the vector of a text, for a directory (`path`) that does not say it."""
 
     title: ClassVar[str] = "Embedding: a directory (`path`) whose files do not specify it"
     task: ClassVar[str] = ModelKind.EMBEDDING

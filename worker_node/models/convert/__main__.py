@@ -15,47 +15,21 @@ from pathlib import Path
 
 import msgspec
 
-from worker_node.core.errors import ConversionFailed, ModelError
+from worker_node.core.errors import ConversionFailed
 from worker_node.models.catalog import SourceFormat
-from worker_node.models.convert.job import (
-    ConversionGivenUp,
-    ConversionJob,
-    ConversionStage,
-    Converted,
-    Done,
-    Message,
-    recognised,
-)
+from worker_node.models.convert.job import ConversionJob, Converted, recognised, report
 from worker_node.models.directory import MANIFEST_VERSION, Manifest, sizes, write_manifest
-from worker_node.models.sources.disk import storage_problem
 
 _MAKERS = ("openvino", "openvino-genai", "gguf", "safetensors")
 
 
 def main() -> int:
     """Do the job; 0 when the target is complete."""
-    # Native code prints to stdout as it likes: the messages get a descriptor of their own and stdout joins
-    # stderr.
-    channel = os.fdopen(os.dup(1), "wb", buffering=0)
+    # Native code prints to stdout as it likes: the report gets a descriptor of its own and stdout joins stderr.
+    channel = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-
-    def send(message: Message) -> None:
-        channel.write(msgspec.json.encode(message) + b"\n")
-
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=ConversionJob)
-    try:
-        perform(job, lambda name: send(ConversionStage(name)))
-    except ModelError as error:
-        send(ConversionGivenUp(error.message))
-        return 1
-    except OSError as error:
-        problem = storage_problem(error)
-        if problem is None:
-            raise
-        send(ConversionGivenUp(f"{job.id}: {problem}"))
-        return 1
-    send(Done())
-    return 0
+    return report(lambda progress: perform(job, progress.stage), channel)
 
 
 def perform(job: ConversionJob, stage: Callable[[str], None]) -> None:

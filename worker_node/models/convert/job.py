@@ -9,12 +9,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import BinaryIO, cast
 
 import msgspec
 
+from worker_node.core.errors import NodeError
+from worker_node.core.types import Progress
 from worker_node.models.catalog import Quantization, SourceFormat
 from worker_node.models.directory import Fidelity, GenerationCanary, InstalledModel, VectorFidelity
+from worker_node.models.sources.disk import storage_problem
 from worker_node.registry import load, tasks
 
 
@@ -49,31 +52,77 @@ class ConversionJob(msgspec.Struct, frozen=True, kw_only=True):
     matryoshka: tuple[int, ...] = ()
 
 
-class ConversionStage(msgspec.Struct, frozen=True, tag=True):
-    """A stage of the conversion began."""
+class Stage(msgspec.Struct, frozen=True, tag="stage"):
+    """A new stage begins; see `Progress.stage`."""
 
     name: str
+    total: int | None = None
 
 
-class ConversionGivenUp(msgspec.Struct, frozen=True, tag=True):
-    """The conversion was given up; `message` says why in words for the user."""
+class Update(msgspec.Struct, frozen=True, tag="update"):
+    """See `Progress.update`."""
 
-    message: str
-
-
-class Done(msgspec.Struct, frozen=True, tag=True):
-    """The target directory is complete, its manifest included."""
+    done: int
 
 
-Message = ConversionStage | ConversionGivenUp | Done
+class Ended(msgspec.Struct, frozen=True, tag="ended"):
+    """The work is over; `problem` is why it failed and `kind` the name of its error, None if it did not."""
+
+    problem: str | None = None
+    kind: str | None = None
 
 
-# What a conversion found out about the model that it made.
+Message = Stage | Update | Ended
+_DECODER: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
+
+
+def follow(line: bytes, progress: Progress) -> Ended | None:
+    """Pass one line that `report` wrote on to a listener; returns the last one."""
+    match _DECODER.decode(line):
+        case Stage(name, total):
+            progress.stage(name, total)
+        case Update(done):
+            progress.update(done)
+        case Ended() as ended:
+            return ended
+    return None
+
+
+def report(work: Callable[[Progress], object], stream: BinaryIO) -> int:
+    """Do the work, write a line for each step and one for its end; returns the exit status."""
+    lines = _Lines(stream)
+    try:
+        work(lines)
+    except NodeError as error:
+        lines.write(Ended(error.message, type(error).__name__))
+    except OSError as error:
+        lines.write(Ended(storage_problem(error) or str(error)))
+    else:
+        lines.write(Ended())
+        return 0
+    return 1
+
+
+class _Lines:
+    """Progress as lines of JSON."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+
+    def stage(self, name: str, total: int | None = None) -> None:
+        self.write(Stage(name, total))
+
+    def update(self, done: int) -> None:
+        self.write(Update(done))
+
+    def write(self, message: Message) -> None:
+        self._stream.write(msgspec.json.encode(message) + b"\n")
+        self._stream.flush()
 
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """The part of the manifest that only the files themselves can tell."""
+    """What a conversion found out about the model that it made: the part of the manifest that only the files tell."""
 
     kind: str
     family: str
@@ -138,7 +187,7 @@ def files_of_task(repository: str, architectures: Collection[str], names: Collec
 
 
 def special_file(source: Path) -> Path | None:
-    """What of a directory is neither a file nor a directory: a pipe would be waited for, a device read for ever."""
+    """What of a directory is neither a file nor a directory: a pipe would be waited for, a device read without end."""
     if not source.is_dir():
         return None
     return next(

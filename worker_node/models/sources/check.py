@@ -15,7 +15,7 @@ from worker_node.core.types import Silent
 from worker_node.devices.memory import available_memory
 from worker_node.models.catalog import CatalogEntry, HubSource, SourceFormat
 from worker_node.models.directory import WEIGHTS_FILE, sizes
-from worker_node.models.prepare import Wish
+from worker_node.models.prepare import PullSpec
 from worker_node.models.sources.disk import free_space, in_gigabytes
 from worker_node.models.sources.downloads import list_repository
 from worker_node.models.sources.fetch import choose_files, fetch_configs, find_local
@@ -71,23 +71,23 @@ class Report:
     problems: tuple[str, ...] = field(default=())
 
 
-def check(wish: Wish, store: Path) -> Report:
+def check(spec: PullSpec, store: Path) -> Report:
     """Find out what the pull would need. Raises what the pull would raise before its first large file."""
-    reference = wish.reference
+    reference = spec.reference
     with tempfile.TemporaryDirectory() as room:
         if isinstance(reference, HubReference):
-            return _check_hub(wish, reference, (), store, Path(room))
+            return _check_hub(spec, reference, (), store, Path(room))
         if isinstance(reference, UrlReference):
-            return _check_url(wish, reference, store)
+            return _check_url(spec, reference, store)
         if isinstance(reference, LocalReference):
-            return _check_local(wish, reference, store, Path(room))
+            return _check_local(spec, reference, store, Path(room))
         if isinstance(reference.source, HubSource):
             source = reference.source
             hub = HubReference(source.repo, source.revision, source.tag)
-            return _check_hub(wish, hub, source.files, store, Path(room))
+            return _check_hub(spec, hub, source.files, store, Path(room))
     source_size = reference.source.size
     return _report(
-        wish,
+        spec,
         str(reference.source),
         reference.format,
         {str(reference.source): source_size},
@@ -98,7 +98,7 @@ def check(wish: Wish, store: Path) -> Report:
     )
 
 
-def _check_hub(wish: Wish, reference: HubReference, patterns: tuple[str, ...], store: Path, room: Path) -> Report:
+def _check_hub(spec: PullSpec, reference: HubReference, patterns: tuple[str, ...], store: Path, room: Path) -> Report:
     listing = list_repository(reference)
     selection = choose_files(reference, listing, patterns)
     fetch_configs(reference, listing, selection, room)
@@ -112,7 +112,7 @@ def _check_hub(wish: Wish, reference: HubReference, patterns: tuple[str, ...], s
         selection.format is SourceFormat.GGUF or "openvino_detokenizer.xml" in files
     )
     return _report(
-        wish,
+        spec,
         f"hub {reference.repo}@{listing.revision}",
         selection.format,
         files,
@@ -125,7 +125,7 @@ def _check_hub(wish: Wish, reference: HubReference, patterns: tuple[str, ...], s
     )
 
 
-def _check_url(wish: Wish, reference: UrlReference, store: Path) -> Report:
+def _check_url(spec: PullSpec, reference: UrlReference, store: Path) -> Report:
     import httpx2  # noqa: PLC0415  (as in `web`)
 
     try:
@@ -144,22 +144,22 @@ def _check_url(wish: Wish, reference: UrlReference, store: Path) -> Report:
             size = int(total if total.isdigit() else response.headers.get("content-length", len(head)))
     except httpx2.HTTPError as error:
         raise DownloadFailed(f"{reference.url}: {type(error).__name__}: {error}") from error
-    return _gguf_report(wish, reference.file_name, str(reference), head, size, store)
+    return _gguf_report(spec, reference.file_name, str(reference), head, size, store)
 
 
-def _check_local(wish: Wish, reference: LocalReference, store: Path, room: Path) -> Report:
+def _check_local(spec: PullSpec, reference: LocalReference, store: Path, room: Path) -> Report:
     path = reference.path
     if path.is_file():
         with path.open("rb") as stream:
             head = stream.read(HEADER_BYTES)
-        return _gguf_report(wish, path.name, str(reference), head, path.stat().st_size, store)
+        return _gguf_report(spec, path.name, str(reference), head, path.stat().st_size, store)
     arrived = find_local(reference, room, Silent(), hashing=False)
     files = sizes(path)
     config = _json(path / "config.json")
     weights = _json(path / "openvino_config.json").get("quantization_config") or {}
     generates = "openvino_detokenizer.xml" in files
     return _report(
-        wish,
+        spec,
         str(reference),
         arrived.format,
         files,
@@ -171,14 +171,14 @@ def _check_local(wish: Wish, reference: LocalReference, store: Path, room: Path)
     )
 
 
-def _gguf_report(wish: Wish, name: str, source: str, head: bytes, size: int, store: Path) -> Report:
+def _gguf_report(spec: PullSpec, name: str, source: str, head: bytes, size: int, store: Path) -> Report:
     header = parse_header(head, source)
     require_known_architecture(header.architecture, source)
-    return _report(wish, source, SourceFormat.GGUF, {name: size}, size, store, _shape_of_header(header), generates=True)
+    return _report(spec, source, SourceFormat.GGUF, {name: size}, size, store, _shape_of_header(header), generates=True)
 
 
 def _report(
-    wish: Wish,
+    spec: PullSpec,
     source: str,
     source_format: SourceFormat,
     files: dict[str, int],
@@ -190,7 +190,7 @@ def _report(
     generates: bool | None = None,
     licence: str = "unknown",
 ) -> Report:
-    local = isinstance(wish.reference, LocalReference)
+    local = isinstance(spec.reference, LocalReference)
     needs = conversion_needs(source_format, weights_size, movable=not local)
     disk = needs.disk + (0 if local else sum(files.values()))
     memory_to_run = int(_SCALES[source_format] * weights_size) + shape.kv_cache(min(shape.context or _TOKENS, _TOKENS))
@@ -203,10 +203,10 @@ def _report(
             problems.append(
                 f"memory: to {purpose} it needs {in_gigabytes(needed)}, {in_gigabytes(available)} are available"
             )
-    entry = wish.reference if isinstance(wish.reference, CatalogEntry) else None
+    entry = spec.reference if isinstance(spec.reference, CatalogEntry) else None
     generates = (entry is not None and entry.dimensions is None) if generates is None else generates
     return Report(
-        model_id=wish.model_id,
+        model_id=spec.model_id,
         source=source,
         format=source_format,
         files=files,

@@ -109,8 +109,8 @@ async def test_a_deleted_model_of_the_settings_is_failed_until_it_is_pulled_agai
         shutil.move(kept, copied / "sound")
 
     monkeypatch.setattr("worker_node.manager.manager.pull", pull)
-    wish = SimpleNamespace(model_id="sound", spelling="sound")
-    monkeypatch.setattr("worker_node.manager.manager.requested", lambda _store, _name: wish)
+    spec = SimpleNamespace(model_id="sound", spelling="sound")
+    monkeypatch.setattr("worker_node.manager.manager.checked_spec", lambda _store, _name: spec)
     monkeypatch.setattr(ModelStore, "is_installed", lambda _store, _wish: False)
     manager = ModelManager([model, other], ModelStore(copied), pytest.fail)
     await manager.delete("sound")

@@ -10,7 +10,7 @@ import pytest
 from tests.support.scripted_hub import ScriptedHub
 from tests.support.tiny_encoder import write_encoder
 from worker_node.core.errors import ConversionFailed, ModelError
-from worker_node.models import in_place, prepare
+from worker_node.models import prepare
 from worker_node.models.convert.__main__ import perform
 from worker_node.models.store import STORE_VARIABLE
 
@@ -174,8 +174,7 @@ def in_process(monkeypatch):
         except ModelError as error:
             raise ConversionFailed(error.message) from None
 
-    for module in (in_place, prepare):
-        monkeypatch.setattr(module, "convert", convert)
+    monkeypatch.setattr(prepare, "convert", convert)
 
 
 @pytest.fixture

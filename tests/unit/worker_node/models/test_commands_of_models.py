@@ -71,13 +71,13 @@ def test_pull_takes_the_embedded_models_first_and_each_name_once(
     model = ModelStore().convert(make_bert()[0], "mine")
     pulled = []
 
-    def record(self, wish, progress):
-        pulled.append(wish)
+    def record(self, spec, progress):
+        pulled.append(spec)
         return model
 
     monkeypatch.setattr(ModelStore, "pull", record)
     assert main(["pull", "--embedded", "bge-small", "smollm2-135m-instruct"]) == 0
-    assert [wish.model_id for wish in pulled] == ["smollm2-135m-instruct", "all-minilm-l6-v2", "bge-small-en-v1.5"]
+    assert [spec.model_id for spec in pulled] == ["smollm2-135m-instruct", "all-minilm-l6-v2", "bge-small-en-v1.5"]
     assert capsys.readouterr().out.count("ready") == 3
 
 

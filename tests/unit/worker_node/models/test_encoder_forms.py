@@ -126,7 +126,7 @@ async def test_an_int8_form_is_examined_by_vectors_of_its_own_on_each_device(
 
 
 def test_an_int8_form_of_the_catalogs_encoder_is_installed_beside_it():
-    wish = ModelStore().wish("all-minilm", quantization=Quantization.INT8_SYM)
-    assert wish.model_id == "all-minilm-l6-v2-int8_sym"
+    spec = ModelStore().pull_spec("all-minilm", quantization=Quantization.INT8_SYM)
+    assert spec.model_id == "all-minilm-l6-v2-int8_sym"
     with pytest.raises(BadRequest, match="choice"):
-        ModelStore().wish("all-minilm", quantization=Quantization.INT4_SYM)
+        ModelStore().pull_spec("all-minilm", quantization=Quantization.INT4_SYM)

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import io
 import os
 import subprocess
 import textwrap
@@ -14,6 +15,7 @@ import uvloop
 from worker_node.core.types import Silent
 from worker_node.models import pull as pull_process
 from worker_node.models.catalog import Catalog
+from worker_node.models.convert.job import report
 from worker_node.models.store import ModelStore
 
 # Processes with OpenVINO to import: the pull that is killed, and the one that it started to convert.
@@ -25,7 +27,7 @@ PULL = textwrap.dedent(
     """
     import sys
     from pathlib import Path
-    from worker_node.models import store as staging
+    from worker_node.models import prepare as staging
     from worker_node.models.catalog import Catalog
     from worker_node.models.store import ModelStore
 
@@ -197,11 +199,10 @@ def test_an_interruption_of_the_terminal_does_not_reach_the_process_of_a_pull(mo
     assert group != os.getpgrp()
 
 
-def test_an_error_of_the_operating_system_in_a_pull_is_its_problem(monkeypatch, tmp_path, capfdbinary):
-    def refuse(store, name, progress):
+def test_an_error_of_the_operating_system_in_a_pull_is_its_problem():
+    def refuse(progress):
         raise PermissionError(13, "Permission denied", "/locked")
 
-    monkeypatch.setattr(pull_process, "end_with_parent", lambda parent: None)
-    monkeypatch.setattr(ModelStore, "pull", refuse)
-    pull_process.main(1, tmp_path, "smollm2")
-    assert b"may not use /locked" in capfdbinary.readouterr().out
+    written = io.BytesIO()
+    assert report(refuse, written) == 1
+    assert b"may not use /locked" in written.getvalue()

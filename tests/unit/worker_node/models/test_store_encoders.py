@@ -146,7 +146,7 @@ def test_encoders_take_no_4_bits_and_the_catalog_leaves_no_choice_where_there_is
     with pytest.raises(ConversionFailed, match="f32 or int8_sym"):
         ModelStore().convert(make_bert()[0], "x", quantization=Quantization.INT4_SYM)
     with pytest.raises(BadRequest, match="choice"):
-        ModelStore().wish("all-minilm", quantization=Quantization.F16)
+        ModelStore().pull_spec("all-minilm", quantization=Quantization.F16)
 
 
 def test_a_removed_model_is_gone(store_root, make_bert):

@@ -20,7 +20,7 @@ from worker_node.core.errors import (
 from worker_node.core.types import ModelKind
 from worker_node.models.catalog import Quantization
 from worker_node.models.prepare import open_directory
-from worker_node.models.pull import requested
+from worker_node.models.pull import checked_spec
 from worker_node.models.store import ModelStore
 
 # Each conversion is a process of its own.
@@ -110,7 +110,7 @@ def test_two_repositories_of_one_name_need_two_names(hub, store_root, make_bert)
     first = store.pull("one/tiny")
     with pytest.raises(ConversionFailed, match=r"made from hub one/tiny@.*--name"):
         store.pull("two/tiny")
-    second = store.pull(store.wish("two/tiny", model_id="tiny-two"))
+    second = store.pull(store.pull_spec("two/tiny", model_id="tiny-two"))
     assert store.get("two/tiny") == second
     assert store.get("one/tiny") == first
 
@@ -147,18 +147,18 @@ def test_a_source_that_was_pulled_before_comes_in_another_form_under_another_nam
     directory, _ = make_bert()
     store = ModelStore()
     first = store.pull(str(directory))
-    second = store.pull(store.wish(str(directory), model_id="small", quantization=Quantization.INT8_SYM))
+    second = store.pull(store.pull_spec(str(directory), model_id="small", quantization=Quantization.INT8_SYM))
     assert (second.id, second.quantization) == ("small", "int8_sym")
-    assert store.pull(store.wish(str(directory), model_id="small")) == second
-    other = store.pull(store.wish(str(directory), model_id="a"))
+    assert store.pull(store.pull_spec(str(directory), model_id="small")) == second
+    other = store.pull(store.pull_spec(str(directory), model_id="a"))
     assert (store.pull(str(directory)), store.get(str(directory))) == (first, first), "the one that is called as it is"
     store.remove(first.id)
     assert store.get(str(directory)) == other
     store.remove(other.id)
     assert store.pull(str(directory)) == second
-    first = store.pull(store.wish(str(directory), model_id=first.id))
+    first = store.pull(store.pull_spec(str(directory), model_id=first.id))
     with pytest.raises(ConversionFailed, match=r"choose another name with --name"):
-        store.pull(store.wish(str(directory), model_id=first.id, quantization=Quantization.INT8_SYM))
+        store.pull(store.pull_spec(str(directory), model_id=first.id, quantization=Quantization.INT8_SYM))
 
 
 def test_a_source_that_has_changed_since_it_was_pulled_is_not_called_ready(store_root, make_bert):
@@ -170,10 +170,10 @@ def test_a_source_that_has_changed_since_it_was_pulled_is_not_called_ready(store
         weights.write(b"\0\0\0\0")
     with pytest.raises(ConversionFailed, match=f"has changed since {first.id} was made"):
         store.pull(str(directory))
-    again = store.pull(store.wish(str(directory), model_id="again"))
+    again = store.pull(store.pull_spec(str(directory), model_id="again"))
     assert again.source_sha256["model.safetensors"] != first.source_sha256["model.safetensors"]
     (directory / "model.safetensors").touch()
-    assert store.pull(store.wish(str(directory), model_id="again")) == again, "touched, and the same"
+    assert store.pull(store.pull_spec(str(directory), model_id="again")) == again, "touched, and the same"
 
 
 def test_what_does_not_fit_into_memory_is_rejected_before_the_conversion(store_root, make_gguf, monkeypatch):
@@ -184,12 +184,12 @@ def test_what_does_not_fit_into_memory_is_rejected_before_the_conversion(store_r
 
 def test_requests_may_name_local_files_only_by_their_absolute_path(store_root):
     store = ModelStore()
-    assert requested(store, "/models/x").model_id == "x"
+    assert checked_spec(store, "/models/x").model_id == "x"
     for name in ("./x", "../x", "x.gguf"):
         with pytest.raises(BadRequest, match="absolute"):
-            requested(store, name)
+            checked_spec(store, name)
     with pytest.raises(BadRequest, match="sha256"):
-        requested(store, "https://h.test/m.gguf")
+        checked_spec(store, "https://h.test/m.gguf")
 
 
 def test_downloads_that_nobody_continues_are_removed_after_a_week(store_root):

