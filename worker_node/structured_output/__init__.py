@@ -6,8 +6,7 @@ it cannot read raises out of the pipeline's step and leaves the pipeline unusabl
 admits is valid against the schema, what cannot be enforced is refused by name or, where the schema is not strict,
 dropped and listed, and the runtime only gets grammars that it can read in bounded time.
 
-The package owns everything between a schema and the EBNF for the runtime, and imports only `worker_node.core.errors`.
-It
+The package owns everything between a schema and the EBNF for the runtime, imports only `worker_node.core.errors`, and
 runs in preparation processes. Begin with `form.compile_form`, which translates a whole request, then read
 `schema.Compiler` (one JSON schema), `combining` (`allOf`, `anyOf`, `oneOf`, `$ref`), and `containers` and `scalars`
 (values of each type). `pattern` and `grammar` translate expressions and callers' grammars, `regular` makes

@@ -1,8 +1,8 @@
 """A schema with `$ref`, `allOf`, `anyOf` and `oneOf` as plain schemas, one of which a value has to match.
 
-Conditions on the same value are merged into one schema. Of `oneOf`, each choice is held to what tells it apart from
-the others: a constant property is required, a property that only another choice has is left out. Choices that cannot
-be told apart so are refused.
+Conditions on the same value are merged into one schema. Each choice of `oneOf` is restricted to what
+distinguishes it from the others: a constant property is required, a property that only another choice has is left out.
+Choices that cannot be distinguished in this way are refused.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Combiner:
                     CannotEnforce(
                         path,
                         "oneOf",
-                        "a value could match two of these; use anyOf, or a property whose constants tell them apart",
+                        "a value could match two of these; use anyOf, or a property whose constants distinguish them",
                     )
                 )
             found.append(option if held is None else held)
@@ -171,8 +171,8 @@ def types_of(schema: Schema) -> list[str]:
     return [kind for kind in ("object", "array", "string") if keywords & KEYWORDS_OF[kind]] + ["number"] * bool(numeric)
 
 
-# Telling choices apart. What is written for a schema without a type has one of those to which its keywords belong; what
-# matches it may have any.
+# Distinguishing choices. What is written for a schema without a type has one of the types of its keywords; what matches
+# it may have any.
 
 
 def _with_type(schema: Schema) -> Schema:
@@ -247,8 +247,8 @@ def _kinds(schema: Schema) -> set[str]:
     return {"number" if name == "integer" else name for name in types_of(schema)} if "type" in schema else _KINDS
 
 
-def told_apart_at_once(options: Iterable[Any]) -> bool:
-    """Whether the first property of each option is the same and required, and its constants tell the options apart."""
+def distinguished_at_once(options: Iterable[Any]) -> bool:
+    """Whether the first property of each option is the same and required, and its constants distinguish the options."""
     seen: set[str] = set()
     name: str | None = None
     for option in options:

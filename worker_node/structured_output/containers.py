@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from worker_node.structured_output.schema import Compiler
 
 MAX_COUNT = 2048
-# Other keys are told from the declared ones by so many characters of all of these.
-_TOLD_BY = 60
-# Up to so many constants a list without repeats has them in any order: a rule for each of their sets.
+# Characters of all declared keys together by which other keys are distinguished from them.
+_DISTINGUISHING_CHARACTERS = 60
+# The most constants that a list without repeats may have in any order: each of their sets needs a rule.
 _ANY_ORDER = 6
 _MOST_NUMBERS = 64
 
@@ -76,7 +76,7 @@ def object_of(compiler: Compiler, schema: Schema, path: str) -> str:
 
 
 class _Keys:
-    """Which schema holds for the value of which key."""
+    """The schema of the value of each key."""
 
     def __init__(self, compiler: Compiler, schema: Schema, path: str) -> None:
         self._compiler = compiler
@@ -148,10 +148,10 @@ class _Keys:
 
 
 def _beginnings(names: list[str]) -> list[Term]:
-    """The names, or, where they are many, whatever begins as they do: each character of a name costs a state."""
-    if sum(map(len, names)) <= _TOLD_BY:
+    """The names, or all keys with their beginnings where there are many: each character of a name costs a state."""
+    if sum(map(len, names)) <= _DISTINGUISHING_CHARACTERS:
         return [text(name) for name in names]
-    most = max(1, _TOLD_BY // len(names))
+    most = max(1, _DISTINGUISHING_CHARACTERS // len(names))
     return [row([text(name[:most]), EVERYTHING]) if len(name) > most else text(name) for name in names]
 
 

@@ -40,7 +40,7 @@ _NARROW_WEIGHT = 4
 _SPREAD = 8
 # A reference to a rule that itself begins with one: nothing is tested there.
 _REFERENCE_WEIGHT = 2
-# Names of rules whose alternatives soon differ: the members of an object, and choices told apart by a tag.
+# Names of rules whose alternatives soon differ: the members of an object, and choices distinguished by a tag.
 EXCLUSIVE = ("members", "more", "rest", "choice")
 
 _TOKEN = re.compile(
@@ -75,7 +75,7 @@ class Budget:
 
 
 def too_large(path: str, size: int) -> UnsupportedParameter:
-    """The refusal of a grammar of so many characters or more."""
+    """The error for a grammar of `size` characters or more."""
     return UnsupportedParameter(
         f"{path}: the schema is too large to be enforced: its grammar has {size} characters or more, the bound here is "
         f"{MAX_GRAMMAR_CHARACTERS}",
@@ -143,7 +143,7 @@ class _Part(NamedTuple):
         )
 
     def repeated(self, least: int, most: int | None) -> _Part:
-        """This so many times over."""
+        """This, repeated."""
         copies = max(1, least if most is None else most)
         # What can be empty is followed by all later copies, not only by the next one.
         followers = copies * (copies - 1) // 2 if self.empty else copies - 1

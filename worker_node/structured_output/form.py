@@ -97,7 +97,7 @@ def compile_form(form: Any, steps: int = MAX_STEPS) -> str:
 
     Where keywords were dropped, a comment at the end names them: see `Compiled.read`.
 
-    Raises BadRequest for a schema that is none, UnsupportedParameter for one that cannot be enforced or is over a
+    Raises BadRequest for what is not a schema, UnsupportedParameter for one that cannot be enforced or is over a
     bound; both name the part.
     """
     form = msgspec.convert(form, Form)

@@ -165,7 +165,7 @@ _BOUNDS: dict[str, Callable[[float, float], bool]] = {
 _USUAL_DIGITS = 15
 _MOST_DIGITS = 20
 _MOST_DIGITS_OF_A_BOUND = 100
-# Decimals of so many digits in all are different doubles.
+# Up to this many digits different decimals are different doubles.
 _DIGITS_OF_A_DOUBLE = 15
 _MIN_DECIMALS = 2
 _MAX_DECIMALS = 6
@@ -243,7 +243,7 @@ class _Bounds(NamedTuple):
                 raise CannotEnforce(path, keyword, f"a bound of more than {most} digits cannot be enforced here")
 
     def units(self, decimals: int) -> tuple[int, int]:
-        """The first and the last number of units of so many decimals."""
+        """The first and the last number, in units of the last decimal place."""
         scale = 10**decimals
         first = None if self.low is None else math.ceil(self.low * scale)
         last = None if self.high is None else math.floor(self.high * scale)

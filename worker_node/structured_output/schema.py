@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from worker_node.core.errors import BadRequest, UnsupportedParameter
-from worker_node.structured_output.combining import Combiner, told_apart_at_once, types_of
+from worker_node.structured_output.combining import Combiner, distinguished_at_once, types_of
 from worker_node.structured_output.containers import array_of, object_of
 from worker_node.structured_output.cost import MAX_DEPTH, MAX_GRAMMAR_CHARACTERS, Budget, check_cost, too_large
 from worker_node.structured_output.ebnf import Rules, json_literal
@@ -33,7 +33,7 @@ from worker_node.structured_output.scalars import fits, number, string
 def compile_schema(schema: Any, where: str, budget: Budget | None = None) -> str:
     """Return the grammar of the JSON values to which `schema` restricts; `where` is its place in the request.
 
-    Raises BadRequest if it is no schema, UnsupportedParameter if it cannot be enforced or is over a bound (`cost`);
+    Raises BadRequest if it is not a schema, UnsupportedParameter if it cannot be enforced or is over a bound (`cost`);
     both name the part. The work is at most that of `budget`.
     """
     rules = Rules()
@@ -141,7 +141,7 @@ class Compiler:
             raise refusal or NothingAdmitted(path)
         if len(parts) == 1:
             return next(iter(parts))
-        hint = "choice" if told_apart_at_once(self._shown(option, path) for option in options) else "alt"
+        hint = "choice" if distinguished_at_once(self._shown(option, path) for option in options) else "alt"
         return self.rules.add(hint, " | ".join(parts))
 
     def _shown(self, option: Any, path: str) -> Any:

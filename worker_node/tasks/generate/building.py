@@ -130,7 +130,7 @@ def draft_weights(directory: Path) -> int:
 
 
 def draft_cache(directory: Path, tokens: int) -> int:
-    """Bytes of a draft's KV cache for so many tokens; 0 where they are not known."""
+    """Bytes of a draft's KV cache for `tokens` tokens; 0 where its shape is unknown."""
     return kv_cache_bytes(directory, tokens) or 0
 
 

@@ -36,9 +36,9 @@ _HEAD = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)(?:;[\w.+-]+=[\w.+-]+)*;bas
 _HEAD_LENGTH = 200
 _REMOTE = ("http", "https")
 
-# What became of an image: the image, the bytes of its file, and the code of the error that refused it, if any.
+# Records an image: the image, the bytes of its file, and the code of the error that refused it, if any.
 Note = Callable[[Image, int, str | None], None]
-# The content of a URL's image, for the field that holds it, of at most so many bytes, before a deadline.
+# Fetches an image: its URL, the field that holds it, the most bytes, and the deadline.
 Fetch = Callable[[str, str, int, float], Awaitable[bytes]]
 
 
@@ -65,9 +65,9 @@ class ImageDecoder:
         deadline: float,
         note: Note,
     ) -> dict[str, RawImage]:
-        """The pixels of images by the field that holds them. `note` is told of each that was looked at.
+        """The pixels of images by the field that holds them. `note` is called for each, decoded or refused.
 
-        Raises BadRequest for an image that is none, over a bound or not to be had, Overloaded, DeadlineExceeded,
+        Raises BadRequest for a file that is not an image, over a bound or unavailable, Overloaded, DeadlineExceeded,
         EngineUnavailable.
         """
         found = {}
@@ -146,7 +146,7 @@ def check_images(manager: ModelManager, model: GenerationModel, request: Generat
         _check_vision(model, model.images, request)
     elif images:
         where = images[0].where
-        raise BadRequest(f"{where}: {model.id} reads no images; {_instead(manager)}", param=where)
+        raise BadRequest(f"{where}: {model.id} does not read images; {_instead(manager)}", param=where)
     if len(images) > MAX_IMAGES:
         where = images[MAX_IMAGES].where
         raise BadRequest(f"{where}: the request has {len(images)} images; the bound is {MAX_IMAGES}", param=where)
@@ -174,7 +174,7 @@ def image_prompt(text: str, images: Sequence[Image], pixels: Mapping[str, RawIma
 
 
 def without_tags(text: str, count: int) -> str:
-    """A text without the tags of so many images."""
+    """A text without the tags of its `count` images."""
     for number in range(count):
         text = text.replace(_TAG.format(number), "", 1)
     return text
@@ -188,7 +188,7 @@ def _check_vision(model: GenerationModel, rules: ImageRules, request: Generation
         "keep_last": request.keep_last is not None,
         "prompt": isinstance(request.prompt, TokenIds),
     }
-    reasons = {"prompt": "takes texts, no token ids", "keep_last": "takes prompts whole"}
+    reasons = {"prompt": "takes text, not token ids", "keep_last": "takes prompts whole"}
     for name in (name for name, asked in refused.items() if asked):
         reason = reasons.get(name, "gives free text only, no tool calls and no answers of a form")
         raise UnsupportedParameter(f"{name}: {model.id} is a vision model and {reason}", param=name)

@@ -1,4 +1,4 @@
-"""What a model takes of images: how large, at how many tokens each, and with which marks in its prompts."""
+"""A served generation model, how a request finds it, and what a request asks of it."""
 
 from __future__ import annotations
 
@@ -97,10 +97,10 @@ class GenerationRequest:
 
     `sampling.max_new_tokens` None means as many as the placement allows. The answer is held to `grammar`: EBNF (see
     `grammars`), or what it is compiled from; with tools it may be calls instead, and is if one is forced.
-    `think` turns the reasoning of models that can do with and without it on or off; with `split_reasoning` it is told
-    apart from the answer. Prompt and answer together have at most `context_limit` tokens. Of the prompt only the last
-    `keep_last` tokens count, -1 for as many as there is room for; with `drop_oldest` the oldest turns of a conversation
-    that is too long are left out.
+    `think` turns the reasoning of models that can do with and without it on or off; with `split_reasoning` it is
+    separated from the answer. Prompt and answer together have at most `context_limit` tokens. Of the prompt only the
+    last `keep_last` tokens count, -1 for as many as there is room for; with `drop_oldest` the oldest turns of a
+    conversation that is too long are left out.
     """
 
     context: RequestContext

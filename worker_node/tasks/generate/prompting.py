@@ -285,8 +285,8 @@ def checked_sampling(model: GenerationModel, request: GenerationRequest) -> Samp
     """How to sample: with the model's defaults, and where a form decides the end of the answer, without other ends.
 
     Stop strings, stop tokens and `ignore_eos` have no effect then, and are noted as ignored: cut anywhere else, the
-    answer would not have its form. Raises BadRequest for stop tokens that are none of the model's, and for a least
-    length that cannot be had.
+    answer would not have its form. Raises BadRequest for stop tokens outside of the model's vocabulary
+    and for an impossible least length.
     """
     sampling = completed(request.sampling, model.sampling_defaults, model.max_tokens_limit)
     if sampling.stop_token_ids:
@@ -331,7 +331,7 @@ def _check_amounts(model: GenerationModel, sampling: Sampling) -> None:
 
 
 def _check_window(model: GenerationModel, request: GenerationRequest, tokens: int) -> None:
-    """Raise ContextLengthExceeded if the request's own limit of its context holds less than so many tokens.
+    """Raise ContextLengthExceeded if the request's own limit of its context holds fewer than `tokens` tokens.
 
     A limit beyond the model's is listed as limited: Ollama clamps it.
     """

@@ -9,12 +9,12 @@ import openvino_genai as genai
 
 from worker_node.tasks.generate.messages import GenerateJob
 
-# Guesses of so many tokens, from where the last so many occurred before. GenAI's own figures for it.
+# Tokens to guess, and how many of the last ones must have occurred before. GenAI's own figures.
 _LOOKUP_TOKENS, _LOOKUP_NGRAM = 5, 3
 
 
 class SamplingRefused(RuntimeError):
-    """GenAI has no room for a value. A `RuntimeError`, as what GenAI itself raises for values that it does not take."""
+    """GenAI does not take a value. A `RuntimeError`, as GenAI itself raises for others."""
 
 
 def generation_config(
@@ -22,7 +22,7 @@ def generation_config(
 ) -> genai.GenerationConfig:
     """Return the configuration for one job; from `defaults`, the model's own, only the end tokens are taken.
 
-    `prompt_lookup`: the pipeline was opened for it. `draft_tokens`: it has a draft model, which is to guess so many.
+    `prompt_lookup`: the pipeline was opened for it. `draft_tokens`: how many its draft model guesses, 0 without one.
     Raises SamplingRefused.
     """
     values: dict[str, Any] = {

@@ -45,7 +45,7 @@ class SchemaCompiler:
         """The grammar of a form of answers, within the deadline; the keywords that were dropped are noted as ignored.
 
         None for text with calls whose schemas are over a bound: it is left free, and that is noted too.
-        Raises BadRequest for a schema that is none, cannot be enforced or is over a bound; Overloaded,
+        Raises BadRequest for a schema that is invalid, cannot be enforced or is over a bound; Overloaded,
         DeadlineExceeded, EngineUnavailable.
         """
         try:
@@ -78,7 +78,7 @@ class SchemaCompiler:
         return compiled.grammar
 
     async def _compiled(self, form: Form, *, small: bool) -> str:
-        # Whoever waits has a deadline of their own: the work is cancelled when the last of them has left.
+        # Each caller has a deadline of its own: the work is cancelled when the last of them has left.
         deadline = time.monotonic() + 600
         if small:
             grammar: str | None = await self._quick.run(

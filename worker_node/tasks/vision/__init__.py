@@ -1,1 +1,1 @@
-from __future__ import annotations
+"""Vision-language models: their files, engines and canary. They are generation models, served by `tasks.generate`."""

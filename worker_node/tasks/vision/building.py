@@ -1,7 +1,7 @@
 """The canary of vision engines, which must pass before a model is ready.
 
-Models come without known answers here. That the engine answers a text with an image at all shows that the graphs of
-vision and language fit each other on this device."""
+Models come without known answers here. An answer to a text with an image shows that the graphs of vision and language
+fit each other on this device."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _internvl(config: Mapping[str, Any], marks: tuple[str, ...]) -> ImageRules:
     tiles = _number(config, "max_dynamic_patch", 12)
 
     def tokens(width: int, height: int) -> int:
-        # Tiles follow the shape of the image; how many there are at most is all that is sure.
+        # Tiles follow the shape of the image; how many there are at most is all that is known.
         return tile * (1 if width == height and width <= side else tiles + 1) + 2
 
     return ImageRules(tokens, tiles * side * side, None, marks)

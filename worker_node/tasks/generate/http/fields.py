@@ -1,4 +1,4 @@
-"""Forms of the answer under the names that vLLM and llama.cpp's server give them."""
+"""Fields that several of OpenAI's bodies share: sampling, the form of the answer, what is not implemented."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _schema(given: Schema, where: str) -> AnswerSchema:
         except orjson.JSONDecodeError:
             given = None  # type: ignore[assignment]
         if not isinstance(given, dict):
-            raise BadRequest(f"{where}: the text is no JSON schema", param=where)
+            raise BadRequest(f"{where}: the text is not a JSON schema", param=where)
     return AnswerSchema(given, where, strict=False)
 
 
@@ -196,7 +196,7 @@ def text_or_image(part: Any) -> Any:
     """The part of a message as it was sent. Raises PydanticCustomError for one that no model here reads."""
     kind = part.get("type") if isinstance(part, dict) else None
     if isinstance(kind, str) and kind in _MEDIA:
-        reason = "{kind}: the models here read text and images, no {media}"
+        reason = "{kind}: {media} are not supported; the models here read text and images"
         raise PydanticCustomError("unsupported_part", reason, {"kind": kind, "media": _MEDIA[kind]})
     return part
 
@@ -219,9 +219,9 @@ _TOKENS = "single tokens cannot be favoured or forbidden by this engine"
 _SEARCH = "this node searches nothing; offer a tool that does"
 _TEMPLATE = "the model's own template cannot be replaced; send a finished prompt to /v1/completions"
 _INFILL = "text cannot be filled in before a suffix: the models here only continue a prompt"
-_PROMPT_LOGPROBS = "the engine tells no reliable probabilities of the prompt's tokens"
+_PROMPT_LOGPROBS = "the engine gives no reliable probabilities of the prompt's tokens"
 
-# How long or in which manner a model thinks and writes: no model has to do as it is told.
+# How a model thinks and writes: hints that a model need not follow.
 STYLE = hints(
     "include_reasoning",
     "reasoning",
@@ -287,7 +287,7 @@ CHAT: Table = {
     **_SAMPLING,
     **hints("prediction", "store"),
     "add_special_tokens": Unsupported("the chat template writes the special tokens"),
-    "audio": Unsupported("the models here neither hear nor speak"),
+    "audio": Unsupported("audio is not supported"),
     "chat_template": Unsupported(_TEMPLATE),
     "documents": Unsupported("the templates here take no documents; write them into a message"),
     "echo": Unsupported("a conversation is not sent back; use /v1/completions"),
@@ -323,7 +323,7 @@ RESPONSES: Table = {
 TOKENIZE: Table = {"chat_template": Unsupported(_TEMPLATE), "tools": Unsupported("send them with a request")}
 
 MESSAGE: Table = {
-    "audio": Unsupported("the models here neither hear nor speak"),
+    "audio": Unsupported("audio is not supported"),
     "function_call": Unsupported("this is the form before 2023-11; use tool_calls"),
     **hints("annotations", "cache_breakpoint", "cache_control", "name", "reasoning", "reasoning_details"),
 }

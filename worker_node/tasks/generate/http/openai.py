@@ -134,7 +134,7 @@ class ChatBody(SamplingFields):
         if self.top_logprobs is not None and not self.logprobs:
             raise BadRequest("top_logprobs: only with logprobs: true", param="top_logprobs")
         if self.modalities is not None and self.modalities != ["text"]:
-            raise BadRequest("modalities: text is the only one", param="modalities")
+            raise BadRequest('modalities: must be ["text"]; nothing else is supported', param="modalities")
         request = GenerationRequest(
             self.urgency(context),
             conversation(self.messages),
@@ -264,7 +264,7 @@ class CompletionsBody(SamplingFields):
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
     def prompts(self) -> list[str | TokenIds]:
-        """The prompts, of which one may stand without a list around it."""
+        """The prompts; a single one need not be in a list."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         prompts: list[str | TokenIds] = []
@@ -287,7 +287,7 @@ class CompletionsBody(SamplingFields):
             return []
         if self.logprobs is not None:
             raise UnsupportedParameter(
-                "echo: the engine tells no reliable probabilities of the prompt's tokens; leave logprobs out",
+                "echo: the engine gives no reliable probabilities of the prompt's tokens; leave logprobs out",
                 param="echo",
             )
         return [

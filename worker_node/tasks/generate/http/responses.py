@@ -96,8 +96,8 @@ class Items:
     def _begin(self, prefix: str, item: dict[str, Any]) -> list[Event]:
         self.output.append({"id": new_id(prefix), "status": "in_progress", **item})
         self._open = True
-        told = {"output_index": len(self.output) - 1, "item": dict(self.output[-1])}
-        return [("response.output_item.added", told)]
+        added = {"output_index": len(self.output) - 1, "item": dict(self.output[-1])}
+        return [("response.output_item.added", added)]
 
     def _begin_text(self, kind: str) -> list[Event]:
         if kind == "message":
@@ -157,7 +157,7 @@ class Conversation:
         if body.store and not self.stored:
             note_ignored(request, "store")
         earlier = self._earlier(body.previous_response_id)
-        # Calls that were cut have arguments that nobody can read, and no result.
+        # Calls that were cut off have unreadable arguments and no result.
         self.items: list[Item] = [
             item for item in map(_item, earlier) if not (isinstance(item, CallItem) and item.status == "incomplete")
         ]
@@ -252,9 +252,9 @@ async def _input_items(request: web.Request) -> web.Response:
     items = _found(request).input
     order, limit = request.query.get("order", "desc"), request.query.get("limit", str(_PAGE))
     if order not in ("asc", "desc"):
-        raise BadRequest("order: asc or desc", param="order")
+        raise BadRequest("order: must be asc or desc", param="order")
     if not (limit.isascii() and limit.isdecimal() and len(limit) < 4 and 1 <= int(limit) <= _LARGEST_PAGE):
-        raise BadRequest(f"limit: a number from 1 to {_LARGEST_PAGE}", param="limit")
+        raise BadRequest(f"limit: must be a number from 1 to {_LARGEST_PAGE}", param="limit")
     items = items if order == "asc" else items[::-1]
     if (after := request.query.get("after")) is not None:
         items = items[_index(items, after) + 1 :]

@@ -25,7 +25,7 @@ _MAX_TOKENS = 1_000_000
 class TokenizeBody(DialectBody):
     """Body of POST /tokenize: a `prompt`, or the `messages` of a conversation.
 
-    llama.cpp's server calls the prompt `content`, adds special tokens with `add_special` only, and tells each token's
+    llama.cpp's server calls the prompt `content`, adds special tokens with `add_special` only, and gives each token's
     text beside its id for `with_pieces`.
     """
 
@@ -84,12 +84,12 @@ async def _tokenize(request: web.Request) -> web.Response:
     model = await generation_model(request.app[NODE].manager, body.model, deadline)
     tokens = await body.tokens(model, texts, deadline)
     longest = max(place.total_limit for place in model.placements)
-    told: dict[str, Any] = {"count": len(tokens), "max_model_len": longest, "tokens": tokens}
+    reply: dict[str, Any] = {"count": len(tokens), "max_model_len": longest, "tokens": tokens}
     if body.with_pieces:
-        told["tokens"] = [{"id": token, "piece": _piece(model.tokenizer.piece(token))} for token in tokens]
+        reply["tokens"] = [{"id": token, "piece": _piece(model.tokenizer.piece(token))} for token in tokens]
     if body.return_token_strs:
-        told["token_strs"] = await texts.decode_each(model.tokenizer, tokens, deadline=deadline)
-    return _json(told)
+        reply["token_strs"] = await texts.decode_each(model.tokenizer, tokens, deadline=deadline)
+    return _json(reply)
 
 
 async def _detokenize(request: web.Request) -> web.Response:

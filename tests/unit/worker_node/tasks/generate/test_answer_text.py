@@ -1,17 +1,55 @@
-"""Streaming text equals the text of all tokens at once, whatever the cuts; stop sequences are found across pieces."""
+"""From the tokens of an answer to its text, its end, and the reasoning before it, however they are cut."""
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_node.core.types import Sampling
-from worker_node.tasks.generate.answer_text import AnswerText
+from worker_node.core.types import Reasoning, Sampling, Token
+from worker_node.tasks.generate.answer_text import AnswerText, ReasoningFirst
 from worker_node.tasks.generate.tokenization import ChatTokenizer
 from worker_node.tasks.generate.tokenizer import ByteDetokenizer, StopMatcher, WindowDetokenizer
 
 BYTES = [bytes([i]) for i in range(256)]
+END = 200
+TOKENIZER = SimpleNamespace(
+    detokenizer=lambda *, skip_special_tokens: ByteDetokenizer(BYTES), end_tokens=frozenset({END})
+)
+
+
+def answered(steps, sampling):
+    """The text and the number of tokens of an answer that the engine gives in these steps, until it has ended."""
+    answer = AnswerText(TOKENIZER, sampling)
+    text = ""
+    for step in steps:
+        text += answer.push(step)
+        if answer.ended:
+            break
+    return text + answer.flush(), answer.tokens
+
+
+@pytest.mark.parametrize(
+    ("sampling", "text", "tokens"),
+    [
+        (Sampling(max_new_tokens=20, stop=("dog",)), "a ", 5),
+        (Sampling(max_new_tokens=20, stop=("dog",), include_stop=True), "a dog", 5),
+        (Sampling(max_new_tokens=20, stop_token_ids=(ord("o"),)), "a d", 4),
+        (Sampling(max_new_tokens=20), "a dog runs", 10),
+        (Sampling(max_new_tokens=20, stop=("dog",), min_tokens=6), "a dog runs", 10),
+    ],
+    ids=["stop", "stop kept", "stop token", "none", "stop too early"],
+)
+@given(cuts=st.sets(st.integers(1, 9)))
+def test_text_and_count_are_those_of_tokens_that_come_one_by_one(sampling, text, tokens, cuts):
+    given_ = list(b"a dog runs")
+    edges = [0, *sorted(cuts), len(given_)]
+    steps = [given_[begin:end] for begin, end in itertools.pairwise(edges)]
+    assert answered(steps, sampling) == (text, tokens)
+
+
+# Token ids to text; stop sequences.
 
 
 @given(st.text(), st.integers(1, 5))
@@ -108,16 +146,35 @@ def test_after_a_match_nothing_follows():
     assert matcher.matched == "\n\n"
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 5])
-@pytest.mark.parametrize("options", [{}, {"min_tokens": 1}, {"stop_token_ids": (5,)}])
-def test_tokens_behind_the_end_of_an_answer_are_not_counted(at_once, options):
-    """With guessed tokens several arrive at once."""
-    table = [b"a", b"b", b"c", b"END", b"d", b"e"]
-    tokenizer = SimpleNamespace(detokenizer=lambda **_: ByteDetokenizer(table), end_tokens=frozenset())
-    answer = AnswerText(tokenizer, Sampling(stop=("END",), **options))
-    sent, text = [0, 1, 2, 3, 4, 4, 0, 1], ""
-    for place in range(0, len(sent), at_once):
-        text += answer.push(sent[place : place + at_once])
-        if answer.ended:
-            break
-    assert (text, answer.tokens, answer.matched) == ("abc", 4, "END")
+# Reasoning.
+
+
+PLAIN = st.text("ab<think/> \n", max_size=20).filter(lambda text: "<think>" not in text and "</think>" not in text)
+CUTS = st.lists(st.integers(0, 60), max_size=30)
+
+
+def reasoning_and_answer(text, cuts=(), *, begun=False):
+    parser = ReasoningFirst(begun=begun)
+    ends = sorted({min(cut, len(text)) for cut in cuts} | {0, len(text)})
+    pieces = [piece for start, end in itertools.pairwise(ends) for piece in parser.push(text[start:end])]
+    pieces += parser.flush()
+    return tuple("".join(p.text for p in pieces if isinstance(p, kind)) for kind in (Reasoning, Token))
+
+
+@given(PLAIN, PLAIN, CUTS, st.booleans())
+def test_reasoning_and_answer_are_separated_however_the_text_is_cut(thought, answer, cuts, begun):
+    text = f"{'' if begun else '<think>'}{thought}</think>\n\n{answer}"
+    assert reasoning_and_answer(text, cuts, begun=begun) == (thought, answer.lstrip())
+
+
+@given(PLAIN, CUTS)
+def test_without_reasoning_all_is_answer(answer, cuts):
+    assert reasoning_and_answer(answer, cuts) == ("", answer)
+
+
+def test_reasoning_that_was_cut_is_no_answer():
+    assert reasoning_and_answer("<think>so far") == ("so far", "")
+
+
+def test_a_tag_in_the_middle_is_text():
+    assert reasoning_and_answer("see <think>x</think>") == ("", "see <think>x</think>")

@@ -107,7 +107,7 @@ async def test_a_model_without_vision_says_so_in_every_dialect(writer, path):
         error = (await reply.json())["error"]
         assert reply.status == 400
         assert (error if isinstance(error, str) else error["message"]).startswith(
-            f"{where}: {WRITER} reads no images; this node has no vision model"
+            f"{where}: {WRITER} does not read images; this node has no vision model"
         )
 
 

@@ -1,4 +1,4 @@
-"""The draft of a generation model: found, what is set beside it, and what excludes it."""
+"""How generation models are planned: their draft model, and the memory of a static KV cache."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from worker_node.models.directory import Manifest, write_manifest
 from worker_node.models.store import ModelStore
 from worker_node.serving.build import estimate_bytes, plan_engine
 from worker_node.settings import ModelSettings, NodeSettings
-from worker_node.tasks.generate.building import GENERATE
+from worker_node.tasks.generate.building import GENERATE, kv_cache_bytes
 
 NPU = NpuSource(emulated=True, busy_counter=Path("/proc/1/fd/3"), stand_in=True)
 SHAPE = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
@@ -115,3 +115,27 @@ def test_the_memory_of_both_models_is_asked_for(store):
     assert estimate_bytes(large, with_draft) - estimate_bytes(large, without) == 2 * 30_000 + cache
     fixed = plan(store, draft_model="small", cache_size_gb=1)
     assert estimate_bytes(large, fixed) - estimate_bytes(large, without) == 2 * 30_000 + 2**30 - cache
+
+
+# The KV cache.
+
+
+SMOLLM = {"num_hidden_layers": 30, "hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3}
+
+
+def write(directory, **changes):
+    (directory / "config.json").write_text(json.dumps(SMOLLM | changes))
+    return directory
+
+
+def test_keys_and_values_of_every_layer_in_two_bytes(tmp_path):
+    assert kv_cache_bytes(write(tmp_path), 1152) == 2 * 30 * 3 * 64 * 2 * 1152
+    assert kv_cache_bytes(write(tmp_path, num_key_value_heads=None), 1) == 2 * 30 * 9 * 64 * 2
+    assert kv_cache_bytes(write(tmp_path, head_dim=128), 1) == 2 * 30 * 3 * 128 * 2
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"num_attention_heads": 0, "hidden_size": 1}'])
+def test_what_is_not_told_is_not_guessed(tmp_path, content):
+    (tmp_path / "config.json").write_text(content)
+    assert kv_cache_bytes(tmp_path, 1) is None
+    assert kv_cache_bytes(tmp_path / "missing", 1) is None
