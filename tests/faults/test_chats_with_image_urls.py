@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.faults.hosting import test_every_task_under_faults as hosted
+from tests.faults.engines import test_every_task_under_faults as hosted
 from tests.support.application import application
 from tests.support.image_server import PNG, WHERE, Server, reply
 from tests.support.scripted_engines import Machine

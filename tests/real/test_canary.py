@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.faults.hosting.test_engine_faults import until
+from tests.faults.engines.test_engine_faults import until
 from tests.support.services import services_of
 from worker_node.core.errors import DeviceUnavailable
 from worker_node.core.types import Device, Message, RequestContext, Sampling, Token

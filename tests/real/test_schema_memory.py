@@ -60,7 +60,7 @@ async def one_schema_after_another(node):
 
 def test_new_schemas_for_ever_replace_the_engine_and_every_request_is_answered(tmp_path, long):
     if not long:
-        pytest.skip("50 s of CPU time: run with --long; tests/faults/hosting/test_growing_engines.py scripts the same")
+        pytest.skip("50 s of CPU time: run with --long; tests/faults/engines/test_growing_engines.py scripts the same")
     config = tmp_path / "node.toml"
     config.write_text(f'engine_memory_growth = {GROWTH}\n[[models]]\nname = "{MODEL}"\nplacements = ["CPU"]\n')
     with start_node("--config", str(config)) as node:

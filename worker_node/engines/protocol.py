@@ -1,8 +1,12 @@
 """The messages between the edge process and an engine process.
 
-Jobs and commands go in, events come out (`hosting.wire` frames them). Only the task knows the types of its jobs and
+Jobs and commands go in, events come out (`wire` frames them). Only the task knows the types of its jobs and
 results (`tasks`): here they travel encoded, identified by the job's id. Times are `time.monotonic()` seconds, one clock
-for both processes."""
+for both processes.
+
+An `Engine` is the edge process's view: asynchronous, and independent of where the work runs; `supervisor` implements it
+by a child process, tests by a script. A `Runner` runs inside the engine process: synchronous, single-threaded, the only
+owner of a pipeline."""
 
 from __future__ import annotations
 
@@ -220,14 +224,6 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", array_like=True):
 Event = Loaded | LoadFailed | Broken | NativeCall | Results | Failed | Heartbeat
 
 
-# What an engine is, on either side of the process boundary.
-#
-# * `Engine` is the edge process's view: asynchronous, and independent of where the work runs. It is implemented by a
-#   child process (`hosting.supervisor`), and in tests by a script.
-# * `Runner` runs inside the engine process: synchronous, single-threaded, the only owner of a pipeline.
-#
-# The messages between them are in `messages`.
-
 R = TypeVar("R", bound=JobResult)
 R_co = TypeVar("R_co", bound=JobResult, covariant=True)
 
@@ -337,8 +333,7 @@ class JobEngine(Protocol):
     def run(self, job: Job, result: type[R]) -> ResultStream[R]:
         """Return the job's results as they come; closing them cancels the job.
 
-        The job's `id` is set by the engine. Raises EngineUnavailable, DeadlineExceeded, Overloaded, here or with the
-        results.
+        The job's `id` is set by the engine. The results raise EngineUnavailable, DeadlineExceeded, Overloaded.
         """
         ...
 

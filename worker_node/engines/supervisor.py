@@ -11,10 +11,11 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Any
 
 from worker_node.core.errors import DeadlineExceeded, EngineDied, EngineUnavailable, NodeError, Overloaded
 from worker_node.devices.memory import KERNEL, MemoryReader
@@ -26,7 +27,6 @@ from worker_node.engines.process import (
     CanaryFailed,
     EngineProcess,
     HostingLimits,
-    JobResults,
     LoadRefused,
 )
 from worker_node.engines.protocol import (
@@ -38,6 +38,7 @@ from worker_node.engines.protocol import (
     Job,
     Loaded,
     R,
+    ResultStream,
 )
 from worker_node.engines.restart import RestartPolicy, RestartVerdict
 from worker_node.engines.watchdog import CallTimes, KillWatch
@@ -184,12 +185,12 @@ class SupervisedEngine:
         """See `Engine.next_change`."""
         return self._changed.wait()
 
-    def run(self, job: Job, result: type[R]) -> JobResults[R]:
+    def run(self, job: Job, result: type[R]) -> ResultStream[R]:
         """See `Engine.run`."""
         process = self._process
         if process is None or not self.ready:
             status = self.status
-            raise EngineUnavailable(f"{self._name}: {status.reason}", retry_after=status.retry_after)
+            return _failing(EngineUnavailable(f"{self._name}: {status.reason}", retry_after=status.retry_after))
         return process.run(job, result, suspect=True)
 
     async def _end(self, reason: str) -> None:
@@ -364,6 +365,12 @@ class SupervisedEngine:
         await asyncio.sleep(delay)
         self._resume_at = None
         self._set(EngineState.STARTING, "starting again after: " + reason)
+
+
+async def _failing(error: NodeError) -> AsyncGenerator[Any, None]:
+    """Results that end with an error at once."""
+    raise error
+    yield  # an asynchronous generator has one
 
 
 def _proof(loaded: Loaded) -> CanaryProof:

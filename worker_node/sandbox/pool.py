@@ -1,4 +1,4 @@
-"""One preparation process, as the edge process sees it."""
+"""A few killable processes, a bounded queue before them, limits on every call, and a cache of their results."""
 
 from __future__ import annotations
 
@@ -114,8 +114,6 @@ class PreparationProcess:
             self._process.kill()
             return await asyncio.to_thread(self._process.wait)
 
-
-# A few preparation processes, a bounded queue before them, and limits on every call.
 
 log = logging.getLogger(__name__)
 
@@ -328,9 +326,6 @@ class PreparationPool:
         task.add_done_callback(self._tasks.discard)
 
 
-# Results of preparation by content: each is computed once, however many requests need it at the same time.
-
-
 @dataclass(slots=True)
 class _Flight:
     """Work that `waiters` requests wait for."""
@@ -340,7 +335,10 @@ class _Flight:
 
 
 class ResultCache:
-    """Texts by key, least recently used first out, at most `max_bytes` of them. A refusal is a result too."""
+    """Texts by key, least recently used first out, at most `max_bytes` of them. A refusal is a result too.
+
+    Each is computed once, however many requests need it at the same time.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self._most = max_bytes

@@ -1,6 +1,11 @@
-"""The frames between the edge process and a preparation process: 4 bytes of length, then msgpack.
+"""A preparation process: one call after the other, until the edge process closes the socket or dies.
 
-Arguments and results are plain values (None, bool, int, float, str, bytes, list, dict)."""
+    python -m worker_node.sandbox.worker FD PARENT_PID MEMORY_BYTES MODULE…
+
+The modules are imported before the first call. A call that exceeds its CPU time ends the process with SIGPROF, even
+inside native code that never returns to Python. Frames are 4 bytes of length, then msgpack; arguments and results are
+plain values (None, bool, int, float, str, bytes, list, dict). Not `engines.wire`: its buffer holds a frame three times,
+which for audio of 200 MB is more than a call's bound of memory."""
 
 from __future__ import annotations
 
@@ -63,14 +68,6 @@ def frame(message: Call | Reply) -> bytes:
     """The frame that carries a message. Raises ValueError, OverflowError or RecursionError for what has no form."""
     body = _encoder.encode(message)
     return LENGTH.pack(len(body)) + body
-
-
-# A preparation process: one call after the other, until the edge process closes the socket or dies.
-#
-#     python -m worker_node.sandbox.worker FD PARENT_PID MEMORY_BYTES MODULE…
-#
-# The modules are imported before the first call. A call that exceeds its CPU time ends the process with SIGPROF, even
-# inside native code that never returns to Python.
 
 
 def run(call: Call) -> Reply:

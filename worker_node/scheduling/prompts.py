@@ -1,8 +1,9 @@
-"""The order in which prompts of one priority are computed. No device, no clock of its own.
+"""The order in which prompts are computed: two priorities, weighted service. No device, no clock of its own.
 
-The prompt with the fewest pieces left goes first, so that a short one never waits for a long one to end. A piece is
-what one step computes; prompts with equally many pieces go in order of arrival. That alone would starve long prompts
-under endless short work, so the oldest is guaranteed a share of the tokens."""
+Interactive work goes first, with a guaranteed share of the tokens for batch work. Within a priority the prompt with the
+fewest pieces left goes first, so that a short one never waits for a long one to end. A piece is what one step computes;
+prompts with equally many pieces go in order of arrival. That alone would starve long prompts under endless short work,
+so the oldest is guaranteed a share of the tokens, too."""
 
 from __future__ import annotations
 
@@ -14,7 +15,6 @@ from typing import Generic, Protocol, TypeVar
 
 # Of four tokens that are computed while the oldest prompt waits, at least one is its own.
 _OTHERS_WEIGHT = 3
-OLDEST_SHARE = 1 / (_OTHERS_WEIGHT + 1)
 # Where a prompt is computed in one go: differences of less than this hardly count beside the answers.
 WHOLE_PROMPT_PIECE = 1024
 
@@ -103,11 +103,8 @@ class PromptLine(Generic[J]):
             self._earned += tokens
 
 
-# Weighted service of two priorities: interactive work first, and a guaranteed share of the tokens for batch work.
-
 # Of ten tokens that an engine serves while both kinds of work wait, at least one is batch work's.
 INTERACTIVE_WEIGHT = 9
-BATCH_SHARE = 1 / (INTERACTIVE_WEIGHT + 1)
 # A generation that runs cannot be interrupted, so batch work never holds all sequences where there are several.
 _BATCH_SEQUENCES = 0.75
 
@@ -144,14 +141,15 @@ class BatchCredit:
         self.balance = min(self.balance, 0)
 
 
-# Finds waiting jobs whose deadline has passed, in O(log n) a job.
-
 _SLACK = 64
 
 
 @dataclass(slots=True)
 class Deadlines:
-    """A heap of deadlines. Jobs that stopped waiting stay in it until they are due or outnumber the others."""
+    """Finds waiting jobs whose deadline has passed, in O(log n) a job.
+
+    Jobs that stopped waiting stay in the heap until they are due or outnumber the others.
+    """
 
     _heap: list[tuple[float, int]] = field(default_factory=list)
 
@@ -174,9 +172,6 @@ class Deadlines:
         if len(self._heap) > 2 * count + _SLACK:
             self._heap = [entry for entry in self._heap if entry[1] in waiting]
             heapq.heapify(self._heap)
-
-
-# The queue of prompts before a generation engine: two priorities, weighted service. No device, no clock of its own.
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ import pytest
 from backend_client.bulk import BulkRequest, ExitCode, run_job
 from backend_client.settings import ClientSettings
 from tests.faults.bulk.data_sets import rejections_of, rows_of
-from tests.faults.hosting.test_engine_faults import QUICK, no_canary
+from tests.faults.engines.test_engine_faults import QUICK, no_canary
 from tests.support import scripted_runner
 from tests.support.scripted_runner import ScriptedRunner, die
 from worker_node.app import make_app

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.faults.hosting.test_engine_faults import until
+from tests.faults.engines.test_engine_faults import until
 from worker_node import server
 from worker_node.app import make_app
 from worker_node.core.types import Device

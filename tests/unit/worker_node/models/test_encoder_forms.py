@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.faults.hosting.test_engine_faults import until
+from tests.faults.engines.test_engine_faults import until
 from worker_node.cli.models import facts_of_store, vector_fidelity_text
 from worker_node.core.errors import BadRequest, ConversionFailed
 from worker_node.devices.npu import npu_source

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.faults.hosting.test_engine_faults import QUICK, collect, no_canary, spec, until
+from tests.faults.engines.test_engine_faults import QUICK, collect, no_canary, spec, until
 from worker_node.core.errors import DeadlineExceeded, Retryable
 from worker_node.engines.cpu_share import CpuPlace, CpuRole, CpuTurns
 from worker_node.engines.process import HostingLimits

@@ -8,7 +8,7 @@ import time
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from tests.faults.hosting.test_engine_faults import QUICK, RUNNER, no_canary, until
+from tests.faults.engines.test_engine_faults import QUICK, RUNNER, no_canary, until
 from worker_node.core.types import Device, ModelKind, RequestContext
 from worker_node.devices.memory import KERNEL
 from worker_node.engines.isolation import Suspects

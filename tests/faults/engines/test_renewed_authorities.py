@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from tests.faults.client.test_tls import issue, make_authority, shown_certificate
-from tests.faults.hosting.test_every_task_under_faults import serving
+from tests.faults.engines.test_every_task_under_faults import serving
 from tests.support.task_models import SEER, request
 from worker_node.http.tls import ServerTls
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tests.faults.hosting.test_engine_faults import HANG_S, QUICK, collect, running, until
+from tests.faults.engines.test_engine_faults import HANG_S, QUICK, collect, running, until
 from tests.support.scripted_runner import STALL
 from worker_node.core.errors import EngineUnavailable
 from worker_node.engines.process import HostingLimits

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.faults.hosting.test_engine_faults import collect, running, until
+from tests.faults.engines.test_engine_faults import collect, running, until
 from tests.support.later import Later
 from tests.support.scripted_runner import RAISE
 from worker_node.core.errors import EngineUnavailable

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import psutil
 import pytest
 
-from tests.faults.hosting.rerun_model import serving
-from tests.faults.hosting.test_engine_faults import QUICK, no_canary
+from tests.faults.engines.rerun_model import serving
+from tests.faults.engines.test_engine_faults import QUICK, no_canary
 from tests.support.scripted_runner import STALL
 from worker_node.core.errors import DeadlineExceeded, EngineDied
 from worker_node.core.types import Device

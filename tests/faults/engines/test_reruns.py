@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from tests.faults.hosting.rerun_model import holding, serving
-from tests.faults.hosting.test_engine_faults import until
+from tests.faults.engines.rerun_model import holding, serving
+from tests.faults.engines.test_engine_faults import until
 from tests.support.scripted_runner import EATER
 from worker_node.core.errors import DeadlineExceeded, EngineDied, EngineUnavailable, RequestBreaksEngine
 from worker_node.core.types import Device

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.faults.hosting.test_engine_faults import running, until
+from tests.faults.engines.test_engine_faults import running, until
 from worker_node.core.environment import native_environment, tool_environment
 from worker_node.core.operating_system import start_module
 from worker_node.engines.protocol import EngineState

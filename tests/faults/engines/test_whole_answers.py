@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.faults.hosting.test_engine_faults import QUICK, RUNNER, no_canary, until
+from tests.faults.engines.test_engine_faults import QUICK, RUNNER, no_canary, until
 from worker_node.app import make_app
 from worker_node.core.types import Device, ModelKind
 from worker_node.engines.process import HostingLimits

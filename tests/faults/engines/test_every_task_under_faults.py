@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from tests.faults.client.test_tls import issue, make_authority, shown_certificate
-from tests.faults.hosting.test_engine_faults import QUICK, no_canary, until
+from tests.faults.engines.test_engine_faults import QUICK, no_canary, until
 from tests.support.task_models import MODELS, SEER, placement, request, said
 from tests.support.task_runner import RUNNER
 from worker_node.app import make_app

@@ -8,7 +8,7 @@ import msgspec
 import psutil
 import pytest
 
-from tests.faults.hosting.test_engine_faults import HANG_S, QUICK, RUNNER, collect, no_canary, until
+from tests.faults.engines.test_engine_faults import HANG_S, QUICK, RUNNER, collect, no_canary, until
 from worker_node.core.errors import EngineUnavailable
 from worker_node.core.types import Device, ModelKind
 from worker_node.engines.process import CanaryFailed, HostingLimits, LoadingSlots

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.faults.hosting.test_engine_faults import HANG_S, QUICK, RUNNER, no_canary, until
+from tests.faults.engines.test_engine_faults import HANG_S, QUICK, RUNNER, no_canary, until
 from tests.support.scripted_runner import HANG
 from worker_node.app import make_app
 from worker_node.core.types import Device, ModelKind

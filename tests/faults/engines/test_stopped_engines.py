@@ -11,8 +11,8 @@ from contextlib import nullcontext, suppress
 
 import pytest
 
-from tests.faults.hosting.rerun_model import Model, serving
-from tests.faults.hosting.test_engine_faults import HANG_S, QUICK, collect, until
+from tests.faults.engines.rerun_model import Model, serving
+from tests.faults.engines.test_engine_faults import HANG_S, QUICK, collect, until
 from tests.support.scripted_runner import WEDGE
 from worker_node.core.errors import DeadlineExceeded, EngineUnavailable, RequestBreaksEngine, Retryable
 from worker_node.core.types import Device

@@ -248,7 +248,7 @@ def test_an_engine_dies_with_its_parent_even_by_kill_9(tmp_path, load_s):
     log = tmp_path / "log"
     script = textwrap.dedent(f"""
         import asyncio
-        from tests.faults.hosting.test_engine_faults import running
+        from tests.faults.engines.test_engine_faults import running
         async def main():
             async with running(load_s={load_s}, log={str(log)!r}):
                 await asyncio.sleep(3600)
