@@ -20,7 +20,7 @@ from worker_node.settings.reading import SettingsSource
 
 log = logging.getLogger(__name__)
 
-# Read anew by each request; with `models` and `memory_budget` these are applied while the node runs. Everything else
+# Read by each request; with `models` and `memory_budget` these are applied while the node runs. Everything else
 # needs a restart.
 _BY_REQUEST = frozenset(
     {
@@ -40,8 +40,8 @@ _BY_REQUEST = frozenset(
     }
 )
 _APPLIED = _BY_REQUEST | {"models", "memory_budget"}
-# What a model's engines do not know of.
-_LIGHT = frozenset({"aliases", "idle_unload_s"})
+# What a model's engines do not use.
+_HOT_FIELDS = frozenset({"aliases", "idle_unload_s"})
 _LOOK_S = 1.0
 _Stamp = tuple[int, int, int]
 
@@ -93,20 +93,20 @@ class Reloader:
         self._one = asyncio.Lock()
         self._running: asyncio.Task[ReloadReport] | None = None
 
-    async def reload(self, whole: Callable[[], bool] = lambda: True) -> ReloadReport:
+    async def reload(self, complete: Callable[[], bool] = lambda: True) -> ReloadReport:
         """Read the settings and apply them; returns when every model has been changed over.
 
-        `whole` is asked once they have been read: False, and StillWritten, if the file was changed meanwhile.
+        `complete` is called after reading: False, and StillWritten, if the file was changed meanwhile.
         """
         await self._one.acquire()
         # Once begun it is not left half applied, whoever stops waiting for it: the next one begins when it has ended.
-        self._running = asyncio.create_task(self._reload(whole), name="reload")
+        self._running = asyncio.create_task(self._reload(complete), name="reload")
         self._running.add_done_callback(lambda _: self._one.release())
         return await asyncio.shield(self._running)
 
-    async def _reload(self, whole: Callable[[], bool]) -> ReloadReport:
+    async def _reload(self, complete: Callable[[], bool]) -> ReloadReport:
         new, old = await asyncio.to_thread(self._source.read), self._settings
-        if not whole():
+        if not complete():
             raise StillWritten("the file was changed while it was read")
         if old.from_file and not new.from_file:
             raise ConfigurationError(
@@ -157,7 +157,7 @@ class Reloader:
             old = served.get(name)
             if old is None:
                 manager.add(model)
-            elif name in before and _light(before[name], after[name]):
+            elif name in before and _only_hot_fields_differ(before[name], after[name]):
                 manager.relabel(old, model)
             elif (problem := await manager.turnover.replace(old, model)) is not None:
                 report.problems.append(problem)
@@ -193,9 +193,9 @@ def _refuse_to_open(merged: NodeSettings, new: NodeSettings) -> None:
     )
 
 
-def _light(before: ModelSettings, after: ModelSettings) -> bool:
+def _only_hot_fields_differ(before: ModelSettings, after: ModelSettings) -> bool:
     """Whether the settings differ only in values that the engines do not use."""
-    return _same(before, after.model_copy(update={name: getattr(before, name) for name in _LIGHT}))
+    return _same(before, after.model_copy(update={name: getattr(before, name) for name in _HOT_FIELDS}))
 
 
 def _same(before: ModelSettings, after: ModelSettings) -> bool:
@@ -210,19 +210,19 @@ async def watch_file(path: Path, reloader: Reloader) -> None:
         await asyncio.sleep(_LOOK_S)
         now = _stamp(path)
         if now == seen and now != known and now is not None:
-            with contextlib.suppress(StillWritten):  # it is read again when it rests
-                await reload_and_log(reloader, partial(_rests, path, now))
+            with contextlib.suppress(StillWritten):  # it is read again when it is complete
+                await reload_and_log(reloader, partial(_unchanged, path, now))
                 known = now
         seen = now
 
 
-async def reload_and_log(reloader: Reloader, whole: Callable[[], bool] = lambda: True) -> None:
+async def reload_and_log(reloader: Reloader, complete: Callable[[], bool] = lambda: True) -> None:
     """Reload; what is wrong with the settings is logged, and the node goes on with the earlier ones.
 
     Raises StillWritten.
     """
     try:
-        await reloader.reload(whole)
+        await reloader.reload(complete)
     except StillWritten:
         raise
     except ConfigurationError as error:
@@ -231,7 +231,7 @@ async def reload_and_log(reloader: Reloader, whole: Callable[[], bool] = lambda:
         log.exception("the settings could not be reloaded; the node goes on with the earlier ones")
 
 
-def _rests(path: Path, stamp: _Stamp) -> bool:
+def _unchanged(path: Path, stamp: _Stamp) -> bool:
     return _stamp(path) == stamp
 
 

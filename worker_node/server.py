@@ -34,10 +34,16 @@ from worker_node.observability.metrics import Telemetry
 from worker_node.observability.tracing import open_tracing
 from worker_node.registry import tasks
 from worker_node.reload import Reloader, reload_and_log, watch_file
-from worker_node.serving.build import HOST, build_on_demand, configured_model, configured_models, memory_budgets
-from worker_node.serving.machine import Machine
-from worker_node.serving.run import Services
-from worker_node.serving.task import TaskParts, served_task
+from worker_node.serving.build import (
+    HOST,
+    Machine,
+    build_on_demand,
+    configured_model,
+    configured_models,
+    memory_budgets,
+)
+from worker_node.serving.run import Services, TaskParts
+from worker_node.serving.task import served_task
 from worker_node.settings import NodeSettings
 from worker_node.settings.reading import SettingsSource
 

@@ -13,8 +13,7 @@ from worker_node.devices.probe import DeviceInfo, Probe
 from worker_node.models.store import ModelStore
 from worker_node.node import Node, NodeState
 from worker_node.observability.tracing import OFF
-from worker_node.serving.build import build_model
-from worker_node.serving.machine import Machine
+from worker_node.serving.build import Machine, build_model
 from worker_node.settings import ModelSettings, NodeSettings
 
 

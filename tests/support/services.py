@@ -5,8 +5,7 @@ import pytest
 from worker_node.manager.manager import ModelManager
 from worker_node.models.store import ModelStore
 from worker_node.observability.metrics import Telemetry
-from worker_node.serving.run import Services
-from worker_node.serving.task import TaskParts
+from worker_node.serving.run import Services, TaskParts
 from worker_node.settings import NodeSettings
 
 

@@ -12,8 +12,7 @@ from worker_node.engines.process import Canary
 from worker_node.engines.protocol import JobEngine
 from worker_node.models.directory import InstalledModel, read_directory
 from worker_node.models.store import ModelStore
-from worker_node.serving.build import build_model
-from worker_node.serving.machine import Machine
+from worker_node.serving.build import Machine, build_model
 from worker_node.tasks.generate.model import GenerationModel
 
 REFERENCE_MODEL = "qwen2.5-1.5b-instruct"

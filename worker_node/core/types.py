@@ -1,4 +1,8 @@
-"""Models, devices, and where a request runs."""
+"""Plain frozen data that the parts of the node exchange: no I/O, no HTTP.
+
+Times are seconds of `time.monotonic()`, which on Linux is one clock for all processes of a machine, so an absolute
+deadline may travel to an engine process. Durations in replies are milliseconds; busy times microseconds.
+"""
 
 from __future__ import annotations
 
@@ -56,12 +60,6 @@ class Route:
     emulated: bool = False
     unproven: bool = False
     parts: Mapping[str, Device] = field(default_factory=dict, compare=False)
-
-
-# What every request and every reply carries, whatever its task.
-#
-# Times are seconds of `time.monotonic()`, which on Linux is one clock for all processes of a machine, so an absolute
-# deadline may travel to an engine process. Durations in replies are milliseconds; busy times microseconds.
 
 
 class Priority(StrEnum):
@@ -127,9 +125,6 @@ class Timing:
     inference: float
     total: float
     first_token: float | None = None
-
-
-# Text that is generated: how it is sampled, the forms it is held to, and the events of an answer.
 
 
 class FinishReason(StrEnum):
@@ -259,9 +254,6 @@ class Finished:
     stop_sequence: str | None = None
 
 
-# Conversations: messages, tools and how they become a prompt.
-
-
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """A call that a model made in an earlier turn."""
@@ -335,40 +327,6 @@ class Rendering:
     variables: Mapping[str, Any] = field(default_factory=dict)
     answer_prompt: bool = True
     continue_last: bool = False
-
-
-# What the parts of the node say to each other: plain frozen data, no I/O, no HTTP.
-
-__all__ = [
-    "NOTHING",
-    "AnswerSchema",
-    "Device",
-    "Feature",
-    "FinishReason",
-    "Finished",
-    "GivenForm",
-    "Image",
-    "Message",
-    "ModelKind",
-    "Piece",
-    "Priority",
-    "Reasoning",
-    "Rendering",
-    "RequestContext",
-    "Route",
-    "RouteReason",
-    "Sampling",
-    "Timing",
-    "Token",
-    "TokenIds",
-    "TokenLogprob",
-    "Tool",
-    "ToolCall",
-    "ToolCallArguments",
-    "ToolCallStarted",
-    "ToolUse",
-    "Usage",
-]
 
 
 class Progress(Protocol):

@@ -1,23 +1,32 @@
-"""How long models stay in memory after their last use: `idle_unload_s` of the settings, or what a request asked for."""
+"""`ModelManager`: the only component that loads, unloads, adds, pulls and removes models."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from worker_node.core.errors import BadRequest, ConfigurationError, ModelError, ModelInUse, ModelNotFound, NodeError
+from worker_node.core.errors import (
+    BadRequest,
+    ConfigurationError,
+    DownloadFailed,
+    ModelError,
+    ModelInUse,
+    ModelNotFound,
+    NodeError,
+    Overloaded,
+)
 from worker_node.core.types import Progress
 from worker_node.devices.memory import resident_memory
 from worker_node.engines.protocol import EngineState
 from worker_node.manager.on_demand import Build, OnDemand
-from worker_node.manager.pulls import Pulls
 from worker_node.manager.reconciler import KeepAlives, Reconciler
 from worker_node.manager.replacement import Turnover, WhileInUse
 from worker_node.manager.served import FailedModel, Names, ServedModel
@@ -27,13 +36,18 @@ from worker_node.models.pull import checked_spec, pull
 from worker_node.models.store import ModelStore
 from worker_node.registry import tasks
 
-# `ModelManager`: the only component that loads, unloads, adds and removes models.
-
 R = TypeVar("R")
 
 _UNLIMITED: Mapping[str, int | None] = {}
 _LOADABLE = frozenset({EngineState.UNLOADED, EngineState.STARTING})
 _PAUSED = frozenset({EngineState.FAILED, EngineState.QUARANTINED, EngineState.BACKING_OFF})
+# Each is a process that downloads and converts.
+_MOST_PULLS = 8
+_PULL_RETRY_S = 30.0
+
+log = logging.getLogger(__name__)
+
+Pull = Callable[[str, Progress], Awaitable[None]]
 
 
 class ModelManager:
@@ -267,3 +281,76 @@ def _installed(store: ModelStore) -> list[InstalledModel]:
 def _reads(model: ServedModel, directory: Path) -> bool:
     """Whether a model's engines read the files of another one."""
     return any(directory in placement.uses for placement in model.placements)
+
+
+@dataclass(slots=True)
+class _Listeners:
+    """Passes progress to all callers of one pull."""
+
+    all: list[Progress] = field(default_factory=list)
+    _stage: tuple[str, int | None] | None = None
+
+    def add(self, progress: Progress) -> None:
+        if self._stage is not None:
+            progress.stage(*self._stage)
+        self.all.append(progress)
+
+    def stage(self, name: str, total: int | None = None) -> None:
+        self._stage = (name, total)
+        for progress in self.all:
+            progress.stage(name, total)
+
+    def update(self, done: int) -> None:
+        for progress in self.all:
+            progress.update(done)
+
+
+@dataclass(slots=True)
+class Pulls:
+    """Runs pulls. A pull continues when its caller leaves, for a later call to find it further on; `close` ends all."""
+
+    pull: Pull
+    _running: dict[str, tuple[asyncio.Task[None], _Listeners]] = field(default_factory=dict)
+    _closed: bool = False
+
+    async def run(self, model_id: str, progress: Progress) -> None:
+        """Wait for the model's pull, starting one if there is none.
+
+        Raises DownloadFailed, also when the node is stopped, and Overloaded when many others are under way.
+        """
+        if self._closed:
+            raise DownloadFailed("the node is shutting down; pull again when it is back")
+        if model_id not in self._running:
+            if len(self._running) >= _MOST_PULLS:
+                raise Overloaded(
+                    f"{len(self._running)} models are being pulled, which is the bound here; pull again later",
+                    retry_after=_PULL_RETRY_S,
+                )
+            listeners = _Listeners()
+            task = asyncio.create_task(self._run(model_id, listeners), name=f"pull {model_id}")
+            task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+            self._running[model_id] = (task, listeners)
+        task, listeners = self._running[model_id]
+        listeners.add(progress)
+        await asyncio.wait([task])
+        if task.cancelled():
+            raise DownloadFailed("the node is shutting down; pull again when it is back")
+        task.result()
+
+    async def close(self) -> None:
+        """End every pull, with the processes that it started."""
+        self._closed = True
+        tasks = [task for task, _ in self._running.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self, model_id: str, listeners: _Listeners) -> None:
+        try:
+            await self.pull(model_id, listeners)
+        except NodeError as error:
+            # Logged here, because all of its callers may have left.
+            log.warning("the pull of %s failed: %s", model_id, error.message)
+            raise
+        finally:
+            self._running.pop(model_id, None)

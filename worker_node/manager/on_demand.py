@@ -1,7 +1,4 @@
-"""Reads models' files for requests: in threads of its own, within the request's deadline, and with a bound.
-
-A disk may be slow, or never respond (a network file system). The caller learns so by its deadline, and the threads that
-other work needs stay free."""
+"""Starts to serve installed models on their first request, and failed ones once their files have been repaired."""
 
 from __future__ import annotations
 
@@ -21,11 +18,17 @@ from worker_node.models.catalog import normalise_name
 from worker_node.models.directory import InstalledModel
 from worker_node.models.store import ModelStore
 
+log = logging.getLogger(__name__)
+
 A = TypeVar("A")
+R = TypeVar("R")
+
+Build = Callable[[InstalledModel], ServedModel]
 
 _THREADS = 4
 _MOST = 32
 _READING_RETRY_S = 5.0
+_RETRY_S = 10.0
 
 
 class InThread(Protocol):
@@ -46,7 +49,11 @@ class _Task:
 
 
 class FileReading:
-    """At most `most` pieces of work at once, in `threads` threads. `clock` is monotonic seconds."""
+    """Reads models' files for requests: at most `most` pieces of work at once, in `threads` threads of its own.
+
+    A disk may be slow, or never respond (a network file system). The caller gets an error at its deadline, and the
+    threads that other work needs stay free. `clock` is monotonic seconds.
+    """
 
     def __init__(
         self, *, threads: int = _THREADS, most: int = _MOST, clock: Callable[[], float] = time.monotonic
@@ -126,19 +133,6 @@ class FileReading:
         error = None if running.cancelled() else running.exception()
         if error is not None and not isinstance(error, NodeError):
             log.error("reading models failed", exc_info=error)
-
-
-# Starts to serve installed models on their first request, and failed ones once they are repaired.
-#
-# Their files are read within the deadline of the request (`reading.py`).
-
-log = logging.getLogger(__name__)
-
-R = TypeVar("R")
-
-Build = Callable[[InstalledModel], ServedModel]
-
-_RETRY_S = 10.0
 
 
 class OnDemand:

@@ -1,4 +1,4 @@
-"""The manager's record of one engine: whether it is wanted, how much memory it takes, how long it loads."""
+"""A placement is a model on a device: the engine that runs it, its limits, its admission control, its memory."""
 
 from __future__ import annotations
 
@@ -114,8 +114,6 @@ class Residency:
             return self.ahead_s + self.expected_load_s()
         return max(0.5, self.loading_since + self.expected_load_s() - self.clock())
 
-
-# A model on a device: the engine that runs it, its limits, its admission control, and its part in memory.
 
 _COMING = frozenset({EngineState.UNLOADED, EngineState.STARTING})
 

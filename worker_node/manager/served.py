@@ -1,4 +1,4 @@
-"""Whether a model is in use, and since when it has been idle."""
+"""The models of a node, whatever their task: those that it serves, their names, and those that it cannot serve."""
 
 from __future__ import annotations
 
@@ -66,9 +66,6 @@ class Activity:
     async def idle(self) -> None:
         """Wait until no request runs."""
         await self._idle.wait()
-
-
-# The models of a node, whatever their task: those that it serves, and those of the settings that it cannot serve.
 
 
 class ModelState(StrEnum):
@@ -174,11 +171,11 @@ class FailedModel:
         return normalise_name(name) in {normalise_name(known) for known in (self.name, *self.aliases)}
 
 
-# Served models by every name that a request may use for them.
-
-
 class Names:
-    """The served models, in the order of the settings; the first of each kind is the default."""
+    """The served models by every name that requests may use, in the order of the settings.
+
+    The first of each kind is the default.
+    """
 
     def __init__(self, catalog: Catalog, models: Iterable[ServedModel] = ()) -> None:
         self.models: tuple[ServedModel, ...] = ()

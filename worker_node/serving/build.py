@@ -1,4 +1,7 @@
-"""Plans an engine: which one runs a model on a device, with what options and limits. Reads settings, runs nothing."""
+"""From the settings and the installed models to served models: their files, placements, engines, limits and memory.
+
+Begin with `configured_model` and `build_model`. Nothing is started or loaded here.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ import shlex
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
 
 from worker_node.core.errors import ConfigurationError, ModelNotFound
 from worker_node.core.types import Device
@@ -16,7 +18,7 @@ from worker_node.devices import compile_cache
 from worker_node.devices.memory import machine_memory
 from worker_node.devices.npu import NpuSource
 from worker_node.devices.probe import Probe
-from worker_node.engines.cpu_share import CpuPlace, CpuRole
+from worker_node.engines.cpu_share import CpuPlace, CpuRole, CpuTurns
 from worker_node.engines.isolation import Suspects
 from worker_node.engines.options import (
     BlobOptions,
@@ -26,7 +28,7 @@ from worker_node.engines.options import (
     engines,
     options_of,
 )
-from worker_node.engines.process import Canary, HostingLimits
+from worker_node.engines.process import Canary, HostingLimits, LoadingSlots
 from worker_node.engines.protocol import EngineSpec
 from worker_node.engines.restart import GrowthLimits, RestartLimits, default_growth
 from worker_node.engines.supervisor import SupervisedEngine
@@ -39,86 +41,14 @@ from worker_node.models.prepare import apparent_kind, open_directory
 from worker_node.models.store import ModelStore
 from worker_node.registry import tasks
 from worker_node.scheduling.admission import Admission, AdmissionLimits
-from worker_node.serving.machine import Machine
-from worker_node.serving.task import EnginePlan, ModelParts, ServedTask, Shapes, served_task
+from worker_node.serving.task import EnginePlan, ModelParts, ServedTask, served_task
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
 from worker_node.settings.model import VectorOptions, engine_options, select
 
+log = logging.getLogger(__name__)
 
-def plan_engine(
-    installed: InstalledModel,
-    wanted: ModelSettings,
-    place: PlacementSettings,
-    beside: Collection[Device],
-    settings: NodeSettings,
-    npu: NpuSource,
-) -> EnginePlan:
-    """Return the plan for one placement of a model whose placements are on the devices `beside`.
-
-    Raises ConfigurationError when its lengths do not fit the model.
-    """
-    declaration = engine_for(installed.kind, place.device)
-    values = select(declaration, wanted.options)
-    if place.plugin_config:
-        values["plugin_config"] = dict(place.plugin_config)
-    ignored = tuple(sorted(_ignored(installed.kind, wanted, place.device, beside)))
-    task = served_task(installed.kind)
-    if place.device is not Device.NPU:
-        task.complete(installed, wanted, values, place.device, _memory(settings), settings.model_store)
-        limit = installed.context_limit
-        return EnginePlan(engine_options(declaration, values), limit, limit, ignored=ignored)
-    taken = {field.name for field in fields(declaration)}
-    counter = {"busy_counter": str(npu.busy_counter), "stand_in": npu.stand_in}
-    values |= {name: value for name, value in counter.items() if name in taken}
-    shapes = task.static_shapes(installed, wanted, values, emulated=npu.emulated)
-    options = engine_options(declaration, values)
-    prompt_limit = min(shapes.prompt_limit, settings.npu_token_limit)
-    return EnginePlan(options, prompt_limit, shapes.total_limit, shapes.lengths, ignored)
-
-
-def _memory(settings: NodeSettings) -> int | None:
-    if settings.memory_budget is not None:
-        return settings.memory_budget
-    machine = machine_memory()
-    return None if machine is None else machine.total
-
-
-def _ignored(kind: str, wanted: ModelSettings, device: Device, beside: Collection[Device]) -> set[str]:
-    """The options that other engines for this kind of model have, but not the one for this device."""
-    every = {name for owner in engines() if owner.task == kind for name in options_of(owner)}
-    used = set(options_of(engine_for(kind, device)))
-    if device is not Device.NPU and Device.NPU in beside:
-        used |= options_of(engine_for(kind, Device.NPU)).keys()  # they are for the other placement
-    return (wanted.options.keys() & every) - used
-
-
-def refuse_foreign_options(installed: InstalledModel, wanted: ModelSettings) -> None:
-    """Raise ConfigurationError for options that no engine for this kind of model has."""
-    known = {name for owner in declarations() if owner.task == installed.kind for name in options_of(owner)}
-    foreign = sorted(wanted.options.keys() - known)
-    if foreign:
-        raise wanted.error(
-            foreign[0], f"{', '.join(foreign)} cannot be used by an engine for {installed.kind}; remove it"
-        )
-
-
-# Limits of a placement that follow from its engine: for admission control, and for the growth of its memory.
-
-
-def admission_limits(plan: EnginePlan, max_outstanding: int | None) -> AdmissionLimits:
-    """Return the limits of a placement, in units of its task; `max_outstanding` None is the default of its engine."""
-    limits = served_task(plan.options.task).admission(plan.options)
-    return limits if max_outstanding is None else replace(limits, max_outstanding=max_outstanding)
-
-
-def growth_limits(growth: int | None) -> GrowthLimits:
-    """Return how far an engine process may grow, in bytes; `growth` None is a share of the machine's memory."""
-    memory = machine_memory()
-    return GrowthLimits(growth if growth or memory is None else default_growth(memory.total))
-
-
-# Estimates a model's memory before its first load, and the memory that the engines may take.
-
+PREPARED = "prepared"
+_HASHED = (MANIFEST_FILE, MODEL_FILE)
 HOST = "host"
 # Measured on Linux with OpenVINO 2026.4: a process with the runtime and no model.
 _RUNTIME = 256 * 2**20
@@ -126,39 +56,163 @@ _SHARE = 0.8
 _TOTAL_MEMORY = "GPU_DEVICE_TOTAL_MEM_SIZE"
 
 
-def estimate_bytes(installed: InstalledModel, plan: EnginePlan) -> int:
-    """Resident bytes of an engine process for this model: the runtime, the weights in its form, the KV cache."""
-    files = installed.files.items()
-    weights = sum(size for name, size in files if Path(name).suffix == ".bin") or installed.size
-    footprint = served_task(installed.kind).footprint(installed, plan)
-    return _RUNTIME + int(weights * footprint.weights) + footprint.extra
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The node's settings and the devices that it found.
+
+    Engines write what they compile to `export_blobs`, for `npu-node compile`.
+    """
+
+    settings: NodeSettings
+    probe: Probe
+    npu: NpuSource
+    slots: LoadingSlots = field(default_factory=LoadingSlots)
+    export_blobs: Path | None = None
+    turns: CpuTurns = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "turns", CpuTurns(self.settings.share_beside_chats))
+
+    def devices(self) -> tuple[Device, ...]:
+        """The devices that a model may be placed on, in order of preference."""
+        return tuple(device for device in Device if self.emulates(device) or self.probe.find(device) is not None)
+
+    def emulates(self, device: Device) -> bool:
+        """Whether the device is an emulated NPU."""
+        return self.npu.emulated and device is Device.NPU
 
 
-def memory_pool(probe: Probe, device: Device) -> str:
-    """The pool that models on a device take memory from: the host's, or a discrete GPU's own."""
-    return device.value if _own_memory(probe, device) is not None else HOST
+def configured_models(machine: Machine) -> list[ServedModel | FailedModel]:
+    """All models that the settings name. Raises ConfigurationError for a wrong setting, or if none is installed."""
+    models = [configured_model(wanted, machine) for wanted in machine.settings.models]
+    failed = [model for model in models if isinstance(model, FailedModel)]
+    if failed and len(failed) == len(models) and not any(model.installed for model in failed):
+        raise ConfigurationError("\n".join(model.reason for model in failed))
+    for model in failed:
+        log.error("model %s cannot be served: %s", model.name, model.reason)
+    return models
 
 
-def memory_budgets(wanted: int | None, probe: Probe) -> dict[str, int | None]:
-    """Bytes that the engines together may take, by pool. `wanted` None is 80 % of what the host has free now."""
-    memory = machine_memory()
-    host = wanted if wanted is not None or memory is None else int(memory.available * _SHARE)
-    own = _own_memory(probe, Device.GPU)
-    return {HOST: host} | ({} if own is None else {Device.GPU.value: int(own * _SHARE)})
+def configured_model(wanted: ModelSettings, machine: Machine) -> ServedModel | FailedModel:
+    """One of them. Raises ConfigurationError when a setting is wrong; damaged and missing files make a FailedModel."""
+    try:
+        return _build(wanted, machine)
+    except UnusableFiles as damage:
+        return _failed(wanted, machine, damage.message, _kind(wanted, machine), installed=damage.installed)
 
 
-def _own_memory(probe: Probe, device: Device) -> int | None:
-    """Bytes of a device that does not share the host's memory and says how much it has."""
-    info = probe.find(device)
-    if info is None or "(dGPU)" not in (info.properties.get("FULL_DEVICE_NAME") or ""):
-        return None
-    total = info.properties.get(_TOTAL_MEMORY)
-    return int(total) if total is not None and total.isdecimal() else None
+def _failed(
+    wanted: ModelSettings, machine: Machine, reason: str, kind: str | None, *, installed: bool = True
+) -> FailedModel:
+    entry = ModelStore(machine.settings.model_store).catalog.find(wanted.name) if wanted.path is None else None
+    names = [*wanted.aliases, *((entry.id, *entry.aliases) if entry is not None else ())]
+    aliases = [name for name in names if normalise_name(name) != normalise_name(wanted.name)]
+    return FailedModel(wanted.name, reason, lambda: _build(wanted, machine), aliases, kind, installed=installed)
 
 
-# The placements of a model: one supervised engine on each of its devices, with options, admission and memory.
+def _build(wanted: ModelSettings, machine: Machine) -> ServedModel:
+    installed = installed_model(wanted, ModelStore(machine.settings.model_store), machine.settings)
+    try:
+        model = build_model(installed, wanted, machine)
+    except ConfigurationError:
+        raise
+    except Exception as error:  # tokenizers and OpenVINO raise types of their own for damaged files
+        raise UnusableFiles(
+            f"{installed.path}: its files are damaged ({type(error).__name__}: {_brief(error)}); pull or copy it again"
+        ) from error
+    return replace(model, without_files=lambda reason: _failed(wanted, machine, reason, installed.kind))
 
-_HASHED = (MANIFEST_FILE, MODEL_FILE)
+
+def _kind(wanted: ModelSettings, machine: Machine) -> str | None:
+    """What kind of model the settings mean, by what can be read: its files, the catalog, the options that it has."""
+    store = ModelStore(machine.settings.model_store)
+    with contextlib.suppress(ModelNotFound, OSError):
+        directory = store.locate(wanted.name) if wanted.path is None else wanted.path.expanduser()
+        if (kind := apparent_kind(directory)) is not None:
+            return kind
+    if wanted.path is None and (entry := store.catalog.find(wanted.name)) is not None:
+        return entry.kind
+    owners = [{owner.task for owner in declarations() if name in options_of(owner)} for name in wanted.options]
+    common = set.intersection(*owners) if owners else set()
+    return common.pop() if len(common) == 1 else None
+
+
+def _brief(error: Exception) -> str:
+    return " | ".join(line.strip() for line in str(error).splitlines() if line.strip())[:300]
+
+
+def build_model(
+    installed: InstalledModel,
+    wanted: ModelSettings,
+    machine: Machine,
+    guard: Callable[[Canary], Canary] = lambda canary: canary,
+) -> ServedModel:
+    """Return the model with its tokenizer and its engines, none started. Raises ConfigurationError.
+
+    `guard` wraps a canary that needs the device as a request does.
+    """
+    refuse_foreign_options(installed, wanted)
+    task = served_task(installed.kind)
+
+    def place(canary: Callable[[int], Canary]) -> tuple[Placement, ...]:
+        return build_placements(task, installed, wanted, machine, canary)
+
+    return task.build(ModelParts(installed, wanted, machine.settings, place, guard))
+
+
+def build_on_demand(machine: Machine, installed: InstalledModel) -> ServedModel:
+    """As `build_model`, for a model that the settings do not name: its engines are loaded when requests need them.
+
+    Raises ModelNotFound for a model that only other models use, such as the one that detects speech.
+    """
+    if installed.kind not in tasks():
+        raise ModelNotFound(f"model {installed.id} is a part of other models: no task serves it", param="model")
+    check_weights(installed.path)
+    places = tuple(PlacementSettings(device=device, load="lazy") for device in machine.devices())
+    return build_model(installed, ModelSettings(name=installed.id, placements=places), machine)
+
+
+class UnusableFiles(ConfigurationError):
+    """The model's files are missing or damaged; `installed`: some are there."""
+
+    def __init__(self, reason: str, *, installed: bool = True) -> None:
+        super().__init__(reason)
+        self.installed = installed
+
+
+def installed_model(wanted: ModelSettings, store: ModelStore, settings: NodeSettings) -> InstalledModel:
+    """Find the model; what must be made of a directory with an encoder is made now, which takes seconds.
+
+    Raises ConfigurationError, with the place of the setting, when a setting is wrong, and UnusableFiles.
+    """
+    vectors = wanted.of(VectorOptions)
+    if wanted.path is None and vectors != VectorOptions():
+        raise wanted.error("pooling", "pooling and normalize need a path; an installed model has its own")
+    try:
+        if wanted.path is None:
+            installed = store.get(wanted.name)
+        else:
+            prepared = (wanted.compile_cache or settings.compile_cache).expanduser() / PREPARED
+            installed = open_directory(
+                wanted.path.expanduser(),
+                wanted.name,
+                prepared,
+                pooling=vectors.pooling,
+                normalize=vectors.normalize,
+            )
+        check_weights(installed.path)
+    except ModelNotFound as error:
+        missing = wanted.error("name", f"it {not_installed(wanted.name, settings.model_store)}")
+        raise UnusableFiles(missing.message, installed=False) from error
+    except ConfigurationError as error:
+        damage = error if wanted.path is None else wanted.error("path", error.message)
+        raise UnusableFiles(damage.message) from error
+    return installed
+
+
+def not_installed(name: str, store: Path) -> str:
+    """The message for a model that is missing, with the command that installs it into the right store."""
+    return f"is not installed in {store}; run: npu-node pull {name} --model-store {shlex.quote(str(store))}"
 
 
 def build_placements(
@@ -315,173 +369,100 @@ def _cache_key(installed: InstalledModel, device: Device, plan: EnginePlan, mach
     )
 
 
-# From settings and installed models to served models.
-
-
-def build_model(
+def plan_engine(
     installed: InstalledModel,
     wanted: ModelSettings,
-    machine: Machine,
-    guard: Callable[[Canary], Canary] = lambda canary: canary,
-) -> ServedModel:
-    """Return the model with its tokenizer and its engines, none started. Raises ConfigurationError.
+    place: PlacementSettings,
+    beside: Collection[Device],
+    settings: NodeSettings,
+    npu: NpuSource,
+) -> EnginePlan:
+    """Return the plan for one placement of a model whose placements are on the devices `beside`.
 
-    `guard` wraps a canary that needs the device as a request does.
+    Raises ConfigurationError when its lengths do not fit the model.
     """
-    refuse_foreign_options(installed, wanted)
+    declaration = engine_for(installed.kind, place.device)
+    values = select(declaration, wanted.options)
+    if place.plugin_config:
+        values["plugin_config"] = dict(place.plugin_config)
+    ignored = tuple(sorted(_ignored(installed.kind, wanted, place.device, beside)))
     task = served_task(installed.kind)
-
-    def place(canary: Callable[[int], Canary]) -> tuple[Placement, ...]:
-        return build_placements(task, installed, wanted, machine, canary)
-
-    return task.build(ModelParts(installed, wanted, machine.settings, place, guard))
-
-
-def build_on_demand(machine: Machine, installed: InstalledModel) -> ServedModel:
-    """As `build_model`, for a model that the settings do not name: its engines are loaded when requests need them.
-
-    Raises ModelNotFound for a model that only other models use, such as the one that detects speech.
-    """
-    if installed.kind not in tasks():
-        raise ModelNotFound(f"model {installed.id} is a part of other models: no task serves it", param="model")
-    check_weights(installed.path)
-    places = tuple(PlacementSettings(device=device, load="lazy") for device in machine.devices())
-    return build_model(installed, ModelSettings(name=installed.id, placements=places), machine)
+    if place.device is not Device.NPU:
+        task.complete(installed, wanted, values, place.device, _memory(settings), settings.model_store)
+        limit = installed.context_limit
+        return EnginePlan(engine_options(declaration, values), limit, limit, ignored=ignored)
+    taken = {field.name for field in fields(declaration)}
+    counter = {"busy_counter": str(npu.busy_counter), "stand_in": npu.stand_in}
+    values |= {name: value for name, value in counter.items() if name in taken}
+    shapes = task.static_shapes(installed, wanted, values, emulated=npu.emulated)
+    options = engine_options(declaration, values)
+    prompt_limit = min(shapes.prompt_limit, settings.npu_token_limit)
+    return EnginePlan(options, prompt_limit, shapes.total_limit, shapes.lengths, ignored)
 
 
-# Finds the model that a table `[[models]]` names: in the store, or in a directory of its own.
-
-PREPARED = "prepared"
-
-
-class UnusableFiles(ConfigurationError):
-    """The model's files are missing or damaged; `installed`: some are there."""
-
-    def __init__(self, reason: str, *, installed: bool = True) -> None:
-        super().__init__(reason)
-        self.installed = installed
+def _memory(settings: NodeSettings) -> int | None:
+    if settings.memory_budget is not None:
+        return settings.memory_budget
+    machine = machine_memory()
+    return None if machine is None else machine.total
 
 
-def installed_model(wanted: ModelSettings, store: ModelStore, settings: NodeSettings) -> InstalledModel:
-    """Find the model; what must be made of a directory with an encoder is made now, which takes seconds.
-
-    Raises ConfigurationError, with the place of the setting, when a setting is wrong, and UnusableFiles.
-    """
-    vectors = wanted.of(VectorOptions)
-    if wanted.path is None and vectors != VectorOptions():
-        raise wanted.error("pooling", "pooling and normalize need a path; an installed model has its own")
-    try:
-        if wanted.path is None:
-            installed = store.get(wanted.name)
-        else:
-            prepared = (wanted.compile_cache or settings.compile_cache).expanduser() / PREPARED
-            installed = open_directory(
-                wanted.path.expanduser(),
-                wanted.name,
-                prepared,
-                pooling=vectors.pooling,
-                normalize=vectors.normalize,
-            )
-        check_weights(installed.path)
-    except ModelNotFound as error:
-        missing = wanted.error("name", f"it {not_installed(wanted.name, settings.model_store)}")
-        raise UnusableFiles(missing.message, installed=False) from error
-    except ConfigurationError as error:
-        damage = error if wanted.path is None else wanted.error("path", error.message)
-        raise UnusableFiles(damage.message) from error
-    return installed
+def _ignored(kind: str, wanted: ModelSettings, device: Device, beside: Collection[Device]) -> set[str]:
+    """The options that other engines for this kind of model have, but not the one for this device."""
+    every = {name for owner in engines() if owner.task == kind for name in options_of(owner)}
+    used = set(options_of(engine_for(kind, device)))
+    if device is not Device.NPU and Device.NPU in beside:
+        used |= options_of(engine_for(kind, Device.NPU)).keys()  # they are for the other placement
+    return (wanted.options.keys() & every) - used
 
 
-def not_installed(name: str, store: Path) -> str:
-    """The message for a model that is missing, with the command that installs it into the right store."""
-    return f"is not installed in {store}; run: npu-node pull {name} --model-store {shlex.quote(str(store))}"
+def refuse_foreign_options(installed: InstalledModel, wanted: ModelSettings) -> None:
+    """Raise ConfigurationError for options that no engine for this kind of model has."""
+    known = {name for owner in declarations() if owner.task == installed.kind for name in options_of(owner)}
+    foreign = sorted(wanted.options.keys() - known)
+    if foreign:
+        raise wanted.error(
+            foreign[0], f"{', '.join(foreign)} cannot be used by an engine for {installed.kind}; remove it"
+        )
 
 
-# The models that the settings name. One whose files are damaged becomes a `FailedModel`, and the others serve.
-
-log = logging.getLogger(__name__)
-
-
-def configured_models(machine: Machine) -> list[ServedModel | FailedModel]:
-    """All models that the settings name. Raises ConfigurationError for a wrong setting, or if none is installed."""
-    models = [configured_model(wanted, machine) for wanted in machine.settings.models]
-    failed = [model for model in models if isinstance(model, FailedModel)]
-    if failed and len(failed) == len(models) and not any(model.installed for model in failed):
-        raise ConfigurationError("\n".join(model.reason for model in failed))
-    for model in failed:
-        log.error("model %s cannot be served: %s", model.name, model.reason)
-    return models
+def admission_limits(plan: EnginePlan, max_outstanding: int | None) -> AdmissionLimits:
+    """Return the limits of a placement, in units of its task; `max_outstanding` None is the default of its engine."""
+    limits = served_task(plan.options.task).admission(plan.options)
+    return limits if max_outstanding is None else replace(limits, max_outstanding=max_outstanding)
 
 
-def configured_model(wanted: ModelSettings, machine: Machine) -> ServedModel | FailedModel:
-    """One of them. Raises ConfigurationError when a setting is wrong; damaged and missing files make a FailedModel."""
-    try:
-        return _build(wanted, machine)
-    except UnusableFiles as damage:
-        return _failed(wanted, machine, damage.message, _kind(wanted, machine), installed=damage.installed)
+def growth_limits(growth: int | None) -> GrowthLimits:
+    """Return how far an engine process may grow, in bytes; `growth` None is a share of the machine's memory."""
+    memory = machine_memory()
+    return GrowthLimits(growth if growth or memory is None else default_growth(memory.total))
 
 
-def _failed(
-    wanted: ModelSettings, machine: Machine, reason: str, kind: str | None, *, installed: bool = True
-) -> FailedModel:
-    entry = ModelStore(machine.settings.model_store).catalog.find(wanted.name) if wanted.path is None else None
-    names = [*wanted.aliases, *((entry.id, *entry.aliases) if entry is not None else ())]
-    aliases = [name for name in names if normalise_name(name) != normalise_name(wanted.name)]
-    return FailedModel(wanted.name, reason, lambda: _build(wanted, machine), aliases, kind, installed=installed)
+def estimate_bytes(installed: InstalledModel, plan: EnginePlan) -> int:
+    """Resident bytes of an engine process for this model: the runtime, the weights in its form, the KV cache."""
+    files = installed.files.items()
+    weights = sum(size for name, size in files if Path(name).suffix == ".bin") or installed.size
+    footprint = served_task(installed.kind).footprint(installed, plan)
+    return _RUNTIME + int(weights * footprint.weights) + footprint.extra
 
 
-def _build(wanted: ModelSettings, machine: Machine) -> ServedModel:
-    installed = installed_model(wanted, ModelStore(machine.settings.model_store), machine.settings)
-    try:
-        model = build_model(installed, wanted, machine)
-    except ConfigurationError:
-        raise
-    except Exception as error:  # tokenizers and OpenVINO raise types of their own for damaged files
-        raise UnusableFiles(
-            f"{installed.path}: its files are damaged ({type(error).__name__}: {_brief(error)}); pull or copy it again"
-        ) from error
-    return replace(model, without_files=lambda reason: _failed(wanted, machine, reason, installed.kind))
+def memory_pool(probe: Probe, device: Device) -> str:
+    """The pool that models on a device take memory from: the host's, or a discrete GPU's own."""
+    return device.value if _own_memory(probe, device) is not None else HOST
 
 
-def _kind(wanted: ModelSettings, machine: Machine) -> str | None:
-    """What kind of model the settings mean, by what can be read: its files, the catalog, the options that it has."""
-    store = ModelStore(machine.settings.model_store)
-    with contextlib.suppress(ModelNotFound, OSError):
-        directory = store.locate(wanted.name) if wanted.path is None else wanted.path.expanduser()
-        if (kind := apparent_kind(directory)) is not None:
-            return kind
-    if wanted.path is None and (entry := store.catalog.find(wanted.name)) is not None:
-        return entry.kind
-    owners = [{owner.task for owner in declarations() if name in options_of(owner)} for name in wanted.options]
-    common = set.intersection(*owners) if owners else set()
-    return common.pop() if len(common) == 1 else None
+def memory_budgets(wanted: int | None, probe: Probe) -> dict[str, int | None]:
+    """Bytes that the engines together may take, by pool. `wanted` None is 80 % of what the host has free now."""
+    memory = machine_memory()
+    host = wanted if wanted is not None or memory is None else int(memory.available * _SHARE)
+    own = _own_memory(probe, Device.GPU)
+    return {HOST: host} | ({} if own is None else {Device.GPU.value: int(own * _SHARE)})
 
 
-def _brief(error: Exception) -> str:
-    return " | ".join(line.strip() for line in str(error).splitlines() if line.strip())[:300]
-
-
-# Static shapes of engines that run each text in the smallest of a few lengths that holds it.
-
-# Questions have 8 to 24 tokens. Above 32 each further length would spare less than the memory of its copy of the model.
-_SHORT = (16, 24)
-_DOUBLED = 32
-
-
-def buckets_up_to(limit: int) -> tuple[int, ...]:
-    """16, 24, 32, 64, 128 … and the limit itself, in tokens."""
-    buckets = [length for length in _SHORT if length < limit]
-    length = _DOUBLED
-    while length < limit:
-        buckets.append(length)
-        length *= 2
-    return (*buckets, limit)
-
-
-def bucket_shapes(limit: int, wanted: ModelSettings, values: dict[str, Any]) -> Shapes:
-    """The shapes for a model of so many tokens; `npu_buckets` of `values` is completed. Raises ConfigurationError."""
-    buckets = tuple(sorted(set(values.get("npu_buckets") or buckets_up_to(limit))))
-    if buckets[-1] > limit:
-        raise wanted.error("npu_buckets", f"a bucket of {buckets[-1]} tokens, the model takes {limit}")
-    values["npu_buckets"] = buckets
-    return Shapes((*buckets, values.get("npu_batch_size", 1)), buckets[-1], buckets[-1])
+def _own_memory(probe: Probe, device: Device) -> int | None:
+    """Bytes of a device that does not share the host's memory and says how much it has."""
+    info = probe.find(device)
+    if info is None or "(dGPU)" not in (info.properties.get("FULL_DEVICE_NAME") or ""):
+        return None
+    total = info.properties.get(_TOTAL_MEMORY)
+    return int(total) if total is not None and total.isdecimal() else None

@@ -16,8 +16,7 @@ from worker_node.devices.probe import probe
 from worker_node.engines.options import BlobOptions, engine_for
 from worker_node.engines.protocol import EngineState
 from worker_node.models.directory import InstalledModel, check_weights
-from worker_node.serving.build import build_model
-from worker_node.serving.machine import Machine
+from worker_node.serving.build import Machine, build_model
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
 
 

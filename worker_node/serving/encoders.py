@@ -12,7 +12,6 @@ from worker_node.engines.options import EngineOptions
 from worker_node.models.directory import InstalledModel
 from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.scheduling.wait_estimate import Capacity
-from worker_node.serving.build import bucket_shapes
 from worker_node.serving.task import EnginePlan, Footprint, ServedTask, Shapes
 from worker_node.settings import ModelSettings
 
@@ -21,6 +20,9 @@ MAX_OUTSTANDING_TEXTS = 8192
 BATCH_TOKENS = 512
 # So many show that an engine does not answer every text alike.
 _KNOWN_TEXTS = 2
+# Questions have 8 to 24 tokens. Above 32 each further length would spare less than the memory of its copy of the model.
+_SHORT = (16, 24)
+_DOUBLED = 32
 
 
 def known_that_fit(lengths: Sequence[int], limit: int, wanted: ModelSettings) -> list[int]:
@@ -87,3 +89,22 @@ class EncoderTask(ServedTask):
     def keeps_compiled(self, device: Device, *, emulated: bool) -> bool:
         """On the emulated NPU compiling takes half a second, and keeping it a copy of all weights for each bucket."""
         return device is not Device.CPU and not emulated
+
+
+def buckets_up_to(limit: int) -> tuple[int, ...]:
+    """16, 24, 32, 64, 128 … and the limit itself, in tokens."""
+    buckets = [length for length in _SHORT if length < limit]
+    length = _DOUBLED
+    while length < limit:
+        buckets.append(length)
+        length *= 2
+    return (*buckets, limit)
+
+
+def bucket_shapes(limit: int, wanted: ModelSettings, values: dict[str, Any]) -> Shapes:
+    """The shapes for a model of so many tokens; `npu_buckets` of `values` is completed. Raises ConfigurationError."""
+    buckets = tuple(sorted(set(values.get("npu_buckets") or buckets_up_to(limit))))
+    if buckets[-1] > limit:
+        raise wanted.error("npu_buckets", f"a bucket of {buckets[-1]} tokens, the model takes {limit}")
+    values["npu_buckets"] = buckets
+    return Shapes((*buckets, values.get("npu_batch_size", 1)), buckets[-1], buckets[-1])

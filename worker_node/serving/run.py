@@ -13,13 +13,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
+    AsyncExitStack,
     aclosing,
     asynccontextmanager,
     contextmanager,
 )
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, Protocol, Self, TypeVar, cast
 
 from worker_node.core.errors import (
     BadRequest,
@@ -41,7 +42,7 @@ from worker_node.observability.tracing import OFF, Operation, Tracing
 from worker_node.registry import task_of
 from worker_node.scheduling.admission import AdmissionLimits, Permit, Work
 from worker_node.serving.routing import Demand, PlacementStatus, Selection, choose, select_placement
-from worker_node.serving.task import TaskParts
+from worker_node.settings import NodeSettings
 
 M = TypeVar("M", bound=ServedModel)
 T = TypeVar("T")
@@ -51,6 +52,35 @@ WorkOf = Callable[[AdmissionLimits], Work]
 # break it.
 MAX_RUNS = 6
 _RETURNING = frozenset({EngineState.STARTING, EngineState.BACKING_OFF})
+
+
+class TaskPart(Protocol):
+    """A resource that must be closed when the node stops."""
+
+    async def close(self) -> None: ...
+
+
+P = TypeVar("P", bound=TaskPart)
+
+
+class TaskParts:
+    """Resources of one task alone, such as a process that decodes audio: one of each kind, made on first use."""
+
+    def __init__(self, settings: NodeSettings | None = None) -> None:
+        self._settings = settings or NodeSettings()
+        self._parts: dict[Callable[[NodeSettings], TaskPart], TaskPart] = {}
+
+    def of(self, make: Callable[[NodeSettings], P]) -> P:
+        """The resource that `make` creates."""
+        if make not in self._parts:
+            self._parts[make] = make(self._settings)
+        return cast("P", self._parts[make])
+
+    async def close(self) -> None:
+        """Close all resources, even if closing one of them fails."""
+        async with AsyncExitStack() as stack:
+            while self._parts:
+                stack.push_async_callback(self._parts.popitem()[1].close)
 
 
 @dataclass(frozen=True, slots=True)

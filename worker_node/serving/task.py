@@ -1,13 +1,15 @@
-"""Resources of one task alone, such as a process that decodes audio: created on first use, closed with the node."""
+"""What the serving layer must know of a task: how its models are built, planned and admitted.
+
+A task derives a class from `ServedTask` and names an object of it in its registration (`registry.Task.serving`).
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar, cast
+from typing import Any, ClassVar, cast
 
 from worker_node.core.types import NOTHING, Device, Feature
 from worker_node.engines.cpu_share import CpuRole
@@ -18,41 +20,8 @@ from worker_node.manager.served import ServedModel
 from worker_node.models.directory import InstalledModel
 from worker_node.registry import load, task_of
 from worker_node.scheduling.admission import AdmissionLimits
+from worker_node.serving.run import TaskParts
 from worker_node.settings import ModelSettings, NodeSettings
-
-
-class TaskPart(Protocol):
-    """A resource that must be closed when the node stops."""
-
-    async def close(self) -> None: ...
-
-
-P = TypeVar("P", bound=TaskPart)
-
-
-class TaskParts:
-    """The resources of all tasks, one of each kind, until `close`; made from the settings at the node's start."""
-
-    def __init__(self, settings: NodeSettings | None = None) -> None:
-        self._settings = settings or NodeSettings()
-        self._parts: dict[Callable[[NodeSettings], TaskPart], TaskPart] = {}
-
-    def of(self, make: Callable[[NodeSettings], P]) -> P:
-        """The resource that `make` creates."""
-        if make not in self._parts:
-            self._parts[make] = make(self._settings)
-        return cast("P", self._parts[make])
-
-    async def close(self) -> None:
-        """Close all resources, even if closing one of them fails."""
-        async with AsyncExitStack() as stack:
-            while self._parts:
-                stack.push_async_callback(self._parts.popitem()[1].close)
-
-
-# What the serving layer must know of a task: how its models are built, planned and admitted.
-#
-# A task derives a class from `ServedTask` and names an object of it in its registration (`registry.Task.serving`).
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,9 +123,6 @@ def _last_space(text: str, size: int) -> int:
     return size if found < 0 else found
 
 
-# Checks of token ids that came in place of text.
-
-
 def check_ids(ids: Sequence[int], vocabulary: int, param: str | None = None) -> None:
     """Raise BadRequest unless there is at least one token id and each is one of the vocabulary's."""
     if not ids:

@@ -25,7 +25,8 @@ from worker_node.models.store import ModelStore
 from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.scheduling.wait_estimate import Capacity
 from worker_node.serving.build import not_installed
-from worker_node.serving.task import EnginePlan, Footprint, ModelParts, ServedTask, Shapes, TaskParts, no_canary
+from worker_node.serving.run import TaskParts
+from worker_node.serving.task import EnginePlan, Footprint, ModelParts, ServedTask, Shapes, no_canary
 from worker_node.settings import ModelSettings
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
 from worker_node.tasks.generate.model import GenerationModel

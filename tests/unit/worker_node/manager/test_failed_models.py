@@ -16,8 +16,7 @@ from worker_node.manager.manager import ModelManager
 from worker_node.manager.served import FailedModel
 from worker_node.models.directory import MANIFEST_FILE, WEIGHTS_FILE
 from worker_node.models.store import ModelStore
-from worker_node.serving.build import configured_models
-from worker_node.serving.machine import Machine
+from worker_node.serving.build import Machine, configured_models
 from worker_node.settings import ModelSettings, NodeSettings
 
 SOUND = "all-minilm-l6-v2"

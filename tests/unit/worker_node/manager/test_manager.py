@@ -20,8 +20,7 @@ from worker_node.core.errors import (
     Overloaded,
 )
 from worker_node.core.types import Silent
-from worker_node.manager.manager import ModelManager
-from worker_node.manager.pulls import Pulls
+from worker_node.manager.manager import ModelManager, Pulls
 from worker_node.manager.replacement import WhileInUse
 from worker_node.models.store import ModelStore
 

@@ -16,8 +16,7 @@ from worker_node.models.convert.encoder import matryoshka_of, prompts_of
 from worker_node.models.convert.job import ConversionJob
 from worker_node.models.directory import MANIFEST_FILE, EmbeddingCanary, read_embedding_canary, write_embedding_canary
 from worker_node.models.store import ModelStore
-from worker_node.serving.build import build_model
-from worker_node.serving.machine import Machine
+from worker_node.serving.build import Machine, build_model
 from worker_node.settings import ModelSettings, NodeSettings
 
 pytestmark = pytest.mark.slow

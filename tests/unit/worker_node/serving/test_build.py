@@ -15,8 +15,7 @@ from worker_node.devices.npu import NpuSource
 from worker_node.devices.probe import DeviceInfo, Probe
 from worker_node.models.directory import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel
 from worker_node.serving import build
-from worker_node.serving.build import build_model
-from worker_node.serving.machine import Machine
+from worker_node.serving.build import Machine, build_model
 from worker_node.settings import ModelSettings, NodeSettings
 from worker_node.tasks.generate import building
 

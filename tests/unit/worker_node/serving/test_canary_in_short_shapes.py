@@ -10,8 +10,7 @@ from worker_node.core.errors import ConfigurationError
 from worker_node.devices.npu import NpuSource
 from worker_node.devices.probe import DeviceInfo, Probe
 from worker_node.engines.process import CanaryFailed
-from worker_node.serving.build import build_model
-from worker_node.serving.machine import Machine
+from worker_node.serving.build import Machine, build_model
 from worker_node.settings import ModelSettings, NodeSettings
 from worker_node.tasks.embed.messages import EmbeddingOutput
 

@@ -17,7 +17,8 @@ from worker_node.devices.npu import NpuSource
 from worker_node.encoders.static import bucket_for
 from worker_node.models.directory import InstalledModel
 from worker_node.serving import build
-from worker_node.serving.build import buckets_up_to, plan_engine, refuse_foreign_options
+from worker_node.serving.build import plan_engine, refuse_foreign_options
+from worker_node.serving.encoders import buckets_up_to
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
 
 REAL = NpuSource(emulated=False, busy_counter=Path("/sys/npu_busy_time_us"), stand_in=False)
