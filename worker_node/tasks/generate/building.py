@@ -1,7 +1,4 @@
-"""The canary of generation engines, which must pass before a model is ready.
-
-A device that computes garbage raises no error (reference: openvino #38100), so the engine must answer a known question.
-"""
+"""How generation models are built, planned and admitted: draft model, precision and memory of the KV cache, canary."""
 
 from __future__ import annotations
 
@@ -33,147 +30,6 @@ from worker_node.tasks.generate.model import GenerationModel
 from worker_node.tasks.generate.options import ContinuousOptions, GenerationOptions, StatefulOptions
 from worker_node.tasks.generate.schemas import schema_compiler
 from worker_node.tasks.generate.tokenization import ChatTokenizer
-
-
-def generation_canary(known: GenerationCanary, tokenizer: ChatTokenizer) -> Canary:
-    """Return the check that the engine's greedy answer to a known question holds the known words."""
-
-    async def check(engine: JobEngine) -> None:
-        prompt = tokenizer.encode_chat((Message("user", known.prompt),))
-        job = GenerateJob(
-            id=0,
-            tokens=np.asarray(prompt, TOKEN_DTYPE).tobytes(),
-            max_new_tokens=known.max_new_tokens,
-            deadline=time.monotonic() + CANARY_TIMEOUT_S,
-        )
-        detokenizer = tokenizer.detokenizer()
-        answer = "".join([detokenizer.push(delta.tokens) async for delta in engine.run(job, TokenDelta)])
-        missing = [word for word in known.expected if word.casefold() not in answer.casefold()]
-        if missing:
-            raise CanaryFailed(f"the answer to a known question lacks {', '.join(map(repr, missing))}")
-
-    return check
-
-
-# How much memory a static KV cache takes, from the model's own configuration.
-
-_BYTES_PER_VALUE = 2  # the NPU keeps keys and values in f16
-
-
-def kv_cache_bytes(directory: Path, tokens: int) -> int | None:
-    """Bytes for keys and values of `tokens` tokens; None where `config.json` does not tell the model's shape."""
-    try:
-        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-        heads = int(config["num_attention_heads"])
-        kv_heads = int(config.get("num_key_value_heads") or heads)
-        head_size = int(config.get("head_dim") or config["hidden_size"] // heads)
-        layers = int(config["num_hidden_layers"])
-    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
-        return None
-    return 2 * layers * kv_heads * head_size * _BYTES_PER_VALUE * tokens
-
-
-# The draft model of a generation model: found, and the options that go with it decided, before anything is loaded.
-#
-# Tried with OpenVINO GenAI 2026.4.1: with a prefix cache sampled answers break its pipeline, and where a prompt is
-# split
-# over steps greedy answers differ from those without a draft. Without both, answers are the same in f32.
-
-ON_NPU = (
-    "draft_model has no effect on the NPU: with a draft OpenVINO GenAI generates past the end of an answer there; "
-    "place the model on CPU or GPU for it"
-)
-_WITHOUT = ("enable_prefix_caching", "dynamic_split_fuse")
-
-
-def complete_draft(installed: InstalledModel, wanted: ModelSettings, values: dict[str, Any], store: Path) -> None:
-    """Replace the name in `draft_model` by the model's directory, and set what cannot be used beside it.
-
-    Raises ConfigurationError when there is no such model, or another option excludes it.
-    """
-    name = values.get("draft_model")
-    if name is None:
-        return
-    if values.get("prompt_lookup"):
-        raise wanted.error("draft_model", "draft_model and prompt_lookup both guess tokens; set one of them")
-    for option in _WITHOUT:
-        if values.get(option):
-            raise wanted.error(
-                option,
-                f"{option} = true cannot be used with draft_model: OpenVINO GenAI would fail or answer wrongly; leave "
-                f"{option} out",
-            )
-        values[option] = False
-    try:
-        draft = read_directory(Path(name).expanduser()) if "/" in name else ModelStore(store).get(name)
-    except ModelNotFound as error:
-        raise wanted.error("draft_model", f"{name} {not_installed(name, store)}") from error
-    except ConfigurationError as error:
-        raise wanted.error("draft_model", error.message) from error
-    if draft.kind != ModelKind.GENERATION:
-        raise wanted.error("draft_model", f"{name} is a model for {draft.kind}; a draft must generate text")
-    if draft.path.resolve() == installed.path.resolve():
-        raise wanted.error("draft_model", f"{name} is the model itself; name a smaller one")
-    values["draft_model"] = str(draft.path)
-
-
-def check_devices(wanted: ModelSettings) -> None:
-    """Raise ConfigurationError if the model has a draft, and runs on the NPU alone."""
-    places = wanted.placements
-    alone = places is not None and all(place.device is Device.NPU for place in places)
-    if alone and wanted.options.get("draft_model") is not None:
-        raise wanted.error("draft_model", ON_NPU)
-
-
-def draft_weights(directory: Path) -> int:
-    """Bytes of a draft's weights."""
-    return sum(path.stat().st_size for path in directory.glob("*.bin"))
-
-
-def draft_cache(directory: Path, tokens: int) -> int:
-    """Bytes of a draft's KV cache for `tokens` tokens; 0 where its shape is unknown."""
-    return kv_cache_bytes(directory, tokens) or 0
-
-
-# The precision of a paged KV cache on the CPU, and the one that it needs the model to be computed in.
-#
-# OpenVINO's CPU plugin takes quantised caches and f16 beside any precision of computing, but f32 and bf16 only beside
-# their own; beside another the model loads, and its first request fails. A cache in u4 that grows makes OpenVINO
-# 2026.4.1
-# write beyond its memory, which ends the engine.
-
-HINT = "INFERENCE_PRECISION_HINT"
-_NEED_THEIR_OWN = frozenset({"f32", "bf16"})
-
-
-def complete_precision(wanted: ModelSettings, values: dict[str, Any], device: Device) -> None:
-    """Compute in the precision that the cache needs.
-
-    Raises ConfigurationError when `plugin_config` sets another, and for a cache in u4 without a fixed size.
-    """
-    plugin_config = values.get("plugin_config", {})
-    kept = values.get("kv_cache_precision")
-    if device is not Device.CPU:
-        return
-    if "u4" in {kept, plugin_config.get("KV_CACHE_PRECISION")} and not values.get("cache_size_gb"):
-        raise wanted.error(
-            "kv_cache_precision",
-            "a KV cache in u4 must have a fixed size on the CPU, since OpenVINO fails when it grows; set "
-            "cache_size_gb, or use u8",
-        )
-    if kept not in _NEED_THEIR_OWN:
-        return
-    computed = plugin_config.get(HINT, kept)
-    if computed != kept:
-        raise wanted.error(
-            "kv_cache_precision",
-            f"a KV cache in {kept} needs {HINT} = {kept!r} on the CPU, and plugin_config sets {computed!r}; leave one "
-            "of them out, or use u8, u4 or f16, which go with any",
-        )
-    values["plugin_config"] = plugin_config | {HINT: kept}
-
-
-# How generation models are built, planned and admitted.
 
 log = logging.getLogger(__name__)
 
@@ -317,6 +173,9 @@ class _Generate(ServedTask):
         ]
 
 
+GENERATE = _Generate()
+
+
 def prompt_and_response(installed: InstalledModel, wanted: ModelSettings, values: dict[str, Any]) -> tuple[int, int]:
     """Tokens of the longest prompt and of its answer in static shapes; `values` gets the first.
 
@@ -342,4 +201,140 @@ def _prefix_tokens(installed: InstalledModel, values: dict[str, Any], device: De
     return _PREFIX_TOKENS if memory is None else min(_PREFIX_TOKENS, int(memory * _PREFIX_SHARE) // token)
 
 
-GENERATE = _Generate()
+# The draft model of a generation model: found, and the options that go with it decided, before anything is loaded.
+#
+# Tried with OpenVINO GenAI 2026.4.1: with a prefix cache sampled answers break its pipeline, and where a prompt is
+# split
+# over steps greedy answers differ from those without a draft. Without both, answers are the same in f32.
+
+ON_NPU = (
+    "draft_model has no effect on the NPU: with a draft OpenVINO GenAI generates past the end of an answer there; "
+    "place the model on CPU or GPU for it"
+)
+_WITHOUT = ("enable_prefix_caching", "dynamic_split_fuse")
+
+
+def complete_draft(installed: InstalledModel, wanted: ModelSettings, values: dict[str, Any], store: Path) -> None:
+    """Replace the name in `draft_model` by the model's directory, and set what cannot be used beside it.
+
+    Raises ConfigurationError when there is no such model, or another option excludes it.
+    """
+    name = values.get("draft_model")
+    if name is None:
+        return
+    if values.get("prompt_lookup"):
+        raise wanted.error("draft_model", "draft_model and prompt_lookup both guess tokens; set one of them")
+    for option in _WITHOUT:
+        if values.get(option):
+            raise wanted.error(
+                option,
+                f"{option} = true cannot be used with draft_model: OpenVINO GenAI would fail or answer wrongly; leave "
+                f"{option} out",
+            )
+        values[option] = False
+    try:
+        draft = read_directory(Path(name).expanduser()) if "/" in name else ModelStore(store).get(name)
+    except ModelNotFound as error:
+        raise wanted.error("draft_model", f"{name} {not_installed(name, store)}") from error
+    except ConfigurationError as error:
+        raise wanted.error("draft_model", error.message) from error
+    if draft.kind != ModelKind.GENERATION:
+        raise wanted.error("draft_model", f"{name} is a model for {draft.kind}; a draft must generate text")
+    if draft.path.resolve() == installed.path.resolve():
+        raise wanted.error("draft_model", f"{name} is the model itself; name a smaller one")
+    values["draft_model"] = str(draft.path)
+
+
+def check_devices(wanted: ModelSettings) -> None:
+    """Raise ConfigurationError if the model has a draft, and runs on the NPU alone."""
+    places = wanted.placements
+    alone = places is not None and all(place.device is Device.NPU for place in places)
+    if alone and wanted.options.get("draft_model") is not None:
+        raise wanted.error("draft_model", ON_NPU)
+
+
+def draft_weights(directory: Path) -> int:
+    """Bytes of a draft's weights."""
+    return sum(path.stat().st_size for path in directory.glob("*.bin"))
+
+
+def draft_cache(directory: Path, tokens: int) -> int:
+    """Bytes of a draft's KV cache for `tokens` tokens; 0 where its shape is unknown."""
+    return kv_cache_bytes(directory, tokens) or 0
+
+
+# The precision of a paged KV cache on the CPU, and the one that it needs the model to be computed in.
+#
+# OpenVINO's CPU plugin takes quantised caches and f16 beside any precision of computing, but f32 and bf16 only beside
+# their own; beside another the model loads, and its first request fails. A cache in u4 that grows makes OpenVINO
+# 2026.4.1
+# write beyond its memory, which ends the engine.
+
+HINT = "INFERENCE_PRECISION_HINT"
+_NEED_THEIR_OWN = frozenset({"f32", "bf16"})
+
+
+def complete_precision(wanted: ModelSettings, values: dict[str, Any], device: Device) -> None:
+    """Compute in the precision that the cache needs.
+
+    Raises ConfigurationError when `plugin_config` sets another, and for a cache in u4 without a fixed size.
+    """
+    plugin_config = values.get("plugin_config", {})
+    kept = values.get("kv_cache_precision")
+    if device is not Device.CPU:
+        return
+    if "u4" in {kept, plugin_config.get("KV_CACHE_PRECISION")} and not values.get("cache_size_gb"):
+        raise wanted.error(
+            "kv_cache_precision",
+            "a KV cache in u4 must have a fixed size on the CPU, since OpenVINO fails when it grows; set "
+            "cache_size_gb, or use u8",
+        )
+    if kept not in _NEED_THEIR_OWN:
+        return
+    computed = plugin_config.get(HINT, kept)
+    if computed != kept:
+        raise wanted.error(
+            "kv_cache_precision",
+            f"a KV cache in {kept} needs {HINT} = {kept!r} on the CPU, and plugin_config sets {computed!r}; leave one "
+            "of them out, or use u8, u4 or f16, which go with any",
+        )
+    values["plugin_config"] = plugin_config | {HINT: kept}
+
+
+_BYTES_PER_VALUE = 2  # the NPU keeps keys and values in f16
+
+
+def kv_cache_bytes(directory: Path, tokens: int) -> int | None:
+    """Bytes for keys and values of `tokens` tokens; None where `config.json` does not tell the model's shape."""
+    try:
+        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        heads = int(config["num_attention_heads"])
+        kv_heads = int(config.get("num_key_value_heads") or heads)
+        head_size = int(config.get("head_dim") or config["hidden_size"] // heads)
+        layers = int(config["num_hidden_layers"])
+    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
+        return None
+    return 2 * layers * kv_heads * head_size * _BYTES_PER_VALUE * tokens
+
+
+def generation_canary(known: GenerationCanary, tokenizer: ChatTokenizer) -> Canary:
+    """Return the check that the engine's greedy answer to a known question holds the known words.
+
+    A device that computes garbage raises no error (openvino #38100), so it must pass before a model is ready.
+    """
+
+    async def check(engine: JobEngine) -> None:
+        prompt = tokenizer.encode_chat((Message("user", known.prompt),))
+        job = GenerateJob(
+            id=0,
+            tokens=np.asarray(prompt, TOKEN_DTYPE).tobytes(),
+            max_new_tokens=known.max_new_tokens,
+            deadline=time.monotonic() + CANARY_TIMEOUT_S,
+        )
+        detokenizer = tokenizer.detokenizer()
+        answer = "".join([detokenizer.push(delta.tokens) async for delta in engine.run(job, TokenDelta)])
+        missing = [word for word in known.expected if word.casefold() not in answer.casefold()]
+        if missing:
+            raise CanaryFailed(f"the answer to a known question lacks {', '.join(map(repr, missing))}")
+
+    return check

@@ -1,4 +1,16 @@
-"""Open GenAI's continuous-batching pipeline with our options."""
+"""The continuous-batching generation engine (CPU, GPU): paged KV cache, split-fuse prefill, prefix caching.
+
+`ContinuousBatchingPipeline.step()` advances every running sequence by one token and holds the GIL for as long as it
+takes; the engine process has nothing else to do meanwhile, so its loop is simply: commands, step, events.
+
+GenAI computes prompts in the order in which it gets them. So it gets no more of them than fill its next steps; the
+others wait in a queue that knows priorities, sizes and deadlines. A prompt of several steps is handed over in parts,
+each with all that comes before it, which the prefix cache holds: what arrives meanwhile waits for the present part.
+
+What has been begun is never taken out of the pipeline: GenAI puts a block of the KV cache under the hash of all its
+tokens before they are computed. If a sequence is cancelled when a step ended in the middle of a block, later prompts
+that begin alike are given that block, and their answers are wrong. So parts end with a block.
+"""
 
 from __future__ import annotations
 
@@ -40,227 +52,6 @@ from worker_node.scheduling.steps import (
 from worker_node.tasks.generate.messages import GenerateJob, Step, TokenDelta
 from worker_node.tasks.generate.options import ContinuousOptions
 from worker_node.tasks.generate.sampling import generation_config
-
-
-def open_pipeline(path: str, device: str, options: ContinuousOptions) -> genai.ContinuousBatchingPipeline:
-    """The pipeline of the model in the directory `path`, compiled for `device`. Raises RuntimeError."""
-    if device == "CPU" and options.kv_cache_precision == "bf16":
-        _require_bf16()
-    scheduler = genai.SchedulerConfig()
-    scheduler.max_num_batched_tokens = options.max_num_batched_tokens
-    scheduler.max_num_seqs = options.max_num_seqs
-    scheduler.cache_size = options.cache_size_gb
-    scheduler.dynamic_split_fuse = options.dynamic_split_fuse
-    scheduler.enable_prefix_caching = options.enable_prefix_caching
-    properties = options.properties()
-    if options.draft_model is not None:
-        # GenAI divides a cache of a fixed size between the two.
-        properties["draft_model"] = genai.draft_model(options.draft_model, device, **properties)
-    pipeline = genai.ContinuousBatchingPipeline(path, scheduler, device, properties)
-    if options.enable_prefix_caching and not options.cache_size_gb and options.prefix_cache_tokens:
-        _reserve(pipeline, options)
-    return pipeline
-
-
-def _require_bf16() -> None:
-    """Raise RuntimeError where the CPU does not compute in bf16: the first request would fail in native code."""
-    if "BF16" not in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
-        raise RuntimeError("kv_cache_precision = bf16 needs a CPU that computes in bf16; set f16, u8 or u4")
-
-
-def job_config(
-    job: GenerateJob, defaults: genai.GenerationConfig, options: ContinuousOptions
-) -> genai.GenerationConfig:
-    """The configuration for one job in the pipeline of these options. Raises RuntimeError."""
-    draft_tokens = 0 if options.draft_model is None else options.draft_tokens
-    return generation_config(job, defaults, prompt_lookup=options.prompt_lookup, draft_tokens=draft_tokens)
-
-
-def _reserve(pipeline: genai.ContinuousBatchingPipeline, options: ContinuousOptions) -> None:
-    """Make a growing KV cache begin with blocks for `prefix_cache_tokens`: a prompt takes old blocks before it grows.
-
-    GenAI gives its cache at first what the first requests may need, prompt and answer, even if they are cancelled
-    before it computes anything. Nothing is written to the blocks, so the memory is taken when they are first used.
-    """
-    half = -(-(options.prefix_cache_tokens or 0) // 2)
-    job = GenerateJob(0, b"", half, deadline=0.0, ignore_eos=True)
-    config = job_config(job, pipeline.get_config(), options)
-    pipeline.add_request(0, ov.Tensor(np.zeros((1, half), np.int64)), config).cancel()
-    pipeline.step()
-
-
-# A job in the continuous-batching pipeline.
-
-_FINISH = {
-    genai.GenerationFinishReason.STOP: "stop",
-    genai.GenerationFinishReason.LENGTH: "length",
-}
-
-
-@dataclass(slots=True)
-class ReadTokens:
-    """What the pipeline had ready of an answer; `finish` if these are its last tokens."""
-
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    finish: str | None = None
-
-
-@dataclass(slots=True)
-class Running:
-    """A job in the pipeline, with the first `end` tokens of its prompt, of which `left` are to come as far as is known.
-
-    `started` once its prompt is computed and its answer has begun; `answer` are the token ids of it so far.
-    """
-
-    prompt: Prompt[GenerateJob]
-    handle: genai.GenerationHandle
-    end: int
-    left: int
-    started: bool = False
-    answer: list[int] = field(default_factory=list)
-
-    @property
-    def job(self) -> GenerateJob:
-        return self.prompt.job
-
-    @property
-    def whole(self) -> bool:
-        """Whether the pipeline has all of the prompt, so that the answer follows."""
-        return self.end == self.job.prompt_tokens
-
-    def read(self) -> ReadTokens:
-        """The tokens of the answer that are ready."""
-        ready = ReadTokens()
-        while self.handle.can_read():
-            (output,) = self.handle.read().values()
-            ready.tokens += output.generated_ids
-            if self.job.logprobs:
-                ready.logprobs += output.generated_log_probs
-            ready.finish = _FINISH.get(output.finish_reason)
-        return ready
-
-    def tokens_computed(self) -> bytes:
-        """Prompt and answer, as `TOKEN_DTYPE`, but for the last token: nothing came after it."""
-        return self.job.tokens + np.array(self.answer[:-1], TOKEN_DTYPE).tobytes()
-
-    def part_is_computed(self) -> bool:
-        """Whether the part of the prompt is computed: the next can follow. Its token is no part of the answer."""
-        while self.handle.can_read():
-            self.handle.read()
-        if self.handle.get_status() != genai.GenerationStatus.FINISHED:
-            return False
-        self.prompt.left = self.job.prompt_tokens - self.end
-        return True
-
-
-def step_tokens(running: Collection[Running], limits: StepLimits) -> int:
-    """How many tokens a step with these computes, at most: as if the prefix cache held nothing of the prompts."""
-    prompts = sum(r.end if r.prompt.begun is None else r.left for r in running if not r.started)
-    return (min(prompts, limits.tokens) if limits.split else prompts) + len(running)
-
-
-class AbandonedPrompts:
-    """Prompts whose callers have left. With a prefix cache (`in_cache`) those begun are computed to the end."""
-
-    def __init__(self, *, in_cache: bool) -> None:
-        self._in_cache = in_cache
-        self._handles: dict[int, genai.GenerationHandle] = {}
-
-    @property
-    def jobs(self) -> Collection[int]:
-        """The ids of those that the pipeline still computes."""
-        return self._handles.keys()
-
-    def cancel(self, running: Running) -> None:
-        """Take a job out of the pipeline, at once or when its prompt is computed."""
-        if self._in_cache and running.prompt.begun is not None and not running.started:
-            self._handles[running.job.id] = running.handle
-        else:
-            running.handle.cancel()
-
-    def cancel_computed(self) -> None:
-        """Take out those whose prompts are computed by now."""
-        for job_id, handle in list(self._handles.items()):
-            if handle.can_read() or handle.get_status() != genai.GenerationStatus.RUNNING:
-                handle.cancel()
-                del self._handles[job_id]
-
-    def cancel_all(self) -> None:
-        """Take out all of them: the pipeline is closed next."""
-        for handle in self._handles.values():
-            handle.cancel()
-
-
-# Measures how much of each prompt the prefix cache holds, which GenAI does not report. No device.
-
-_BLOCK_BYTES = BLOCK_TOKENS * TOKEN_BYTES
-# Half a million tokens, more than a KV cache of some GB holds.
-_REMEMBERED_BLOCKS = 16_384
-
-
-@dataclass(slots=True)
-class PrefixHits:
-    """Compares each prompt, block by block, with what was computed before it.
-
-    `hit_tokens` of `asked_tokens` stand in blocks at a prompt's beginning that came before. The cache holds them unless
-    it had to make room since: it drops what was used least recently, as this does beyond `remembered` blocks.
-    """
-
-    remembered: int = _REMEMBERED_BLOCKS
-    asked_tokens: int = 0
-    hit_tokens: int = 0
-    # A block's key stands for all that comes before it, too. The least recently seen is first.
-    _blocks: dict[int, None] = field(default_factory=dict)
-
-    def common(self, tokens: bytes) -> int:
-        """How many tokens at the beginning of a prompt (token ids, `TOKEN_DTYPE`) came before, in whole blocks."""
-        hit = 0
-        for key in _keys(tokens):
-            if key not in self._blocks:
-                break
-            hit += BLOCK_TOKENS
-        return hit
-
-    def look_up(self, tokens: bytes) -> int:
-        """Count a prompt that is about to be computed; return the tokens that were hit."""
-        hit = self.common(tokens)
-        self.asked_tokens += len(tokens) // TOKEN_BYTES
-        self.hit_tokens += hit
-        return hit
-
-    def computed(self, tokens: bytes) -> None:
-        """These were computed, a prompt or it and its answer: from now on others may hit their whole blocks."""
-        # From its end, so that the beginning, which others share, is forgotten last.
-        for key in reversed(_keys(tokens)):
-            self._blocks.pop(key, None)
-            self._blocks[key] = None
-        while len(self._blocks) > self.remembered:
-            del self._blocks[next(iter(self._blocks))]
-
-
-def _keys(tokens: bytes) -> list[int]:
-    """One key for each whole block, made of it and of all blocks before it."""
-    keys: list[int] = []
-    key = 0
-    for end in range(_BLOCK_BYTES, len(tokens) + 1, _BLOCK_BYTES):
-        key = hash((key, tokens[end - _BLOCK_BYTES : end]))
-        keys.append(key)
-    return keys
-
-
-# The continuous-batching generation engine (CPU, GPU): paged KV cache, split-fuse prefill, prefix caching.
-#
-# `ContinuousBatchingPipeline.step()` advances every running sequence by one token and holds the GIL for as long as it
-# takes; the engine process has nothing else to do meanwhile, so its loop is simply: commands, step, events.
-#
-# GenAI computes prompts in the order in which it gets them. So it gets no more of them than fill its next steps; the
-# others wait in a queue that knows priorities, sizes and deadlines. A prompt of several steps is handed over in parts,
-# each with all that comes before it, which the prefix cache holds: what arrives meanwhile waits for the present part.
-#
-# What has been begun is never taken out of the pipeline: GenAI puts a block of the KV cache under the hash of all its
-# tokens before they are computed. If a sequence is cancelled when a step ended in the middle of a block, later prompts
-# that begin alike are given that block, and their answers are wrong. So parts end with a block.
 
 
 class ContinuousRunner:
@@ -512,3 +303,208 @@ class ContinuousRunner:
         if self._pipeline.has_non_finished_requests():
             self._pipeline.step()
         del self._pipeline
+
+
+def open_pipeline(path: str, device: str, options: ContinuousOptions) -> genai.ContinuousBatchingPipeline:
+    """The pipeline of the model in the directory `path`, compiled for `device`. Raises RuntimeError."""
+    if device == "CPU" and options.kv_cache_precision == "bf16":
+        _require_bf16()
+    scheduler = genai.SchedulerConfig()
+    scheduler.max_num_batched_tokens = options.max_num_batched_tokens
+    scheduler.max_num_seqs = options.max_num_seqs
+    scheduler.cache_size = options.cache_size_gb
+    scheduler.dynamic_split_fuse = options.dynamic_split_fuse
+    scheduler.enable_prefix_caching = options.enable_prefix_caching
+    properties = options.properties()
+    if options.draft_model is not None:
+        # GenAI divides a cache of a fixed size between the two.
+        properties["draft_model"] = genai.draft_model(options.draft_model, device, **properties)
+    pipeline = genai.ContinuousBatchingPipeline(path, scheduler, device, properties)
+    if options.enable_prefix_caching and not options.cache_size_gb and options.prefix_cache_tokens:
+        _reserve(pipeline, options)
+    return pipeline
+
+
+def _require_bf16() -> None:
+    """Raise RuntimeError where the CPU does not compute in bf16: the first request would fail in native code."""
+    if "BF16" not in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        raise RuntimeError("kv_cache_precision = bf16 needs a CPU that computes in bf16; set f16, u8 or u4")
+
+
+def job_config(
+    job: GenerateJob, defaults: genai.GenerationConfig, options: ContinuousOptions
+) -> genai.GenerationConfig:
+    """The configuration for one job in the pipeline of these options. Raises RuntimeError."""
+    draft_tokens = 0 if options.draft_model is None else options.draft_tokens
+    return generation_config(job, defaults, prompt_lookup=options.prompt_lookup, draft_tokens=draft_tokens)
+
+
+def _reserve(pipeline: genai.ContinuousBatchingPipeline, options: ContinuousOptions) -> None:
+    """Make a growing KV cache begin with blocks for `prefix_cache_tokens`: a prompt takes old blocks before it grows.
+
+    GenAI gives its cache at first what the first requests may need, prompt and answer, even if they are cancelled
+    before it computes anything. Nothing is written to the blocks, so the memory is taken when they are first used.
+    """
+    half = -(-(options.prefix_cache_tokens or 0) // 2)
+    job = GenerateJob(0, b"", half, deadline=0.0, ignore_eos=True)
+    config = job_config(job, pipeline.get_config(), options)
+    pipeline.add_request(0, ov.Tensor(np.zeros((1, half), np.int64)), config).cancel()
+    pipeline.step()
+
+
+_FINISH = {
+    genai.GenerationFinishReason.STOP: "stop",
+    genai.GenerationFinishReason.LENGTH: "length",
+}
+
+
+@dataclass(slots=True)
+class ReadTokens:
+    """What the pipeline had ready of an answer; `finish` if these are its last tokens."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish: str | None = None
+
+
+@dataclass(slots=True)
+class Running:
+    """A job in the pipeline, with the first `end` tokens of its prompt, of which `left` are to come as far as is known.
+
+    `started` once its prompt is computed and its answer has begun; `answer` are the token ids of it so far.
+    """
+
+    prompt: Prompt[GenerateJob]
+    handle: genai.GenerationHandle
+    end: int
+    left: int
+    started: bool = False
+    answer: list[int] = field(default_factory=list)
+
+    @property
+    def job(self) -> GenerateJob:
+        return self.prompt.job
+
+    @property
+    def whole(self) -> bool:
+        """Whether the pipeline has all of the prompt, so that the answer follows."""
+        return self.end == self.job.prompt_tokens
+
+    def read(self) -> ReadTokens:
+        """The tokens of the answer that are ready."""
+        ready = ReadTokens()
+        while self.handle.can_read():
+            (output,) = self.handle.read().values()
+            ready.tokens += output.generated_ids
+            if self.job.logprobs:
+                ready.logprobs += output.generated_log_probs
+            ready.finish = _FINISH.get(output.finish_reason)
+        return ready
+
+    def tokens_computed(self) -> bytes:
+        """Prompt and answer, as `TOKEN_DTYPE`, but for the last token: nothing came after it."""
+        return self.job.tokens + np.array(self.answer[:-1], TOKEN_DTYPE).tobytes()
+
+    def part_is_computed(self) -> bool:
+        """Whether the part of the prompt is computed: the next can follow. Its token is no part of the answer."""
+        while self.handle.can_read():
+            self.handle.read()
+        if self.handle.get_status() != genai.GenerationStatus.FINISHED:
+            return False
+        self.prompt.left = self.job.prompt_tokens - self.end
+        return True
+
+
+def step_tokens(running: Collection[Running], limits: StepLimits) -> int:
+    """How many tokens a step with these computes, at most: as if the prefix cache held nothing of the prompts."""
+    prompts = sum(r.end if r.prompt.begun is None else r.left for r in running if not r.started)
+    return (min(prompts, limits.tokens) if limits.split else prompts) + len(running)
+
+
+class AbandonedPrompts:
+    """Prompts whose callers have left. With a prefix cache (`in_cache`) those begun are computed to the end."""
+
+    def __init__(self, *, in_cache: bool) -> None:
+        self._in_cache = in_cache
+        self._handles: dict[int, genai.GenerationHandle] = {}
+
+    @property
+    def jobs(self) -> Collection[int]:
+        """The ids of those that the pipeline still computes."""
+        return self._handles.keys()
+
+    def cancel(self, running: Running) -> None:
+        """Take a job out of the pipeline, at once or when its prompt is computed."""
+        if self._in_cache and running.prompt.begun is not None and not running.started:
+            self._handles[running.job.id] = running.handle
+        else:
+            running.handle.cancel()
+
+    def cancel_computed(self) -> None:
+        """Take out those whose prompts are computed by now."""
+        for job_id, handle in list(self._handles.items()):
+            if handle.can_read() or handle.get_status() != genai.GenerationStatus.RUNNING:
+                handle.cancel()
+                del self._handles[job_id]
+
+    def cancel_all(self) -> None:
+        """Take out all of them: the pipeline is closed next."""
+        for handle in self._handles.values():
+            handle.cancel()
+
+
+_BLOCK_BYTES = BLOCK_TOKENS * TOKEN_BYTES
+# Half a million tokens, more than a KV cache of some GB holds.
+_REMEMBERED_BLOCKS = 16_384
+
+
+@dataclass(slots=True)
+class PrefixHits:
+    """Measures how much of each prompt the prefix cache holds, which GenAI does not report.
+
+    Compares each prompt, block by block, with what was computed before it.
+
+    `hit_tokens` of `asked_tokens` stand in blocks at a prompt's beginning that came before. The cache holds them unless
+    it had to make room since: it drops what was used least recently, as this does beyond `remembered` blocks.
+    """
+
+    remembered: int = _REMEMBERED_BLOCKS
+    asked_tokens: int = 0
+    hit_tokens: int = 0
+    # A block's key stands for all that comes before it, too. The least recently seen is first.
+    _blocks: dict[int, None] = field(default_factory=dict)
+
+    def common(self, tokens: bytes) -> int:
+        """How many tokens at the beginning of a prompt (token ids, `TOKEN_DTYPE`) came before, in whole blocks."""
+        hit = 0
+        for key in _keys(tokens):
+            if key not in self._blocks:
+                break
+            hit += BLOCK_TOKENS
+        return hit
+
+    def look_up(self, tokens: bytes) -> int:
+        """Count a prompt that is about to be computed; return the tokens that were hit."""
+        hit = self.common(tokens)
+        self.asked_tokens += len(tokens) // TOKEN_BYTES
+        self.hit_tokens += hit
+        return hit
+
+    def computed(self, tokens: bytes) -> None:
+        """These were computed, a prompt or it and its answer: from now on others may hit their whole blocks."""
+        # From its end, so that the beginning, which others share, is forgotten last.
+        for key in reversed(_keys(tokens)):
+            self._blocks.pop(key, None)
+            self._blocks[key] = None
+        while len(self._blocks) > self.remembered:
+            del self._blocks[next(iter(self._blocks))]
+
+
+def _keys(tokens: bytes) -> list[int]:
+    """One key for each whole block, made of it and of all blocks before it."""
+    keys: list[int] = []
+    key = 0
+    for end in range(_BLOCK_BYTES, len(tokens) + 1, _BLOCK_BYTES):
+        key = hash((key, tokens[end - _BLOCK_BYTES : end]))
+        keys.append(key)
+    return keys

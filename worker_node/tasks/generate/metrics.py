@@ -1,4 +1,4 @@
-"""Metrics of the images in chats."""
+"""Metrics of generations and of the images in chats, and the trace of a generation."""
 
 from __future__ import annotations
 
@@ -35,8 +35,6 @@ class ImageMetrics:
         if refusal is None:
             self._bytes.add(size, model, source)
 
-
-# Metrics of generations alone.
 
 _TOKEN_LATENCY = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
 
@@ -91,11 +89,8 @@ def count_generation(telemetry: Telemetry, route: Route, finished: Finished) -> 
         own.inter_token.observe(between, route.model, route.device)
 
 
-# The trace of a generation: its name and what was asked of it, in the words of GenAI's semantic conventions.
-
-
 def trace_generation(tracing: Tracing, request: GenerationRequest) -> AbstractContextManager[Operation]:
-    """Trace the generation that runs while the block does."""
+    """Trace the generation that runs while the block does, by the semantic conventions for generative AI."""
     return tracing.operation(_name(request), request.context, _of_sampling(request))
 
 

@@ -44,9 +44,6 @@ class ImageRules:
     marks: tuple[str, ...] = ()
 
 
-# A served generation model, and how a request finds the one that it names.
-
-
 @dataclass(frozen=True, slots=True)
 class GenerationModel(ServedModel):
     """A served generation model; an answer has at most `max_tokens_limit` tokens, a request `best_of_limit` answers.
@@ -88,9 +85,6 @@ async def generation_model(
     return await model_of(manager, ModelKind.GENERATION, GenerationModel, name, deadline)
 
 
-# What a request for text asks for.
-
-
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """A prompt to continue. Text and token ids are continued as they stand; messages go through the chat template.
@@ -115,9 +109,6 @@ class GenerationRequest:
     rendering: Rendering = field(default_factory=Rendering)
     keep_last: int | None = None
     drop_oldest: bool = False
-
-
-# Sampling defaults for what a request leaves open.
 
 
 def completed(sampling: Sampling, of_the_model: Mapping[str, Any] | None, limit: int) -> Sampling:

@@ -1,4 +1,4 @@
-"""Options of the continuous-batching generation engine."""
+"""Options of the generation engines, and of generation models whichever engine runs them."""
 
 from __future__ import annotations
 
@@ -77,9 +77,6 @@ class ContinuousOptions(EngineOptions):
         return {name: value for name, value in own.items() if value} | self.plugin_config
 
 
-# Options of generation models that the node itself uses, whichever engine runs them.
-
-
 @declare
 @dataclass(frozen=True, kw_only=True)
 class GenerationOptions(Options):
@@ -101,8 +98,6 @@ class GenerationOptions(Options):
     ] = None
     best_of_limit: Annotated[int, Ge(1), Option("answers that a request may ask for (n)")] = 20
 
-
-# Options of the generation engine of the NPU.
 
 MaxPromptLen = Annotated[
     int,

@@ -1,4 +1,4 @@
-"""GenAI's streamer for token ids: what it calls between two tokens of a stateful pipeline."""
+"""Generation on the NPU (static shapes), and the base of engines that run one generation at a time."""
 
 from __future__ import annotations
 
@@ -190,8 +190,6 @@ def _finish(reason: genai.GenerationFinishReason, *, stopped: bool) -> str | Non
         return None
     return "length"
 
-
-# The generation engine of the NPU: GenAI's stateful pipeline, one generation at a time, in static shapes.
 
 # GenAI demands the suffix.
 _BLOB = "generate.blob"

@@ -1,4 +1,4 @@
-"""The tokenizer and detokenizer graphs of a model directory, run by OpenVINO itself.
+"""The tokenizer and detokenizer graphs and the chat template of a model, and streaming detokenizers.
 
 `openvino_genai.Tokenizer` holds the GIL while it compiles them, for half a second and more, and would stop the event
 loop; OpenVINO's own calls release it. The graphs are changed as GenAI changes them, so the tokens are the same."""
@@ -168,15 +168,15 @@ def _last(model: ov.Model, kind: str) -> Any:
     return next((node for node in reversed(model.get_ordered_ops()) if node.get_type_name() == kind), None)
 
 
-# Renders conversations in a model's own chat template, with GenAI's renderer.
-
 # Where GenAI looks for special tokens.
 _CONFIGURATION = ("config.json", "special_tokens_map.json", "tokenizer_config.json")
 _NAMES = ("bos", "eos", "pad")
 
 
 class TemplateRenderer:
-    """GenAI's tokenizer without the graphs, which take it half a second to compile with the GIL held.
+    """Renders conversations in a model's own chat template.
+
+    It is GenAI's tokenizer without the graphs, which take half a second to compile with the GIL held.
 
     `ids` are the special tokens that the tokenizer's graph names, as `eos_token_id`; `decode` is the text of a token.
     """
@@ -221,14 +221,11 @@ class TemplateRenderer:
         )
 
 
-# Token ids to text while the tokens still arrive: pure, one instance per generation.
-#
-# A character may span several tokens, and a stop sequence may span several pieces of text; what is not yet certain to
-# belong to the answer is held back.
-
-
 class Detokenizer(Protocol):
-    """Turns growing token ids into growing text."""
+    """Turns growing token ids into growing text; one instance per generation.
+
+    A character may span several tokens; what is not yet certain is held back.
+    """
 
     def push(self, tokens: Sequence[int]) -> str:
         """Add tokens and return the text that is now certain."""

@@ -1,7 +1,4 @@
-"""The canary of vision engines, which must pass before a model is ready.
-
-Models come without known answers here. An answer to a text with an image shows that the graphs of vision and language
-fit each other on this device."""
+"""How vision-language models are built, planned and admitted, what they take of images, and their canary."""
 
 from __future__ import annotations
 
@@ -34,28 +31,61 @@ from worker_node.tasks.vision.options import VisionNpuOptions
 
 _SIDE = 64
 _QUESTION = "What is this?"
+# Resident bytes for each byte of weights, as those of the generation engines.
+_WEIGHTS = 2.5
+_MAX_OUTSTANDING = 64
 
 
-def vision_canary(tokenizer: ChatTokenizer, rules: ImageRules) -> Canary:
-    """Return the check that the engine answers a question about a grey image with a token."""
+class _VisionChat(ServedTask):
+    cpu_role = CpuRole.FIRST
 
-    async def check(engine: JobEngine) -> None:
-        image = Image("", 0, "canary")
-        turns, images = with_tags([Message("user", _QUESTION, images=(image,))])
-        text = tokenizer.render(turns)
-        grey = RawImage(_SIDE, _SIDE, bytes([128]) * (_SIDE * _SIDE * 3))
-        job = GenerateJob(
-            id=0,
-            tokens=np.asarray(tokenizer.encode_rendered(_QUESTION), TOKEN_DTYPE).tobytes(),
-            max_new_tokens=1,
-            deadline=time.monotonic() + CANARY_TIMEOUT_S,
-            ignore_eos=True,
-            seen=image_prompt(text.removeprefix(tokenizer.opening()), images, {"canary": grey}, rules),
+    def build(self, parts: ModelParts) -> GenerationModel:
+        if find_spec("PIL") is None:
+            raise ConfigurationError(
+                f"{parts.installed.id}: Pillow, which decodes images, is missing: pip install 'npu-node[vision]'"
+            )
+        installed = parts.installed
+        chat = ChatTokenizer(installed.path, installed.context_limit)
+        rules = image_rules(installed.path)
+        greedy = parts.settings.sampling_defaults == "greedy"
+        return GenerationModel(
+            installed,
+            parts.place(lambda _limit: parts.guard(vision_canary(chat, rules))),
+            chat,
+            sampling_defaults=None if greedy else sampling_defaults(installed.path),
+            images=rules,
+            aliases=parts.wanted.aliases,
+            idle_unload_s=parts.wanted.idle_unload_s,
         )
-        if not [token async for delta in engine.run(job, TokenDelta) for token in delta.tokens]:
-            raise CanaryFailed("a question about an image got no answer")
 
-    return check
+    def admission(self, options: EngineOptions) -> AdmissionLimits:  # noqa: ARG002
+        """Units are requests, of which one runs at a time."""
+        return AdmissionLimits(_MAX_OUTSTANDING, capacity=Capacity(sequences=1))
+
+    def static_shapes(
+        self,
+        installed: InstalledModel,
+        wanted: ModelSettings,
+        values: dict[str, Any],
+        *,
+        emulated: bool,  # noqa: ARG002
+    ) -> Shapes:
+        prompt, response = prompt_and_response(installed, wanted, values)
+        return Shapes((prompt, response), prompt, min(prompt + response, installed.context_limit))
+
+    def footprint(self, _installed: InstalledModel, _plan: EnginePlan) -> Footprint:
+        return Footprint(_WEIGHTS)
+
+    def lacks(self, options: EngineOptions) -> frozenset[Feature]:  # noqa: ARG002
+        return frozenset({"n", "logprobs"})
+
+    def parts(self, options: EngineOptions) -> Mapping[str, Device]:
+        if isinstance(options, VisionNpuOptions):
+            return {"language": Device.NPU, "vision": Device.CPU}
+        return {}
+
+
+VISION_CHAT = _VisionChat()
 
 
 # What a model takes of images, from its configuration: estimates, by the type of model.
@@ -140,60 +170,27 @@ def _number(part: Any, name: str, default: int) -> int:
     return value if isinstance(value, int) and value > 0 else default
 
 
-# How vision-language models are built, planned and admitted.
+def vision_canary(tokenizer: ChatTokenizer, rules: ImageRules) -> Canary:
+    """Return the check that the engine answers a question about a grey image with a token.
 
-# Resident bytes for each byte of weights, as those of the generation engines.
-_WEIGHTS = 2.5
-_MAX_OUTSTANDING = 64
+    Models come without known answers here. Any answer shows that the graphs of vision and language fit each other on
+    this device.
+    """
 
-
-class _VisionChat(ServedTask):
-    cpu_role = CpuRole.FIRST
-
-    def build(self, parts: ModelParts) -> GenerationModel:
-        if find_spec("PIL") is None:
-            raise ConfigurationError(
-                f"{parts.installed.id}: Pillow, which decodes images, is missing: pip install 'npu-node[vision]'"
-            )
-        installed = parts.installed
-        chat = ChatTokenizer(installed.path, installed.context_limit)
-        rules = image_rules(installed.path)
-        greedy = parts.settings.sampling_defaults == "greedy"
-        return GenerationModel(
-            installed,
-            parts.place(lambda _limit: parts.guard(vision_canary(chat, rules))),
-            chat,
-            sampling_defaults=None if greedy else sampling_defaults(installed.path),
-            images=rules,
-            aliases=parts.wanted.aliases,
-            idle_unload_s=parts.wanted.idle_unload_s,
+    async def check(engine: JobEngine) -> None:
+        image = Image("", 0, "canary")
+        turns, images = with_tags([Message("user", _QUESTION, images=(image,))])
+        text = tokenizer.render(turns)
+        grey = RawImage(_SIDE, _SIDE, bytes([128]) * (_SIDE * _SIDE * 3))
+        job = GenerateJob(
+            id=0,
+            tokens=np.asarray(tokenizer.encode_rendered(_QUESTION), TOKEN_DTYPE).tobytes(),
+            max_new_tokens=1,
+            deadline=time.monotonic() + CANARY_TIMEOUT_S,
+            ignore_eos=True,
+            seen=image_prompt(text.removeprefix(tokenizer.opening()), images, {"canary": grey}, rules),
         )
+        if not [token async for delta in engine.run(job, TokenDelta) for token in delta.tokens]:
+            raise CanaryFailed("a question about an image got no answer")
 
-    def admission(self, options: EngineOptions) -> AdmissionLimits:  # noqa: ARG002
-        """Units are requests, of which one runs at a time."""
-        return AdmissionLimits(_MAX_OUTSTANDING, capacity=Capacity(sequences=1))
-
-    def static_shapes(
-        self,
-        installed: InstalledModel,
-        wanted: ModelSettings,
-        values: dict[str, Any],
-        *,
-        emulated: bool,  # noqa: ARG002
-    ) -> Shapes:
-        prompt, response = prompt_and_response(installed, wanted, values)
-        return Shapes((prompt, response), prompt, min(prompt + response, installed.context_limit))
-
-    def footprint(self, _installed: InstalledModel, _plan: EnginePlan) -> Footprint:
-        return Footprint(_WEIGHTS)
-
-    def lacks(self, options: EngineOptions) -> frozenset[Feature]:  # noqa: ARG002
-        return frozenset({"n", "logprobs"})
-
-    def parts(self, options: EngineOptions) -> Mapping[str, Device]:
-        if isinstance(options, VisionNpuOptions):
-            return {"language": Device.NPU, "vision": Device.CPU}
-        return {}
-
-
-VISION_CHAT = _VisionChat()
+    return check

@@ -1,13 +1,10 @@
-"""The kind of model that this task serves."""
+"""The registration of the task."""
 
 from __future__ import annotations
 
 from worker_node.registry import Task
 
 VISION = "vision"
-
-
-# The registration of the task.
 
 TASK = Task(
     kind=VISION,

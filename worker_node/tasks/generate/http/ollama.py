@@ -148,9 +148,6 @@ CHAT: Table = {
 TABLES = (GENERATE, CHAT)
 
 
-# POST /api/generate and POST /api/chat.
-
-
 class _Common(DialectBody):
     model: str
     stream: bool | None = None

@@ -1,4 +1,4 @@
-"""The answer as the items of /v1/responses, and the events that report their growth."""
+"""OpenAI's /v1/responses: the answer as items, whole or as the events of their growth; stored for later turns."""
 
 from __future__ import annotations
 
@@ -37,6 +37,152 @@ from worker_node.tasks.generate.http.responses_body import CallItem, InputItem, 
 from worker_node.tasks.generate.service import GenerationRun, generate
 
 Event = tuple[str, dict[str, Any]]
+Json = dict[str, Any]
+RESPONSES = web.AppKey("responses", ResponseStore)
+_PREFIXES = {"message": "msg_", "function_call": "fc_", "function_call_output": "fco_", "reasoning": "rs_"}
+_SWEEP_S = 60.0
+_PAGE = 20
+_LARGEST_PAGE = 100
+_one_item: TypeAdapter[Item] = TypeAdapter(Item)
+
+
+def routes() -> list[web.RouteDef]:
+    return [
+        web.post("/v1/responses", inference(_responses)),
+        web.get("/v1/responses/{id}", _get),
+        web.delete("/v1/responses/{id}", _delete),
+        web.get("/v1/responses/{id}/input_items", _input_items),
+        web.post("/v1/responses/{id}/cancel", _cancel),
+    ]
+
+
+async def _responses(request: web.Request) -> web.StreamResponse:
+    context = request_context(request)
+    body = await read_body(request, ResponsesBody)
+    conversation = Conversation(request, body)
+    wanted = body.request(context, conversation.items)
+    async with generate(request.app[NODE].services, wanted, whole=not body.stream) as run:
+        response = _Response(body, run.route, stored=conversation.stored)
+        if body.stream:
+            return await _stream(request, run, response, conversation)
+        items = Items()
+        async for event in run.events:
+            if isinstance(event, Finished):
+                finished = event
+                items.end(_status(event))
+            else:
+                items.add(event)
+    whole = response.ended(items, finished)
+    conversation.begin(whole)
+    return json_response(whole, run.route, [finished])
+
+
+async def _stream(
+    request: web.Request, run: GenerationRun, response: _Response, conversation: Conversation
+) -> web.StreamResponse:
+    items, number = Items(), 0
+    conversation.begin(response.begun())
+    ended = False
+
+    def end(whole: dict[str, Any]) -> dict[str, Any]:
+        """Store how it ended: before the client hears of it, who may refer to it at once."""
+        nonlocal ended
+        ended = True
+        conversation.end(whole)
+        return whole
+
+    try:
+        async with EventStream(request, route_headers(run.head())) as stream:
+
+            async def send(kind: str, **fields: Any) -> None:
+                nonlocal number
+                await stream.send({"type": kind, "sequence_number": number, **fields}, kind)
+                number += 1
+
+            try:
+                for kind in ("response.created", "response.in_progress"):
+                    await send(kind, response=response.begun())
+                async for event in run.events:
+                    if not isinstance(event, Finished):
+                        for kind, fields in items.add(event):
+                            await send(kind, **fields)
+                        continue
+                    last = items.end(_status(event))
+                    whole = end(response.ended(items, event))
+                    for kind, fields in last:
+                        await send(kind, **fields)
+                    await send(f"response.{whole['status']}", response=whole)
+            except NodeError as error:
+                stream.failed(error)
+                problem = describe_error(error)
+                items.end("incomplete")
+                await send("response.failed", response=end(response.stopped(items, "failed", problem)))
+                await send("error", code=problem["code"], message=problem["message"], param=problem["param"])
+    finally:
+        if not ended:
+            items.end("incomplete")
+            end(response.stopped(items, "cancelled"))
+    return stream.response
+
+
+def _status(finished: Finished) -> str:
+    """How the last item of an answer ended, and so the whole."""
+    return "incomplete" if finished.finish_reason is FinishReason.LENGTH else "completed"
+
+
+class _Response:
+    """The object around the items: what was asked for, and how it ended."""
+
+    def __init__(self, body: ResponsesBody, route: Route, *, stored: bool) -> None:
+        self._fields: dict[str, Any] = {
+            "id": new_id("resp_"),
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": route.model,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": {},
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": body.previous_response_id,
+            "store": stored,
+            "temperature": body.temperature or 0.0,
+            "text": body.text.model_dump(by_alias=True, exclude_none=True)
+            if body.text
+            else {"format": {"type": "text"}},
+            "tool_choice": "auto" if body.tool_choice is None else body.model_dump()["tool_choice"],
+            "tools": [tool.model_dump() for tool in body.tools or []],
+            "top_p": 1.0 if body.top_p is None else body.top_p,
+            "truncation": body.truncation or "disabled",
+        }
+
+    def begun(self) -> dict[str, Any]:
+        """The object before there is an answer."""
+        return {**self._fields, "status": "in_progress", "output": [], "usage": None}
+
+    def stopped(self, items: Items, status: str, error: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The object of an answer that was `cancelled` or has `failed`, with the items there are."""
+        problem = None if error is None else {"code": error["code"], "message": error["message"]}
+        return {**self._fields, "status": status, "error": problem, "output": items.output, "usage": None}
+
+    def ended(self, items: Items, finished: Finished) -> dict[str, Any]:
+        """The object with the whole answer."""
+        status, usage = _status(finished), finished.usage
+        return {
+            **self._fields,
+            "status": status,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "output": items.output,
+            "usage": {
+                "input_tokens": usage.prompt_tokens,
+                "input_tokens_details": {"cached_tokens": 0},
+                "output_tokens": usage.completion_tokens,
+                "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+                "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+            },
+            **busy_fields([finished]),
+        }
 
 
 class Items:
@@ -118,15 +264,7 @@ def _no_logprobs(kind: str) -> dict[str, Any]:
     return {"logprobs": []} if kind == "message" else {}
 
 
-# Stored responses over HTTP: read one, its input, delete it; and what a request refers to of earlier ones.
-
-Json = dict[str, Any]
-RESPONSES = web.AppKey("responses", ResponseStore)
-_PREFIXES = {"message": "msg_", "function_call": "fc_", "function_call_output": "fco_", "reasoning": "rs_"}
-_SWEEP_S = 60.0
-_PAGE = 20
-_LARGEST_PAGE = 100
-_one_item: TypeAdapter[Item] = TypeAdapter(Item)
+# Stored responses: read one, its input, delete it; and what a request refers to of earlier ones.
 
 
 async def forget_expired(app: web.Application) -> AsyncIterator[None]:
@@ -275,148 +413,6 @@ def _index(items: Sequence[StoredItem], item_id: str) -> int:
 
 def _json(body: dict[str, Any]) -> web.Response:
     return web.Response(body=orjson.dumps(body), content_type="application/json", charset="utf-8")
-
-
-# POST /v1/responses: the answer as items, whole or as events; stored for later turns.
-
-
-def routes() -> list[web.RouteDef]:
-    return [
-        web.post("/v1/responses", inference(_responses)),
-        web.get("/v1/responses/{id}", _get),
-        web.delete("/v1/responses/{id}", _delete),
-        web.get("/v1/responses/{id}/input_items", _input_items),
-        web.post("/v1/responses/{id}/cancel", _cancel),
-    ]
-
-
-async def _responses(request: web.Request) -> web.StreamResponse:
-    context = request_context(request)
-    body = await read_body(request, ResponsesBody)
-    conversation = Conversation(request, body)
-    wanted = body.request(context, conversation.items)
-    async with generate(request.app[NODE].services, wanted, whole=not body.stream) as run:
-        response = _Response(body, run.route, stored=conversation.stored)
-        if body.stream:
-            return await _stream(request, run, response, conversation)
-        items = Items()
-        async for event in run.events:
-            if isinstance(event, Finished):
-                finished = event
-                items.end(_status(event))
-            else:
-                items.add(event)
-    whole = response.ended(items, finished)
-    conversation.begin(whole)
-    return json_response(whole, run.route, [finished])
-
-
-async def _stream(
-    request: web.Request, run: GenerationRun, response: _Response, conversation: Conversation
-) -> web.StreamResponse:
-    items, number = Items(), 0
-    conversation.begin(response.begun())
-    ended = False
-
-    def end(whole: dict[str, Any]) -> dict[str, Any]:
-        """Store how it ended: before the client hears of it, who may refer to it at once."""
-        nonlocal ended
-        ended = True
-        conversation.end(whole)
-        return whole
-
-    try:
-        async with EventStream(request, route_headers(run.head())) as stream:
-
-            async def send(kind: str, **fields: Any) -> None:
-                nonlocal number
-                await stream.send({"type": kind, "sequence_number": number, **fields}, kind)
-                number += 1
-
-            try:
-                for kind in ("response.created", "response.in_progress"):
-                    await send(kind, response=response.begun())
-                async for event in run.events:
-                    if not isinstance(event, Finished):
-                        for kind, fields in items.add(event):
-                            await send(kind, **fields)
-                        continue
-                    last = items.end(_status(event))
-                    whole = end(response.ended(items, event))
-                    for kind, fields in last:
-                        await send(kind, **fields)
-                    await send(f"response.{whole['status']}", response=whole)
-            except NodeError as error:
-                stream.failed(error)
-                problem = describe_error(error)
-                items.end("incomplete")
-                await send("response.failed", response=end(response.stopped(items, "failed", problem)))
-                await send("error", code=problem["code"], message=problem["message"], param=problem["param"])
-    finally:
-        if not ended:
-            items.end("incomplete")
-            end(response.stopped(items, "cancelled"))
-    return stream.response
-
-
-def _status(finished: Finished) -> str:
-    """How the last item of an answer ended, and so the whole."""
-    return "incomplete" if finished.finish_reason is FinishReason.LENGTH else "completed"
-
-
-class _Response:
-    """The object around the items: what was asked for, and how it ended."""
-
-    def __init__(self, body: ResponsesBody, route: Route, *, stored: bool) -> None:
-        self._fields: dict[str, Any] = {
-            "id": new_id("resp_"),
-            "object": "response",
-            "created_at": int(time.time()),
-            "model": route.model,
-            "error": None,
-            "incomplete_details": None,
-            "instructions": body.instructions,
-            "max_output_tokens": body.max_output_tokens,
-            "metadata": {},
-            "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "previous_response_id": body.previous_response_id,
-            "store": stored,
-            "temperature": body.temperature or 0.0,
-            "text": body.text.model_dump(by_alias=True, exclude_none=True)
-            if body.text
-            else {"format": {"type": "text"}},
-            "tool_choice": "auto" if body.tool_choice is None else body.model_dump()["tool_choice"],
-            "tools": [tool.model_dump() for tool in body.tools or []],
-            "top_p": 1.0 if body.top_p is None else body.top_p,
-            "truncation": body.truncation or "disabled",
-        }
-
-    def begun(self) -> dict[str, Any]:
-        """The object before there is an answer."""
-        return {**self._fields, "status": "in_progress", "output": [], "usage": None}
-
-    def stopped(self, items: Items, status: str, error: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The object of an answer that was `cancelled` or has `failed`, with the items there are."""
-        problem = None if error is None else {"code": error["code"], "message": error["message"]}
-        return {**self._fields, "status": status, "error": problem, "output": items.output, "usage": None}
-
-    def ended(self, items: Items, finished: Finished) -> dict[str, Any]:
-        """The object with the whole answer."""
-        status, usage = _status(finished), finished.usage
-        return {
-            **self._fields,
-            "status": status,
-            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "output": items.output,
-            "usage": {
-                "input_tokens": usage.prompt_tokens,
-                "input_tokens_details": {"cached_tokens": 0},
-                "output_tokens": usage.completion_tokens,
-                "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
-                "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-            },
-            **busy_fields([finished]),
-        }
 
 
 class OpenAIResponse(Reply):
