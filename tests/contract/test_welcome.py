@@ -6,7 +6,7 @@ import shlex
 import urllib.request
 from types import SimpleNamespace
 
-from tests.unit.worker_node.http.test_node_status import READY, STARTING, node
+from tests.unit.worker_node.http.test_health import READY, STARTING, node
 from worker_node.cli.serve import welcome
 
 URL = "http://127.0.0.1:8081"

@@ -1,4 +1,8 @@
-"""Bounded jobs: what each is, what may be asked for, and what is made of the answer. Nothing here runs a model."""
+"""Bounded jobs: what each is, what may be asked for, and what is made of the answer. Nothing here runs a model.
+
+The prompts are written for models of one or two billion parameters and less. Requests are read by hand, since the
+contract knows one form of error and one status; no message repeats what was sent.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +22,9 @@ from worker_node.core.types import Message
 from worker_node.structured_output.ebnf import JSON_RULES
 from worker_node.structured_output.schema import compile_schema
 
-# The examples in the prompts of the JSON jobs, and whether an answer repeats one instead of reading the text.
-#
-# Small models copy. So the examples are about things with made-up names, which no text speaks of by chance: an answer
-# with such a name, or with a run of words of the example, is a copy unless the text itself has it.
-
+# Small models copy the example of their prompt instead of reading the text. So the examples are about things with
+# made-up names, which no text has by chance: an answer with such a name, or with a run of words of the example, is a
+# copy unless the text itself has it.
 # Shorter runs of words occur by chance.
 _RUN = 4
 _WORD = re.compile(r"\w+")
@@ -75,8 +77,6 @@ def _words(text: str) -> list[str]:
 def _runs(words: list[str]) -> Iterator[tuple[str, ...]]:
     return (tuple(words[i : i + _RUN]) for i in range(len(words) - _RUN + 1))
 
-
-# The JSON that two of the jobs answer with, in sizes that a budget of tokens can close.
 
 Schema = dict[str, Any]
 
@@ -139,8 +139,6 @@ def _text(most: int, least: int = 1) -> Schema:
 def _characters(tokens: int, most: int) -> int:
     return max(_SHORTEST, min(most, tokens * _CHARACTERS_PER_TOKEN))
 
-
-# From what a small model wrote to the form that a job promises.
 
 MAX_TITLE_WORDS = 8
 MAX_BULLETS = 4
@@ -252,8 +250,6 @@ def _has_word(text: str) -> bool:
     return any(map(str.isalnum, text))
 
 
-# The four jobs: their prompts, written for models of one or two billion parameters and less, and their forms.
-
 MAX_INPUT_CHARACTERS = 6000
 MAX_NEW_TOKENS = 256
 
@@ -350,10 +346,6 @@ def _grammar(name: str, budget: int) -> str:
     return compact(compile_schema(JOBS[name].schema(budget), name))
 
 
-# What may be asked for: the fields of a request, by hand, since the contract knows one form of error and one status.
-#
-# No message repeats what was sent.
-
 # Control and format characters, as zero-width ones are, and marks that need a character before them.
 _UNSEEN = frozenset({"Cc", "Cf", "Mn", "Me"})
 _FIELDS = frozenset({"job", "input", "max_new_tokens"})
@@ -372,7 +364,7 @@ class JobRequest:
 
 
 def parse_request(data: bytes, implied: str | None = None) -> JobRequest:
-    """Return the request that a body holds; `implied` is the job of the URL, where that says so. Raises BadRequest."""
+    """The request that a body holds; `implied` is the job of the URL, where that says so. Raises BadRequest."""
     try:
         body = orjson.loads(data)
     except orjson.JSONDecodeError:

@@ -1,26 +1,42 @@
-"""The bounded profile as a process: the same life as any node's, with one model, a few routes and one address."""
+"""The bounded profile as a process: the life of any node, with one model, a few routes and one address."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 from aiohttp import web
 
-from worker_node.bounded import http as bounded_jobs
-from worker_node.bounded.model import build, choose_model, reservation
-from worker_node.bounded.service import JobService
+from worker_node.bounded.jobs import JOBS, MAX_INPUT_CHARACTERS, parse_request
+from worker_node.bounded.service import JobService, build, choose_model, reservation
 from worker_node.bounded.settings import BoundedSettings, DeviceLock
+from worker_node.core.errors import NodeError, RouteNotFound
 from worker_node.http.access import OriginPolicy, guard_origins
+from worker_node.http.body import read_bytes
 from worker_node.http.connection import admit_connection
-from worker_node.http.middleware import before_each_head, errors_as, hide_versions, log_requests, note_head
+from worker_node.http.errors import retry_headers
+from worker_node.http.middleware import (
+    Handler,
+    before_each_head,
+    errors_as,
+    hide_versions,
+    inference,
+    log_requests,
+    note_head,
+)
+from worker_node.http.replies import json_response
 from worker_node.http.request_state import NODE
 from worker_node.models.store import ModelStore
 from worker_node.node import Node
 from worker_node.server import Profile, hosted_node, run
 
 log = logging.getLogger(__name__)
+
+SERVICE = web.AppKey("service", JobService)
+# The contract knows one status for every error that a retry may help with, and one for requests of web pages.
+_STATUS = {403: 400, 429: 503, 504: 503}
 
 
 async def run_sidecar(settings: BoundedSettings, *, on_listening: Callable[[str, Node], None]) -> None:
@@ -59,7 +75,7 @@ class _Parts:
         return Profile(
             lambda machine: build(self._choice, machine, self._lock, self._settings.blobs, examined=self._examined),
             lambda node: _app(node, self.service(node)),
-            bounded_jobs.job_error_response,
+            job_error_response,
             starts_parts=False,
         )
 
@@ -79,12 +95,83 @@ def _app(node: Node, service: JobService) -> web.Application:
     """Return the application of the bounded profile: its own routes and nothing else."""
     # The log has method, path, status and time alone: a request has no id, least of all one that its caller wrote.
     log_request = log_requests(lambda _request: "-")
-    render = errors_as(
-        lambda _path: bounded_jobs.job_error_response, admit_connection, guard_origins(OriginPolicy("127.0.0.1"))
-    )
+    render = errors_as(lambda _path: job_error_response, admit_connection, guard_origins(OriginPolicy("127.0.0.1")))
     app = web.Application(middlewares=[log_request, render])
     app[NODE] = node
-    app[bounded_jobs.SERVICE] = service
+    app[SERVICE] = service
     app.on_response_prepare.append(before_each_head(note_head, hide_versions))
-    app.add_routes(bounded_jobs.routes())
+    app.add_routes(_routes())
     return app
+
+
+def _routes() -> list[web.RouteDef]:
+    return [
+        web.get("/healthz", _healthz),
+        web.get("/models", _models),
+        web.post("/v1/worker/generate", _generates(None)),
+        web.post("/v1/worker/extract-memory-candidates", _generates("memory_candidate")),
+        web.post("/v1/worker/condense-notification", _generates("notification")),
+    ]
+
+
+def job_error_response(error: NodeError) -> web.Response:
+    """An error in the form of the contract: `{"error": "…"}`."""
+    status = _STATUS.get(error.status, error.status)
+    message = "not found" if isinstance(error, RouteNotFound) else error.message
+    return json_response({"error": message}, status, retry_headers(error))
+
+
+async def _healthz(request: web.Request) -> web.Response:
+    service = request.app[SERVICE]
+    busy = service.busy_time()
+    problem = service.problem()
+    reasons = {"busy_time_us": busy.reason} if busy.value is None else {}
+    body: dict[str, Any] = {
+        "ok": problem is None,
+        "model": service.model_id,
+        "model_path": str(service.choice.path),
+        "model_choice": service.choice.why,
+        "device": "NPU",
+        "cache_dir": service.cache_dir,
+        "cache_exists": service.cache_exists(),
+        "loaded": service.loaded,
+        "initial_load_ms": service.initial_load_ms,
+        "busy_time_us": busy.value,
+        "max_input_chars": MAX_INPUT_CHARACTERS,
+        "jobs": sorted(JOBS),
+        "bind": _bind(request),
+    }
+    if problem is not None:
+        reasons["ok"] = problem
+    if reasons:
+        body["reasons"] = reasons
+    return json_response(body | service.label(), 200 if problem is None else 503)
+
+
+async def _models(request: web.Request) -> web.Response:
+    service = request.app[SERVICE]
+    model = {
+        "id": service.model_id,
+        "path": str(service.choice.path),
+        "device": "NPU",
+        "loaded": service.loaded,
+    }
+    return json_response({"models": [model | service.label()]})
+
+
+def _generates(implied: str | None) -> Handler:
+    @inference
+    async def generate(request: web.Request) -> web.Response:
+        wanted = parse_request(await read_bytes(request), implied)
+        result = await request.app[SERVICE].run(wanted)
+        if result.error is None:
+            return json_response(result.payload)
+        return json_response(result.payload | {"error": result.error}, 503)
+
+    return generate
+
+
+def _bind(request: web.Request) -> str | None:
+    """The local address of the connection."""
+    name = None if request.transport is None else request.transport.get_extra_info("sockname")
+    return None if name is None else f"{name[0]}:{name[1]}"

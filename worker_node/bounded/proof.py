@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from worker_node.bounded.jobs import JOBS, JobRequest, make_request
-from worker_node.bounded.model import REFERENCE_MODEL
-from worker_node.bounded.service import JobService
+from worker_node.bounded.service import REFERENCE_MODEL, JobService
 from worker_node.core.errors import EngineUnavailable
 from worker_node.devices.npu import npu_users
 

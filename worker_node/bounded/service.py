@@ -1,26 +1,34 @@
-"""Running one job, and the proof that the NPU ran it: its busy counter read before and after, under the lock."""
+"""The profile's one model, running a job on it, and the proof that the NPU ran it.
+
+The proof is the NPU's busy counter, read before and after the generation, under the lock of the device.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from worker_node.bounded.fitting import fit
-from worker_node.bounded.jobs import JobRequest, json_object, repeats
-from worker_node.bounded.model import Choice
-from worker_node.bounded.settings import DeviceLock
-from worker_node.core.errors import ContextLengthExceeded, EngineUnavailable
-from worker_node.core.types import Device, Finished, RequestContext, Sampling, Token
+from worker_node.bounded.jobs import JobRequest, excerpt, json_object, repeats
+from worker_node.bounded.settings import PROMPT_TOKENS, DeviceLock, bounded_model
+from worker_node.core.errors import ConfigurationError, ContextLengthExceeded, EngineUnavailable, ModelNotFound
+from worker_node.core.types import Device, Finished, ModelKind, RequestContext, Sampling, Token
 from worker_node.devices.npu import NpuSource, Reading
-from worker_node.engines.protocol import CanaryProof, EngineState
+from worker_node.engines.process import Canary
+from worker_node.engines.protocol import CanaryProof, EngineState, JobEngine
 from worker_node.manager.placement import Placement
+from worker_node.models.directory import InstalledModel, read_directory
+from worker_node.models.store import ModelStore
+from worker_node.serving.build import Machine, build_model
 from worker_node.serving.run import Services
 from worker_node.tasks.generate.model import GenerationModel, GenerationRequest
 from worker_node.tasks.generate.service import generate
+
+REFERENCE_MODEL = "qwen2.5-1.5b-instruct"
+SMALL_MODEL = "smollm2-135m-instruct"
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +210,24 @@ class JobService:
         return self.npu.read().busy_time_us
 
 
+def fit(text: str, count: Callable[[str], int], limit: int) -> tuple[str, int]:
+    """Return the text, or the longest excerpt of it that has at most `limit` tokens, and how many characters are kept.
+
+    `count` gives the tokens of the whole prompt for a text, and grows with it by and large: the excerpt found fits, and
+    a slightly longer one might.
+    """
+    if count(text) <= limit:
+        return text, len(text)
+    low, high = 0, len(text) - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if count(excerpt(text, middle)) <= limit:
+            low = middle
+        else:
+            high = middle - 1
+    return excerpt(text, low), low
+
+
 def busy_delta(before: Reading, after: Reading) -> int | None:
     """Microseconds between two readings; None where one could not be read."""
     return None if before.value is None or after.value is None else after.value - before.value
@@ -239,3 +265,84 @@ def _repeats_example(request: JobRequest, value: dict[str, Any]) -> bool:
 
 def _ms(seconds: float) -> float:
     return round(seconds * 1e3, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The model directory, why it is this one, and the model in it; None with the `problem` where there is none."""
+
+    path: Path
+    why: str
+    installed: InstalledModel | None
+    problem: str | None = None
+
+
+def choose_model(given: Path | None, store: ModelStore) -> Choice:
+    """Return the model of `OV_GENAI_NPU_MODEL`, else the reference model of the store, else its small embedded one."""
+    if given is not None:
+        return _read(given.expanduser(), "OV_GENAI_NPU_MODEL")
+    for name, why in ((REFERENCE_MODEL, "the reference model"), (SMALL_MODEL, "the reference model is not installed")):
+        try:
+            path = store.get(name).path
+        except ModelNotFound:
+            continue
+        except ConfigurationError as error:
+            return Choice(store.root / name, why, None, error.message)
+        return _read(path, why)
+    return Choice(
+        store.root / REFERENCE_MODEL,
+        "the reference model",
+        None,
+        f"no model is installed: run npu-node pull {REFERENCE_MODEL}, or set OV_GENAI_NPU_MODEL to a model directory",
+    )
+
+
+def reservation(choice: Choice) -> str | None:
+    """What to report at start-up when the model is not the one that the jobs were accepted with."""
+    if choice.installed is None or choice.installed.id == REFERENCE_MODEL:
+        return None
+    return (
+        f"{choice.installed.id} is not the reference model {REFERENCE_MODEL}: the quality and times of the jobs were "
+        f"accepted for that one alone; run npu-node pull {REFERENCE_MODEL}, or unset OV_GENAI_NPU_MODEL"
+    )
+
+
+def _read(path: Path, why: str) -> Choice:
+    if not path.is_dir():
+        return Choice(path, why, None, f"{path} is not a directory; set OV_GENAI_NPU_MODEL to a model directory")
+    try:
+        installed = read_directory(path)
+    except ConfigurationError as error:
+        return Choice(path, why, None, error.message)
+    if installed.kind != ModelKind.GENERATION:
+        return Choice(path, why, None, f"{path} holds a model that embeds; the jobs need one that generates text")
+    if installed.context_limit < PROMPT_TOKENS:
+        problem = (
+            f"{path}: the model's context holds {installed.context_limit} tokens, and the jobs need {PROMPT_TOKENS}; "
+            "set OV_GENAI_NPU_MODEL to another model directory"
+        )
+        return Choice(path, why, None, problem)
+    return Choice(path, why, installed)
+
+
+def build(
+    choice: Choice, machine: Machine, lock: DeviceLock, blobs: Path | None = None, *, examined: bool
+) -> list[GenerationModel]:
+    """The chosen model on the NPU alone, or nothing where there is none.
+
+    With `examined` the engine is ready only after its known answers, which wait for the lock as every generation does.
+    Raises ConfigurationError.
+    """
+    if choice.installed is None:
+        return []
+    installed = choice.installed if examined else replace(choice.installed, canary=None)
+
+    def guard(canary: Canary) -> Canary:
+        async def locked(engine: JobEngine) -> None:
+            async with lock.held():
+                await canary(engine)
+
+        return locked
+
+    model = build_model(installed, bounded_model(installed.id, blobs), machine, guard)
+    return [model] if isinstance(model, GenerationModel) else []

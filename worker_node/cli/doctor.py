@@ -28,7 +28,7 @@ def _doctor(args: argparse.Namespace) -> int:
     import asyncio
     from dataclasses import asdict
 
-    from worker_node.bounded.model import choose_model
+    from worker_node.bounded.service import choose_model
     from worker_node.cli.output import print_json
     from worker_node.cli.serve import load_bounded_settings
     from worker_node.devices.probe import probe

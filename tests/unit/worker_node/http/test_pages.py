@@ -1,10 +1,13 @@
-"""The pages for people: links, the API reference and the icon, without keys, scripts or other hosts."""
+"""Pages for people, and the requests that they document."""
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 
 from tests.support.application import application
+from tests.support.writing import EMBEDDER, WRITER, writing
 from worker_node.http import openapi
 from worker_node.settings import NodeSettings
 
@@ -66,3 +69,19 @@ async def test_the_icon_is_an_icon(client):
 async def test_what_a_node_serves_still_needs_its_key(client):
     async with client.get("/v1/models", headers=BROWSER) as reply:
         assert reply.status == 401
+
+
+DOCUMENTED = Path(__file__).parents[3] / "data" / "documented"
+
+
+@pytest.mark.parametrize("source", sorted(path.stem for path in DOCUMENTED.glob("*.jsonl")))
+async def test_documented_requests(store, source):
+    async with writing(store) as (client, *_):
+        for line in (DOCUMENTED / f"{source}.jsonl").read_text().splitlines():
+            shown = json.loads(line)
+            body = shown["body"] | {"model": EMBEDDER if "embed" in shown["path"] else WRITER}
+            async with client.post(shown["path"], json=body) as reply:
+                text = await reply.text()
+                refused = shown.get("refused")
+                assert reply.status == (400 if refused else 200), (shown, text)
+                assert refused is None or refused in text

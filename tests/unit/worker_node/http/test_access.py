@@ -1,4 +1,4 @@
-"""Which hosts and web pages a node without keys listens to, over real sockets."""
+"""Who may call the node: hosts and origins."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What /metrics tells of a placement: its state, its canary, its queue and its process."""
+"""The metrics of each engine."""
 
 import os
 from types import SimpleNamespace

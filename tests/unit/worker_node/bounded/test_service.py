@@ -8,8 +8,7 @@ import pytest
 
 from worker_node.bounded import service as module
 from worker_node.bounded.jobs import MEMORY, make_request
-from worker_node.bounded.model import REFERENCE_MODEL, Choice, reservation
-from worker_node.bounded.service import JobService
+from worker_node.bounded.service import REFERENCE_MODEL, Choice, JobService, reservation
 from worker_node.core.types import Token
 from worker_node.engines.protocol import EngineState
 from worker_node.tasks.generate.model import GenerationModel

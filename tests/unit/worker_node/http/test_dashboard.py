@@ -1,4 +1,4 @@
-"""Two minutes of rates from cumulative counters, and the quantiles of the latest first tokens."""
+"""The dashboard: its history and its events."""
 
 import os
 from collections import deque
@@ -8,11 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.application import application
 from worker_node.core.types import Device, Route
+from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.http.dashboard import (
     FIRST_TOKEN_WINDOW_S,
+    KEPT,
     RANGES,
     SAMPLES,
+    EventLog,
     Histories,
     History,
     HistoryReading,
@@ -21,6 +25,7 @@ from worker_node.http.dashboard import (
     usage,
 )
 from worker_node.observability.metrics import Telemetry
+from worker_node.settings import NodeSettings
 from worker_node.tasks.generate.metrics import declare_generation_metrics, token_counter
 
 NOTHING = HistoryReading(requests=0, prompt_tokens=0, output_tokens=0, texts=0, npu_busy_us=None, in_flight=0, queued=0)
@@ -147,3 +152,57 @@ def test_first_tokens_are_those_of_the_window():
 def test_without_an_answer_there_is_no_quantile():
     told = first_token_ms(deque(), 1.0)
     assert (told["answers"], told["p50"], told["p95"]) == (0, None, None)
+
+
+@pytest.fixture
+def log():
+    return EventLog(clock=lambda: 1000.0)
+
+
+def told(log):
+    return [(event["subject"], event["what"], event["level"]) for event in reversed(log.latest_first())]
+
+
+def test_changes_of_an_engine_are_told_once(log):
+    for state in (EngineState.STARTING, EngineState.STARTING, EngineState.READY, EngineState.READY):
+        log.observe([("m on NPU", EngineStatus(state))])
+    log.observe([("m on NPU", EngineStatus(EngineState.QUARANTINED, "wrong answers"))])
+    assert told(log) == [
+        ("m on NPU", "loading", "warn"),
+        ("m on NPU", "ready", "good"),
+        ("m on NPU", "quarantined", "bad"),
+    ]
+    assert log.latest_first()[0]["why"] == "wrong answers"
+
+
+def test_an_engine_that_fell_and_came_back_between_two_looks_was_restarted(log):
+    log.observe([("m on CPU", EngineStatus(EngineState.READY))])
+    log.observe([("m on CPU", EngineStatus(EngineState.READY, restarts=1))])
+    assert told(log)[1:] == [("m on CPU", "restarted", "bad")]
+
+
+def test_a_model_that_is_gone_was_removed(log):
+    log.observe([("m on CPU", EngineStatus(EngineState.READY))])
+    log.observe([])
+    log.observe([])
+    assert told(log)[1:] == [("m on CPU", "removed", "off")]
+
+
+def test_only_the_latest_events_are_kept(log):
+    for number in range(KEPT + 5):
+        log.add("the node", str(number), "good")
+    assert len(log.latest_first()) == KEPT
+    assert log.latest_first()[0]["what"] == str(KEPT + 4)
+
+
+async def test_the_state_tells_that_the_node_started_and_the_history_is_by_range():
+    async with application([], NodeSettings(grafana_url="http://grafana.example:3000/d/npu")) as (client, _):
+        async with client.get("/dashboard/state") as reply:
+            state = await reply.json()
+        assert state["events"][-1]["what"].startswith("started, version ")
+        assert state["grafana"] == "http://grafana.example:3000/d/npu"
+        for name, period in (("15m", 5.0), ("24h", 300.0)):
+            async with client.get("/dashboard/history", params={"range": name}) as reply:
+                assert (reply.status, (await reply.json())["period_s"]) == (200, period)
+        async with client.get("/dashboard/history", params={"range": "1y"}) as reply:
+            assert (reply.status, (await reply.json())["error"]["param"]) == (400, "range")

@@ -1,0 +1,310 @@
+"""The bounded jobs: what may be asked for, the examples of their prompts, and what is made of an answer."""
+
+import json
+import re
+
+import orjson
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from worker_node.bounded import jobs
+from worker_node.bounded.jobs import (
+    JOBS,
+    MEMORY,
+    NOTIFICATION,
+    excerpt,
+    json_object,
+    make_request,
+    parse_request,
+    repeats,
+    summary,
+    title,
+)
+from worker_node.bounded.service import fit
+from worker_node.core.errors import BadRequest
+
+# One of each of the seventeen planes of Unicode, and some that people write.
+PLANES = [*(chr(0x10000 * plane + 0x3021) for plane in range(17)), "é", "東", "😀", "𠀀", "\U0010fffd"]
+
+
+def body(**fields):
+    return json.dumps({"job": "title", "input": "a", **fields}).encode()
+
+
+@pytest.mark.parametrize("character", ["a", *PLANES])
+def test_characters_are_counted_as_characters(character):
+    for escaped in (True, False):
+        at_edge = json.dumps({"job": "title", "input": character * 6000}, ensure_ascii=escaped).encode()
+        assert len(parse_request(at_edge).text) == 6000
+        beyond = json.dumps({"job": "title", "input": character * 6001}, ensure_ascii=escaped).encode()
+        with pytest.raises(BadRequest, match="6001 characters; at most 6000"):
+            parse_request(beyond)
+
+
+@pytest.mark.parametrize("limit", [1, 256])
+def test_the_edges_of_the_budget(limit):
+    assert parse_request(body(max_new_tokens=limit)).max_new_tokens == limit
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b'"title"',
+        b"{",
+        b'{"job": "title", "input": "\\ud800"}',
+        b'{"job": "title", "input": "\xff"}',
+        b'{"job": "title"}',
+        b'{"input": "a"}',
+        body(job="Title"),
+        body(job=""),
+        body(job=None),
+        body(job=["title"]),
+        body(job={}),
+        body(input=""),
+        body(input=" \n\t"),
+        body(input=None),
+        body(input=7),
+        body(input=["a"]),
+        body(max_new_tokens=0),
+        body(max_new_tokens=-1),
+        body(max_new_tokens=257),
+        body(max_new_tokens=10**30),
+        body(max_new_tokens=32.0),
+        body(max_new_tokens="32"),
+        body(max_new_tokens=True),
+        body(max_new_tokens=[32]),
+        body(max_tokens=32),
+    ],
+)
+def test_what_is_beyond_a_bound_or_of_another_type_is_refused(data):
+    with pytest.raises(BadRequest):
+        parse_request(data)
+
+
+@pytest.mark.parametrize(("name", "tokens"), [("title", 32), ("summary", 160), ("notification", 96), ("memory", 192)])
+def test_each_job_has_its_own_budget(name, tokens):
+    assert make_request(name, "a").max_new_tokens == tokens
+    assert parse_request(body(job=name, max_new_tokens=None)).max_new_tokens == tokens
+
+
+def test_memory_is_another_name_of_memory_candidate():
+    assert make_request("memory", "a").job is JOBS["memory_candidate"]
+
+
+@pytest.mark.parametrize("implied", ["notification", "memory_candidate"])
+def test_a_url_that_implies_a_job_takes_no_other(implied):
+    assert parse_request(b'{"input": "a"}', implied).job.name == implied
+    assert parse_request(body(job=implied), implied).job.name == implied
+    with pytest.raises(BadRequest, match=implied):
+        parse_request(body(job="title"), implied)
+    with pytest.raises(BadRequest, match=implied):
+        parse_request(body(job=7), implied)
+
+
+def test_no_message_and_no_repr_repeats_what_was_sent():
+    secret = "canary-7f3a"
+    request = make_request("title", secret)
+    assert secret not in repr(request)
+    for data in (body(job=secret), body(**{secret: 1}), secret.encode(), body(max_new_tokens=secret)):
+        with pytest.raises(BadRequest) as caught:
+            parse_request(data)
+        assert secret not in str(caught.value)
+        assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", " \n", "\u200b", "\u200b\u200d\ufeff \u2060", "\x00\x1b", "\u0301", "\ufe0f" * 7000]
+)
+def test_a_text_of_which_nothing_is_seen_is_empty(text):
+    with pytest.raises(BadRequest, match="must not be empty"):
+        make_request("title", text)
+
+
+@pytest.mark.parametrize("text", ["\u200ba", "❤\ufe0f", "👨\u200d👩", "e\u0301", "٠", "!"])
+def test_a_text_with_one_visible_character_is_not_empty(text):
+    assert make_request("title", text).text == text
+
+
+TEXT = "Disk /dev/sda1 is 97 % full on host web-3. Ben wants weekly reports."
+
+
+def memory(*candidates, notes=""):
+    return {"candidates": list(candidates), "notes": notes}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        MEMORY,
+        memory("velmira likes tea."),
+        memory("Ben prefers juniper tea to coffee"),
+        memory("Ben wants weekly reports.", notes="One preference of Velmira was stated."),
+    ],
+)
+def test_a_copy_is_found_whole_in_part_and_reworded(answer):
+    assert repeats(answer, MEMORY, TEXT)
+
+
+def test_a_copied_notification_is_found():
+    assert repeats(NOTIFICATION, NOTIFICATION, TEXT)
+    assert repeats(NOTIFICATION | {"summary": "The backup disk is 91 % full"}, NOTIFICATION, TEXT)
+
+
+def test_an_answer_about_the_text_is_none():
+    assert not repeats(memory("Ben wants weekly reports.", notes="One preference was stated."), MEMORY, TEXT)
+    own = {"severity": "warning", "category": "storage", "summary": "The disk is 97 % full.", "action_needed": True}
+    assert not repeats(own, NOTIFICATION, TEXT)
+
+
+def test_what_the_text_says_itself_is_no_copy():
+    assert not repeats(MEMORY, MEMORY, "Velmira prefers juniper tea to coffee. One preference of Velmira was stated.")
+
+
+@pytest.mark.parametrize("job", [job for job in JOBS.values() if job.example is not None], ids=lambda job: job.name)
+def test_the_example_is_valid_for_its_job_and_only_in_the_first_prompt(job):
+    shown, bare = (job.messages("text", with_example=flag)[-1].content for flag in (True, False))
+    assert "Example: {" in shown
+    assert "Example" not in bare
+    assert list(job.example) == job.schema(job.default_max_new_tokens)["required"]
+
+
+MARKUP = st.text(st.sampled_from("ab A.#*_`\"'“”-+>~|[]()1!:\n\t é東"), max_size=200)
+
+
+@pytest.mark.parametrize(
+    ("text", "made"),
+    [
+        ('"Database Migration Fails"', "Database Migration Fails"),
+        ("# **Build** `4812` failed", "Build 4812 failed"),
+        ("Title: The Sea\n\nThis is a title.", "The Sea"),
+        ("\n\n- A list of things\n- more", "A list of things"),
+        ("```\nQuiet Night\n```", "Quiet Night"),
+        ("Dana's Day", "Dana's Day"),
+        ("[Release](http://x) is out.", "Release is out"),
+        ("one two three four five six seven at nine ten", "one two three four five six seven"),
+        ("*** --- ###", ""),
+        ("", ""),
+    ],
+)
+def test_a_title_is_one_plain_line(text, made):
+    assert title(text) == made
+
+
+# Each takes more passes than the one before: what is taken off an end uncovers another mark.
+@pytest.mark.parametrize("text", ["'a", '"- a', "`>.>'a", '">->-a', "'>#>.a", "a`.'", "\"*> ->'a", "*>.#>#.>a"])
+def test_marks_that_lie_over_one_another_are_all_taken_off_a_title(text):
+    assert title(text) == "a"
+
+
+@example('"+ 1')
+@example("`- a")
+@given(MARKUP | st.text(max_size=200))
+def test_a_title_has_at_most_eight_words_and_neither_quotes_nor_marks_of_markdown(text):
+    made = title(text)
+    assert len(made.split()) <= 8
+    assert "\n" not in made
+    assert not re.search('["“”`]', made)
+    assert not re.match(r"[#>*+\-]\s", made)
+
+
+@pytest.mark.parametrize(
+    ("text", "made"),
+    [
+        ("All is well.", "All is well."),
+        ("Summary: all is\nwell.\n\nMore of it.", "all is well."),
+        ("- a\n- b\n* c\n1. d\n- e", "- a\n- b\n- c\n- d"),
+        ("Here is the list:\n- one\n- two", "- one\n- two"),
+        ("- only one", "only one"),
+        ("# Head\nIt **rained**.", "Head It rained."),
+        ("---\n\nIt rained.", "It rained."),
+        ("", ""),
+    ],
+)
+def test_a_summary_is_a_paragraph_or_bullets(text, made):
+    assert summary(text) == made
+
+
+@given(MARKUP | st.text(max_size=200))
+def test_a_summary_is_one_paragraph_or_two_to_four_bullets(text):
+    lines = summary(text).split("\n")
+    assert len(lines) == 1 or (2 <= len(lines) <= 4 and all(line.startswith("- ") for line in lines))
+
+
+GOOD = {"severity": "info", "category": "build", "summary": "It failed.", "action_needed": False}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        GOOD | {"severity": "grave"},
+        GOOD | {"action_needed": 1},
+        GOOD | {"category": ""},
+        GOOD | {"summary": "x" * 201},
+        GOOD | {"more": 1},
+        {"severity": "info"},
+        [GOOD],
+        "text",
+    ],
+)
+def test_json_of_another_form_is_null(value):
+    schema = jobs.notification(96)
+    assert json_object(orjson.dumps(GOOD).decode(), schema) == GOOD
+    assert json_object(orjson.dumps(value).decode(), schema) is None
+
+
+def test_json_that_was_cut_is_null():
+    text = orjson.dumps(GOOD).decode()
+    assert all(json_object(text[:end], jobs.notification(96)) is None for end in range(len(text)))
+
+
+def test_candidates_are_held_to_their_number_and_length():
+    schema = jobs.memory_candidate(192)
+    most = schema["properties"]["candidates"]["maxItems"]
+    good = {"candidates": ["a"] * most, "notes": ""}
+    assert json_object(orjson.dumps(good).decode(), schema) == good
+    assert json_object(orjson.dumps(good | {"candidates": ["a"] * (most + 1)}).decode(), schema) is None
+    assert json_object(orjson.dumps(good | {"candidates": [1]}).decode(), schema) is None
+    assert json_object(orjson.dumps(good | {"candidates": "a"}).decode(), schema) is None
+
+
+@pytest.mark.parametrize("name", ["notification", "memory_candidate"])
+@pytest.mark.parametrize("budget", [1, 15, 16, 64, 96, 192, 255, 256])
+def test_every_budget_has_a_schema_and_a_grammar(name, budget):
+    schema = JOBS[name].schema(budget)
+    assert set(schema["required"]) == set(schema["properties"])
+    grammar = JOBS[name].grammar(budget)
+    assert grammar.startswith("root ::=")
+    assert 'ws ::= " "?\n' in grammar
+
+
+def test_a_larger_budget_never_makes_a_smaller_form():
+    lengths = [jobs.notification(budget)["properties"]["summary"]["maxLength"] for budget in range(1, 257)]
+    assert lengths == sorted(lengths)
+
+
+def test_a_grammar_of_another_make_is_not_taken_for_compact():
+    with pytest.raises(ValueError, match="blanks"):
+        jobs.compact("root ::= value\n")
+
+
+@given(st.text(max_size=300), st.integers(0, 100))
+def test_what_is_fitted_fits_and_what_fits_is_left_alone(text, limit):
+    made, kept = fit(text, len, limit + 5)
+    assert len(made) <= limit + 5
+    assert (made == text) == (len(text) <= limit + 5)
+    assert kept == len(text) if made == text else kept < len(text)
+
+
+@given(st.text(min_size=1, max_size=50), st.data())
+def test_an_excerpt_keeps_both_ends(text, data):
+    kept = data.draw(st.integers(0, len(text)))
+    made = excerpt(text, kept)
+    if kept == len(text):
+        assert made == text
+    else:
+        head, _, tail = made.partition(" […] ") if " […] " not in text else (None, None, None)
+        assert head is None or (text.startswith(head) and text.endswith(tail) and len(head) + len(tail) == kept)

@@ -1,0 +1,245 @@
+"""Reading bodies: their size, structure, time, and what is said of wrong ones."""
+
+import asyncio
+import io
+import json
+import time
+from types import SimpleNamespace
+
+import pytest
+from pydantic import ValidationError
+
+from tests.support.application import application
+from worker_node.core.errors import PayloadTooLarge
+from worker_node.http import body
+from worker_node.http.body import MAX_VALUES, _most_bytes, check_structure, explain, values
+from worker_node.settings import NodeSettings
+from worker_node.tasks.generate.http.openai import ChatBody, CompletionsBody
+from worker_node.tasks.generate.http.responses_body import ResponsesBody
+
+
+def node(*images, **settings):
+    models = [SimpleNamespace(images=each) for each in images] + [SimpleNamespace()]
+    return SimpleNamespace(settings=NodeSettings(**settings), manager=SimpleNamespace(models=models))
+
+
+@pytest.mark.parametrize(
+    ("node", "images", "limit"),
+    [
+        (node(), True, 8 * 2**20),
+        (node(None), True, 8 * 2**20),
+        (node(None, "rules"), True, 32 * 2**20),
+        (node(None, "rules"), False, 8 * 2**20),
+        (node("rules", max_image_body_bytes=10, max_body_bytes=20), True, 20),
+    ],
+    ids=["no model", "a model without vision", "a model with vision", "another request", "the larger of both"],
+)
+def test_bodies_may_be_larger_where_images_are_read(node, images, limit):
+    assert _most_bytes(node, images=images) == limit
+
+
+MANY = 2 * MAX_VALUES
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
+
+TOO_MUCH = {
+    "empty lists": ("/v1/embeddings", {"model": "m", "input": [[]] * MANY}),
+    "lists of ids": ("/v1/completions", {"model": "m", "prompt": [[1, 2]] * MANY}),
+    "empty strings": ("/embeddings", {"texts": [""] * MANY}),
+    "numbers": ("/embeddings", {"texts": [1.5] * MANY}),
+    "numbers with signs": ("/v1/embeddings", {"model": "m", "input": [-1] * 16 * MANY}),
+    "words": ("/embeddings", {"texts": [None] * MANY}),
+    "messages": ("/v1/chat/completions", {"model": "m", "messages": CHAT["messages"] * MANY}),
+    "messages without sense": ("/v1/chat/completions", {"model": "m", "messages": [{"role": "x"}] * MANY}),
+    "calls": ("/api/chat", {"model": "m", "messages": [{"tool_calls": [{"function": {}}]}] * MANY}),
+    "items": ("/v1/responses", {"model": "m", "input": [{"type": "message", "content": [{}]}] * MANY}),
+    "fields": ("/v1/chat/completions", CHAT | {f"f{i}": 1 for i in range(MANY)}),
+    "fields of a field that is ignored": (
+        "/v1/chat/completions",
+        CHAT | {"metadata": {str(i): 1 for i in range(MANY)}},
+    ),
+    "lists to explain": ("/route/explain", {"path": "/inference", "body": {"prompt": [[]] * MANY}}),
+}
+
+HONEST = {
+    "as many texts as a request may have": {"texts": ['a, [b] {c}: "d" \\ \\" ä,,,,'] * 2048},
+    "one text of marks": {"texts": [",[{" * 1_000_000]},
+    "one text of escaped quotes": {"texts": ['",' * 1_000_000]},
+    "one text that ends with backslashes": {"texts": ["\\" * 100_001, ",[" * MANY]},
+    "half a million token ids": {"input": [list(range(1, 251))] * 2000},
+    "a long conversation": {"messages": [{"role": "user", "content": ","}] * 4000},
+}
+
+
+@pytest.fixture(scope="module")
+def hostile():
+    return {name: (path, json.dumps(body).encode()) for name, (path, body) in TOO_MUCH.items()}
+
+
+@pytest.mark.parametrize("name", TOO_MUCH)
+async def test_a_body_of_too_many_values_is_a_413(hostile, name):
+    path, body = hostile[name]
+    async with application() as (client, _), client.post(path, data=io.BytesIO(body)) as reply:
+        answer = await reply.json()
+        assert reply.status == 413, answer
+        assert str(MAX_VALUES) in json.dumps(answer)
+
+
+@pytest.mark.parametrize("separators", [(", ", ": "), (",", ":")])
+@pytest.mark.parametrize("name", HONEST)
+def test_what_clients_send_is_not_too_much(name, separators):
+    check_structure(json.dumps(HONEST[name], separators=separators).encode())
+    check_structure(json.dumps(HONEST[name], separators=separators, ensure_ascii=False).encode())
+
+
+@pytest.mark.parametrize("text", [b'"' * 1_000_001, b"\\" * 1_000_001, b'{"a":"' + b"," * 100_000, b"\xff," * 100_000])
+def test_what_is_no_json_is_counted_too(text):
+    assert values(text) >= 0
+
+
+@pytest.mark.parametrize("count", [MAX_VALUES - 10, MAX_VALUES + 10])
+def test_values_are_counted_as_a_parser_counts_them(count):
+    body = json.dumps([{"a,": "b["}] * (count // 2)).encode()
+    if count > MAX_VALUES:
+        with pytest.raises(PayloadTooLarge):
+            check_structure(body)
+    else:
+        check_structure(body)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "first"),
+    [
+        ("/embeddings", {"texts": [1] * 1000}, "texts[0]"),
+        ("/v1/chat/completions", {"model": "m", "messages": [{"role": "x"}] * 1000}, "messages[0]"),
+        ("/v1/chat/completions", CHAT | {"tools": [{}] * 100}, "tools[0].type"),
+        ("/v1/chat/completions", {"model": "m", "messages": [{"role": "user", "content": [{}] * 1000}]}, None),
+        ("/v1/responses", {"model": "m", "input": [{"type": "x"}] * 1000}, None),
+        ("/v1/embeddings", {"model": "m", "input": [{}] * 1000}, None),
+        ("/inference", {"prompt": "a", "stop": [1] * 1000}, "stop[0]"),
+    ],
+)
+async def test_only_the_first_wrong_item_of_a_list_is_looked_at(path, body, first):
+    async with application() as (client, _), client.post(path, json=body) as reply:
+        answer = await reply.json()
+    assert reply.status == 400
+    assert "[1]" not in answer["error"]["message"]
+    assert "more problems" not in answer["error"]["message"] or int(answer["error"]["message"].split()[-3]) < 30
+    assert first is None or answer["error"]["param"] == first
+
+
+FORM = "multipart/form-data; boundary=X"
+
+
+def head(path, content_type, *lines):
+    common = ("Host: localhost", f"Content-Type: {content_type}", "Content-Length: 5000")
+    return "\r\n".join((f"POST {path} HTTP/1.1", *common, *lines, "", "")).encode()
+
+
+async def answer(client, begin, piece):
+    """The status and error of a request whose body goes on with `piece` (None: with nothing) until there is a reply."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+    writer.write(begin)
+
+    async def drip():
+        while piece is not None:
+            writer.write(piece)
+            await asyncio.sleep(0.05)
+
+    dripping = asyncio.create_task(drip())
+    try:
+        async with asyncio.timeout(60):
+            reply = await reader.readuntil(b"\r\n\r\n")
+            length = next(int(line[15:]) for line in reply.decode().splitlines() if line.startswith("Content-Length:"))
+            body = json.loads(await reader.readexactly(length))
+        return int(reply.split()[1]), body["error"]["code"]
+    finally:
+        dripping.cancel()
+        writer.close()
+
+
+CASES = pytest.mark.parametrize(
+    ("path", "content_type", "begin"),
+    [
+        ("/v1/embeddings", "application/json", b'{"model":"x","input":"'),
+        ("/v1/rerank", "application/json", b'{"query":"'),
+        ("/v1/audio/transcriptions", FORM, b'--X\r\nContent-Disposition: form-data; name="file"\r\n\r\n'),
+        ("/v1/audio/transcriptions", FORM, b'--X\r\nContent-Disposition: form-data; name="prompt"\r\n\r\n'),
+    ],
+    ids=["embeddings", "rerank", "a file", "a field"],
+)
+
+
+@CASES
+async def test_a_body_that_drips_in_ends_with_the_callers_deadline(path, content_type, begin):
+    async with application() as (client, _):
+        limit = "X-Request-Timeout-Ms: 300"
+        sent = head(path, content_type, limit) + begin
+        assert await answer(client, sent, b"a") == (504, "deadline_exceeded")
+
+
+async def test_a_timer_that_ends_just_before_the_deadline_is_the_deadline_and_no_silence_of_the_sender(monkeypatch):
+    stopped = time.monotonic()
+    monkeypatch.setattr(body, "time", SimpleNamespace(monotonic=lambda: stopped))
+    async with application() as (client, _):
+        sent = head("/v1/embeddings", "application/json", "X-Request-Timeout-Ms: 100")
+        assert await answer(client, sent, None) == (504, "deadline_exceeded")
+
+
+@CASES
+async def test_a_body_that_drips_in_ends_with_the_longest_time_of_a_request(path, content_type, begin):
+    async with application(settings=NodeSettings(request_timeout_s=0.3)) as (client, _):
+        assert await answer(client, head(path, content_type) + begin, b"a") == (504, "deadline_exceeded")
+
+
+@CASES
+async def test_a_body_that_falls_silent_is_a_408(path, content_type, begin):
+    async with application(settings=NodeSettings(body_timeout_s=0.2)) as (client, _):
+        assert await answer(client, head(path, content_type) + begin, None) == (408, "request_timeout")
+
+
+HELLO = [{"role": "user", "content": "Hello"}]
+TEXT = {"type": "text", "text": 5}
+CALL = {"type": "function_call", "call_id": 5, "name": "f", "arguments": "{}"}
+PROBLEMS = [
+    (ChatBody, {"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+    (
+        ChatBody,
+        {"messages": [{"role": "user", "content": [TEXT]}]},
+        "messages[0].content[0].text",
+    ),
+    (ChatBody, {"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
+    (ChatBody, {"messages": [{"role": "prophet", "content": "x"}]}, "messages[0]"),
+    (ChatBody, {"messages": HELLO, "stop": [5]}, "stop[0]"),
+    (ChatBody, {"messages": HELLO, "stop": 5}, "stop"),
+    (CompletionsBody, {"prompt": ["a", 5]}, "prompt[1]"),
+    (CompletionsBody, {"prompt": 5}, "prompt"),
+    (
+        ResponsesBody,
+        {"input": [CALL]},
+        "input[0].call_id",
+    ),
+    (ResponsesBody, {"input": [{"type": "invented"}]}, "input[0]"),
+    (ResponsesBody, {"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
+    (ResponsesBody, {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
+    (ResponsesBody, {"input": "a", "tools": [{"type": "web_search"}]}, "tools[0]"),
+    (ChatBody, {"messages": HELLO, "tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0]"),
+]
+
+
+@pytest.mark.parametrize(("model", "body", "param"), PROBLEMS)
+def test_only_the_problem_of_the_intended_form_is_named(model, body, param):
+    body = {"model": "m"} | body
+    with pytest.raises(ValidationError) as refused:
+        model.model_validate(body)
+    message, where = explain(refused.value, body)
+    assert where.startswith(param)
+    assert ";" not in message
+    assert "more problems" not in message
+
+
+def test_a_body_that_is_no_json_has_no_place_to_name():
+    with pytest.raises(ValidationError) as refused:
+        ChatBody.model_validate_json(b"{")
+    message, where = explain(refused.value, None)
+    assert "JSON" in message
+    assert where is None

@@ -1,0 +1,156 @@
+"""What every request passes: the log, errors, keys that change."""
+
+import asyncio
+import dataclasses
+import itertools
+import logging
+import re
+from types import SimpleNamespace
+from unittest.mock import MagicMock
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from tests.support.application import application
+from worker_node.core.errors import EngineUnavailable, ModelNotFound
+from worker_node.http.middleware import before_each_head, hide_versions, log_requests, tell_request_id
+from worker_node.http.request_state import NODE
+from worker_node.http.sse import EventStream
+from worker_node.observability.failures import RecentFailures
+from worker_node.settings import NodeSettings
+
+SECRET = "zanzibar-7f3a9c"
+
+
+async def answer(request):
+    return web.Response(text="fine")
+
+
+@pytest.fixture
+def lines(caplog):
+    caplog.set_level(logging.DEBUG, "worker_node.access")
+    return lambda: [record.getMessage() for record in caplog.records if record.name == "worker_node.access"]
+
+
+async def serving(middleware, *routes):
+    app = web.Application(middlewares=[middleware])
+    app[NODE] = SimpleNamespace(telemetry=MagicMock())
+    app.on_response_prepare.append(before_each_head(hide_versions, tell_request_id))
+    app.add_routes([web.get("/things/{name}", answer), *routes])
+    return TestClient(TestServer(app))
+
+
+async def test_method_route_status_time_and_the_id(lines):
+    async with await serving(log_requests()) as client:
+        reply = await client.get(f"/things/{SECRET}?q={SECRET}", headers={"X-Request-ID": "req_7"})
+        assert (reply.headers["X-Request-ID"], reply.headers["Server"]) == ("req_7", "npu-node")
+    [line] = lines()
+    assert re.fullmatch(r"GET /things/\{name\} 200 \d+\.\d ms req_7", line)
+
+
+@pytest.mark.parametrize(("complete", "status"), [(True, 200), (False, "cancelled")])
+async def test_a_stream_whose_last_frame_was_written_is_complete_whenever_its_reader_leaves(lines, complete, status):
+    ended = asyncio.get_running_loop().create_future()
+
+    async def stream(request):
+        async with EventStream(request, {}) as reply:
+            await reply.send_raw(b"[DONE]")
+            if not complete:
+                await ended
+        await ended  # as the release of an engine may take until the reader has left
+
+    async with await serving(log_requests(), web.get("/stream", stream)) as client:
+        reader, writer = await asyncio.open_connection(client.host, client.port)
+        writer.write(b"GET /stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await reader.readuntil(b"data: [DONE]\n\n")
+        writer.transport.abort()
+        await writer.wait_closed()
+        async with asyncio.timeout(10):
+            while not lines():
+                await asyncio.sleep(0)
+        client.app[NODE].telemetry.responded.assert_called_once_with("/stream", status)
+    [line] = lines()
+    assert line.startswith(f"GET /stream {status} ")
+
+
+async def test_nothing_that_the_caller_made_up_is_in_the_line(lines):
+    async with await serving(log_requests(lambda _request: "-")) as client:
+        await client.request("PROPFIND", f"/{SECRET}", headers={"X-Request-ID": SECRET})
+    [line] = lines()
+    assert re.fullmatch(r"- - \w+ \d+\.\d ms -", line)
+
+
+def died(model="m", device="NPU"):
+    error = EngineUnavailable("the text of the error is not kept")
+    error.model, error.device = model, device
+    return error
+
+
+def test_equal_failures_are_one_entry_that_moves_to_the_front():
+    failures = RecentFailures(clock=itertools.count(100).__next__)
+    failures.add(died(), "/inference")
+    failures.add(ModelNotFound("no such model"), "/v1/embeddings")
+    failures.add(died(), "/inference")
+    first, second = failures.latest_first()
+    assert (first.code, first.status, first.route, first.model, first.device) == (
+        "engine_unavailable",
+        503,
+        "/inference",
+        "m",
+        "NPU",
+    )
+    assert (first.count, first.first, first.last) == (2, 100, 102)
+    assert (second.code, second.model, second.device, second.count) == ("model_not_found", None, None, 1)
+
+
+def test_a_caller_who_repeats_a_mistake_hides_no_other_failure():
+    failures = RecentFailures()
+    failures.add(died(), "/inference")
+    for _ in range(1000):
+        failures.add(ModelNotFound("no such model"), "/v1/embeddings")
+    assert [entry.count for entry in failures.latest_first()] == [1000, 1]
+
+
+def test_only_the_latest_failures_are_kept():
+    failures = RecentFailures(kept=3)
+    for number in range(10):
+        failures.add(died(model=f"m{number}"), "/inference")
+    assert [entry.model for entry in failures.latest_first()] == ["m9", "m8", "m7"]
+
+
+def test_no_message_is_kept():
+    failures = RecentFailures()
+    failures.add(died(), "/inference")
+    (entry,) = failures.latest_first()
+    assert "text of the error" not in str(dataclasses.asdict(entry))
+
+
+async def test_keys_are_replaced_from_one_request_to_the_next():
+    async with application(settings=NodeSettings(api_keys=("old",))) as (client, node):
+
+        async def status(key):
+            async with client.get("/models", headers={"Authorization": f"Bearer {key}"}) as reply:
+                return reply.status
+
+        assert (await status("old"), await status("new")) == (200, 401)
+        node.adopt(NodeSettings(api_keys=("new",)))
+        assert (await status("old"), await status("new")) == (401, 200)
+
+
+async def test_host_names_pages_and_limits_are_those_of_the_new_settings():
+    async with application() as (client, node):
+
+        async def status(**headers):
+            async with client.get("/models", headers=headers) as reply:
+                return reply.status, reply.headers.get("Access-Control-Allow-Origin")
+
+        page = {"Origin": "https://app.example"}
+        assert await status(Host="npu.example") == (403, None)
+        assert await status(**page) == (403, None)
+        changed = NodeSettings(allowed_hosts=("npu.example",), cors_origins=("https://app.example",), max_body_bytes=10)
+        node.adopt(changed)
+        assert await status(Host="npu.example") == (200, None)
+        assert await status(**page) == (200, "https://app.example")
+        async with client.post("/inference", json={"prompt": "more than ten bytes"}) as reply:
+            assert reply.status == 413
