@@ -269,7 +269,7 @@ async def ask(store):
 
         async def both(places, path, body, headers):
             for model in registry.models:
-                registry.drop(model)
+                registry.names.drop(model)
             for model in models:
                 registry.add(replace(model, placements=places))
             wanted = {"path": path, "body": body, "headers": headers}
