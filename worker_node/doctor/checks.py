@@ -1,4 +1,4 @@
-"""The kernel's side: the device on the bus, its driver, its firmware, its node and its counter."""
+"""The checks: the kernel's side of the NPU, its user space, and the node's own files; `examine` runs them in order."""
 
 from __future__ import annotations
 
@@ -173,8 +173,6 @@ def _counter(machine: ExaminedMachine, node: str) -> Finding:
     return error("busy-counter", f"/{path} {why}: nothing can prove that the NPU ran", "kernel 6.11 or newer has it")
 
 
-# The side of user space: Level Zero, the user-mode driver, the compiler, OpenVINO.
-
 # Released together by github.com/intel/linux-npu-driver; the versions of one release are equal.
 _PACKAGES = ("intel-driver-compiler-npu", "intel-fw-npu", "intel-level-zero-npu")
 _RELEASE = "github.com/intel/linux-npu-driver/releases"
@@ -214,11 +212,11 @@ def _compiler(machine: ExaminedMachine) -> Finding:
 
 def _release(machine: ExaminedMachine) -> list[Finding]:
     versions = machine.package_versions(*_PACKAGES)
-    told = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+    listed = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
     if len(set(versions.values())) > 1:
         fix = f"install {', '.join(_PACKAGES)} of one release of {_RELEASE}, then reboot"
-        return [error("firmware-mismatch", f"firmware, driver and compiler are of different releases: {told}", fix)]
-    return [ok("firmware-mismatch", f"one release: {told}")] if versions else []
+        return [error("firmware-mismatch", f"firmware, driver and compiler are of different releases: {listed}", fix)]
+    return [ok("firmware-mismatch", f"one release: {listed}")] if versions else []
 
 
 def _openvino(probe: Probe, *, npu: bool) -> Finding:
@@ -229,16 +227,13 @@ def _openvino(probe: Probe, *, npu: bool) -> Finding:
     device = probe.find("NPU")
     if device is None:
         seen = ", ".join(d.name for d in probe.devices) or "none"
-        fix = "mend the errors above, first to last; then see npu-node doctor again" if npu else "see npu-present"
+        fix = "fix the errors above, first to last; then run npu-node doctor again" if npu else "see npu-present"
         return error("openvino", f"OpenVINO {probe.openvino} sees no NPU, only {seen}", fix)
     if device.properties.get("NPU_COMPILER_VERSION") is None:
         fix = f"install the package intel-driver-compiler-npu of the release that the driver is of ({_RELEASE})"
         return error("openvino", "OpenVINO sees the NPU and no compiler for it", fix)
     driver = device.properties.get("NPU_DRIVER_VERSION")
     return ok("openvino", f"OpenVINO {probe.openvino} sees the NPU, driver {driver}")
-
-
-# The node's own files: the model and what was compiled of it.
 
 
 def check_model(path: Path, problem: str | None) -> Finding:
@@ -282,9 +277,6 @@ def _is_stale(path: Path, probe: Probe) -> bool:
         properties.get("NPU_DRIVER_VERSION"),
         properties.get("NPU_COMPILER_VERSION"),
     )
-
-
-# All checks in the order in which problems should be fixed.
 
 
 def examine(

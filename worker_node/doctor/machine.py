@@ -1,4 +1,4 @@
-"""Reading a machine, through a root that tests may put elsewhere."""
+"""What the checks read of a machine, through a root that tests may put elsewhere, and the findings they return."""
 
 from __future__ import annotations
 
@@ -85,9 +85,6 @@ class ExaminedMachine:
     def may_use(self, path: str) -> bool:
         """Whether this process may read and write a file."""
         return os.access(self.root / path, os.R_OK | os.W_OK)
-
-
-# One result of one check.
 
 
 class Severity(StrEnum):

@@ -231,38 +231,18 @@ def read_model(directory: Path) -> InstalledModel:
     canary: Canary | None = manifest.canary
     if manifest.kind == ModelKind.EMBEDDING:
         canary = read_embedding_canary(directory)
-    return InstalledModel(
-        id=manifest.id,
-        kind=manifest.kind,
-        path=directory,
-        context_limit=manifest.context_limit,
-        quantization=manifest.quantization,
-        family=manifest.family,
-        dimensions=manifest.dimensions,
-        space=manifest.space,
-        canary=canary,
-        licence=manifest.licence,
-        source=manifest.source,
-        source_sha256=manifest.source_sha256,
-        files=manifest.files,
-        fidelity=manifest.fidelity,
-        max_prompt_len=manifest.max_prompt_len,
-        digest=hashlib.sha256(encoded).hexdigest(),
-        installed_at=installed_at,
-        aliases=manifest.aliases,
-        prompts=manifest.prompts,
-        matryoshka=manifest.matryoshka,
-        vector_fidelity=manifest.vector_fidelity,
-    )
+    known = {name: getattr(manifest, name) for name in manifest.__struct_fields__}
+    for name in ("version", "made_with"):
+        del known[name]
+    digest = hashlib.sha256(encoded).hexdigest()
+    return InstalledModel(**known | {"canary": canary}, path=directory, digest=digest, installed_at=installed_at)
 
-
-# Whether the weights of OpenVINO files are all there: OpenVINO's own error for a truncated file does not name it.
 
 _CONSTANT = re.compile(rb'offset="(\d+)" size="(\d+)"')
 
 
 def check_weights(directory: Path) -> None:
-    """Raise ConfigurationError, with the file's name, when a graph needs more bytes than its weights have.
+    """Raise ConfigurationError when a graph needs more bytes than its weights have: OpenVINO's own error names no file.
 
     A directory with a manifest is not looked at: the manifest has the sizes, and they are checked with it.
     """
@@ -338,8 +318,6 @@ def _text_of(file: Path) -> str:
         raise ConfigurationError(f"{file}: not readable ({error})") from error
 
 
-# The sampling that a model's maker recommends: `generation_config.json`.
-
 GENERATION_CONFIG = "generation_config.json"
 # The name there, the field of `Sampling`, and the values that it may have.
 _SAMPLING_FIELDS: tuple[tuple[str, str, type[int | float], float, float], ...] = (
@@ -378,8 +356,6 @@ def sampling_defaults(directory: Path) -> dict[str, Any]:
         found |= {"top_p": 1.0, "temperature": 0.0}
     return found
 
-
-# Model directories that carry no manifest: OpenVINO models as their makers publish or export them.
 
 GENERATION_FILES = (
     MODEL_FILE,

@@ -1,4 +1,4 @@
-"""Host names and origins in settings."""
+"""The settings of the node itself: the top level of the file, `NPU_NODE_*` in the environment."""
 
 from __future__ import annotations
 
@@ -17,18 +17,10 @@ from worker_node.models.catalog import Catalog, normalise_name
 from worker_node.models.store import default_store_root
 from worker_node.settings.model import ModelSettings, custom_error
 
+# A name or an address, `*.example` for all names below one, or `*` for all.
 _HOST_NAME = re.compile(r"\*|(?:\*\.)?[A-Za-z0-9_-][A-Za-z0-9._-]*|[0-9A-Fa-f:.]+")
+# Scheme, host and port as browsers send them.
 _ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#\s]+")
-
-
-def is_host_name(name: str) -> bool:
-    """Whether it is a name or an address, `*.example` for all names below one, or `*` for all."""
-    return _HOST_NAME.fullmatch(name) is not None
-
-
-def is_origin(origin: str) -> bool:
-    """Whether it is scheme, host and port as browsers send them."""
-    return _ORIGIN.fullmatch(origin) is not None
 
 
 @lru_cache(maxsize=64)
@@ -41,8 +33,6 @@ def is_loopback(host: str) -> bool:
     except ValueError:
         return False
 
-
-# The hosts that images may be fetched from, as settings name them. Pure.
 
 _ENTRY = re.compile(
     r"(?:(?P<scheme>https?)://)?(?P<host>\*|(?:\*\.)?[A-Za-z0-9_-][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\])(?::(?P<port>\d{1,5}))?"
@@ -65,7 +55,7 @@ class ImageHost:
         port = None if found is None or found["port"] is None else int(found["port"])
         if found is None or (port is not None and not 0 < port < 65536):
             raise ValueError(
-                f"{entry!r} is no host of images: write images.example, *.example, images.example:8443 or "
+                f"{entry!r} is not a host of images: write images.example, *.example, images.example:8443 or "
                 "http://images.example:8080"
             )
         return cls(found["scheme"] or "https", found["host"].lower().strip("[]"), port)
@@ -83,8 +73,6 @@ class ImageHost:
         """Whether addresses that are not public are meant, too: only one host with its port is so explicit."""
         return self.port is not None and not self.host.startswith("*")
 
-
-# The settings of the node itself: the top level of the file, `NPU_NODE_*` in the environment.
 
 EMBEDDED_MODELS = ("all-minilm-l6-v2", "smollm2-135m-instruct")
 
@@ -300,9 +288,9 @@ class NodeSettings(BaseSettings):
     @classmethod
     def _host_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for name in value:
-            if not is_host_name(name):
+            if _HOST_NAME.fullmatch(name) is None:
                 raise ValueError(
-                    f"{name!r} is no host name: write npu.example, *.example for all below it, or * for all"
+                    f"{name!r} is not a host name: write npu.example, *.example for all below it, or * for all"
                 )
         return value
 
@@ -310,9 +298,9 @@ class NodeSettings(BaseSettings):
     @classmethod
     def _origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for origin in value:
-            if origin != "*" and not is_origin(origin):
+            if origin != "*" and _ORIGIN.fullmatch(origin) is None:
                 raise ValueError(
-                    f"{origin!r} is no origin: write https://app.example (scheme, host, port) or * for all"
+                    f"{origin!r} is not an origin: write https://app.example (scheme, host, port) or * for all"
                 )
         return value
 

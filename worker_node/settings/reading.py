@@ -1,4 +1,9 @@
-"""What to say about a key that no setting has: the nearest known name, or our name for another server's option."""
+"""Reads all settings of a node: the TOML file, then `NPU_NODE_*` in the environment, then flags.
+
+Everything is parsed and validated before anything is returned, so that a node can read its settings again while it
+serves (`SettingsSource.read`) and go on with the old ones when the new ones are wrong. Variables of npu-proxy that mean
+the same here count for less than all of these (docs/coming-from.md).
+"""
 
 from __future__ import annotations
 
@@ -75,8 +80,6 @@ def advice(key: str, known: Collection[str], *, of_a_model: bool = False) -> str
     near = difflib.get_close_matches(name, known, 1, _SIMILAR)
     return f"did you mean {near[0]}?" if near else ""
 
-
-# What is wrong with settings: each problem with the place that it comes from.
 
 # Lists whose items are tables of their own.
 _TABLES = frozenset({"models", "models.placements"})
@@ -157,8 +160,6 @@ def _message(detail: ErrorDetails, document: Mapping[str, Any]) -> str:
     return f"unknown key; {hint}" if hint else f"unknown key; known are {', '.join(sorted(names.get(table, ())))}"
 
 
-# The environment variables of a node: which ones count, and what is said about one that nothing reads.
-
 PREFIX = "NPU_NODE_"
 # Read by the commands that talk to a running node, not by the node.
 OF_COMMANDS = frozenset({"NPU_NODE_URL", "NPU_NODE_API_KEY"})
@@ -192,10 +193,6 @@ def _as_variable(hint: str) -> str:
     near = re.fullmatch(r"did you mean (\w+)\?", hint)
     return f"did you mean {PREFIX}{near[1].upper()}?" if near else hint
 
-
-# The environment variables of npu-proxy: those that mean the same here are taken over, the others are answered.
-#
-# They count for less than anything that is said in this node's own words (docs/coming-from.md).
 
 NPU_PROXY_PREFIX = "NPU_PROXY_"
 # What means the same in the same unit.
@@ -245,11 +242,6 @@ def notices(environment: Mapping[str, str]) -> list[str]:
             lines.append(f"{name} is npu-proxy's and has no effect; here it is {_INSTEAD.get(key, 'not needed')}")
     return lines
 
-
-# Reads all settings of a node: the TOML file, then `NPU_NODE_*` in the environment, then flags.
-#
-# Everything is parsed and validated before anything is returned, so that a node can read its settings again while it
-# serves (`SettingsSource.read`) and go on with the old ones when the new ones are wrong.
 
 _FIELD = re.compile(r'field "(\w+)"')
 _NO_FLAGS: Mapping[str, Any] = {}

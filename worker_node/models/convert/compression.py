@@ -240,8 +240,6 @@ def _epsilon(gguf: GgufFile) -> float:
     return float(gguf.field(f"{gguf.architecture}.attention.layer_norm_rms_epsilon"))
 
 
-# Measures how near compressed weights are to the exact ones, by what they predict rather than by eye.
-
 # Prose, facts, a dialogue, code, numbers and another language: what a small model is asked for.
 PROBE_TEXTS = (
     "The capital of France is Paris. It lies on the river Seine and is home to more than two million people, and "

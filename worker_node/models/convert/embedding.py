@@ -65,8 +65,6 @@ def write_tokenizer(source: Path, target: Path) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-# Names the space that a model's vectors lie in.
-
 _HEX_DIGITS = 32
 
 
@@ -79,8 +77,6 @@ def space_fingerprint(*, weights_sha256: str, tokenizer_sha256: str, layout: str
     facts = {"dimensions": dimensions, "layout": layout, "tokenizer": tokenizer_sha256, "weights": weights_sha256}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:_HEX_DIGITS]
 
-
-# Makes an embedding model directory from the safetensors files of a sentence encoder.
 
 _FORMS = (Quantization.F32, Quantization.INT8_SYM)
 

@@ -76,8 +76,6 @@ def finish(vector: Node, parameters: list[Node]) -> ov.Model:
     return ov.Model([op.result(vector)], parameters, "sentence_encoder")
 
 
-# Reads what a sentence encoder says about itself; refuses what would need another graph.
-
 _T = TypeVar("_T")
 
 # The names that Hugging Face configurations use, and OpenVINO's approximation mode of Gelu for each.
@@ -258,11 +256,6 @@ def _read_pooling(path: Path) -> Pooling:
     )
 
 
-# Builds a sentence encoder of the BERT family as one OpenVINO graph, from token ids to the finished vector.
-#
-# Inputs `input_ids` and `attention_mask`, both i64 [batch, length]; output `embedding`, f32 [batch, dimensions]. The
-# shapes are dynamic and may be reshaped to static ones. A row whose mask is all zeros gives no NaN.
-
 # Added to the attention score of a padding token. exp(-10000) is zero in every float type, and unlike -inf it leaves
 # a fully masked row finite, in f16 too.
 _MASKED = -10000.0
@@ -275,6 +268,8 @@ Tensors = dict[str, NDArray[np.float32]]
 def build_encoder(bert: BertConfig, sentence: SentenceConfig, tensors: Tensors) -> ov.Model:
     """Build the graph.
 
+    Inputs `input_ids` and `attention_mask`, both i64 [batch, length]; output `embedding`, f32 [batch, dimensions]. The
+    shapes are dynamic and may be reshaped to static ones. A row whose mask is all zeros gives no NaN.
     Raises ConversionFailed when a tensor is missing, has another shape than the configuration says, or is left over.
     """
     weights = Weights(tensors, _UNUSED)
@@ -328,7 +323,7 @@ class Weights:
         try:
             tensor = self._tensors[name]
         except KeyError as error:
-            raise ConversionFailed(f"the weights hold no tensor {name}") from error
+            raise ConversionFailed(f"the weights have no tensor {name}") from error
         if tensor.shape != shape:
             raise ConversionFailed(f"tensor {name} has shape {tensor.shape}, its configuration says {shape}")
         self._left.discard(name)
@@ -337,7 +332,7 @@ class Weights:
     def expect_all_used(self) -> None:
         """Raise ConversionFailed, naming them, if tensors are left over: then this is another model than was built."""
         if self._left:
-            raise ConversionFailed(f"tensors without a place in a BertModel: {', '.join(sorted(self._left))}")
+            raise ConversionFailed(f"tensors that the network has no place for: {', '.join(sorted(self._left)[:8])}")
 
 
 def linear(weights: Weights, name: str, x: Node, rows: int, columns: int) -> Node:
@@ -390,8 +385,6 @@ def _heads(x: Node, config: BertConfig) -> Node:
     split = op.reshape(x, i64(0, 0, config.num_attention_heads, config.head_size), special_zero=True)
     return op.transpose(split, i64(0, 2, 1, 3))
 
-
-# Reads how a sentence encoder wants queries and documents marked, and to which sizes its vectors may be cut.
 
 # The names that models use for their prompts, by what the text is.
 _NAMES = {

@@ -1,4 +1,4 @@
-"""Puts the exact weights of a GGUF file into the graph that GenAI made of it.
+"""Makes a generation model of a GGUF file: its exact weights in the graph that GenAI made of it, compressed, measured.
 
 The graph does not say which constant is which tensor. Both come from the same numbers, though, and no two
 tensors of a trained model are alike, so each constant is matched to the tensor of its shape that it is
@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import openvino as ov
@@ -35,6 +33,11 @@ from worker_node.models.convert.gguf import (
 from worker_node.models.convert.job import ConversionJob, Converted
 from worker_node.models.directory import MODEL_FILE, GenerationCanary, family_of
 
+# Chosen by fidelity and speed together: docs/models.md has the figures.
+DEFAULT_QUANTIZATION = Quantization.INT4_INT8
+# Below this agreement with the exact weights the result is another model, not a smaller one.
+_MIN_TOP1 = 0.6
+_TOKEN_FIELDS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
 # Relative distance (norm of the difference by norm of the tensor) up to which a constant may be taken for a
 # tensor: GenAI's rounding changes Q4_1 matrices by 0.09, a wrong matrix of the same shape is 1.4 away.
 _NEAR = 0.2
@@ -239,19 +242,6 @@ def _nearest(
     return distances[0][1]
 
 
-# Makes a generation model directory from a GGUF file: exact weights, compressed, measured, fit for the NPU.
-
-# Chosen by fidelity and speed together: docs/models.md has the figures.
-DEFAULT_QUANTIZATION = Quantization.INT4_INT8
-# Files up to this size are measured while they are compressed: that takes a second copy of their weights.
-_SMALL_BYTES = 1 << 29
-# Below this agreement with the exact weights the result is another model, not a smaller one.
-_MIN_TOP1 = 0.6
-
-_T = TypeVar("_T")
-_TOKEN_FIELDS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
-
-
 def convert_gguf(job: ConversionJob, stage: Callable[[str], None]) -> Converted:
     """Import, restore, repair, compress, save, measure; raises ConversionFailed when any of it cannot be done."""
     with pages_dropped():
@@ -268,26 +258,23 @@ def _convert(job: ConversionJob, stage: Callable[[str], None]) -> Converted:
     probes = [tokenizer.encode(text).input_ids.data[0].tolist() for text in PROBE_TEXTS]
     template = str(gguf.get("tokenizer.chat_template") or "")
     _write_configs(gguf, target, template)
-    with ThreadPoolExecutor() as threads:
-        pool = threads if gguf.path.stat().st_size <= _SMALL_BYTES else None
-        exact = _started(pool, lambda: exact_logits(gguf, probes))
-        stage("restoring the exact weights")
-        restore_exact_weights(model, gguf, Path(job.scratch))
-        repeat_by_constant(model, _count(gguf, "attention.head_count") // _count(gguf, "attention.head_count_kv"))
-        stage(f"compressing the weights to {quantization}")
-        ov.save_model(compress(model, quantization), target / MODEL_FILE, compress_to_fp16=False)
-        del model
-        stage("measuring the compressed model against the exact one")
-        asked = _started(pool, lambda: _expect_answer(job.id, target, job.canary))
-        fidelity = compare(exact(), teacher_forced_logits(ov.Core().read_model(target / MODEL_FILE), probes))
-        if fidelity.top1 < _MIN_TOP1:
-            raise ConversionFailed(
-                f"{job.id}: with weights in {quantization} only {fidelity.top1:.0%} of the predictions are those of "
-                "the exact weights; choose a finer quantization"
-            )
-        if job.canary is not None:
-            stage("asking the canary's question")
-        asked()
+    stage("restoring the exact weights")
+    restore_exact_weights(model, gguf, Path(job.scratch))
+    repeat_by_constant(model, _count(gguf, "attention.head_count") // _count(gguf, "attention.head_count_kv"))
+    stage(f"compressing the weights to {quantization}")
+    ov.save_model(compress(model, quantization), target / MODEL_FILE, compress_to_fp16=False)
+    del model
+    stage("measuring the compressed model against the exact one")
+    stored = teacher_forced_logits(ov.Core().read_model(target / MODEL_FILE), probes)
+    fidelity = compare(exact_logits(gguf, probes), stored)
+    if fidelity.top1 < _MIN_TOP1:
+        raise ConversionFailed(
+            f"{job.id}: with weights in {quantization} only {fidelity.top1:.0%} of the predictions are those of the "
+            "exact weights; choose a finer quantization"
+        )
+    if job.canary is not None:
+        stage("asking the canary's question")
+        _expect_answer(job.id, target, job.canary)
     return Converted(
         kind=ModelKind.GENERATION,
         family=family_of(gguf.architecture, template),
@@ -330,14 +317,7 @@ def _write_json(path: Path, content: Mapping[str, int | str]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _started(pool: ThreadPoolExecutor | None, step: Callable[[], _T]) -> Callable[[], _T]:
-    """What returns the step's result: it waits for the thread that does it, or, without a pool, does it then."""
-    return step if pool is None else pool.submit(step).result
-
-
-def _expect_answer(model_id: str, target: Path, canary: GenerationCanary | None) -> None:
-    if canary is None:
-        return
+def _expect_answer(model_id: str, target: Path, canary: GenerationCanary) -> None:
     pipeline = openvino_genai.LLMPipeline(target, "CPU")
     config = pipeline.get_generation_config()
     config.max_new_tokens = canary.max_new_tokens

@@ -63,14 +63,12 @@ def drop_pages() -> None:
             mapping.madvise(mmap.MADV_DONTNEED)
 
 
-# Reads a GGUF file: what it says of the model, and its weights exactly as llama.cpp would see them.
-
 # Architectures whose query and key rows llama.cpp stores with the two halves of each rotary pair interleaved.
 _PERMUTED = frozenset({"llama"})
 
 
 class GgufFile:
-    """An open GGUF file.
+    """An open GGUF file: what it says of the model, and its weights exactly as llama.cpp would see them.
 
     Raises ConversionFailed when the file is not one, or lacks a field that is asked for.
     """
@@ -144,11 +142,8 @@ class GgufFile:
         return order
 
 
-# Rewrites a GGUF file so that GenAI can read it.
-#
-# GenAI's reader knows a few quantizations. Its weights are replaced by the exact ones afterwards (exact_weights.py), so
-# it is enough that it reads something close: tensors of other types become 8-bit ones.
-
+# Those that GenAI's reader knows. Its weights are replaced by the exact ones afterwards, so it is enough that it reads
+# something close: tensors of other types become 8-bit ones.
 _READABLE = frozenset(
     {
         GGMLQuantizationType.F32,
@@ -218,11 +213,6 @@ def _copy_metadata(gguf: GgufFile, writer: GGUFWriter) -> None:
         writer.add_key_value(name, field.contents(), field.types[0], sub_type=sub_type)
 
 
-# GenAI's own import of a GGUF file: it knows the graph and the tokenizer of each architecture.
-#
-# Its weights are not the file's (it rounds the minimum of every group to a whole number of steps), so only the
-# graph and the tokenizer are taken from it.
-
 TOKENIZER_FILES = (
     "openvino_tokenizer.xml",
     "openvino_tokenizer.bin",
@@ -238,8 +228,9 @@ _MISNAMED_VALUE_CACHE = re.compile(r"(past_key_values\.(\d+)\.valuepresent\.\2\.
 
 
 def import_graph(gguf: Path, target: Path, scratch: Path) -> ov.Model:
-    """Import the file; leaves the tokenizer in `target` and returns the graph, with GenAI's approximate
-    weights.
+    """Import the file; leaves the tokenizer in `target` and returns the graph, with GenAI's approximate weights.
+
+    GenAI rounds the minimum of every group to a whole number of steps, so only graph and tokenizer are taken from it.
 
     Raises ConversionFailed when GenAI does not know the architecture.
     """
@@ -261,8 +252,6 @@ def import_graph(gguf: Path, target: Path, scratch: Path) -> ov.Model:
     graph.write_text(_MISNAMED_VALUE_CACHE.sub(r"\1value", graph.read_text()))
     return ov.Core().read_model(graph)
 
-
-# Makes the graph that GenAI imports from GGUF fit for the NPU path, without changing what it computes.
 
 _GROUPED_QUERY_RANK = 5
 

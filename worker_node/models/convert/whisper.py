@@ -42,8 +42,8 @@ from openvino_tokenizers.utils import change_inputs_type, change_outputs_type
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from worker_node.core.errors import ConversionFailed
-from worker_node.models.convert.encoder import read_json, read_tensors
-from worker_node.models.convert.whisper_network import Dimensions, WhisperWeights, build_decoder, build_encoder
+from worker_node.models.convert.encoder import Weights, read_json, read_tensors
+from worker_node.models.convert.whisper_network import UNUSED_TENSORS, Dimensions, build_decoder, build_encoder
 
 _SAMPLES_PER_SECOND = 16_000
 _SECONDS = 30
@@ -135,8 +135,6 @@ def _write(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-# Writes the directory that openvino-genai's WhisperPipeline loads, from either form of published weights.
-
 ENCODER_FILE, DECODER_FILE = "openvino_encoder_model.xml", "openvino_decoder_model.xml"
 
 
@@ -173,7 +171,7 @@ def _tiktoken(source: Path, sizes: Dimensions) -> Vocabulary:
 
 
 def _write_graphs(sizes: Dimensions, tensors: Tensors, target: Path) -> None:
-    weights = WhisperWeights(tensors)
+    weights = Weights(tensors, UNUSED_TENSORS)
     encoder, decoder = build_encoder(sizes, weights), build_decoder(sizes, weights)
     weights.expect_all_used()
     ov.save_model(encoder, target / ENCODER_FILE, compress_to_fp16=True)
@@ -256,8 +254,6 @@ def _rebuild_tensor(
     strides = tuple(step * storage.itemsize for step in stride)
     return np.lib.stride_tricks.as_strided(storage[offset:], shape=tuple(size), strides=strides, writeable=False)
 
-
-# Reads a Whisper network from the safetensors files of a Hugging Face repository.
 
 _PARTS = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "out"}
 _PLAIN = {
@@ -499,8 +495,6 @@ def _bytes_as_text() -> dict[int, str]:
             table[byte] = chr(256 + len(table) - len(printable))
     return table
 
-
-# Writes a Whisper vocabulary as the two OpenVINO graphs that openvino-genai's pipelines load.
 
 _LONGEST = 1024
 _END = "<|endoftext|>"

@@ -1,4 +1,4 @@
-"""What encoder and decoder of a Whisper network have in common, as OpenVINO nodes."""
+"""The encoder and the stateful decoder of a Whisper network, as OpenVINO graphs."""
 
 from __future__ import annotations
 
@@ -6,44 +6,18 @@ from dataclasses import dataclass
 
 import numpy as np
 import openvino as ov
-from numpy.typing import NDArray
 from openvino import Node
 from openvino import opset13 as op
 from openvino.op import util
 
-from worker_node.core.errors import ConversionFailed
-from worker_node.models.convert.encoder import i64, name_port
+from worker_node.models.convert.encoder import Weights, i64, name_port
 
 _LAYER_NORM_EPSILON = 1e-5
 # What a checkpoint may hold beyond the network: a mask that the graph computes.
-_UNUSED = frozenset({"decoder.mask", "alignment_heads"})
+UNUSED_TENSORS = frozenset({"decoder.mask", "alignment_heads"})
 
 
-class WhisperWeights:
-    """Tensors by name, with a record of which were used."""
-
-    def __init__(self, tensors: dict[str, NDArray[np.float32]]) -> None:
-        self._tensors = tensors
-        self._left = set(tensors) - _UNUSED
-
-    def __call__(self, name: str, *shape: int) -> NDArray[np.float32]:
-        """The tensor; raises ConversionFailed when it is missing or has another shape."""
-        try:
-            tensor = self._tensors[name]
-        except KeyError as error:
-            raise ConversionFailed(f"the weights have no tensor {name}") from error
-        if tensor.shape != shape:
-            raise ConversionFailed(f"tensor {name} has shape {tensor.shape}; the model's sizes need {shape}")
-        self._left.discard(name)
-        return tensor
-
-    def expect_all_used(self) -> None:
-        """Raises ConversionFailed when a tensor has no place in the network."""
-        if self._left:
-            raise ConversionFailed(f"tensors without a place in a Whisper network: {', '.join(sorted(self._left)[:8])}")
-
-
-def linear(weights: WhisperWeights, name: str, x: Node, rows: int, columns: int, *, bias: bool = True) -> Node:
+def linear(weights: Weights, name: str, x: Node, rows: int, columns: int, *, bias: bool = True) -> Node:
     """`x @ W.T + b` for x [batch, length, columns]."""
     product = op.matmul(x, weights(f"{name}.weight", rows, columns), False, True)
     if not bias:
@@ -51,7 +25,7 @@ def linear(weights: WhisperWeights, name: str, x: Node, rows: int, columns: int,
     return op.add(product, weights(f"{name}.bias", rows).reshape(1, 1, rows))
 
 
-def layer_norm(weights: WhisperWeights, name: str, x: Node, size: int) -> Node:
+def layer_norm(weights: Weights, name: str, x: Node, size: int) -> Node:
     """Normalise the last axis, then scale and shift."""
     normal = op.mvn(x, i64(-1), True, _LAYER_NORM_EPSILON, "INSIDE_SQRT")
     scaled = op.multiply(normal, weights(f"{name}.weight", size).reshape(1, 1, size))
@@ -68,13 +42,11 @@ def merge_heads(x: Node, size: int) -> Node:
     return op.reshape(op.transpose(x, i64(0, 2, 1, 3)), i64(0, 0, size), special_zero=True)
 
 
-def feed_forward(weights: WhisperWeights, block: str, x: Node, size: int) -> Node:
+def feed_forward(weights: Weights, block: str, x: Node, size: int) -> Node:
     """The block's MLP with its residual connection."""
     inner = linear(weights, f"{block}.mlp.0", layer_norm(weights, f"{block}.mlp_ln", x, size), 4 * size, size)
     return op.add(x, linear(weights, f"{block}.mlp.2", op.gelu(inner, "erf"), size, 4 * size))
 
-
-# The sizes of a Whisper network, by the names of OpenAI's checkpoints.
 
 # Vocabulary sizes: English-only checkpoints have 51,864 tokens, multilingual ones 51,865, large-v3 51,866.
 _FIRST_MULTILINGUAL = 51865
@@ -107,10 +79,7 @@ class Dimensions:
         return self.n_vocab - _LANGUAGES_BEGIN - int(self.multilingual)
 
 
-# The encoder: from a mel spectrogram of 30 s to hidden states.
-
-
-def build_encoder(sizes: Dimensions, weights: WhisperWeights) -> ov.Model:
+def build_encoder(sizes: Dimensions, weights: Weights) -> ov.Model:
     """Input `input_features` f32 [batch, n_mels, 2 × n_audio_ctx].
 
     Output `last_hidden_state` f32 [batch, n_audio_ctx, n_audio_state].
@@ -131,12 +100,12 @@ def build_encoder(sizes: Dimensions, weights: WhisperWeights) -> ov.Model:
     return ov.Model([op.result(hidden)], [features], "whisper_encoder")
 
 
-def _convolution(weights: WhisperWeights, name: str, x: Node, out: int, channels: int, *, stride: int) -> Node:
+def _convolution(weights: Weights, name: str, x: Node, out: int, channels: int, *, stride: int) -> Node:
     product = op.convolution(x, weights(f"{name}.weight", out, channels, 3), [stride], [1], [1], [1])
     return op.add(product, weights(f"{name}.bias", out).reshape(1, out, 1))
 
 
-def _block(sizes: Dimensions, weights: WhisperWeights, block: str, x: Node) -> Node:
+def _block(sizes: Dimensions, weights: Weights, block: str, x: Node) -> Node:
     state, heads = sizes.n_audio_state, sizes.n_audio_head
     normal = layer_norm(weights, f"{block}.attn_ln", x, state)
     query, key, value = (
@@ -163,7 +132,7 @@ def _block(sizes: Dimensions, weights: WhisperWeights, block: str, x: Node) -> N
 _MASKED = np.float32(-65504.0)
 
 
-def build_decoder(sizes: Dimensions, weights: WhisperWeights) -> ov.Model:
+def build_decoder(sizes: Dimensions, weights: Weights) -> ov.Model:
     """Inputs `encoder_hidden_states` f32 [batch, n_audio_ctx, state], `input_ids` i64 [batch, length], `beam_idx` i32.
 
     Output `logits` f32 [batch, length, n_vocab]. The state is empty after a reset; the audio's keys and values are then
@@ -173,7 +142,7 @@ def build_decoder(sizes: Dimensions, weights: WhisperWeights) -> ov.Model:
 
 
 class _Builder:
-    def __init__(self, sizes: Dimensions, weights: WhisperWeights) -> None:
+    def __init__(self, sizes: Dimensions, weights: Weights) -> None:
         self._sizes, self._weights = sizes, weights
         self._audio = op.parameter([-1, -1, sizes.n_text_state], np.float32, name="encoder_hidden_states")
         self._ids = op.parameter([-1, -1], np.int64, name="input_ids")

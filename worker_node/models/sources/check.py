@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,9 +24,7 @@ from worker_node.models.sources.reference import HubReference, LocalReference, U
 from worker_node.models.sources.selection import (
     HEADER_BYTES,
     GgufHeader,
-    Suitability,
     conversion_needs,
-    npu_verdict,
     parse_header,
     require_known_architecture,
 )
@@ -34,6 +33,27 @@ from worker_node.models.sources.selection import (
 _TOKENS = 4096
 _KV_BYTES = 2
 _SCALES = {SourceFormat.GGUF: 1.1, SourceFormat.SAFETENSORS: 2.0, SourceFormat.OPENVINO: 1.1}
+
+
+# What the NPU compiler takes for generation: int4, symmetric, one scale a row or groups of a multiple of this.
+_GROUP = 64
+# Those of the models that were run on the NPU path, or are published for NPUs.
+_HEAD_SIZES = frozenset({64, 80, 96, 128})
+_MARKS = (
+    (re.compile(r"int4-cw|int4-sym|int4_sym|int4-gq|sym[_-]?(cw|g128)", re.IGNORECASE), True, "int4 symmetric"),
+    (re.compile(r"nf4", re.IGNORECASE), True, "nf4, which NPUs take from Lunar Lake on"),
+    (re.compile(r"int4-asym|int4_asym", re.IGNORECASE), False, "int4 asymmetric"),
+    (re.compile(r"int8|fp16|fp8|bf16", re.IGNORECASE), False, "not int4"),
+)
+_ALTERNATIVE = "NPUs want int4 symmetric, channel-wise or in groups: look for -int4-cw-ov"
+
+
+@dataclass(frozen=True, slots=True)
+class Suitability:
+    """`suitable` is None where nobody can tell before it is tried; `reasons` in words."""
+
+    suitable: bool | None
+    reasons: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,3 +273,40 @@ def _json(path: Path) -> dict[str, Any]:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except (OSError, UnicodeDecodeError, msgspec.DecodeError):
         return {}
+
+
+def npu_verdict(
+    name: str, source_format: SourceFormat, weights: Mapping[str, Any], *, generates: bool, head_size: int | None
+) -> Suitability:
+    """Judge a model by its repository's `name`, and by `weights`, the `quantization_config` of openvino_config.json."""
+    if not generates:
+        return Suitability(suitable=True, reasons=("an encoder: it runs in f16 with static shapes",))
+    suitable, reason = _weights(name, source_format, weights)
+    reasons = [reason]
+    if head_size is not None and head_size not in _HEAD_SIZES:
+        suitable = None if suitable else suitable
+        reasons.append(f"head size {head_size} was not tried on NPUs ({', '.join(map(str, sorted(_HEAD_SIZES)))} were)")
+    return Suitability(suitable, tuple(reasons))
+
+
+def _weights(name: str, source_format: SourceFormat, weights: Mapping[str, Any]) -> tuple[bool | None, str]:
+    if source_format is SourceFormat.GGUF:
+        return True, f"converted here to int4 and int8, symmetric, in groups of {_GROUP}"
+    bits, symmetric, group = weights.get("bits"), weights.get("sym"), weights.get("group_size")
+    if bits is None:
+        return _by_name(name)
+    if bits != 4:
+        return False, f"the weights have {bits} bits; {_ALTERNATIVE}"
+    if not symmetric:
+        return False, f"the weights are int4 asymmetric; {_ALTERNATIVE}"
+    if group == -1:
+        return True, "int4 symmetric, channel-wise"
+    fits = isinstance(group, int) and group > 0 and group % _GROUP == 0
+    return fits, f"int4 symmetric in groups of {group}" + ("" if fits else f", which is no multiple of {_GROUP}")
+
+
+def _by_name(name: str) -> tuple[bool | None, str]:
+    for mark, suitable, words in _MARKS:
+        if mark.search(name):
+            return suitable, f"by its name: {words}" + ("" if suitable else f"; {_ALTERNATIVE}")
+    return None, "nothing says how the weights are stored; most repositories that end in -int4-ov are asymmetric"

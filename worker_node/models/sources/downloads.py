@@ -126,11 +126,6 @@ def _text(error: BaseException) -> str:
     return " ".join(str(error).split())[:_MAX_REASON]
 
 
-# Repositories of a model hub, through huggingface_hub: what they hold, and their files, each verified.
-#
-# The endpoint is huggingface_hub's (`HF_ENDPOINT`), the token as well (`HF_TOKEN`, or `hf auth login`).
-
-
 def list_repository(reference: HubReference) -> Listing:
     """What the repository holds at that revision, pinned to one commit.
 
@@ -253,7 +248,7 @@ def _listening(progress: Progress) -> type[Any]:
 
 _RETRIES = 5
 _RETRY_S = 1.0
-# A server that sends nothing for so long is as good as gone.
+# A server that sends nothing for longer counts as gone.
 _CONNECT_S, _READ_S = 10.0, 30.0
 _RANGE = re.compile(r"bytes (?P<first>\d+)-\d+/(?P<total>\d+)")
 _AGAIN = frozenset({408, 429, 500, 502, 503, 504})

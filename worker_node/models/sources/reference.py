@@ -217,9 +217,6 @@ def _similar(name: str, catalog: Catalog) -> str:
     return f"; similar: {', '.join(found[:4])}" if found else ""
 
 
-# The command that makes a usable model of one that cannot be converted here.
-
-
 def export_command(repo: str, directory: str, *, encoder: bool = False) -> str:
     """A shell line: optimum-intel in an environment of its own (it brings torch), then the pull of its result.
 

@@ -9,8 +9,7 @@ from worker_node.cli.main import main
 from worker_node.core.errors import SourceRejected
 from worker_node.models.catalog import SourceFormat
 from worker_node.models.sources import check as check_module
-from worker_node.models.sources.check import check
-from worker_node.models.sources.selection import npu_verdict
+from worker_node.models.sources.check import check, npu_verdict
 from worker_node.models.store import ModelStore
 
 CONFIG = {

@@ -9,8 +9,9 @@ from safetensors.numpy import save_file
 
 from tests.support import tiny_whisper
 from worker_node.core.errors import ConversionFailed
+from worker_node.models.convert.encoder import Weights
 from worker_node.models.convert.whisper import read_repository
-from worker_node.models.convert.whisper_network import Dimensions, WhisperWeights, build_decoder, build_encoder
+from worker_node.models.convert.whisper_network import UNUSED_TENSORS, Dimensions, build_decoder, build_encoder
 
 SIZES = Dimensions(**tiny_whisper.SIZES)
 EXACT = {"INFERENCE_PRECISION_HINT": "f32"}
@@ -29,12 +30,12 @@ def audio(tensors):
 
 @pytest.fixture(scope="module")
 def decoder(tensors):
-    return ov.compile_model(build_decoder(SIZES, WhisperWeights(tensors)), "CPU", EXACT)
+    return ov.compile_model(build_decoder(SIZES, Weights(tensors, UNUSED_TENSORS)), "CPU", EXACT)
 
 
 def test_the_encoder_gives_the_hidden_states_of_the_network(tensors, audio):
     mel, expected = audio
-    compiled = ov.compile_model(build_encoder(SIZES, WhisperWeights(tensors)), "CPU", EXACT)
+    compiled = ov.compile_model(build_encoder(SIZES, Weights(tensors, UNUSED_TENSORS)), "CPU", EXACT)
     assert np.allclose(compiled({"input_features": mel[None]})["last_hidden_state"][0], expected, atol=1e-4)
 
 
@@ -81,10 +82,10 @@ def test_a_network_with_another_activation_is_rejected(tmp_path):
 def test_missing_misshaped_and_unknown_tensors_are_named(tensors):
     missing = {name: x for name, x in tensors.items() if name != "encoder.conv1.bias"}
     with pytest.raises(ConversionFailed, match=r"no tensor encoder\.conv1\.bias"):
-        build_encoder(SIZES, WhisperWeights(missing))
-    with pytest.raises(ConversionFailed, match=r"conv1\.bias has shape \(3,\); the model's sizes need \(16,\)"):
-        build_encoder(SIZES, WhisperWeights(tensors | {"encoder.conv1.bias": np.zeros(3, np.float32)}))
-    weights = WhisperWeights(tensors | {"encoder.adapter": np.zeros(3, np.float32)})
+        build_encoder(SIZES, Weights(missing, UNUSED_TENSORS))
+    with pytest.raises(ConversionFailed, match=r"conv1\.bias has shape \(3,\), its configuration says \(16,\)"):
+        build_encoder(SIZES, Weights(tensors | {"encoder.conv1.bias": np.zeros(3, np.float32)}, UNUSED_TENSORS))
+    weights = Weights(tensors | {"encoder.adapter": np.zeros(3, np.float32)}, UNUSED_TENSORS)
     build_encoder(SIZES, weights)
     build_decoder(SIZES, weights)
     with pytest.raises(ConversionFailed, match=r"encoder\.adapter"):
