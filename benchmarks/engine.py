@@ -8,14 +8,14 @@ import time
 import numpy as np
 
 from worker_node.core.types import Device, ModelKind
+from worker_node.encoders.jobs import RowResult, row_job
 from worker_node.engines.process import HostingLimits
 from worker_node.engines.protocol import TOKEN_DTYPE, EngineSpec
 from worker_node.engines.supervisor import SupervisedEngine
-from worker_node.tasks.embed import messages
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
 
 RUNNERS = {
-    ModelKind.EMBEDDING: "worker_node.tasks.embed.engine:EmbeddingRunner",
+    ModelKind.EMBEDDING: "worker_node.encoders.dynamic:DynamicEncoder",
     ModelKind.GENERATION: "worker_node.tasks.generate.continuous:ContinuousRunner",
 }
 DEADLINE_S = 600.0
@@ -47,7 +47,10 @@ async def embed(engine, requests, callers):
 
     async def caller():
         for rows in waiting:
-            await messages.embed(engine, rows, deadline=time.monotonic() + DEADLINE_S)
+            async with contextlib.aclosing(
+                engine.run(row_job(rows, time.monotonic() + DEADLINE_S), RowResult)
+            ) as results:
+                await anext(results)
 
     began = time.perf_counter()
     await asyncio.gather(*(caller() for _ in range(callers)))

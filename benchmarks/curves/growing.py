@@ -9,7 +9,7 @@ from benchmarks.client_selection import Fleet
 from benchmarks.curves.curve import Curve, Series
 from worker_node.scheduling.texts import BatchLimits, TextQueue, Waiting
 
-_LIMITS = BatchLimits(512, 64, 30.0)
+_LIMITS = BatchLimits(128, 64, 8)
 
 
 async def waiting_texts(_store, quick):

@@ -13,9 +13,9 @@ from backend_client import NPUClient, RequestRejected
 from backend_client._api.openai_client import openai_over
 from backend_client._protocol.wire import encode_texts
 from tests.support.application import application, built_models, with_engine
+from tests.support.task_engine import encoded
 from tests.support.writing import EMBEDDER, WritingEngine
 from worker_node.settings import NodeSettings
-from worker_node.tasks.embed.messages import EmbeddingOutput
 
 pytestmark = pytest.mark.real
 
@@ -31,7 +31,7 @@ class Embedder(WritingEngine):
         self.jobs += [list(row) for row in tokens]
         row = np.arange(1, 385, dtype=np.float32)
         row /= np.linalg.norm(row)
-        return EmbeddingOutput(np.repeat(row[None], len(tokens), axis=0), 0.0, 0.0, None, False)
+        return encoded(np.repeat(row[None], len(tokens), axis=0))
 
 
 @contextlib.asynccontextmanager

@@ -21,9 +21,9 @@ from tests.support.warm_start import run_warm
 from worker_node.core.types import Device
 from worker_node.devices.blobs import RECORD_FILE, BlobRejected, read_record, write_record
 from worker_node.devices.emulated_npu import StandInCounter
+from worker_node.encoders.jobs import RowJob
 from worker_node.engines.protocol import EngineSpec
-from worker_node.tasks.embed.engine import StaticEmbeddingRunner
-from worker_node.tasks.embed.messages import EmbedJob
+from worker_node.tasks.embed.packing import StaticEmbeddingRunner
 from worker_node.tasks.generate.messages import GenerateJob, Step
 from worker_node.tasks.generate.stateful import StatefulRunner
 
@@ -104,7 +104,7 @@ def generated(engine):
 
 
 def embedded(engine):
-    (outcome,) = [e for e in engine.run(EmbedJob(1, PROMPT, [20], FAR)) if hasattr(e, "vectors")]
+    (outcome,) = [e for e in engine.run(RowJob(1, PROMPT, [20], FAR)) if hasattr(e, "vectors")]
     return np.frombuffer(outcome.vectors, "<f4")
 
 

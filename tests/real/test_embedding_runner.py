@@ -13,10 +13,10 @@ import pytest
 
 from worker_node.core.types import Device, ModelKind
 from worker_node.devices.memory import usable_cores
-from worker_node.encoders.static import packed_encoder
+from worker_node.encoders.dynamic import DynamicEncoder
+from worker_node.encoders.jobs import RowJob
 from worker_node.engines.protocol import VECTOR_DTYPE, EngineSpec, results_of
-from worker_node.tasks.embed.engine import EmbeddingRunner
-from worker_node.tasks.embed.messages import EmbedJob
+from worker_node.tasks.embed.packing import packed_encoder
 
 pytestmark = pytest.mark.real
 
@@ -25,7 +25,7 @@ ROWS = ([101, 7592, 102], [101, 2088, 2003, 102], [101, *range(2000, 2060), 102]
 
 def job(number, rows):
     flat = np.concatenate([np.asarray(row, "<i4") for row in rows]).tobytes()
-    return EmbedJob(number, flat, [len(row) for row in rows], time.monotonic() + 60)
+    return RowJob(number, flat, [len(row) for row in rows], time.monotonic() + 60)
 
 
 @pytest.fixture(scope="module", params=[0, 1], ids=["as the device likes", "one stream"])
@@ -33,7 +33,7 @@ def runner(request, store):
     installed = store.get("all-minilm-l6-v2")
     options = {"streams": request.param, "context_limit": installed.context_limit, "length_multiple": 16}
     spec = EngineSpec(installed.id, installed.kind, str(installed.path), Device.CPU, "embedding", options)
-    runner = EmbeddingRunner(spec)
+    runner = DynamicEncoder(spec)
     runner.load()
     yield runner
     runner.close()
@@ -53,7 +53,7 @@ def embed_rest(runner, jobs, unsent):
         if not runner.has_work:
             assert select.select([runner.wake_fd], [], [], 30)[0], "the device never finished"
         runner.step(lambda outcome: done.update((part.id, part) for part in outcome.parts()), lambda: None)
-    return np.concatenate([np.frombuffer(done[each.id].vectors, VECTOR_DTYPE).reshape(-1, 384) for each in jobs])
+    return np.concatenate([np.frombuffer(done[each.id].data, VECTOR_DTYPE).reshape(-1, 384) for each in jobs])
 
 
 def test_a_text_has_the_same_vector_alone_and_among_others(runner):
@@ -66,9 +66,9 @@ def _lengths_run(store, options):
     """The lengths of the runs of one text of 3 tokens alone, and of that and one of 62 tokens together."""
     installed = store.get("all-minilm-l6-v2")
     spec = EngineSpec(installed.id, installed.kind, str(installed.path), Device.CPU, "embedding", options)
-    runner, ran = EmbeddingRunner(spec), set()
-    inputs = runner.inputs
-    runner.inputs = lambda batch, shape: ran.add(shape[1]) or inputs(batch, shape)
+    runner, ran = DynamicEncoder(spec), set()
+    start = runner._start
+    runner._start = lambda slot, batch: start(slot, batch) or ran.add(slot.tokens // len(batch))
     runner.load()
     try:
         embed(runner, job(1, ROWS[:1]))
@@ -84,7 +84,7 @@ def _lengths_run(store, options):
         ({"context_limit": 512, "length_multiple": 16}, {16, 64}),
         ({"context_limit": 62, "length_multiple": 16}, {16, 62}),
         ({"length_multiple": 16}, {3, 62}),
-        ({"context_limit": 512, "precision": "f32"}, {3, 62}),
+        ({"context_limit": 512, "precision": "f32"}, {8, 64}),
     ],
     ids=["set", "not beyond the model's limit", "the limit is unknown", "f32"],
 )
@@ -94,7 +94,7 @@ def test_runs_have_round_lengths_that_the_model_can_take(store, options, lengths
 
 def test_lengths_are_rounded_where_the_device_computes_in_half_precision(store):
     halves = "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    assert _lengths_run(store, {"context_limit": 512}) == ({16, 64} if halves else {3, 62})
+    assert _lengths_run(store, {"context_limit": 512}) == ({16, 64} if halves else {8, 64})
 
 
 def test_packed_texts_have_the_vectors_of_these_weights(store):
@@ -116,7 +116,7 @@ def test_packed_texts_have_the_vectors_of_these_weights(store):
 def _streams_used(path, options):
     """For a text that comes alone, and for two jobs at once: the streams of the copies of the model that ran them."""
     spec = EngineSpec("all-minilm-l6-v2", ModelKind.EMBEDDING, path, Device.CPU, "embedding", options)
-    runner, ran = EmbeddingRunner(spec), []
+    runner, ran = DynamicEncoder(spec), []
     start = runner._start
 
     def noting(slot, batch):
@@ -153,15 +153,15 @@ def test_only_a_text_that_comes_alone_runs_on_the_second_copy(store, options):
 
 def test_an_interactive_text_is_in_the_next_run_whatever_batch_texts_wait(runner, monkeypatch):
     runs = []
-    start = EmbeddingRunner._start
+    start = DynamicEncoder._start
 
     def noting(self, slot, batch):
         runs.append({text.job_id for text in batch})
         start(self, slot, batch)
 
-    monkeypatch.setattr(EmbeddingRunner, "_start", noting)
+    monkeypatch.setattr(DynamicEncoder, "_start", noting)
     flat = np.tile(np.asarray([101, 2000, 102], "<i4"), 2000).tobytes()
-    runner.submit(EmbedJob(100, flat, [3] * 2000, time.monotonic() + 600, interactive=False))
+    runner.submit(RowJob(100, flat, [3] * 2000, time.monotonic() + 600, interactive=False))
     done, asked = [], []
     while len(done) < 3:
         if not runner.has_work:

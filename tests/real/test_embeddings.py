@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.task_engine import vectors_of
 from worker_node.core.types import Device
 from worker_node.engines.process import HostingLimits
 from worker_node.engines.protocol import EngineSpec, EngineState
 from worker_node.engines.supervisor import SupervisedEngine
-from worker_node.tasks.embed.messages import embed
 from worker_node.tasks.embed.tokenizer import EmbeddingTokenizer
 
-RUNNER = "worker_node.tasks.embed.engine:EmbeddingRunner"
+RUNNER = "worker_node.encoders.dynamic:DynamicEncoder"
 
 pytestmark = pytest.mark.real
 
@@ -69,7 +69,7 @@ def bf16_is_native():
 
 async def check_alone_and_in_batches(engine, rows, chosen, sizes):
     far = time.monotonic() + 600
-    alone = np.vstack([(await embed(engine, [rows[i]], deadline=far)).vectors for i in chosen])
+    alone = np.vstack([await vectors_of(engine, [rows[i]], deadline=far) for i in chosen])
     assert worst_cosine(alone, VECTORS[chosen]) >= MIN_COSINE
     assert np.allclose(np.linalg.norm(alone, axis=1), 1.0, atol=5e-3)
     shuffle = random.Random(7)
@@ -77,8 +77,8 @@ async def check_alone_and_in_batches(engine, rows, chosen, sizes):
         order = shuffle.sample(chosen, len(chosen))
         for start in range(0, len(order), size):
             batch = order[start : start + size]
-            output = await embed(engine, [rows[i] for i in batch], deadline=far)
-            assert worst_cosine(output.vectors, VECTORS[batch]) >= MIN_COSINE
+            output = await vectors_of(engine, [rows[i] for i in batch], deadline=far)
+            assert worst_cosine(output, VECTORS[batch]) >= MIN_COSINE
 
 
 async def test_vectors_equal_the_reference_alone_and_in_any_batch(minilm, tokenizer, long):

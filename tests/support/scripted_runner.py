@@ -23,8 +23,8 @@ import time
 from array import array
 from pathlib import Path
 
+from worker_node.encoders.jobs import RowJob, RowResult
 from worker_node.engines.protocol import EngineStats, Loaded, NativeCall
-from worker_node.tasks.embed.messages import Embedded, EmbedJob
 from worker_node.tasks.generate.messages import GenerateJob, Step, TokenDelta
 
 CRASH = 666
@@ -42,7 +42,7 @@ _LATE_STEPS = 3
 
 
 class ScriptedRunner:
-    jobs = EmbedJob | GenerateJob
+    jobs = RowJob | GenerateJob
 
     def __init__(self, spec):
         if spec.options.get("unreadable"):
@@ -105,10 +105,10 @@ class ScriptedRunner:
                 self._stalled_at = self._stalled_at or time.monotonic()
                 time.sleep(0.01)
                 continue
-            if isinstance(job, EmbedJob):
+            if isinstance(job, RowJob):
                 del self._running[job_id]
                 vectors = array("f", [0.5] * len(job.lengths) * DIMENSIONS)
-                emit(Embedded(job_id, vectors.tobytes(), time.monotonic(), 0.0))
+                emit(RowResult(job_id, vectors.tobytes(), time.monotonic(), 0.0))
                 continue
             token, rest = tokens[0], tokens[1:]
             if token == LATE:

@@ -1,15 +1,29 @@
 """The base of scripted engines that answer in the edge process, without an engine process."""
 
+import time
 from contextlib import aclosing
 
+import msgspec
 import numpy as np
 
+from worker_node.encoders.jobs import RowResult, row_job
 from worker_node.engines.protocol import TOKEN_DTYPE, VECTOR_DTYPE, EngineState
-from worker_node.tasks.embed.messages import Embedded, EmbedJob
+
+
+def encoded(vectors, *, busy_us=None, busy_shared=False, device_tokens=None):
+    """The result of a job with these vectors."""
+    data = np.asarray(vectors, VECTOR_DTYPE).tobytes()
+    return RowResult(0, data, time.monotonic(), 0.0, busy_us, busy_shared, device_tokens)
+
+
+async def vectors_of(engine, rows, *, deadline):
+    """What an engine gives for rows of token ids."""
+    async with aclosing(engine.run(row_job(rows, deadline), RowResult)) as results:
+        return (await anext(results)).rows(len(rows))
 
 
 class TaskEngine:
-    """An `Engine` whose `embed(rows, *, deadline, interactive)` returns an `EmbeddingOutput`, and whose `generate(job)`
+    """An `Engine` whose `embed(rows, *, deadline, interactive)` returns what `encoded` makes, and whose `generate(job)`
     yields `TokenDelta`s."""
 
     @property
@@ -17,26 +31,12 @@ class TaskEngine:
         return self.status.state is EngineState.READY
 
     async def run(self, job, result):
-        if result is Embedded:
-            assert isinstance(job, EmbedJob)
-            yield await self._embedded(job)
+        if result is RowResult:
+            ids = np.split(np.frombuffer(job.tokens, TOKEN_DTYPE), np.cumsum(job.lengths)[:-1])
+            rows = [row.tolist() for row in ids]
+            output = await self.embed(rows, deadline=job.deadline, interactive=job.interactive)
+            yield msgspec.structs.replace(output, id=job.id)
             return
         async with aclosing(self.generate(job)) as deltas:
             async for delta in deltas:
                 yield delta
-
-    async def _embedded(self, job):
-        ids = np.split(np.frombuffer(job.tokens, TOKEN_DTYPE), np.cumsum(job.lengths)[:-1])
-        rows = [row.tolist() for row in ids]
-        output = await self.embed(rows, deadline=job.deadline, interactive=job.interactive)
-        return Embedded(
-            job.id,
-            output.vectors.astype(VECTOR_DTYPE).tobytes(),
-            output.started,
-            output.inference_s,
-            output.busy_us,
-            output.busy_shared,
-            output.device_tokens,
-            output.measured_tokens,
-            output.measured_s,
-        )

@@ -5,9 +5,8 @@ import time
 import numpy as np
 
 from tests.support.scripted_runner import ScriptedRunner
-from worker_node.tasks.embed.messages import EmbedJob
+from worker_node.encoders.jobs import RowJob, RowResult
 from worker_node.tasks.generate.messages import GenerateJob
-from worker_node.tasks.rerank.messages import RerankJob, Scored
 from worker_node.tasks.transcribe.messages import Heard, TranscribeJob
 
 RUNNER = "tests.support.task_runner:TaskRunner"
@@ -16,13 +15,13 @@ RUNNER = "tests.support.task_runner:TaskRunner"
 def result_of(job):
     """The one result of a reranking or transcription: logits are the pairs' lengths, the text tells the samples."""
     now = time.monotonic()
-    if isinstance(job, RerankJob):
-        return Scored(job.id, np.asarray(job.lengths, "<f4").tobytes(), now, 0.0)
+    if isinstance(job, RowJob):
+        return RowResult(job.id, np.asarray(job.lengths, "<f4").tobytes(), now, 0.0)
     return Heard(job.id, f"{len(job.samples)} bytes of speech", now, 0.0)
 
 
 class TaskRunner(ScriptedRunner):
-    jobs = EmbedJob | GenerateJob | RerankJob | TranscribeJob
+    jobs = RowJob | GenerateJob | TranscribeJob
 
     def __init__(self, spec):
         super().__init__(spec)
@@ -31,7 +30,7 @@ class TaskRunner(ScriptedRunner):
     has_work = property(lambda self: bool(self._running or self._single))
 
     def submit(self, job):
-        if isinstance(job, RerankJob | TranscribeJob):
+        if isinstance(job, TranscribeJob) or (isinstance(job, RowJob) and job.second):
             self._single[job.id] = job
         else:
             super().submit(job)

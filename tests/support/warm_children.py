@@ -31,7 +31,7 @@ from worker_node.sandbox import pool as preparation
 MODULES = ("worker_node.engines.child", "worker_node.sandbox.worker")
 ENGINES = (
     "worker_node.structured_output.form",
-    "worker_node.tasks.embed.engine",
+    "worker_node.tasks.embed.packing",
     "worker_node.tasks.generate.continuous",
     "worker_node.tasks.generate.stateful",
 )

@@ -7,9 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from tests.support.application import application, built_models, with_engine
-from tests.support.task_engine import TaskEngine
+from tests.support.task_engine import TaskEngine, encoded
 from worker_node.engines.protocol import EngineState, EngineStatus
-from worker_node.tasks.embed.messages import EmbeddingOutput
 from worker_node.tasks.generate.messages import TokenDelta
 
 WRITER, EMBEDDER = "smollm2-135m-instruct", "all-minilm-l6-v2"
@@ -45,7 +44,7 @@ class WritingEngine(TaskEngine):
 
     async def embed(self, tokens, *, deadline, interactive):
         self.jobs.append(tokens)
-        return EmbeddingOutput(np.eye(len(tokens), 384, dtype=np.float32), 0.0, 0.0, 5, False)
+        return encoded(np.eye(len(tokens), 384), busy_us=5)
 
 
 @functools.cache

@@ -1,7 +1,6 @@
 """The engine of an encoder on CPU and GPU.
 
-Texts of many requests are merged into batches by length and kept running on every stream of the device; the queue never
-waits for a batch to fill."""
+Texts of one length, of any requests, run together, on every stream of the device; no run waits for more texts."""
 
 from __future__ import annotations
 
@@ -10,28 +9,27 @@ import time
 from collections import deque
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 import openvino as ov
 
 from worker_node.core.types import Device
 from worker_node.devices.memory import usable_cores
 from worker_node.encoders.jobs import DynamicEncoderOptions, RowJob, RowJobs, RunCost
-from worker_node.engines.protocol import EngineSpec, EngineStats, Failed, Inbox, Loaded, Outbox, Outcome, Together
+from worker_node.engines.protocol import EngineSpec, EngineStats, Failed, Inbox, Loaded, Outbox, Outcome, OutcomeBatch
 from worker_node.scheduling.texts import BatchLimits, Waiting
 
-# Measured (docs/performance.md): on a CPU, batches of about 500 tokens stay in the caches and larger ones are slower,
-# and a run costs as much as some 30 tokens. A GPU wants its batches large.
-_CPU_BATCH_TOKENS = 512
+# Measured (docs/performance.md): on a CPU, larger batches gain nothing and balance worse between streams. A GPU
+# wants its batches large (not measured).
+CPU_BATCH_TOKENS = 256
 _GPU_BATCH_TOKENS = 8192
-_RUN_OVERHEAD_TOKENS = 32
-# Measured: in bf16 a batch of 47 tokens a row takes a third longer than one of 48, and the first run of a shape as long
-# again. In f32 neither gains from rounding.
-_HALF_PRECISION_MULTIPLE = 16
+# Texts of one padded length run together. Measured: in bf16 a batch of 47 tokens a row takes a third longer than one of
+# 48; the first run of each shape costs as much again. In f32 more padding than this costs more than batches gain.
+_MULTIPLE, _HALF_PRECISION_MULTIPLE = 8, 16
 _HALF_PRECISION = frozenset({ov.Type.bf16, ov.Type.f16})
+# Not measured: a GPU compiles kernels for each new shape, so it should see few.
+_GPU_MULTIPLE = 32
 # Measured: on 4 cores, streams of one core each give 1.2 to 1.5 times what the device's own choice, 2 of 2, gives; on 2
 # cores they are its choice. More were not measured, and may be of two kinds, of which the device knows.
 _MOST_CORES_WITH_A_STREAM_EACH = 4
@@ -50,25 +48,21 @@ class _Slot:
 
 
 class DynamicEncoder:
-    """A `Runner` over one compiled encoder (CPU or GPU, dynamic shapes); a task says what it takes and gives."""
+    """A `Runner` over one compiled encoder (CPU or GPU, dynamic shapes)."""
 
-    jobs: ClassVar[Any]
-    options: ClassVar[type[DynamicEncoderOptions]]
-    result: ClassVar[type[Outcome]]
-    output: ClassVar[str]
+    jobs = RowJob
 
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
-        self._options = msgspec.convert(spec.options, self.options)
+        self._options = msgspec.convert(spec.options, DynamicEncoderOptions)
         on_cpu = spec.device is Device.CPU
         self._limits = BatchLimits(
-            max_tokens=self._options.max_batch_tokens or (_CPU_BATCH_TOKENS if on_cpu else _GPU_BATCH_TOKENS),
+            max_tokens=self._options.max_batch_tokens or (CPU_BATCH_TOKENS if on_cpu else _GPU_BATCH_TOKENS),
             max_rows=self._options.max_batch_rows,
-            run_overhead_tokens=_RUN_OVERHEAD_TOKENS,
             longest_text=self._options.context_limit,
         )
         self._on_cpu = on_cpu
-        self._jobs = RowJobs(self.result)
+        self._jobs = RowJobs()
         self._names: frozenset[str] = frozenset()
         self._slots: list[_Slot] = []
         self._idle: list[_Slot] = []
@@ -138,8 +132,10 @@ class DynamicEncoder:
             return 1
         if self._options.length_multiple is not None:
             return self._options.length_multiple
-        halves = self._on_cpu and compiled.get_property("INFERENCE_PRECISION_HINT") in _HALF_PRECISION
-        return _HALF_PRECISION_MULTIPLE if halves else 1
+        if not self._on_cpu:
+            return _GPU_MULTIPLE
+        halves = compiled.get_property("INFERENCE_PRECISION_HINT") in _HALF_PRECISION
+        return _HALF_PRECISION_MULTIPLE if halves else _MULTIPLE
 
     def _slot(self, compiled: ov.CompiledModel) -> _Slot:
         slot = _Slot(compiled.create_infer_request())
@@ -167,18 +163,12 @@ class DynamicEncoder:
         while self._idle and len(self._jobs.queue):
             batch = self._jobs.take(self._limits, now, free_slots=len(self._idle) - 1)
             self._start(self._idle.pop(), batch)
-        self._jobs.throughput.went_on(now, waiting=len(self._jobs.queue) > 0)
-
-    def inputs(self, batch: list[Waiting], shape: tuple[int, int]) -> dict[str, npt.NDArray[np.int64]]:
-        """The tensors of a run by the names of the model's inputs, each of `shape` (rows, length)."""
-        ids, mask = self._jobs.padded(batch, shape)
-        return {"input_ids": ids, "attention_mask": mask}
+        self._jobs.throughput.mark_progress(now, saturated=len(self._jobs.queue) > 0)
 
     def _start(self, slot: _Slot, batch: list[Waiting]) -> None:
-        # The longest is the last of a batch.
-        shape = (len(batch), self._limits.padded(batch[-1].length))
+        shape = (len(batch), self._limits.padded(batch[0].length))
         slot.batch, slot.tokens = batch, shape[0] * shape[1]
-        for name, values in self.inputs(batch, shape).items():
+        for name, values in self._jobs.inputs(batch, shape, self._names).items():
             slot.request.set_tensor(name, ov.Tensor(values))
         slot.started = time.monotonic()
         slot.request.start_async()
@@ -193,13 +183,13 @@ class DynamicEncoder:
             slot = self._finished.popleft()
             slot.request.wait()
             self._last_run = (slot.tokens, time.monotonic() - slot.started)
-            output = slot.request.get_tensor(self.output).data
+            output = slot.request.get_output_tensor(0).data
             outcomes += self._jobs.finish(slot.batch, output, RunCost(slot.tokens), time.monotonic())
             slot.batch = []
             if slot is not self._lone:
                 self._idle.append(slot)
         if outcomes:
-            emit(outcomes[0] if len(outcomes) == 1 else Together(outcomes))
+            emit(outcomes[0] if len(outcomes) == 1 else OutcomeBatch(outcomes))
 
     def close(self) -> None:
         for slot in (*self._slots, self._lone):

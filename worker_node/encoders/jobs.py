@@ -1,11 +1,16 @@
-"""Row-level bookkeeping of an engine's jobs: what waits, runs and is done. No device, no clock of its own."""
+"""Jobs of encoder engines, whatever their task: rows of token ids in, one row of numbers for each out.
+
+Their messages, the row-level bookkeeping inside an engine (no device, no clock of its own), and the options that all
+encoders share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Protocol
+from typing import Annotated, ClassVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from annotated_types import Ge, Gt, Le, Len
@@ -14,22 +19,69 @@ from worker_node.core.types import Device
 from worker_node.engines.options import BlobOptions, EngineOptions, Option
 from worker_node.engines.protocol import TOKEN_DTYPE, VECTOR_DTYPE, EngineStats, Outcome
 from worker_node.scheduling.prompts import Deadlines
-from worker_node.scheduling.texts import BatchLimits, PackingLimits, TextQueue, Waiting
+from worker_node.scheduling.texts import RunLimits, TextQueue, Waiting
+
+INPUT_IDS = "input_ids"
+ATTENTION_MASK = "attention_mask"
+TOKEN_TYPES = "token_type_ids"  # noqa: S105  (the name of an input)
 
 
-class RowJob(Protocol):
-    """A job of `len(lengths)` texts, whose token ids stand one after another in `tokens` (int32)."""
+class RowJob(msgspec.Struct, frozen=True, tag="rows", array_like=True):
+    """Encode `len(lengths)` rows of token ids, which stand one after another in `tokens` (int32).
+
+    For models with token types, the tokens of row i from `second[i]` on are of type 1.
+    """
+
+    id: int
+    tokens: bytes
+    lengths: list[int]
+    deadline: float
+    interactive: bool = True
+    second: list[int] = []
+
+    def with_id(self, job_id: int) -> RowJob:
+        return msgspec.structs.replace(self, id=job_id)
+
+    def timeless(self) -> RowJob:
+        return RowJob(0, self.tokens, self.lengths, 0.0, second=self.second)
+
+
+def row_job(
+    rows: Sequence[Sequence[int]], deadline: float, *, interactive: bool = True, second: Sequence[int] = ()
+) -> RowJob:
+    """The job for rows of token ids."""
+    lengths = [len(row) for row in rows]
+    flat = np.fromiter(itertools.chain.from_iterable(rows), TOKEN_DTYPE, count=sum(lengths))
+    return RowJob(0, flat.tobytes(), lengths, deadline, interactive, list(second))
+
+
+class RowResult(Outcome, frozen=True, array_like=True):
+    """The result of a job; see also `serving.run.SingleResult`.
+
+    `data` has the model's output for each row: float32, row-major. `device_tokens` are those that the device computed
+    for the job, padding included. The cost of a run with rows of several jobs is divided by rows.
+    """
+
+    id: int
+    data: bytes
+    started: float
+    inference_s: float
+    busy_us: int | None = None
+    busy_shared: bool = False
+    device_tokens: int | None = None
+    measured_tokens: int = 0
+    measured_s: float = 0.0
 
     @property
-    def id(self) -> int: ...
-    @property
-    def tokens(self) -> bytes: ...
-    @property
-    def lengths(self) -> list[int]: ...
-    @property
-    def deadline(self) -> float: ...
-    @property
-    def interactive(self) -> bool: ...
+    def last(self) -> bool:
+        return True
+
+    def parts(self) -> tuple[RowResult]:
+        return (self,)
+
+    def rows(self, count: int) -> npt.NDArray[np.float32]:
+        """The output as f32 [count, size]."""
+        return np.frombuffer(self.data, VECTOR_DTYPE).reshape(count, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,25 +95,24 @@ class RunCost:
 
 @dataclass(slots=True)
 class Throughput:
-    """Tokens that the device computes per second, over the times in which more texts waited than it could run."""
+    """Tokens that the device computes per second, measured while more texts wait than it can run."""
 
     tokens: int = 0
     seconds: float = 0.0
-    _pressed_at: float | None = None
+    _saturated_since: float | None = None
 
-    def finished(self, tokens: int, now: float) -> None:
-        """A run ended."""
-        if self._pressed_at is not None:
+    def run_ended(self, tokens: int, now: float) -> None:
+        if self._saturated_since is not None:
             self.tokens += tokens
-            self.seconds += now - self._pressed_at
-            self._pressed_at = now
+            self.seconds += now - self._saturated_since
+            self._saturated_since = now
 
-    def went_on(self, now: float, *, waiting: bool) -> None:
-        """The device has all the runs that it is going to get now; `waiting` says whether texts are left over."""
-        if not waiting:
-            self._pressed_at = None
-        elif self._pressed_at is None:
-            self._pressed_at = now
+    def mark_progress(self, now: float, *, saturated: bool) -> None:
+        """All runs that can start now have started; `saturated`: texts are left over."""
+        if not saturated:
+            self._saturated_since = None
+        elif self._saturated_since is None:
+            self._saturated_since = now
 
     def take(self) -> tuple[int, float]:
         """Return the tokens and the seconds since the last call."""
@@ -72,7 +123,7 @@ class Throughput:
 
 @dataclass(slots=True)
 class _Open:
-    """A job of which rows are still missing."""
+    """A job of which some rows are missing."""
 
     job: RowJob
     rows: list[npt.NDArray[np.int32]]
@@ -87,13 +138,8 @@ class _Open:
 
 @dataclass(slots=True)
 class RowJobs:
-    """All jobs that an engine holds; `queue` has their waiting rows. Every operation is O(log n) a row.
+    """All jobs that an engine holds; `queue` has their waiting rows."""
 
-    `result` makes what a finished job gets: its id, its vectors (float32, row-major), start, seconds, busy time,
-    whether others used the NPU, device tokens, measured tokens and seconds.
-    """
-
-    result: Callable[..., Outcome]
     queue: TextQueue = field(default_factory=TextQueue)
     throughput: Throughput = field(default_factory=Throughput)
     runs: int = 0
@@ -135,8 +181,8 @@ class RowJobs:
             self.cancel(job_id)
         return late
 
-    def take(self, limits: BatchLimits | PackingLimits, now: float, *, free_slots: int = 1) -> list[Waiting]:
-        """Take the rows of the next run out of the queue, shortest first; see `TextQueue.take`."""
+    def take(self, limits: RunLimits, now: float, *, free_slots: int = 1) -> list[Waiting]:
+        """Take the rows of the next run out of the queue; see `TextQueue.take`."""
         batch = self.queue.take(limits, free_slots)
         if not batch:
             return batch
@@ -150,16 +196,24 @@ class RowJobs:
                 job.started = now
         return batch
 
-    def job(self, job_id: int) -> RowJob:
-        """A job that is not finished."""
-        return self._open[job_id].job
+    def inputs(
+        self, batch: Sequence[Waiting], shape: tuple[int, int], names: Container[str]
+    ) -> dict[str, npt.NDArray[np.int64]]:
+        """The tensors of a run by the names of the model's inputs, each of `shape` (rows, length)."""
+        ids, mask = self.padded(batch, shape)
+        inputs = {INPUT_IDS: ids, ATTENTION_MASK: mask}
+        if TOKEN_TYPES in names:
+            types = inputs[TOKEN_TYPES] = np.zeros(shape, np.int64)
+            for i, waiting in enumerate(batch):
+                types[i, self._open[waiting.job_id].job.second[waiting.row] : waiting.length] = 1
+        return inputs
 
     def padded(
         self, batch: Sequence[Waiting], shape: tuple[int, int]
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return input ids and attention mask, int64 of `shape` (rows, length), with the batch in the first rows.
 
-        Unused rows attend to one token, since a mean over none is no number.
+        Unused rows attend to one token, since a mean over none is not a number.
         """
         ids = np.zeros(shape, np.int64)
         mask = np.zeros(shape, np.int64)
@@ -188,10 +242,10 @@ class RowJobs:
 
     def finish(
         self, batch: Sequence[Waiting], output: npt.NDArray[np.float32], cost: RunCost, now: float
-    ) -> Iterable[Outcome]:
-        """Take in a run's vectors (row i is that of `batch[i]`) and return the jobs that are complete by it."""
+    ) -> Iterator[RowResult]:
+        """Take in the output of a run (row i is that of `batch[i]`); yields the results of the completed jobs."""
         self._running -= len(batch)
-        self.throughput.finished(cost.tokens, now)
+        self.throughput.run_ended(cost.tokens, now)
         touched: dict[int, _Open] = {}
         for i, waiting in enumerate(batch):
             job = self._open.get(waiting.job_id)
@@ -211,7 +265,7 @@ class RowJobs:
             if job.missing == 0 and job.vectors is not None and job.started is not None:
                 del self._open[job_id]
                 self._deadlines.compact(self._open, len(self._open))
-                yield self.result(
+                yield RowResult(
                     job_id,
                     job.vectors.tobytes(),
                     job.started,
@@ -223,9 +277,6 @@ class RowJobs:
                 )
 
 
-# Options that the engines of all encoders have; a task declares its own classes with them.
-
-
 @dataclass(frozen=True, kw_only=True)
 class DynamicEncoderOptions(EngineOptions):
     """Precision, streams and batches. None takes what was measured to be best.
@@ -234,6 +285,8 @@ class DynamicEncoderOptions(EngineOptions):
     """
 
     devices: ClassVar[frozenset[Device]] = frozenset({Device.CPU, Device.GPU})
+
+    engine: str = ""
 
     precision: Annotated[
         str | None, Option("OpenVINO's inference precision, for example f32 or bf16", default="the device's own")
@@ -249,7 +302,7 @@ class DynamicEncoderOptions(EngineOptions):
         ),
     ] = None
     max_batch_tokens: Annotated[
-        int | None, Gt(0), Option("tokens of one batch, padding included", default="512 on a CPU, 8192 on a GPU")
+        int | None, Gt(0), Option("tokens of one batch, padding included", default="256 on a CPU, 8192 on a GPU")
     ] = None
     max_batch_rows: Annotated[int, Gt(0), Option("texts of one batch")] = 64
     length_multiple: Annotated[
@@ -257,8 +310,9 @@ class DynamicEncoderOptions(EngineOptions):
         Ge(1),
         Le(256),
         Option(
-            "batches are padded to lengths that are multiples of this, in tokens, but not beyond the model's limit",
-            default="16 on a CPU that computes in bf16 or f16, else 1",
+            "texts are padded to multiples of this many tokens, but not beyond the model's limit; those of one padded "
+            "length run together",
+            default="8 on a CPU, 16 where it computes in bf16 or f16, 32 on a GPU",
         ),
     ] = None
     context_limit: int | None = None
@@ -272,6 +326,8 @@ class StaticEncoderOptions(BlobOptions):
     """
 
     devices: ClassVar[frozenset[Device]] = frozenset({Device.NPU})
+
+    engine: str = ""
 
     npu_buckets: Annotated[
         tuple[Annotated[int, Ge(8)], ...],

@@ -117,7 +117,7 @@ class Outcome(msgspec.Struct, frozen=True):
         raise NotImplementedError
 
 
-class Together(Outcome, frozen=True):
+class OutcomeBatch(Outcome, frozen=True):
     """Outcomes of jobs that ended by the same run: they travel in one frame, so that the edge is woken once for all."""
 
     outcomes: Sequence[Outcome]

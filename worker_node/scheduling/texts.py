@@ -1,27 +1,27 @@
-"""Which waiting texts run together: two priorities, length buckets. No device, no clock of its own.
+"""Which waiting texts run together. Pure: no device, no clock of its own.
 
-A batch is padded to its longest text, so mixing lengths wastes work (measured: sorted batches are twice as fast as
-unsorted ones). The first text in turn anchors each batch, so that none waits for ever; the texts nearest to it in
-length fill the rest. Jobs take turns of `TURN_TOKENS`, in order of arrival: a job of thousands of texts does not make
-later jobs wait for its end, and small jobs are served first in, first out.
+Only texts that are padded to the same length share a run: on a CPU padding costs as much as text, and batches gain less
+than padding loses (docs/performance.md). Jobs take turns of `TURN_TOKENS`, in order of arrival: a job of thousands of
+texts does not delay later jobs until its end, and small jobs are served first in, first out. The first text in turn is
+in every run, so no text waits indefinitely.
 """
 
 from __future__ import annotations
 
-import bisect
-import itertools
-import math
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import chain, islice
+from typing import NamedTuple, Protocol
 
 from worker_node.scheduling.prompts import BatchCredit
 
-# Shorter texts are rare: even a single word has three tokens, a question has 8 to 24.
-_LEAST_TEXT_TOKENS = 8
 # What a job gets before the others have theirs.
 TURN_TOKENS = 4096
+# Only the first texts in turn are considered for a run, so that its cost does not grow with the queue.
+_WINDOW = 256
+# Shorter texts are rare: even a single word has three tokens, a question has 8 to 24.
+_LEAST_TEXT_TOKENS = 8
 
 
 class Waiting(NamedTuple):
@@ -33,37 +33,57 @@ class Waiting(NamedTuple):
     interactive: bool = True
 
 
+class RunLimits(Protocol):
+    """How large a run may be, and which texts it takes."""
+
+    @property
+    def max_tokens(self) -> int: ...
+
+    def choose(self, window: Sequence[Waiting], share: int) -> list[Waiting]:
+        """The texts of a run, the first of the window among them; `share`: how many texts it should take at most."""
+        ...
+
+    def computed(self, texts: Sequence[Waiting]) -> int:
+        """The tokens of a run of these texts, padding included."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """`max_tokens` bounds rows times longest (padding counts); `max_rows` bounds the rows.
+    """Texts in rows of one length. `max_tokens` bounds rows times length, `max_rows` the rows.
 
-    A run costs about as much as `run_overhead_tokens` more tokens would, whatever is in it: a text joins a batch only
-    if the padding that it causes is less. Runs have lengths that are multiples of `multiple`, and at most
-    `longest_text` tokens unless a text has more.
+    Lengths are rounded up to one of `lengths` (ascending), where shapes are static, or else to a multiple of `multiple`
+    that is not above `longest_text`.
     """
 
     max_tokens: int = 2048
     max_rows: int = 64
-    run_overhead_tokens: float = math.inf
     multiple: int = 1
     longest_text: int | None = None
+    lengths: tuple[int, ...] = ()
 
     def padded(self, length: int) -> int:
-        """The length of a run whose longest text has `length` tokens."""
+        """The length of the row for a text."""
+        if self.lengths:
+            return next((each for each in self.lengths if length <= each), length)
         padded = -(-length // self.multiple) * self.multiple
         return padded if self.longest_text is None else max(length, min(padded, self.longest_text))
 
     def computed(self, texts: Sequence[Waiting]) -> int:
-        """The tokens of a run of these texts, padding included; the longest is the last of them."""
-        return len(texts) * self.padded(texts[-1].length)
+        return len(texts) * self.padded(texts[0].length)
+
+    def choose(self, window: Sequence[Waiting], share: int) -> list[Waiting]:
+        length = self.padded(window[0].length)
+        rows = max(1, min(self.max_rows, self.max_tokens // length, share))
+        return list(islice((text for text in window if self.padded(text.length) == length), rows))
 
 
 @dataclass(frozen=True, slots=True)
 class PackingLimits:
-    """Texts are packed one after another into one row, of one of `lengths` (ascending).
+    """Texts one after another in a single row, of one of `lengths` (ascending).
 
-    A run has a fixed overhead of about `run_overhead_tokens` tokens, whatever it holds: the chosen row holds the most
-    tokens of texts for its cost.
+    A run has a fixed cost of about `run_overhead_tokens` tokens: the chosen row holds the most tokens of texts for its
+    cost.
     """
 
     lengths: tuple[int, ...]
@@ -85,159 +105,78 @@ class PackingLimits:
         fits = (each for each in self.lengths if tokens <= each and len(texts) <= self.most_texts(each))
         return next(fits, self.max_tokens)
 
-
-_Key = tuple[int, int]
-
-
-@dataclass(slots=True)
-class _Turns:
-    """When the texts of a job come: its `tokens` so far, of which the first TURN_TOKENS are in round `first`."""
-
-    first: int
-    tokens: int = 0
-    waiting: int = 0
-
-
-@dataclass(slots=True)
-class LengthBuckets:
-    """The waiting texts of one priority, by their turns and by length.
-
-    Adding and removing a text costs O(log n) comparisons; `choose` costs that for each text chosen, whatever waits.
-    """
-
-    tokens: int = 0
-    # The round of each text, and the texts of each round in order of arrival.
-    _texts: dict[_Key, int] = field(default_factory=dict)
-    _rounds: dict[int, OrderedDict[_Key, Waiting]] = field(default_factory=dict)
-    _jobs: dict[int, _Turns] = field(default_factory=dict)
-    _round: int = 0
-    _buckets: dict[int, OrderedDict[_Key, Waiting]] = field(default_factory=dict)
-    _lengths: list[int] = field(default_factory=list)
-
-    def __len__(self) -> int:
-        return len(self._texts)
-
-    def add(self, text: Waiting) -> None:
-        """Add a text that waits."""
-        key = (text.job_id, text.row)
-        bucket = self._buckets.get(text.length)
-        if bucket is None:
-            bucket = self._buckets[text.length] = OrderedDict()
-            bisect.insort(self._lengths, text.length)
-        bucket[key] = text
-        # After the round under way: jobs that keep coming would keep that round from its end, and all others waiting.
-        job = self._jobs.setdefault(text.job_id, _Turns(self._round + 1))
-        turn = job.first + job.tokens // TURN_TOKENS
-        job.tokens += text.length
-        job.waiting += 1
-        self._texts[key] = turn
-        self._rounds.setdefault(turn, OrderedDict())[key] = text
-        self.tokens += text.length
-
-    def remove(self, job_id: int, row: int) -> bool:
-        """Remove a text; False if it is not queued."""
-        turn = self._texts.pop((job_id, row), None)
-        if turn is None:
-            return False
-        text = self._rounds[turn].pop((job_id, row))
-        if not self._rounds[turn]:
-            del self._rounds[turn]
-        job = self._jobs[job_id]
-        job.waiting -= 1
-        if not job.waiting:
-            del self._jobs[job_id]
-        bucket = self._buckets[text.length]
-        del bucket[job_id, row]
-        if not bucket:
-            del self._buckets[text.length]
-            del self._lengths[bisect.bisect_left(self._lengths, text.length)]
-        self.tokens -= text.length
-        return True
-
-    def choose(self, limits: BatchLimits, free_slots: int) -> list[Waiting]:
-        """Return the text whose turn it is and those that best run with it, shortest first; one at least must wait.
-
-        With several slots free the texts are shared out between them instead of all going to the first. A single text
-        over `max_tokens` runs alone.
-        """
-        anchor = self._next()
-        budget, padded = limits.max_tokens, limits.padded
-        if free_slots > 1:
-            budget = min(budget, max(-(-self.tokens // free_slots), padded(anchor.length)))
-        position = bisect.bisect_left(self._lengths, anchor.length)
-        shorter = self._in_order(range(position, -1, -1), anchor)
-        longer = self._in_order(range(position + 1, len(self._lengths)), anchor)
-        chosen, longest = [anchor], padded(anchor.length)
-        below, above = next(shorter, None), next(longer, None)
-        while len(chosen) < limits.max_rows:
-            rows = len(chosen)
-            # A side that does not fit now will not fit later: batches only grow, and its next texts are further away.
-            if below is not None and not (
-                longest - padded(below.length) <= limits.run_overhead_tokens and longest * (rows + 1) <= budget
-            ):
-                below = None
-            if above is not None and not (
-                (padded(above.length) - longest) * rows <= limits.run_overhead_tokens
-                and padded(above.length) * (rows + 1) <= budget
-            ):
-                above = None
-            if below is not None and (above is None or anchor.length - below.length <= above.length - anchor.length):
-                chosen.append(below)
-                below = next(shorter, None)
-            elif above is not None:
-                chosen.append(above)
-                longest = padded(above.length)
-                above = next(longer, None)
-            else:
-                break
-        return sorted(chosen, key=lambda text: text.length)
-
-    def pack(self, limits: PackingLimits) -> list[Waiting]:
-        """Return the text whose turn it is and those that fill its row best, shortest first; one at least must wait."""
-        anchor = self._next()
-        best, most = [anchor], 0.0
-        for length in limits.lengths:
-            if length < anchor.length:
-                continue
-            row = self._fill(anchor, length, limits.most_texts(length))
-            gain = sum(text.length for text in row) / (length + limits.run_overhead_tokens)
-            if gain > most:
+    def choose(self, window: Sequence[Waiting], share: int) -> list[Waiting]:  # noqa: ARG002  (a row fills a run)
+        first, *others = window
+        others.sort(key=lambda text: text.length, reverse=True)
+        best, most = [first], 0.0
+        for length in self.lengths:
+            row = self._filled(first, others, length)
+            gain = sum(text.length for text in row) / (length + self.run_overhead_tokens)
+            if first.length <= length and gain > most:
                 best, most = row, gain
-            if len(row) == len(self):
-                break
-        return sorted(best, key=lambda text: text.length)
+        return best
 
-    def _fill(self, anchor: Waiting, length: int, texts: int) -> list[Waiting]:
-        """The anchor, and the longest text that fits beside it again and again."""
-        row, free = [anchor], length - anchor.length
-        position = bisect.bisect_right(self._lengths, free)
-        while position and len(row) < texts:
-            size = self._lengths[position - 1]
-            others = (text for text in self._buckets[size].values() if text is not anchor)
-            chosen = list(itertools.islice(others, min(free // size, texts - len(row))))
-            row += chosen
-            free -= size * len(chosen)
-            position = min(position - 1, bisect.bisect_right(self._lengths, free))
+    def _filled(self, first: Waiting, others: Sequence[Waiting], length: int) -> list[Waiting]:
+        """The first text, and the longest ones that fit beside it."""
+        row, free, most = [first], length - first.length, self.most_texts(length)
+        for text in others:
+            if text.length <= free and len(row) < most:
+                row.append(text)
+                free -= text.length
         return row
 
-    def _next(self) -> Waiting:
-        """The text whose turn it is."""
-        self._round = min(self._rounds)
-        return next(iter(self._rounds[self._round].values()))
 
-    def _in_order(self, positions: Iterable[int], anchor: Waiting) -> Iterator[Waiting]:
-        """The texts of the lengths at these positions, the older first among equals, without the anchor."""
-        for position in positions:
-            yield from (text for text in self._buckets[self._lengths[position]].values() if text is not anchor)
+@dataclass(slots=True)
+class _Lane:
+    """The waiting texts of one priority, by job. The first job has its turn; `_used` is what it has had of it."""
+
+    tokens: int = 0
+    _texts: int = 0
+    _used: int = 0
+    _jobs: OrderedDict[int, dict[int, Waiting]] = field(default_factory=OrderedDict)
+
+    def __len__(self) -> int:
+        return self._texts
+
+    def add(self, text: Waiting) -> None:
+        self._jobs.setdefault(text.job_id, {})[text.row] = text
+        self.tokens += text.length
+        self._texts += 1
+
+    def remove(self, job_id: int, row: int) -> bool:
+        text = self._jobs.get(job_id, {}).pop(row, None)
+        if text is None:
+            return False
+        self.tokens -= text.length
+        self._texts -= 1
+        if not self._jobs[job_id]:
+            if job_id == next(iter(self._jobs)):
+                self._used = 0
+            del self._jobs[job_id]
+        return True
+
+    def take(self, limits: RunLimits, free_slots: int) -> list[Waiting]:
+        """Remove and return the texts of the next run; one at least must wait."""
+        turn = next(iter(self._jobs))
+        window = list(islice(chain.from_iterable(map(dict.values, self._jobs.values())), _WINDOW))
+        # With several slots free the texts are shared between them instead of all going to the first.
+        chosen = limits.choose(window, -(-self._texts // max(1, free_slots)))
+        self._used += sum(text.length for text in chosen if text.job_id == turn)
+        for text in chosen:
+            self.remove(text.job_id, text.row)
+        if self._used >= TURN_TOKENS:
+            self._jobs.move_to_end(turn)
+            self._used = 0
+        return chosen
 
 
 @dataclass(slots=True)
 class TextQueue:
-    """All waiting texts of an embedding engine. A batch holds texts of one priority."""
+    """All waiting texts of an encoder's engine. A run holds texts of one priority."""
 
     credit: BatchCredit = field(default_factory=BatchCredit)
-    _interactive: LengthBuckets = field(default_factory=LengthBuckets)
-    _batch: LengthBuckets = field(default_factory=LengthBuckets)
+    _interactive: _Lane = field(default_factory=_Lane)
+    _batch: _Lane = field(default_factory=_Lane)
 
     def __len__(self) -> int:
         return len(self._interactive) + len(self._batch)
@@ -249,27 +188,22 @@ class TextQueue:
     def remove(self, job_id: int, row: int) -> bool:
         """Remove a text; False if it is not queued."""
         found = self._interactive.remove(job_id, row) or self._batch.remove(job_id, row)
-        self._tidy()
+        if not self._batch:
+            self.credit.nothing_waits()
         return found
 
-    def take(self, limits: BatchLimits | PackingLimits, free_slots: int = 1) -> list[Waiting]:
-        """Remove and return the texts of the next run, shortest first; may be none. A packed row fills one slot."""
+    def take(self, limits: RunLimits, free_slots: int = 1) -> list[Waiting]:
+        """Remove and return the texts of the next run; none if none wait. `free_slots`: runs that can start now."""
         if not len(self):
             return []
-        both = bool(len(self._interactive)) and bool(len(self._batch))
+        both = bool(self._interactive and self._batch)
         owed = both and self.credit.pays_for(min(limits.max_tokens, self._batch.tokens))
-        lane = self._batch if owed or not len(self._interactive) else self._interactive
-        chosen = lane.pack(limits) if isinstance(limits, PackingLimits) else lane.choose(limits, free_slots)
-        for text in chosen:
-            lane.remove(text.job_id, text.row)
-        padded = limits.computed(chosen)
+        lane = self._batch if owed or not self._interactive else self._interactive
+        chosen = lane.take(limits, free_slots)
         if owed:
-            self.credit.charge(padded)
+            self.credit.charge(limits.computed(chosen))
         elif both:
-            self.credit.interactive_served(padded)
-        self._tidy()
-        return chosen
-
-    def _tidy(self) -> None:
-        if not len(self._batch):
+            self.credit.interactive_served(limits.computed(chosen))
+        if not self._batch:
             self.credit.nothing_waits()
+        return chosen

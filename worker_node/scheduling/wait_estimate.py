@@ -186,8 +186,7 @@ class Backlog:
         """
         sequences = self.capacity.sequences
         if sequences is None:
-            # The round under way is half over, on average, and in the next the others come first.
-            return self._prefill_wait(self._texts_ahead(max(tokens, TURN_TOKENS) + TURN_TOKENS // 2, interactive))
+            return self._prefill_wait(self._texts_ahead(max(tokens, TURN_TOKENS), interactive))
         most = pieces(tokens, self.capacity.piece_tokens)
         ahead = [job for job in self._pending[interactive] if pieces(job.prefill, self.capacity.piece_tokens) <= most]
         if not interactive:

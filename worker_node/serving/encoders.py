@@ -1,14 +1,21 @@
-"""What all tasks share that serve models on encoder engines."""
+"""What the tasks on encoder engines (embedding, reranking) share: their plans, admission and canaries."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from worker_node.core.types import Device
-from worker_node.encoders.jobs import DynamicEncoderOptions, StaticEncoderOptions
+from worker_node.encoders.jobs import DynamicEncoderOptions, RowJob, RowResult, StaticEncoderOptions
 from worker_node.engines.options import EngineOptions
+from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
+from worker_node.engines.protocol import JobEngine
 from worker_node.models.directory import InstalledModel
 from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.scheduling.wait_estimate import Capacity
@@ -17,7 +24,7 @@ from worker_node.settings import ModelSettings
 
 MAX_OUTSTANDING_TEXTS = 8192
 # Of the engine on a CPU, where the settings leave it open.
-BATCH_TOKENS = 512
+BATCH_TOKENS = 256
 # So many show that an engine does not answer every text alike.
 _KNOWN_TEXTS = 2
 # Questions have 8 to 24 tokens. Above 32 each further length would spare less than the memory of its copy of the model.
@@ -40,11 +47,32 @@ def known_that_fit(lengths: Sequence[int], limit: int, wanted: ModelSettings) ->
     return [place for place, length in enumerate(lengths) if length <= limit]
 
 
+Floats = npt.NDArray[np.float32]
+
+
+def known_answers_canary(
+    job: Callable[[float], RowJob], shape: tuple[int, ...], fault: Callable[[Floats], str | None]
+) -> Canary:
+    """The canary that runs known rows: `job` makes the job for a deadline, `fault` says what is wrong with the output.
+
+    A device that computes garbage raises no error, so an engine must prove itself before it is ready.
+    """
+
+    async def check(engine: JobEngine) -> None:
+        async with aclosing(engine.run(job(time.monotonic() + CANARY_TIMEOUT_S), RowResult)) as results:
+            found = (await anext(results)).rows(shape[0])
+        if found.shape != shape:
+            raise CanaryFailed(f"output of shape {found.shape}, not {shape}")
+        if message := fault(found):
+            raise CanaryFailed(message)
+
+    return check
+
+
 class EncoderTask(ServedTask):
     """A task whose models run on `encoders.dynamic` and `encoders.static`. Units at admission are texts."""
 
     def admission(self, options: EngineOptions) -> AdmissionLimits:
-        """See `ServedTask.admission`."""
         match options:
             case StaticEncoderOptions(npu_buckets=buckets, npu_batch_size=rows):
                 return AdmissionLimits(
@@ -65,7 +93,6 @@ class EncoderTask(ServedTask):
         memory: int | None,  # noqa: ARG002
         store: Path,  # noqa: ARG002
     ) -> None:
-        """See `ServedTask.complete`."""
         values["context_limit"] = installed.context_limit
 
     def static_shapes(
@@ -76,11 +103,9 @@ class EncoderTask(ServedTask):
         *,
         emulated: bool,  # noqa: ARG002
     ) -> Shapes:
-        """See `ServedTask.static_shapes`."""
         return bucket_shapes(installed.context_limit, wanted, values)
 
     def footprint(self, _installed: InstalledModel, plan: EnginePlan) -> Footprint:
-        """See `ServedTask.footprint`."""
         if isinstance(plan.options, StaticEncoderOptions):
             # Each static shape is compiled with a copy of the weights.
             return Footprint(weights=float(len(plan.options.npu_buckets)))

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeVar
 
 import tokenizers
@@ -90,6 +91,21 @@ class TokenizingThreads:
 _FOREVER_S = 86_400.0
 # Those of the node: encoders of every task share them.
 THREADS = TokenizingThreads()
+
+
+async def tokenize(work: Callable[[Callable[[], None]], R], characters: int, deadline: float) -> R:
+    """Run `work` in `THREADS`, or at once if it is small; see `TokenizingThreads.run`."""
+    if characters <= INLINE_CHARACTERS:
+        return work(never_abandoned)
+    return await THREADS.run(work, characters, deadline)
+
+
+def load_tokenizer(directory: Path) -> tokenizers.Tokenizer:
+    """The tokenizer of a model (it releases the GIL), without truncation and padding."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def beginning(

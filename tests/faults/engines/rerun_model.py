@@ -11,6 +11,7 @@ from pathlib import Path
 from tests.faults.engines.test_engine_faults import QUICK, RUNNER, no_canary, until
 from worker_node.core.types import Device, ModelKind, RequestContext
 from worker_node.devices.memory import KERNEL
+from worker_node.encoders.jobs import RowResult, row_job
 from worker_node.engines.isolation import Suspects
 from worker_node.engines.process import HostingLimits
 from worker_node.engines.protocol import EngineSpec, EngineState
@@ -19,7 +20,6 @@ from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.serving.routing import Demand, select_placement
 from worker_node.serving.run import Execution
-from worker_node.tasks.embed.messages import Embedded, EmbeddingOutput, embed_job
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
 
 LIMITS = HostingLimits(restart=QUICK, stop_timeout_s=1.0)
@@ -57,7 +57,7 @@ class Model:
         execution, context = await self.execution(seconds, **more)
         if head:
             execution.pin_device()
-        job = GenerateJob(0, embed_job([tokens], 0.0).tokens, 100, context.deadline)
+        job = GenerateJob(0, row_job([tokens], 0.0).tokens, 100, context.deadline)
         got = []
         with execution.admitted():
             while not execution.done:
@@ -73,8 +73,8 @@ class Model:
         execution, context = await self.execution(seconds)
         with execution.admitted():
             while not execution.done:
-                async with execution.attempt(embed_job(rows, context.deadline), Embedded) as results:
-                    output = EmbeddingOutput.of(await anext(results), len(rows))
+                async with execution.attempt(row_job(rows, context.deadline), RowResult) as results:
+                    output = (await anext(results)).rows(len(rows))
         return output
 
     def let_go(self):

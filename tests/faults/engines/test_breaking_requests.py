@@ -11,11 +11,11 @@ from tests.faults.engines.test_engine_faults import HANG_S, QUICK, until
 from tests.support.scripted_runner import BREAK, HANG, LATE, POISON, TAKEN
 from worker_node.core.errors import EngineUnavailable, RequestBreaksEngine
 from worker_node.core.types import Device
+from worker_node.encoders.jobs import row_job
 from worker_node.engines.process import HostingLimits
 from worker_node.engines.protocol import EngineState
 from worker_node.engines.watchdog import LivenessLimits
 from worker_node.serving.run import MAX_RUNS
-from worker_node.tasks.embed.messages import embed_job
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
 
 
@@ -113,7 +113,7 @@ LIMITS = HostingLimits(restart=replace(QUICK, crash_limit=100), stop_timeout_s=1
 async def whole(model, *tokens):
     """The answer to a prompt of these tokens, sent as a whole: it can be run again until its end."""
     execution, context = await model.execution(120.0)
-    job = GenerateJob(0, embed_job([tokens], 0.0).tokens, 100, context.deadline)
+    job = GenerateJob(0, row_job([tokens], 0.0).tokens, 100, context.deadline)
     with execution.admitted():
         while not execution.done:
             got = []

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from tests.support.scripted_runner import CRASH, DIMENSIONS, HANG
+from tests.support.task_engine import vectors_of
 from worker_node.core.errors import DeadlineExceeded, EngineUnavailable, Retryable
 from worker_node.core.types import Device, ModelKind
 from worker_node.engines.process import CanaryFailed, EngineProcess, HostingLimits
@@ -24,7 +25,6 @@ from worker_node.engines.protocol import EngineSpec, EngineState
 from worker_node.engines.restart import RestartLimits
 from worker_node.engines.supervisor import SupervisedEngine
 from worker_node.engines.watchdog import LivenessLimits
-from worker_node.tasks.embed.messages import embed
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
 
 RUNNER = "tests.support.scripted_runner:ScriptedRunner"
@@ -75,8 +75,8 @@ async def test_jobs_run_side_by_side():
         await until(engine, EngineState.READY)
         answers = await asyncio.gather(*(collect(engine, 1, 2, n) for n in range(20)))
         assert answers == [[1, 2, n] for n in range(20)]
-        output = await embed(engine, [[5, 6], [7]], deadline=FAR)
-        assert output.vectors.shape == (2, DIMENSIONS)
+        output = await vectors_of(engine, [[5, 6], [7]], deadline=FAR)
+        assert output.shape == (2, DIMENSIONS)
 
 
 async def test_a_crash_fails_what_it_held_at_once_and_the_engine_comes_back():
@@ -227,7 +227,7 @@ async def test_the_deadline_is_kept_even_if_the_engine_does_not():
         with pytest.raises(DeadlineExceeded):
             await collect(engine, *range(1, 1000), deadline=time.monotonic() + 0.05)
         with pytest.raises(DeadlineExceeded):
-            await embed(engine, [[1]], deadline=time.monotonic() - 1)
+            await vectors_of(engine, [[1]], deadline=time.monotonic() - 1)
         assert engine.status.in_flight == 0
 
 

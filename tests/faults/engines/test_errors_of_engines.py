@@ -7,10 +7,10 @@ from tests.support.later import Later
 from tests.support.scripted_runner import RAISE
 from worker_node.core.errors import EngineUnavailable
 from worker_node.core.types import Device
+from worker_node.encoders.jobs import row_job
 from worker_node.engines.protocol import EngineSpec, EngineState
-from worker_node.tasks.embed.messages import embed_job
 
-static = Later("worker_node.tasks.embed.engine")
+static = Later("worker_node.encoders.static")
 
 
 async def test_an_error_in_a_step_is_the_reason_of_the_engines_end_without_its_words(capfd):
@@ -35,9 +35,9 @@ async def test_options_that_an_engine_cannot_read_are_a_failed_load_and_no_crash
 
 def test_a_text_that_no_bucket_holds_fails_alone():
     spec = EngineSpec("m", "embedding", "/", Device.NPU, "", {"npu_buckets": [16, 32]}, emulated=True)
-    runner, events = static.StaticEmbeddingRunner(spec), []
+    runner, events = static.StaticEncoder(spec), []
     for number, lengths in ((1, [33]), (2, [5, 40])):
-        runner.submit(embed_job([[7] * length for length in lengths], 1e12).with_id(number))
+        runner.submit(row_job([[7] * length for length in lengths], 1e12).with_id(number))
     assert runner.has_work
     runner.step(events.append, lambda: None)
     assert [(event.id, event.code) for event in events] == [(number, "context_length_exceeded") for number in (1, 2)]

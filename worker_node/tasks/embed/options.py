@@ -1,4 +1,4 @@
-"""Options of the embedding engine of CPU and GPU."""
+"""Options of the embedding engines."""
 
 from __future__ import annotations
 
@@ -13,26 +13,19 @@ from worker_node.engines.options import Option, declare
 @declare
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingOptions(DynamicEncoderOptions):
-    """See `DynamicEncoderOptions`."""
-
     title: ClassVar[str] = "Embedding on CPU and GPU: dynamic shapes"
     task: ClassVar[str] = ModelKind.EMBEDDING
-    runner: ClassVar[str] = "worker_node.tasks.embed.engine:EmbeddingRunner"
+    runner: ClassVar[str] = "worker_node.encoders.dynamic:DynamicEncoder"
 
     engine: Literal["embedding"] = "embedding"
-
-
-# Options of the embedding engine of the NPU.
 
 
 @declare
 @dataclass(frozen=True, kw_only=True)
 class StaticOptions(StaticEncoderOptions):
-    """See `StaticEncoderOptions`."""
-
     title: ClassVar[str] = "Embedding on the NPU: static shapes"
     task: ClassVar[str] = ModelKind.EMBEDDING
-    runner: ClassVar[str] = "worker_node.tasks.embed.engine:StaticEmbeddingRunner"
+    runner: ClassVar[str] = "worker_node.tasks.embed.packing:StaticEmbeddingRunner"
 
     engine: Literal["embedding_static"] = "embedding_static"
     npu_packing: Annotated[

@@ -1,11 +1,10 @@
-"""Requests for vectors, and the reply."""
+"""Embed texts: tokenize, choose a placement, look into the cache, run, and count. Every dialect calls `embed`."""
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,23 +14,26 @@ from prometheus_client import CollectorRegistry
 
 from worker_node.core.errors import BadRequest, UnsupportedParameter
 from worker_node.core.types import Device, ModelKind, RequestContext, Route, Timing, Usage
+from worker_node.encoders.jobs import RowResult, row_job
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.served import ServedModel
 from worker_node.observability.metrics import Tally, Telemetry
-from worker_node.observability.tracing import Operation, Tracing
+from worker_node.observability.tracing import Operation
 from worker_node.scheduling.admission import Work
 from worker_node.serving.routing import Demand, reject_if_full, select_placement
 from worker_node.serving.run import Proof, Services, SingleRun, model_of, run_selected
 from worker_node.settings import NodeSettings
-from worker_node.tasks.embed.messages import Embedded, EmbeddingOutput, embed_job
 from worker_node.tasks.embed.tokenizer import EmbeddingTokenizer
+
+Vectors = npt.NDArray[np.float32]
+Rows = list[list[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRequest:
     """Texts to embed with one model; `model` None means the node's default embedding model.
 
-    A text may be given as token ids of the model's own tokenizer, special tokens included: it is taken as it stands.
+    A text may be given as token ids of the model's own tokenizer, special tokens included, and is used unchanged.
     `input_type` (`query` or `document`) puts the model's own prompt before each text. `dimensions` None is as many as
     the model's vectors have.
     """
@@ -48,14 +50,14 @@ class EmbeddingRequest:
 class EmbeddingReply:
     """`vectors`: float32 (n, dimensions); comparable only to vectors of an equal `space`.
 
-    `npu_busy_shared` says that others are known to have used the NPU, so that its busy time is not this run's alone.
+    `npu_busy_shared`: others are known to have used the NPU too, so that its busy time is not this run's alone.
     `device_tokens` are those that the device computed, padding included, where the engine counts them;
     `computed_tokens` are those of the texts that it computed. `cached` says that all vectors (hit) or some (partial)
     were computed for an earlier request. The request waited for `loading_s` seconds for its model to be loaded.
     """
 
     route: Route
-    vectors: npt.NDArray[np.float32]
+    vectors: Vectors
     space: str
     usage: Usage
     timing: Timing
@@ -67,7 +69,113 @@ class EmbeddingReply:
     loading_s: float = 0.0
 
 
-# A served embedding model, and how a request finds the one that it names.
+async def embed(services: Services, request: EmbeddingRequest) -> EmbeddingReply:
+    """Return the vectors of the request's texts, in order.
+
+    Raises ModelNotFound, BadRequest, ContextLengthExceeded, Overloaded, DeadlineExceeded, EngineUnavailable,
+    ModelLoading, DeviceUnavailable.
+    """
+    context = request.context
+    with services.tracing.operation("embeddings", context, {"npu.texts": len(request.texts)}) as operation:
+        began = time.monotonic()
+        model = await embedding_model(services.manager, request.model, context.deadline)
+        with model.activity.used_by(context):
+            reply = await _embed(services, model, request, operation, began)
+        operation.answered(
+            reply.usage, busy_us=reply.npu_busy_delta_us, busy_shared=reply.npu_busy_shared, cached=reply.cached
+        )
+        return reply
+
+
+async def _embed(
+    services: Services, model: EmbeddingModel, request: EmbeddingRequest, operation: Operation, began: float
+) -> EmbeddingReply:
+    context = request.context
+    rows = await _tokenize(model, request)
+    prepared = time.monotonic()
+    operation.tokenized(began)
+    space, usage = space_of(model, request.dimensions), Usage(sum(map(len, rows)))
+    demand = Demand(
+        model.id,
+        model.placements,
+        prompt_tokens=max(map(len, rows), default=0),
+        token_count=usage.prompt_tokens,
+        require=context.require_device,
+    )
+    selection = await select_placement(demand, context, units=len(rows))
+    operation.routed(selection.route)
+    if not rows:
+        empty = np.empty((0, request.dimensions or model.dimensions), np.float32)
+        return EmbeddingReply(selection.route, empty, space, usage, _timing_without_run(context))
+    cache = services.parts.of(embedding_cache)
+    # A vector that was computed for an earlier request proves nothing for this one.
+    proof = Proof.of(selection.route, context, strict=services.require_proof)
+    known = [None] * len(rows) if proof.required else cache.look_up(model.space, selection.route.device, rows)
+    missing = [index for index, vector in enumerate(known) if vector is None]
+    _count_cached(services.telemetry, selection.route, hits=len(rows) - len(missing), misses=len(missing))
+    if not missing:
+        vectors = cut(np.stack([vector for vector in known if vector is not None]), request.dimensions)
+        times = _timing_without_run(context)
+        reply = EmbeddingReply(
+            selection.route, vectors, space, usage, times, cached="hit", loading_s=selection.loading_s
+        )
+        count_embedding(services.telemetry, reply)
+        return reply
+    wanted = [rows[index] for index in missing]
+    run = SingleRun(
+        demand,
+        context,
+        row_job(wanted, context.deadline, interactive=context.interactive),
+        RowResult,
+        len(wanted),
+        lambda limits: Work(sum(limits.computed_tokens(len(row)) for row in wanted)),
+        began,
+        prepared,
+    )
+    answer = await run_selected(services, run, selection, operation)
+    result = answer.result
+    computed = result.rows(len(wanted))
+    cache.keep(model.space, answer.route.device, wanted, computed)
+    reply = EmbeddingReply(
+        answer.route,
+        cut(_merge(known, missing, computed), request.dimensions),
+        space,
+        usage,
+        answer.timing,
+        result.busy_us,
+        result.busy_shared,
+        result.device_tokens,
+        computed_tokens=sum(map(len, wanted)),
+        cached="partial" if len(missing) < len(rows) else None,
+        loading_s=selection.loading_s,
+    )
+    count_embedding(services.telemetry, reply)
+    return reply
+
+
+async def _tokenize(model: EmbeddingModel, request: EmbeddingRequest) -> Rows:
+    """The token ids of the texts, with the model's prompts. Raises as `embed`."""
+    check_dimensions(model, request.dimensions)
+    texts = with_prompt(model, request.texts, request.input_type)
+    if not request.context.dry_run:
+        reject_if_full(model.placements, len(texts), request.context)
+    return await model.tokenizer.encode(texts, truncate=request.truncate, deadline=request.context.deadline)
+
+
+def _merge(known: Sequence[Vectors | None], missing: list[int], computed: Vectors) -> Vectors:
+    """The vectors of all texts in order: `known` ones from the cache, those of `missing` indices as `computed`."""
+    if len(missing) == len(known):
+        return computed
+    vectors = np.empty((len(known), computed.shape[1]), np.float32)
+    vectors[missing] = computed
+    for index, vector in enumerate(known):
+        if vector is not None:
+            vectors[index] = vector
+    return vectors
+
+
+def _timing_without_run(context: RequestContext) -> Timing:
+    return Timing(queue=0.0, tokenize=0.0, inference=0.0, total=(time.monotonic() - context.arrived) * 1e3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +192,6 @@ class EmbeddingModel(ServedModel):
     matryoshka: tuple[int, ...] = ()
 
     def facts(self) -> Mapping[str, Any]:
-        """See `ServedModel.facts`."""
         facts: dict[str, Any] = {"dimensions": self.dimensions, "space": self.space}
         if self.prompts:
             facts["input_types"] = sorted(self.prompts)
@@ -97,57 +204,6 @@ async def embedding_model(manager: ModelManager, name: str | None, deadline: flo
     """The embedding model of that name, or the default one. Raises as `model_of`."""
     return await model_of(manager, ModelKind.EMBEDDING, EmbeddingModel, name, deadline)
 
-
-# The vectors of recent texts, so that embedding a text again costs nothing.
-#
-# A key holds the vector space, the device and the token ids: a vector is only returned for the same tokens, in the same
-# space, and was computed on the device that the reply names.
-
-Key = tuple[str, Device, tuple[int, ...]]
-Vector = npt.NDArray[np.float32]
-
-
-@dataclass(slots=True)
-class EmbeddingCache:
-    """Keeps the `capacity` most recently used texts; 0 keeps none."""
-
-    capacity: int
-    _vectors: OrderedDict[Key, Vector] = field(default_factory=OrderedDict)
-
-    def look_up(self, space: str, device: Device, rows: Sequence[Sequence[int]]) -> list[Vector | None]:
-        """Return the vector of each row of token ids, or None where it is not kept."""
-        if not self.capacity:
-            return [None] * len(rows)
-        return [self._get((space, device, tuple(row))) for row in rows]
-
-    def _get(self, key: Key) -> Vector | None:
-        vector = self._vectors.get(key)
-        if vector is not None:
-            self._vectors.move_to_end(key)
-        return vector
-
-    def keep(self, space: str, device: Device, rows: Sequence[Sequence[int]], vectors: Vector) -> None:
-        """Store the vectors, one a row, and evict the least recently used ones."""
-        # A request larger than the cache would only wash it out, its own first rows included.
-        for row, vector in list(zip(rows, vectors, strict=True))[-self.capacity :] if self.capacity else ():
-            self._vectors[space, device, tuple(row)] = vector.copy()
-        while len(self._vectors) > self.capacity:
-            self._vectors.popitem(last=False)
-
-    async def close(self) -> None:
-        """Drop all vectors."""
-        self._vectors.clear()
-
-    def __len__(self) -> int:
-        return len(self._vectors)
-
-
-def embedding_cache(settings: NodeSettings) -> EmbeddingCache:
-    """The cache of a node."""
-    return EmbeddingCache(settings.embedding_cache)
-
-
-# What a request may ask of an embedding model beside its vectors: its prompts, and vectors cut to a smaller size.
 
 # What a text is, by the names that callers use for it.
 INPUT_TYPES = {
@@ -170,7 +226,9 @@ def with_prompt(
         return texts
     kind = INPUT_TYPES.get(input_type)
     if kind is None:
-        raise BadRequest(f"input_type is one of {', '.join(INPUT_TYPES)}, not {input_type[:64]!r}", param="input_type")
+        raise BadRequest(
+            f"input_type must be one of {', '.join(INPUT_TYPES)}, got {input_type[:64]!r}", param="input_type"
+        )
     if not model.prompts:
         raise UnsupportedParameter(
             f"input_type: {model.id} declares no prompts, it embeds queries and documents alike; leave it out",
@@ -180,7 +238,7 @@ def with_prompt(
     prompted: list[str | tuple[int, ...]] = []
     for text in texts:
         if not isinstance(text, str):
-            raise BadRequest("input_type: token ids are taken as they stand; send texts", param="input_type")
+            raise BadRequest("input_type: token ids get no prompt; send texts", param="input_type")
         prompted.append(prompt + text)
     return prompted
 
@@ -203,7 +261,7 @@ def space_of(model: EmbeddingModel, dimensions: int | None) -> str:
     return model.space if dimensions in (None, model.dimensions) else f"{model.space}-{dimensions}"
 
 
-def cut(vectors: npt.NDArray[np.float32], dimensions: int | None) -> npt.NDArray[np.float32]:
+def cut(vectors: Vectors, dimensions: int | None) -> Vectors:
     """The first `dimensions` numbers of each row, at unit length again; a row of zeros stays one."""
     if dimensions is None or dimensions >= vectors.shape[1]:
         return vectors
@@ -213,20 +271,47 @@ def cut(vectors: npt.NDArray[np.float32], dimensions: int | None) -> npt.NDArray
     return (head / np.where(norms > 0, norms, 1)).astype(np.float32, copy=False)
 
 
-# The trace of an embedding: its name and what was asked of it, in the words of GenAI's semantic conventions.
+class EmbeddingCache:
+    """The vectors of the `capacity` most recently used texts, so that embedding a text again costs nothing.
+
+    A vector is only returned for the same tokens, vector space and device: the reply names the device that computed it.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._vectors: OrderedDict[tuple[str, Device, tuple[int, ...]], Vectors] = OrderedDict()
+
+    def look_up(self, space: str, device: Device, rows: Sequence[Sequence[int]]) -> list[Vectors | None]:
+        """Return the vector of each row of token ids, or None where it is not kept."""
+        found: list[Vectors | None] = []
+        for row in rows if self.capacity else ():
+            key = (space, device, tuple(row))
+            found.append(self._vectors.get(key))
+            if found[-1] is not None:
+                self._vectors.move_to_end(key)
+        return found or [None] * len(rows)
+
+    def keep(self, space: str, device: Device, rows: Sequence[Sequence[int]], vectors: Vectors) -> None:
+        """Store the vectors, one a row, and evict the least recently used ones."""
+        # Of a request larger than the cache only the last rows, or its own first rows would be evicted by them.
+        for row, vector in list(zip(rows, vectors, strict=True))[-self.capacity :] if self.capacity else ():
+            self._vectors[space, device, tuple(row)] = vector.copy()
+        while len(self._vectors) > self.capacity:
+            self._vectors.popitem(last=False)
+
+    async def close(self) -> None:
+        self._vectors.clear()
+
+    def __len__(self) -> int:
+        return len(self._vectors)
 
 
-def trace_embedding(tracing: Tracing, request: EmbeddingRequest) -> AbstractContextManager[Operation]:
-    """Trace the embedding that runs while the block does."""
-    return tracing.operation("embeddings", request.context, {"npu.texts": len(request.texts)})
-
-
-# Metrics of embeddings alone.
+def embedding_cache(settings: NodeSettings) -> EmbeddingCache:
+    """The cache of a node."""
+    return EmbeddingCache(settings.embedding_cache)
 
 
 class EmbeddingMetrics:
-    """The task's own metrics, in the node's registry."""
-
     def __init__(self, registry: CollectorRegistry) -> None:
         def tally(name: str, text: str) -> Tally:
             return Tally(f"npu_node_{name}", text, ("model", "device"), registry)
@@ -245,15 +330,13 @@ def declare_embedding_metrics(telemetry: Telemetry) -> None:
     telemetry.made["texts"] = telemetry.own(EmbeddingMetrics).texts
 
 
-def count_cached(telemetry: Telemetry, route: Route, hits: int, misses: int) -> None:
-    """Count texts by whether the cache had them."""
+def _count_cached(telemetry: Telemetry, route: Route, hits: int, misses: int) -> None:
     own = telemetry.own(EmbeddingMetrics)
     own.cache_hits.add(hits, route.model, route.device)
     own.cache_misses.add(misses, route.model, route.device)
 
 
 def count_embedding(telemetry: Telemetry, reply: EmbeddingReply) -> None:
-    """Count a finished request."""
     telemetry.finished(
         reply.route,
         reply.usage,
@@ -267,142 +350,3 @@ def count_embedding(telemetry: Telemetry, reply: EmbeddingReply) -> None:
     if reply.device_tokens is not None:
         own.device_tokens.add(reply.device_tokens, model, device)
         own.computed_tokens.add(reply.computed_tokens, model, device)
-
-
-# Embed texts: tokenize, route, admit, run. Every dialect comes through here.
-
-
-async def embed(services: Services, request: EmbeddingRequest) -> EmbeddingReply:
-    """Return the vectors of the request's texts, in order.
-
-    Raises ModelNotFound, BadRequest, ContextLengthExceeded, Overloaded, DeadlineExceeded, EngineUnavailable,
-    ModelLoading, DeviceUnavailable.
-    """
-    with trace_embedding(services.tracing, request) as operation:
-        began = time.monotonic()
-        model = await embedding_model(services.manager, request.model, request.context.deadline)
-        with model.activity.used_by(request.context):
-            reply = await _embed(services, model, request, operation, began)
-        operation.answered(
-            reply.usage, busy_us=reply.npu_busy_delta_us, busy_shared=reply.npu_busy_shared, cached=reply.cached
-        )
-        return reply
-
-
-async def _embed(
-    services: Services, model: EmbeddingModel, request: EmbeddingRequest, operation: Operation, began: float
-) -> EmbeddingReply:
-    context = request.context
-    prepared = await prepare_embedding(model, request)
-    tokenized = time.monotonic()
-    operation.tokenized(began)
-    tokens, space = prepared.tokens, space_of(model, request.dimensions)
-    selection = await select_placement(prepared.demand, context, units=len(tokens))
-    operation.routed(selection.route)
-    if not tokens:
-        empty = np.empty((0, request.dimensions or model.dimensions), np.float32)
-        return EmbeddingReply(selection.route, empty, space, Usage(0), _untouched(context.arrived))
-    known = _look_up(services, prepared, selection.route, context)
-    missing = [index for index, vector in enumerate(known) if vector is None]
-    count_cached(services.telemetry, selection.route, hits=len(tokens) - len(missing), misses=len(missing))
-    usage = Usage(selection.route.token_count)
-    if not missing:
-        vectors = cut(np.stack([vector for vector in known if vector is not None]), request.dimensions)
-        times = _untouched(context.arrived)
-        reply = EmbeddingReply(
-            selection.route, vectors, space, usage, times, cached="hit", loading_s=selection.loading_s
-        )
-    else:
-        rows = [tokens[index] for index in missing]
-        answer = await run_selected(services, _run_of(prepared, context, rows, began, tokenized), selection, operation)
-        output = EmbeddingOutput.of(answer.result, len(rows))
-        services.parts.of(embedding_cache).keep(model.space, answer.route.device, rows, output.vectors)
-        reply = EmbeddingReply(
-            answer.route,
-            cut(_merge(known, missing, output.vectors), request.dimensions),
-            space,
-            usage,
-            answer.timing,
-            output.busy_us,
-            output.busy_shared,
-            output.device_tokens,
-            computed_tokens=sum(map(len, rows)),
-            cached="partial" if len(missing) < len(tokens) else None,
-            loading_s=selection.loading_s,
-        )
-    count_embedding(services.telemetry, reply)
-    return reply
-
-
-def _look_up(
-    services: Services, prepared: PreparedEmbedding, route: Route, context: RequestContext
-) -> list[npt.NDArray[np.float32] | None]:
-    """The cached vector of each text, None where there is none."""
-    # A vector that was computed for an earlier request proves nothing for this one.
-    if Proof.of(route, context, strict=services.require_proof).required:
-        return [None] * len(prepared.tokens)
-    return services.parts.of(embedding_cache).look_up(prepared.model.space, route.device, prepared.tokens)
-
-
-def _run_of(
-    prepared: PreparedEmbedding, context: RequestContext, rows: list[list[int]], began: float, tokenized: float
-) -> SingleRun[Embedded]:
-    """The run that computes the vectors of these rows of token ids."""
-    return SingleRun(
-        prepared.demand,
-        context,
-        embed_job(rows, context.deadline, interactive=context.interactive),
-        Embedded,
-        len(rows),
-        lambda limits: Work(sum(limits.computed_tokens(len(row)) for row in rows)),
-        began,
-        tokenized,
-    )
-
-
-def _merge(
-    known: list[npt.NDArray[np.float32] | None], missing: list[int], computed: npt.NDArray[np.float32]
-) -> npt.NDArray[np.float32]:
-    """The vectors of all texts in order: `known` ones from the cache, those of `missing` indices as `computed`."""
-    if len(missing) == len(known):
-        return computed
-    vectors = np.empty((len(known), computed.shape[1]), np.float32)
-    vectors[missing] = computed
-    for index, vector in enumerate(known):
-        if vector is not None:
-            vectors[index] = vector
-    return vectors
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedEmbedding:
-    """A request with its model found and its texts tokenized; nothing has been decided or run."""
-
-    model: EmbeddingModel
-    tokens: list[list[int]]
-    demand: Demand
-
-
-async def prepare_embedding(model: EmbeddingModel, request: EmbeddingRequest) -> PreparedEmbedding:
-    """Tokenize the texts, with the model's prompts, and derive what the request demands of a placement.
-
-    Raises ModelNotFound, BadRequest, ContextLengthExceeded, Overloaded, DeadlineExceeded.
-    """
-    check_dimensions(model, request.dimensions)
-    texts = with_prompt(model, request.texts, request.input_type)
-    if not request.context.dry_run:
-        reject_if_full(model.placements, len(request.texts), request.context)
-    tokens = await model.tokenizer.encode(texts, truncate=request.truncate, deadline=request.context.deadline)
-    demand = Demand(
-        model.id,
-        model.placements,
-        prompt_tokens=max(map(len, tokens), default=0),
-        token_count=sum(map(len, tokens)),
-        require=request.context.require_device,
-    )
-    return PreparedEmbedding(model, tokens, demand)
-
-
-def _untouched(arrived: float) -> Timing:
-    """The timing of a request that ran on no device."""
-    return Timing(queue=0.0, tokenize=0.0, inference=0.0, total=(time.monotonic() - arrived) * 1e3)

@@ -1,4 +1,4 @@
-"""Texts to the token ids of an embedding model, counted exactly and never cut in silence."""
+"""Texts to the token ids of an embedding model, counted exactly; a text is cut only on request."""
 
 from __future__ import annotations
 
@@ -6,53 +6,44 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import tokenizers
-
 from worker_node.core.errors import ContextLengthExceeded
 from worker_node.serving.tokenizing import (
     CHARACTERS_A_TOKEN,
     CHARACTERS_AT_ONCE,
     COUNTED_CHARACTERS,
-    INLINE_CHARACTERS,
-    THREADS,
     beginning,
     check_ids,
-    never_abandoned,
+    load_tokenizer,
+    tokenize,
 )
 
 
 class EmbeddingTokenizer:
-    """A `tokenizers` tokenizer (releases the GIL) and the model's limit in tokens."""
+    """The tokenizer of a model that takes at most `limit` tokens."""
 
     def __init__(self, directory: Path, limit: int) -> None:
         self.limit = limit
-        self._whole = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
-        self._whole.no_truncation()
-        self._whole.no_padding()
-        self._cut = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
-        self._cut.no_padding()
+        self._whole, self._cut = load_tokenizer(directory), load_tokenizer(directory)
         self._cut.enable_truncation(limit)
 
     async def encode(
         self, texts: Sequence[str | tuple[int, ...]], *, truncate: bool, deadline: float = math.inf
     ) -> list[list[int]]:
-        """Return the token ids of each text, with the model's special tokens; token ids are taken as they stand.
+        """Return the token ids of each text, with the model's special tokens; token ids are used unchanged.
 
         A text of more than `limit` tokens is cut if `truncate`, else ContextLengthExceeded names it and its length.
-        `deadline` is monotonic seconds. Raises BadRequest for token ids that are none of the model's, Overloaded,
+        `deadline` is monotonic seconds. Raises BadRequest for token ids outside of the model's vocabulary, Overloaded,
         DeadlineExceeded.
         """
         characters = sum(len(text) for text in texts if isinstance(text, str))
-        if characters <= INLINE_CHARACTERS:
-            return self._encode(texts, truncate)
-        return await THREADS.run(lambda go_on: self._encode(texts, truncate, go_on), characters, deadline)
+        return await tokenize(lambda go_on: self._encode(texts, truncate, go_on), characters, deadline)
 
-    def lengths(self, texts: Sequence[str]) -> list[int]:
-        """How many tokens each of a few short texts has, special ones included."""
-        return [len(encoding) for encoding in self._whole.encode_batch_fast(list(texts))]
+    def rows(self, texts: Sequence[str]) -> list[list[int]]:
+        """The token ids of a few short texts, special ones included."""
+        return [encoding.ids for encoding in self._whole.encode_batch_fast(list(texts))]
 
     def _encode(
-        self, texts: Sequence[str | tuple[int, ...]], truncate: bool, go_on: Callable[[], None] = never_abandoned
+        self, texts: Sequence[str | tuple[int, ...]], truncate: bool, go_on: Callable[[], None]
     ) -> list[list[int]]:
         rows: list[list[int]] = [[]] * len(texts)
         words: list[str] = []

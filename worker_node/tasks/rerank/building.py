@@ -1,51 +1,39 @@
-"""The canary of reranking engines, which must pass before a model is ready."""
+"""How reranking models are built, planned and admitted, and the canary that an engine must pass before it is ready."""
 
 from __future__ import annotations
 
-import time
-from contextlib import aclosing
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from worker_node.engines.cpu_share import CpuRole
-from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
-from worker_node.engines.protocol import JobEngine
+from worker_node.engines.process import Canary
 from worker_node.models.directory import InstalledModel
-from worker_node.serving.encoders import EncoderTask, known_that_fit
+from worker_node.serving.encoders import EncoderTask, Floats, known_answers_canary, known_that_fit
 from worker_node.serving.task import ModelParts, Shapes
 from worker_node.settings import ModelSettings
-from worker_node.tasks.rerank.conversion import RerankCanary, read_rerank_canary
-from worker_node.tasks.rerank.messages import Scored, rerank_job
+from worker_node.tasks.rerank.conversion import read_rerank_canary
 from worker_node.tasks.rerank.options import RerankOptions
 from worker_node.tasks.rerank.prompt import PromptedTokenizer, RerankPrompt, read_prompt
-from worker_node.tasks.rerank.service import RerankModel
-from worker_node.tasks.rerank.tokenizer import PairTokenizer
-
-
-def rerank_canary(known: RerankCanary, tokenizer: PairTokenizer) -> Canary:
-    """Return the check that the engine's logits of known pairs are what the CPU gave, within a tolerance."""
-    expected = np.asarray(known.logits, np.float32)
-
-    async def check(engine: JobEngine) -> None:
-        pairs = [(await tokenizer.encode(query, [document], truncate=True))[0] for query, document in known.pairs]
-        job = rerank_job(pairs, time.monotonic() + CANARY_TIMEOUT_S)
-        async with aclosing(engine.run(job, Scored)) as results:
-            found = (await anext(results)).rows(len(pairs))
-        if found.shape != expected.shape:
-            raise CanaryFailed(f"logits of shape {found.shape}, not {expected.shape}")
-        worst = float(np.nan_to_num(np.abs(found - expected), nan=np.inf).max())
-        if worst > known.tolerance:
-            raise CanaryFailed(f"a logit is {worst:.4f} from the known one, at most {known.tolerance:.4f} is right")
-
-    return check
-
-
-# How reranking models are built, planned and admitted.
+from worker_node.tasks.rerank.service import RerankModel, pair_job
+from worker_node.tasks.rerank.tokenizer import Pair, PairTokenizer
 
 # Each static shape has its copy of the weights, and a decoder's are large.
 _DECODER_BUCKETS = (512,)
+
+
+def rerank_canary(pairs: Sequence[Pair], logits: Sequence[Sequence[float]], tolerance: float) -> Canary:
+    """The check that the engine's logits of known pairs are what the CPU gave, within a tolerance."""
+    expected = np.asarray(logits, np.float32)
+
+    def fault(found: Floats) -> str | None:
+        worst = float(np.nan_to_num(np.abs(found - expected), nan=np.inf).max())
+        if worst > tolerance:
+            return f"a logit is {worst:.4f} from the known one, at most {tolerance:.4f} is right"
+        return None
+
+    return known_answers_canary(lambda deadline: pair_job(pairs, deadline), expected.shape, fault)
 
 
 class _Rerank(EncoderTask):
@@ -66,10 +54,9 @@ class _Rerank(EncoderTask):
         answers = read_rerank_canary(installed.path)
 
         def canary(limit: int) -> Canary:
-            places = known_that_fit([known.length(*pair) for pair in answers.pairs], limit, parts.wanted)
-            pairs = tuple(answers.pairs[place] for place in places)
-            logits = tuple(answers.logits[place] for place in places)
-            return rerank_canary(replace(answers, pairs=pairs, logits=logits), known)
+            pairs = [known.pair(*texts) for texts in answers.pairs]
+            fitting = known_that_fit([len(pair.ids) for pair in pairs], limit, parts.wanted)
+            return rerank_canary([pairs[i] for i in fitting], [answers.logits[i] for i in fitting], answers.tolerance)
 
         return RerankModel(
             installed,

@@ -20,6 +20,7 @@ from openvino import opset13 as op
 from tokenizers import Tokenizer
 
 from worker_node.core.errors import ConfigurationError, ConversionFailed
+from worker_node.encoders.jobs import TOKEN_TYPES
 from worker_node.models.catalog import Quantization
 from worker_node.models.convert.embedding import TOKENIZER_FILE, write_tokenizer
 from worker_node.models.convert.encoder import (
@@ -38,11 +39,11 @@ from worker_node.models.convert.encoder import (
 )
 from worker_node.models.convert.job import ConversionJob, Converted
 from worker_node.models.directory import CANARY_FILE, MODEL_FILE
-from worker_node.tasks.rerank.messages import LOGITS, TOKEN_TYPES
 from worker_node.tasks.rerank.prompt import RerankPrompt, write_prompt
 from worker_node.tasks.rerank.published import CrossEncoderConfig, architecture_of, read_cross_encoder_config
 from worker_node.tasks.rerank.task import RERANK
 
+LOGITS = "logits"
 # Tensors that a checkpoint may carry and the classifier does not use.
 _UNUSED = ("embeddings.position_ids", "embeddings.token_type_ids")
 

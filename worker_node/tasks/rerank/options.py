@@ -31,11 +31,9 @@ class RerankOptions(Options):
 @declare
 @dataclass(frozen=True, kw_only=True)
 class DynamicRerankOptions(DynamicEncoderOptions):
-    """See `DynamicEncoderOptions`."""
-
     title: ClassVar[str] = "Reranking on CPU and GPU: dynamic shapes"
     task: ClassVar[str] = RERANK
-    runner: ClassVar[str] = "worker_node.tasks.rerank.engine:RerankRunner"
+    runner: ClassVar[str] = "worker_node.encoders.dynamic:DynamicEncoder"
 
     engine: Literal["rerank"] = "rerank"
 
@@ -43,10 +41,8 @@ class DynamicRerankOptions(DynamicEncoderOptions):
 @declare
 @dataclass(frozen=True, kw_only=True)
 class StaticRerankOptions(StaticEncoderOptions):
-    """See `StaticEncoderOptions`."""
-
     title: ClassVar[str] = "Reranking on the NPU: static shapes"
     task: ClassVar[str] = RERANK
-    runner: ClassVar[str] = "worker_node.tasks.rerank.engine:StaticRerankRunner"
+    runner: ClassVar[str] = "worker_node.encoders.static:StaticEncoder"
 
     engine: Literal["rerank_static"] = "rerank_static"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,16 +13,16 @@ from prometheus_client import CollectorRegistry
 
 from worker_node.core.errors import BadRequest, EngineUnavailable
 from worker_node.core.types import RequestContext, Route, Timing, Usage
+from worker_node.encoders.jobs import RowJob, RowResult, row_job
 from worker_node.manager.served import ServedModel
 from worker_node.observability.metrics import Tally, Telemetry
 from worker_node.observability.tracing import Operation
 from worker_node.scheduling.admission import AdmissionLimits, Work
 from worker_node.serving.routing import Demand, reject_if_full
 from worker_node.serving.run import Services, SingleRun, model_of, run_single
-from worker_node.tasks.rerank.messages import Scored, rerank_job
 from worker_node.tasks.rerank.options import RerankOptions
 from worker_node.tasks.rerank.task import RERANK
-from worker_node.tasks.rerank.tokenizer import PairTokenizer
+from worker_node.tasks.rerank.tokenizer import Pair, PairTokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,12 @@ class RerankReply:
     def ranking(self) -> list[int]:
         """The documents' places in the request, best first; equal ones stay in the request's order."""
         return [int(index) for index in np.argsort(-self.logits, kind="stable")]
+
+
+def pair_job(pairs: Sequence[Pair], deadline: float, *, interactive: bool = True) -> RowJob:
+    """The job for pairs."""
+    ids, second = [pair.ids for pair in pairs], [pair.query for pair in pairs]
+    return row_job(ids, deadline, interactive=interactive, second=second)
 
 
 def log_odds(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
@@ -178,8 +184,8 @@ async def _rerank(
     def work(limits: AdmissionLimits) -> Work:
         return Work(sum(map(limits.computed_tokens, lengths)))
 
-    job = rerank_job(pairs, context.deadline, interactive=context.interactive)
-    run = SingleRun(demand, context, job, Scored, count, work, began, time.monotonic())
+    job = pair_job(pairs, context.deadline, interactive=context.interactive)
+    run = SingleRun(demand, context, job, RowResult, count, work, began, time.monotonic())
     answer = await run_single(services, run, operation)
     result, route = answer.result, answer.route
     logits = log_odds(result.rows(count))

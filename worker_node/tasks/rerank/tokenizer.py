@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import tokenizers
 
@@ -13,22 +14,29 @@ from worker_node.serving.tokenizing import (
     CHARACTERS_A_TOKEN,
     CHARACTERS_AT_ONCE,
     COUNTED_CHARACTERS,
-    INLINE_CHARACTERS,
-    THREADS,
     beginning,
+    load_tokenizer,
     never_abandoned,
+    tokenize,
 )
-from worker_node.tasks.rerank.messages import Pair
+
+# Encodings hold much more than ids: those of a large request are not all kept.
+_BATCH = 64
+
+
+class Pair(NamedTuple):
+    """A query and a document as token ids, special ones included; the first `query` of them are of token type 0."""
+
+    ids: list[int]
+    query: int
 
 
 class PairTokenizer:
-    """A `tokenizers` tokenizer (releases the GIL) and the model's limit in tokens of a pair."""
+    """The tokenizer of a model that takes pairs of at most `limit` tokens."""
 
     def __init__(self, directory: Path, limit: int) -> None:
         self.limit = limit
-        self._tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        self._tokenizer = load_tokenizer(directory)
 
     async def encode(
         self,
@@ -43,8 +51,8 @@ class PairTokenizer:
         """Return the pair of the query with each document, special tokens included.
 
         A document is cut at its end to `max_document_tokens`, and, with `truncate`, to what the limit leaves it beside
-        the query. Raises ContextLengthExceeded, naming the document as one of `field`, for a pair that is too long all
-        the same, and for a query that leaves no room for a document. `deadline` is monotonic seconds: raises
+        the query. Raises ContextLengthExceeded, naming the document as one of `field`, for a pair that is still too
+        long, and for a query that leaves no room for a document. `deadline` is monotonic seconds: raises
         DeadlineExceeded, and Overloaded when too much text waits.
         """
 
@@ -53,15 +61,12 @@ class PairTokenizer:
         def work(go_on: Callable[[], None]) -> list[Pair]:
             return self._encode(query, documents, truncate, max_document_tokens, field, go_on)
 
-        characters = len(query) + sum(map(len, documents))
-        if characters <= INLINE_CHARACTERS:
-            return work(never_abandoned)
-        return await THREADS.run(work, characters, deadline)
+        return await tokenize(work, len(query) + sum(map(len, documents)), deadline)
 
-    def length(self, query: str, document: str) -> int:
-        """How many tokens a short pair has; a document that is too long is cut."""
+    def pair(self, query: str, document: str) -> Pair:
+        """A short pair; a document that is too long is cut."""
         query, documents = self.texts(query, [document])
-        return len(self._encode(query, documents, truncate=True, most=None, field="documents")[0].ids)
+        return self._encode(query, documents, True, None, "documents", never_abandoned)[0]
 
     def texts(self, query: str, documents: Sequence[str]) -> tuple[str, Sequence[str]]:
         """What is encoded for a query and documents."""
@@ -74,7 +79,7 @@ class PairTokenizer:
         truncate: bool,
         most: int | None,
         field: str,
-        go_on: Callable[[], None] = never_abandoned,
+        go_on: Callable[[], None],
     ) -> list[Pair]:
         # Once: a long query would be tokenized again for each document.
         asked = beginning(self._tokenizer, query, self.limit, COUNTED_CHARACTERS, go_on)
@@ -92,7 +97,7 @@ class PairTokenizer:
             if kept is not document and not cut:
                 raise self._too_long(f"{field}[{place}]", f"more than {self.limit} tokens")
             some.append(kept)
-            if place + 1 == len(documents) or sum(map(len, some)) > CHARACTERS_AT_ONCE or len(some) == _AT_ONCE:
+            if place + 1 == len(documents) or sum(map(len, some)) > CHARACTERS_AT_ONCE or len(some) == _BATCH:
                 for encoding in self._tokenizer.encode_batch_fast(some, add_special_tokens=False):
                     pair = self._tokenizer.post_process(question, encoding)
                     pairs.append(self._pair(pair, f"{field}[{len(pairs)}]", truncate, most))
@@ -127,7 +132,3 @@ class PairTokenizer:
         types = encoding.type_ids
         cut = [*ids[: begin + kept], *ids[begin + length :]]
         return Pair(cut, next((place for place, kind in enumerate(types) if kind == 1), len(cut)))
-
-
-# Encodings hold much more than ids: those of a large request are not all kept.
-_AT_ONCE = 64

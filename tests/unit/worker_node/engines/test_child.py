@@ -5,11 +5,11 @@ import socket
 
 import pytest
 
+from worker_node.encoders.jobs import RowJob
 from worker_node.engines import child
 from worker_node.engines.child import EdgeGone, Loop
 from worker_node.engines.protocol import Cancel, EngineStats, NativeCall, Results, Shutdown
 from worker_node.engines.wire import ChildChannel, FrameBuffer, decode_event, encode
-from worker_node.tasks.embed.messages import EmbedJob
 from worker_node.tasks.generate.messages import Step, TokenDelta
 
 STEP, LAST = Step([TokenDelta(1, [7])], announced=True), Step([TokenDelta(1, [8], "stop")])
@@ -37,7 +37,7 @@ class Edge:
 class ScriptedSteps:
     """A runner that does one thing in each step, then has no work; `cancelled` is what the edge had by a Cancel."""
 
-    jobs = EmbedJob
+    jobs = RowJob
     wake_fd = None
 
     def __init__(self, edge, *steps):

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker_node.core.types import Device, ModelKind
+from worker_node.encoders.jobs import RowJob, RowResult
 from worker_node.engines.protocol import (
     Cancel,
     EngineSpec,
@@ -17,8 +18,8 @@ from worker_node.engines.protocol import (
     Heartbeat,
     Loaded,
     LoadFailed,
+    OutcomeBatch,
     Shutdown,
-    Together,
     results_of,
     submission,
 )
@@ -33,17 +34,16 @@ from worker_node.engines.wire import (
     decode_spec,
     encode,
 )
-from worker_node.tasks.embed.messages import Embedded, EmbedJob
 from worker_node.tasks.generate.messages import GenerateJob, Step, TokenDelta
 
 JOBS = [
-    EmbedJob(1, b"\x01\x00\x00\x00", [1], 12.5, interactive=False),
+    RowJob(1, b"\x01\x00\x00\x00", [1], 12.5, interactive=False),
     GenerateJob(2, b"", 7, 1e9, temperature=0.5, top_p=0.9, top_k=3, seed=2**63 - 1, ignore_eos=True),
 ]
 OUTCOMES = [
     Step([TokenDelta(1, [1, 2], "stop", 3.5, 17), TokenDelta(2, [3])]),
-    Embedded(4, b"\x00" * 8, 1.0, 0.5),
-    Together([Embedded(6, b"\x00" * 8, 1.0, 0.5), Step([TokenDelta(7, [3])])]),
+    RowResult(4, b"\x00" * 8, 1.0, 0.5),
+    OutcomeBatch([RowResult(6, b"\x00" * 8, 1.0, 0.5), Step([TokenDelta(7, [3])])]),
 ]
 COMMANDS = [
     *map(submission, JOBS),
@@ -86,7 +86,7 @@ def test_results_are_delivered_by_job_and_the_last_is_known():
     assert [msgspec.msgpack.decode(result.body, type=TokenDelta) for result in step.results] == OUTCOMES[0].deltas
     (result,) = embedded.results
     assert (result.id, result.last) == (4, True)
-    assert msgspec.msgpack.decode(result.body, type=Embedded) == OUTCOMES[1]
+    assert msgspec.msgpack.decode(result.body, type=RowResult) == OUTCOMES[1]
     assert [(result.id, result.last) for result in together.results] == [(6, True), (7, False)]
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import random
-import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -11,14 +10,13 @@ import numpy as np
 import pytest
 
 from tests.support.application import application, built_models, with_engine
-from tests.support.task_engine import TaskEngine
+from tests.support.task_engine import TaskEngine, encoded
 from tests.support.task_models import HEARER, RANKER, hearer, placement, ranker
 from worker_node.core.types import Device
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.settings import NodeSettings
-from worker_node.tasks.embed.messages import EmbeddingOutput
 from worker_node.tasks.generate.messages import TokenDelta
 
 EMBEDDER, WRITER = "all-minilm-l6-v2", "smollm2-135m-instruct"
@@ -194,7 +192,7 @@ class Engine(TaskEngine):
 
     async def embed(self, tokens, *, deadline, interactive):
         assert self.state is EngineState.READY
-        return EmbeddingOutput(np.zeros((len(tokens), 384), np.float32), time.monotonic(), 0.0, 5, False)
+        return encoded(np.zeros((len(tokens), 384)), busy_us=5)
 
     async def generate(self, job):
         assert self.state is EngineState.READY

@@ -7,7 +7,7 @@ from openvino import opset13 as op
 
 from worker_node.core.types import Device
 from worker_node.devices.emulated_npu import StandInCounter
-from worker_node.encoders.static import CannotPack, packed_encoder
+from worker_node.encoders.jobs import RowResult, row_job
 from worker_node.engines.protocol import EngineSpec, NativeCall
 from worker_node.models.convert.encoder import (
     Pooling,
@@ -17,9 +17,8 @@ from worker_node.models.convert.encoder import (
     read_sentence_config,
     read_tensors,
 )
-from worker_node.tasks.embed.engine import StaticEmbeddingRunner
-from worker_node.tasks.embed.messages import Embedded, EmbedJob, embed_job
 from worker_node.tasks.embed.options import StaticOptions
+from worker_node.tasks.embed.packing import CannotPack, StaticEmbeddingRunner, packed_encoder
 
 F32 = {"INFERENCE_PRECISION_HINT": "f32"}
 FAR = 1e12
@@ -121,15 +120,14 @@ def run(runner, *jobs):
 
 
 def job(number, texts, *, interactive=True):
-    made = embed_job(texts, FAR, interactive=interactive)
-    return EmbedJob(number, made.tokens, made.lengths, FAR, interactive)
+    return row_job(texts, FAR, interactive=interactive).with_id(number)
 
 
 def test_texts_of_several_requests_share_rows_on_the_npu(runner):
     runner, expected = runner
     texts = [list(range(4, 4 + n)) for n in (3, 30, 9, 9, 17, 5, 40, 2)]
     events = run(runner, job(1, texts[:5]), job(2, texts[5:]))
-    vectors = {e.id: np.frombuffer(e.vectors, "<f4").reshape(-1, 32) for e in events if isinstance(e, Embedded)}
+    vectors = {e.id: np.frombuffer(e.data, "<f4").reshape(-1, 32) for e in events if isinstance(e, RowResult)}
     np.testing.assert_allclose(np.concatenate([vectors[1], vectors[2]]), expected(texts), atol=1e-5)
     shapes = [event.units for event in events if isinstance(event, NativeCall)]
     # 115 tokens: eight runs of 16 to 48 tokens before, 240 in all.
@@ -141,7 +139,7 @@ def test_a_text_alone_runs_in_the_shortest_row(runner):
     runner, expected = runner
     events = run(runner, job(1, [[4, 5, 6]]))
     assert [event.units for event in events if isinstance(event, NativeCall)] == [16]
-    np.testing.assert_allclose(np.frombuffer(events[-1].vectors, "<f4")[None], expected([[4, 5, 6]]), atol=1e-5)
+    np.testing.assert_allclose(np.frombuffer(events[-1].data, "<f4")[None], expected([[4, 5, 6]]), atol=1e-5)
 
 
 def test_a_cancelled_request_leaves_the_vectors_of_its_row_mates_alone(runner):
@@ -149,7 +147,7 @@ def test_a_cancelled_request_leaves_the_vectors_of_its_row_mates_alone(runner):
     for number in (1, 2, 3):
         runner.submit(job(number, [[3 + number] * 4, [9, number]]))
     runner.cancel(2)
-    vectors = {e.id: np.frombuffer(e.vectors, "<f4").reshape(-1, 32) for e in run(runner) if isinstance(e, Embedded)}
+    vectors = {e.id: np.frombuffer(e.data, "<f4").reshape(-1, 32) for e in run(runner) if isinstance(e, RowResult)}
     assert set(vectors) == {1, 3}
     for number, found in vectors.items():
         np.testing.assert_allclose(found, expected([[3 + number] * 4, [9, number]]), atol=1e-5)

@@ -19,8 +19,8 @@ from tests.support.recorded_spans import Recorded
 from tests.support.task_models import HEARER, RANKER, hearer, placement, ranker, request
 from tests.support.task_runner import result_of
 from worker_node.core.errors import DeadlineExceeded
+from worker_node.encoders.jobs import RowJob
 from worker_node.engines.protocol import EngineState, EngineStatus
-from worker_node.tasks.rerank.messages import RerankJob
 
 SECRET = "an unlikely secret"
 RUN_S = 0.02
@@ -49,7 +49,7 @@ class Engine:
         began = time.monotonic()
         await asyncio.sleep(RUN_S)
         result = replace(result_of(job), started=began, inference_s=RUN_S)
-        yield result if isinstance(job, RerankJob) else replace(result, tokens=2, busy_us=7)
+        yield result if isinstance(job, RowJob) else replace(result, tokens=2, busy_us=7)
 
 
 def form(*, stream=False):

@@ -18,7 +18,6 @@ from tests.support.recorded_spans import Recorded
 from worker_node.core.errors import ConfigurationError, EngineUnavailable
 from worker_node.core.types import Device, Message, RequestContext, Route, Sampling, Usage
 from worker_node.observability.tracing import OFF, Tracing, WallClock, open_tracing, set_response_status
-from worker_node.tasks.embed.service import EmbeddingRequest, trace_embedding
 from worker_node.tasks.generate.metrics import trace_generation
 from worker_node.tasks.generate.model import GenerationRequest
 
@@ -90,7 +89,7 @@ def test_a_generation_is_one_trace_with_its_caller(recorded):
 
 def test_busy_time_that_others_are_known_to_share_is_told_as_such(recorded):
     for busy_us, shared in ((12, True), (None, False)):
-        with trace_embedding(recorded.tracing, EmbeddingRequest(CONTEXT, ("two",))) as operation:
+        with recorded.tracing.operation("embeddings", CONTEXT, {"npu.texts": 1}) as operation:
             operation.routed(ROUTE)
             operation.answered(Usage(1), busy_us=busy_us, busy_shared=shared)
         told = recorded.spans["embeddings m"].attributes
@@ -98,8 +97,7 @@ def test_busy_time_that_others_are_known_to_share_is_told_as_such(recorded):
 
 
 def test_an_embedding_has_the_time_that_its_engine_measured(recorded):
-    request = EmbeddingRequest(CONTEXT, (SECRET, "two"))
-    with trace_embedding(recorded.tracing, request) as operation:
+    with recorded.tracing.operation("embeddings", CONTEXT, {"npu.texts": 2}) as operation:
         operation.tokenized(time.monotonic())
         operation.routed(ROUTE)
         operation.submitted(ENGINE)
@@ -196,7 +194,7 @@ def test_a_request_that_is_not_sampled_leaves_no_span():
 
 def test_a_dry_run_leaves_no_span(recorded):
     context = RequestContext("req_1", 0.0, 1e9, dry_run=True)
-    with trace_embedding(recorded.tracing, EmbeddingRequest(context, ("text",))) as operation:
+    with recorded.tracing.operation("embeddings", context, {"npu.texts": 1}) as operation:
         operation.tokenized(time.monotonic())
     assert not recorded.spans
 

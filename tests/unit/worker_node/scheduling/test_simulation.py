@@ -127,6 +127,8 @@ def test_in_steady_load_the_predicted_wait_is_within_a_factor_of_two(mix):
     rng = random.Random(1)
     world = callers(world_of(rng), count, make, rng, until=until)
     settled = [r for r in world.requests if r.started is not None and r.predicted is not None and r.arrived > until / 3]
+    # A thousand texts begin with the first turn, and their predicted wait is that for the last one.
+    settled = [r for r in settled if r.texts < 1000]
     # What batch work waits for interactive work that comes later is not foreseen.
     interactive = [request for request in settled if request.interactive]
     assert len(interactive) > 20

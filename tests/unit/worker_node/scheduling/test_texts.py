@@ -1,4 +1,4 @@
-"""Batches: nothing lost, nothing over budget, the oldest first, like with like, interactive before batch."""
+"""Runs of texts: nothing lost, nothing over budget, the oldest first, one padded length, interactive before batch."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,9 +13,9 @@ limits = st.builds(
     BatchLimits,
     max_tokens=st.integers(1, 600),
     max_rows=st.integers(1, 20),
-    run_overhead_tokens=st.floats(0, 100),
     multiple=st.integers(1, 40),
     longest_text=st.none() | st.integers(1, 400),
+    lengths=st.just(()) | st.just((32, 64, 300)),
 )
 
 
@@ -34,15 +34,9 @@ def taken(queue, limits, free_slots=1):
 def test_a_batch_keeps_its_bounds_and_serves_the_oldest(values, limits, free):
     batch = queue_of(values).take(limits, free)
     assert 0 in [text.row for text in batch]
-    padded = limits.computed(batch)
-    assert padded >= len(batch) * batch[-1].length
-    assert len(batch) == 1 or padded <= limits.max_tokens
+    assert len({limits.padded(text.length) for text in batch}) == 1, "one padded length"
+    assert len(batch) == 1 or limits.computed(batch) <= limits.max_tokens
     assert len(batch) <= limits.max_rows
-    assert [text.length for text in batch] == sorted(text.length for text in batch)
-    # No text is padded by more than a run of its own would cost.
-    anchor, run = values[0], padded // len(batch)
-    shorter = [limits.padded(text.length) for text in batch if text.length < anchor]
-    assert all(run - length <= limits.run_overhead_tokens for length in shorter)
 
 
 @given(st.integers(1, 600), st.integers(1, 40), st.none() | st.integers(1, 400))
@@ -74,30 +68,31 @@ def test_removed_texts_never_run_and_leave_nothing_behind(values, data):
     while batch := queue.take(LIMITS):
         rows |= {text.row for text in batch}
     assert rows == set(range(len(values))) - gone
-    lane = queue._interactive
-    assert (lane.tokens, lane._texts, lane._rounds, lane._jobs, lane._buckets, lane._lengths) == (0, {}, {}, {}, {}, [])
+    assert len(queue) == 0
 
 
 def test_an_empty_queue_gives_no_batch():
     assert TextQueue().take(LIMITS) == []
 
 
-def test_texts_of_like_length_run_together():
-    assert taken(queue_of([10, 200, 11, 190, 12]), BatchLimits(max_tokens=36)) == [10, 11, 12]
-    assert taken(queue_of([10, 200, 11, 190, 9]), BatchLimits(max_rows=3)) == [9, 10, 11]
+def test_only_texts_of_one_padded_length_run_together():
+    assert taken(queue_of([33, 48, 50, 40]), BatchLimits(multiple=16)) == [33, 48, 40]
+    assert taken(queue_of([33, 48, 33]), BatchLimits()) == [33, 33]
+    assert taken(queue_of([20, 40, 30, 10]), BatchLimits(lengths=(16, 32, 64))) == [20, 30]
 
 
-def test_a_text_that_would_cost_more_padding_than_a_run_of_its_own_waits():
-    assert taken(queue_of([10, 60, 12, 40]), BatchLimits(run_overhead_tokens=16)) == [10, 12]
-
-
-def test_texts_that_run_at_one_length_anyway_cause_each_other_no_padding():
-    assert taken(queue_of([33, 48, 50]), BatchLimits(run_overhead_tokens=0, multiple=16)) == [33, 48]
-    assert taken(queue_of([33, 48]), BatchLimits(run_overhead_tokens=0)) == [33]
+def test_a_batch_has_no_more_rows_than_its_tokens_and_rows_allow():
+    assert taken(queue_of([10] * 9), BatchLimits(max_tokens=36)) == [10] * 3
+    assert taken(queue_of([10] * 9), BatchLimits(max_rows=2)) == [10] * 2
 
 
 def test_free_slots_share_the_queue():
     assert len(queue_of([20] * 16).take(LIMITS, 2)) == 8
+
+
+def test_choosing_a_run_does_not_cost_more_in_a_long_queue():
+    queue = queue_of([10] + [11] * 255 + [10])
+    assert taken(queue, BatchLimits()) == [10], "only the first 256 texts are considered"
 
 
 def test_a_text_over_the_budget_still_runs_alone():
@@ -123,8 +118,8 @@ def test_large_jobs_take_turns_and_a_small_one_waits_for_the_next_turn_of_each()
     assert [queue.take(limits)[0].job_id for _ in range(32)] == ([1] * 8 + [2] * 8) * 2
     queue.take(limits)
     queue.add(Waiting(3, 0, 5))
-    served = [queue.take(limits)[0].job_id for _ in range(32)]
-    assert served == [1] * 7 + [2] * 8 + [1] * 8 + [2] * 8 + [3]
+    served = [queue.take(limits)[0].job_id for _ in range(16)]
+    assert served == [1] * 7 + [2] * 8 + [3]
 
 
 def test_small_jobs_without_end_do_not_keep_a_large_one_waiting():
@@ -189,7 +184,7 @@ def test_packed_rows_drain_any_queue_in_no_more_runs_than_texts(values, limits):
 
 def test_a_packed_row_is_filled_with_the_longest_texts_that_fit():
     limits = PackingLimits((64,))
-    assert taken(queue_of([20, 30, 25, 14, 10, 9]), limits) == [14, 20, 30]
+    assert taken(queue_of([20, 30, 25, 14, 10, 9]), limits) == [20, 30, 14]
 
 
 def test_the_row_is_taken_that_has_the_most_tokens_for_its_cost():

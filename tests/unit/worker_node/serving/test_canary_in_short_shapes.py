@@ -5,14 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.task_engine import TaskEngine
+from tests.support.task_engine import TaskEngine, encoded
 from worker_node.core.errors import ConfigurationError
 from worker_node.devices.npu import NpuSource
 from worker_node.devices.probe import DeviceInfo, Probe
 from worker_node.engines.process import CanaryFailed
 from worker_node.serving.build import Machine, build_model
 from worker_node.settings import ModelSettings, NodeSettings
-from worker_node.tasks.embed.messages import EmbeddingOutput
 
 EMBEDDER, WRITER = "all-minilm-l6-v2", "smollm2-135m-instruct"
 
@@ -29,13 +28,15 @@ class Engine(TaskEngine):
 
     def __init__(self, model, off):
         known = model.installed.canary
-        self.vectors = dict(zip(model.tokenizer.lengths(known.texts), known.vectors, strict=True))
+        self.vectors = {
+            len(row): vector for row, vector in zip(model.tokenizer.rows(known.texts), known.vectors, strict=True)
+        }
         self.off, self.lengths = off, []
 
     async def embed(self, tokens, *, deadline, interactive):
         self.lengths = [len(row) for row in tokens]
         vectors = np.asarray([self.vectors[len(row)] for row in tokens], np.float32)
-        return EmbeddingOutput(vectors + self.off, 0.0, 0.0, None)
+        return encoded(vectors + self.off)
 
 
 @pytest.mark.parametrize(("bucket", "texts"), [(16, 4), (256, 5)])

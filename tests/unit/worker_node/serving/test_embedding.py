@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 
 from tests.support.services import services_of
-from tests.support.task_engine import TaskEngine
+from tests.support.task_engine import TaskEngine, encoded
 from worker_node.core.errors import Overloaded
 from worker_node.core.types import Device, ModelKind, Priority, RequestContext
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
-from worker_node.tasks.embed.messages import EmbeddingOutput
 from worker_node.tasks.embed.service import EmbeddingModel, EmbeddingRequest, embed
 
 BUCKET = 32
@@ -37,7 +36,7 @@ class Engine(TaskEngine):
     async def embed(self, tokens, *, deadline, interactive):
         self.priorities.append(interactive)
         vectors = np.asarray([[sum(row)] for row in tokens], np.float32)
-        return EmbeddingOutput(vectors, time.monotonic(), 0.0, 7, device_tokens=BUCKET * len(tokens))
+        return encoded(vectors, busy_us=7, device_tokens=BUCKET * len(tokens))
 
 
 def services():

@@ -14,8 +14,8 @@ from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import Device, ModelKind
 from worker_node.devices.memory import MachineMemory
 from worker_node.devices.npu import NpuSource
-from worker_node.encoders.static import bucket_for
 from worker_node.models.directory import InstalledModel
+from worker_node.scheduling.texts import BatchLimits
 from worker_node.serving import build
 from worker_node.serving.build import plan_engine, refuse_foreign_options
 from worker_node.serving.encoders import buckets_up_to
@@ -163,7 +163,7 @@ def test_buckets_reach_the_limit_and_double(limit):
 
 def test_the_buckets_keep_the_padding_of_questions_and_of_longer_texts_low():
     def padding(lengths):
-        return sum(bucket_for(length, buckets_up_to(256)) for length in lengths) / sum(lengths)
+        return sum(BatchLimits(lengths=buckets_up_to(256)).padded(length) for length in lengths) / sum(lengths)
 
     rng = random.Random(1)
     questions = [rng.randint(6, 22) for _ in range(2000)]

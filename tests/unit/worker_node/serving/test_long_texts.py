@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from worker_node.core.errors import BadRequest, ContextLengthExceeded, DeadlineExceeded, Overloaded
+from worker_node.serving import tokenizing
 from worker_node.serving.tokenizing import TokenizingThreads, beginning
-from worker_node.tasks.embed import tokenizer as embedding_tokenizer
 from worker_node.tasks.embed.tokenizer import EmbeddingTokenizer
 
 LIMIT = 16
@@ -128,7 +128,7 @@ async def test_tokens_are_counted_up_to_a_size_and_beyond_it_only_found_too_many
 
 async def test_a_deadline_ends_the_wait_for_a_thread_and_the_work_in_it(embedder, monkeypatch):
     threads = TokenizingThreads()
-    monkeypatch.setattr(embedding_tokenizer, "THREADS", threads)
+    monkeypatch.setattr(tokenizing, "THREADS", threads)
     work = UntilAbandoned()
     working = asyncio.create_task(threads.run(work, 10, time.monotonic() + 3.0))
     await asyncio.to_thread(work.begun.wait, 10)

@@ -43,7 +43,7 @@ def test_documents_are_cut_as_only_second_does(directory, query, document):
     tokenizer.enable_truncation(LIMIT, strategy="only_second")
     known = tokenizer.encode(query, document)
     pairs = PairTokenizer(directory, LIMIT)
-    [pair] = pairs._encode(query, [document], True, None, "documents")
+    pair = pairs.pair(query, document)
     assert (pair.ids, pair.query) == (known.ids, known.type_ids.index(1))
 
 
@@ -71,4 +71,4 @@ async def test_a_query_that_leaves_no_room_is_refused_whatever_is_cut(pairs, tru
 
 async def test_many_documents_are_tokenized_beside_the_event_loop_with_the_same_result(pairs):
     documents = ["b " * (index % 9) for index in range(2000)]
-    assert await pairs.encode("a", documents, truncate=False) == pairs._encode("a", documents, False, None, "documents")
+    assert await pairs.encode("a", documents, truncate=False) == [pairs.pair("a", document) for document in documents]

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 
 from tests.support.services import services_of
-from tests.support.task_engine import TaskEngine
+from tests.support.task_engine import TaskEngine, encoded
 from tests.unit.worker_node.serving.test_shared_busy_time import Tokenizer
 from worker_node.core.errors import NpuNotProven
 from worker_node.core.types import Device, Finished, ModelKind, RequestContext, Sampling, TokenIds
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
-from worker_node.tasks.embed.messages import EmbeddingOutput
 from worker_node.tasks.embed.service import EmbeddingModel, EmbeddingRequest, embed
 from worker_node.tasks.generate.messages import TokenDelta
 from worker_node.tasks.generate.model import GenerationModel, GenerationRequest
@@ -33,7 +32,7 @@ class Engine(TaskEngine):
 
     async def embed(self, tokens, *, deadline, interactive):
         self.runs += 1
-        return EmbeddingOutput(np.zeros((len(tokens), 1), np.float32), time.monotonic(), 0.0, self.busy[-1], False)
+        return encoded(np.zeros((len(tokens), 1)), busy_us=self.busy[-1])
 
     async def generate(self, job):
         for index, busy in enumerate(self.busy):

@@ -3,18 +3,14 @@
 import numpy as np
 import pytest
 
+from worker_node.encoders.jobs import RowResult
 from worker_node.engines.process import CanaryFailed
 from worker_node.tasks.rerank.building import rerank_canary
 from worker_node.tasks.rerank.conversion import canary_of
-from worker_node.tasks.rerank.messages import Pair, Scored
+from worker_node.tasks.rerank.tokenizer import Pair
 
 PAIRS = (("a", "b"), ("a", "c"), ("d", "e"))
 KNOWN = np.array([[8.0], [-3.0], [0.5]], "<f4")
-
-
-class Tokenizer:
-    async def encode(self, query, documents, *, truncate):
-        return [Pair([1, 2], 1) for _ in documents]
 
 
 class Engine:
@@ -23,11 +19,12 @@ class Engine:
 
     async def run(self, job, result):
         assert job.lengths == [2, 2, 2]
-        yield Scored(job.id, self.logits.tobytes(), 0.0, 0.0)
+        yield RowResult(job.id, self.logits.tobytes(), 0.0, 0.0)
 
 
 async def examine(logits):
-    await rerank_canary(canary_of(PAIRS, KNOWN), Tokenizer())(Engine(logits))
+    known = canary_of(PAIRS, KNOWN)
+    await rerank_canary([Pair([1, 2], 1)] * 3, known.logits, known.tolerance)(Engine(logits))
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.003, -0.3])

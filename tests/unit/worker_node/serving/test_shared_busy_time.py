@@ -8,12 +8,11 @@ import pytest
 
 from tests.support.recorded_spans import Recorded
 from tests.support.services import services_of
-from tests.support.task_engine import TaskEngine
+from tests.support.task_engine import TaskEngine, encoded
 from worker_node.core.types import Device, Finished, ModelKind, RequestContext, Sampling, TokenIds
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
-from worker_node.tasks.embed.messages import EmbeddingOutput
 from worker_node.tasks.embed.service import EmbeddingModel, EmbeddingRequest, embed
 from worker_node.tasks.generate.messages import TokenDelta
 from worker_node.tasks.generate.model import GenerationModel, GenerationRequest
@@ -45,7 +44,7 @@ class Engine(TaskEngine):
         self._shared = shared
 
     async def embed(self, tokens, *, deadline, interactive):
-        return EmbeddingOutput(np.zeros((len(tokens), 1), np.float32), time.monotonic(), 0.0, 7, self._shared)
+        return encoded(np.zeros((len(tokens), 1)), busy_us=7, busy_shared=self._shared)
 
     async def generate(self, job):
         for count, letter in enumerate(b"one two", 1):

@@ -7,11 +7,10 @@ import numpy as np
 
 from tests.unit.worker_node.scheduling.virtual.world import Run, World
 from worker_node.core.types import Device, ModelKind
-from worker_node.encoders.dynamic import _Slot
+from worker_node.encoders.dynamic import DynamicEncoder, _Slot
 from worker_node.engines.protocol import EngineSpec
 from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.scheduling.wait_estimate import Capacity
-from worker_node.tasks.embed.engine import EmbeddingRunner
 
 
 class SlotRequest:
@@ -32,7 +31,7 @@ class SlotRequest:
     def wait(self):
         pass
 
-    def get_tensor(self, name):
+    def get_output_tensor(self, index):
         return SimpleNamespace(data=np.zeros((self.shape[0], 1), "<f4"))
 
 
@@ -46,7 +45,7 @@ class TextWorld(World):
         self.runs = []
         self._running = []
         spec = EngineSpec("m", ModelKind.EMBEDDING, "/m", Device.CPU, "embedding", {"max_batch_tokens": step_tokens})
-        self.runner = EmbeddingRunner(spec)
+        self.runner = DynamicEncoder(spec)
         self.runner._slots = [_Slot(SlotRequest(self)) for _ in range(slots)]
         for slot in self.runner._slots:
             slot.request.slot = slot

@@ -11,9 +11,9 @@ import numpy as np
 
 from worker_node.core.errors import Overloaded
 from worker_node.encoders import dynamic
-from worker_node.engines.protocol import Failed, Together
+from worker_node.encoders.jobs import RowJob, RowResult
+from worker_node.engines.protocol import Failed, OutcomeBatch
 from worker_node.scheduling.admission import Admission, Work
-from worker_node.tasks.embed.messages import Embedded, EmbedJob
 from worker_node.tasks.generate import continuous, stateful
 from worker_node.tasks.generate.messages import GenerateJob, Step
 
@@ -122,7 +122,7 @@ class World:
         tokens = TOKEN * request.prompt
         if request.texts:
             self.runner.submit(
-                EmbedJob(
+                RowJob(
                     job_id,
                     tokens * request.texts,
                     [request.prompt] * request.texts,
@@ -147,10 +147,10 @@ class World:
                 self._delta(delta)
         elif isinstance(event, Failed):
             self._end(event.id, event.code)
-        elif isinstance(event, Together):
+        elif isinstance(event, OutcomeBatch):
             for outcome in event.outcomes:
                 self.emit(outcome)
-        elif isinstance(event, Embedded):
+        elif isinstance(event, RowResult):
             request, permit, _, _ = self._open[event.id]
             request.started = event.started
             permit.measured(event.measured_tokens, event.measured_s)
