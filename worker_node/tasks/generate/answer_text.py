@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
 
 from worker_node.core.types import Piece, Reasoning, Sampling, Token, TokenLogprob, ToolCallArguments, ToolCallStarted
 from worker_node.tasks.generate.tokenization import ChatTokenizer
-from worker_node.tasks.generate.tokenizer import StopMatcher
 from worker_node.tasks.generate.tool_calls import Parser
 
 
@@ -70,6 +70,46 @@ class AnswerText:
         if self._stop.matched is not None:
             return ""
         return self._stop.push(self._detokenizer.flush()) + self._stop.flush()
+
+
+@dataclass(slots=True)
+class StopMatcher:
+    """Cuts the text at the first stop sequence, however it is split over pieces; with `include`, after it."""
+
+    stops: tuple[str, ...]
+    include: bool = False
+    matched: str | None = None
+    _held: str = ""
+
+    def push(self, text: str) -> str:
+        """Add text; return the part that no stop sequence can begin in any more. After a match, nothing."""
+        if self.matched is not None:
+            return ""
+        if not self.stops:
+            return text
+        self._held += text
+        hits = [(at, stop) for stop in self.stops if (at := self._held.find(stop)) >= 0]
+        if hits:
+            at, self.matched = min(hits, key=lambda hit: (hit[0], -len(hit[1])))
+            text, self._held = self._held[: at + len(self.matched) if self.include else at], ""
+            return text
+        keep = self._possible_start()
+        text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        return text
+
+    def flush(self) -> str:
+        """Return what was held back, at the end of the generation."""
+        text, self._held = self._held, ""
+        return text
+
+    def _possible_start(self) -> int:
+        """The length of the longest end of the held text with which a stop sequence begins."""
+        longest = max(len(stop) for stop in self.stops) - 1
+        for size in range(min(longest, len(self._held)), 0, -1):
+            end = self._held[-size:]
+            if any(stop.startswith(end) for stop in self.stops):
+                return size
+        return 0
 
 
 class PieceReader:

@@ -10,7 +10,6 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -283,43 +282,3 @@ class WindowDetokenizer:
             return ""
         self._prefix, self._read = self._read, len(self._tokens)
         return text[len(known) :]
-
-
-@dataclass(slots=True)
-class StopMatcher:
-    """Cuts the text at the first stop sequence, however it is split over pieces; with `include`, after it."""
-
-    stops: tuple[str, ...]
-    include: bool = False
-    matched: str | None = None
-    _held: str = ""
-
-    def push(self, text: str) -> str:
-        """Add text; return the part that no stop sequence can begin in any more. After a match, nothing."""
-        if self.matched is not None:
-            return ""
-        if not self.stops:
-            return text
-        self._held += text
-        hits = [(at, stop) for stop in self.stops if (at := self._held.find(stop)) >= 0]
-        if hits:
-            at, self.matched = min(hits, key=lambda hit: (hit[0], -len(hit[1])))
-            text, self._held = self._held[: at + len(self.matched) if self.include else at], ""
-            return text
-        keep = self._possible_start()
-        text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-        return text
-
-    def flush(self) -> str:
-        """Return what was held back, at the end of the generation."""
-        text, self._held = self._held, ""
-        return text
-
-    def _possible_start(self) -> int:
-        """The length of the longest end of the held text with which a stop sequence begins."""
-        longest = max(len(stop) for stop in self.stops) - 1
-        for size in range(min(longest, len(self._held)), 0, -1):
-            end = self._held[-size:]
-            if any(stop.startswith(end) for stop in self.stops):
-                return size
-        return 0
