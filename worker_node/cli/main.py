@@ -21,7 +21,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     parser = argparse.ArgumentParser(prog="npu-node", description="An inference node beside an Intel NPU.")
     parser.add_argument("--version", action="version", version=f"npu-node {__version__}")
-    # Without a command the help is shown: a first look is no mistake.
+    # Without a command the help is shown, with status 0.
     parser.set_defaults(run=None)
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
     for add in (

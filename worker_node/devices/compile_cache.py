@@ -96,7 +96,7 @@ def prepare(root: Path, key: CacheKey, source: Path) -> Path:
 
 
 def _read_entry(directory: Path) -> _Entry | None:
-    """What an entry says of itself; None for what is no entry of ours and must not be touched."""
+    """What an entry says of itself; None for what is not ours and must not be touched."""
     try:
         return msgspec.json.decode((directory / KEY_FILE).read_bytes(), type=_Entry)
     except (OSError, msgspec.DecodeError):

@@ -180,7 +180,7 @@ class Busy:
 class BusyMeter:
     """Measures run after run of one engine. Call `begin` before and `end` after each, `so_far` in between.
 
-    The kernel counts for the whole device, whoever uses it: a difference proves that the NPU worked, not that it worked
+    The kernel counts for the whole device, all its users: a difference proves that the NPU worked, not that it worked
     for this engine alone. Sharing is detected when the counter moved between runs of this engine, or by more than a run
     lasted. The counter cannot show that the NPU was not shared, so this is never claimed.
     """

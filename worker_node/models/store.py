@@ -62,17 +62,17 @@ def default_store_root() -> Path:
 
 
 def _refuse_file(root: Path) -> None:
-    """Raise ConfigurationError for a store that is no directory, or one that this user may not look into."""
+    """Raise ConfigurationError for a store that is not a directory, or that this user may not read."""
     try:
         other = not stat.S_ISDIR(root.stat().st_mode)
     except NotADirectoryError:
         other = True
     except OSError:
-        # Not there yet, or not to be looked at: whoever uses it says so.
+        # Not there yet, or not readable: the code that uses it reports that.
         return
     if other:
         raise ConfigurationError(
-            f"the model store {root} is no directory; set {STORE_VARIABLE} (or --model-store) to one"
+            f"the model store {root} is not a directory; set {STORE_VARIABLE} (or --model-store) to one"
         )
     if not os.access(root, os.R_OK | os.X_OK):
         raise ConfigurationError(f"the model store: {storage_problem(forbidden(root))}")
@@ -284,7 +284,7 @@ class ModelStore:
         return None
 
     def _made_of(self, spec: PullSpec) -> InstalledModel | None:
-        """The model of the spec's source that is in the form and under the name that is wished.
+        """The model of the spec's source in the form and under the name that the spec asks for.
 
         Raises ConversionFailed where the source's files are not those that it was made of.
         """
@@ -311,4 +311,4 @@ class ModelStore:
                 f"{target} exists, made from {read_directory(target).source}; choose another name with --name, or "
                 f"remove it: npu-node rm {target.name}"
             )
-        raise ConfigurationError(f"{target} exists but is no model of this store; move it away and pull again")
+        raise ConfigurationError(f"{target} exists but is not a model of this store; move it away and pull again")

@@ -235,7 +235,7 @@ def _adapter(annotation: Any) -> TypeAdapter[Any]:
 
 @functools.cache
 def _union(owners: tuple[Any, ...]) -> TypeAdapter[Any]:
-    """One of several engines' options, told apart by `engine`."""
+    """One of several engines' options, distinguished by `engine`."""
     union: Any = Annotated[Union[owners], Field(discriminator="engine")]  # noqa: UP007  (known only at run time)
     return TypeAdapter(union)
 

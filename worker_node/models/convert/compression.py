@@ -40,7 +40,7 @@ _WEIGHTS_AT_ONCE = 1 << 18
 def compress(model: ov.Model, quantization: Quantization) -> ov.Model:
     """The model with its weights in that form, changed in place; the names of its constants are those of GGUF tensors.
 
-    Raises ConversionFailed when the form is none for generation models, or a matrix has rows that are no multiple of
+    Raises ConversionFailed when the form is not for generation models, or the rows of a matrix are not a multiple of
     the group.
     """
     if quantization is Quantization.F16:
@@ -56,7 +56,7 @@ def compress_encoder(model: ov.Model) -> ov.Model:
 
 
 def quantise(weights: NDArray[np.floating], bits: int, group: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Whole numbers of so many bits, int8 [rows, groups, group], and what each group's are multiplied by, f32 [rows,
+    """Whole numbers of `bits` bits, int8 [rows, groups, group], and what each group's are multiplied by, f32 [rows,
     groups, 1], of a matrix [rows, columns]; `columns` is a multiple of `group`.
 
     The number of the largest magnitude becomes the lowest level, since there is one more below zero than above it: the

@@ -41,7 +41,7 @@ _TOKEN_FIELDS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "
 # Relative distance (norm of the difference by norm of the tensor) up to which a constant may be taken for a
 # tensor: GenAI's rounding changes Q4_1 matrices by 0.09, a wrong matrix of the same shape is 1.4 away.
 _NEAR = 0.2
-# And the runner-up must be so many times farther. Norm weights resemble each other, but are imported almost
+# And the runner-up must be this many times farther. Norm weights resemble each other, but are imported almost
 # exactly.
 _CLEARLY = 3.0
 # Constants of fewer elements are scalars and shapes of the graph itself.

@@ -302,7 +302,7 @@ def _weights(name: str, source_format: SourceFormat, weights: Mapping[str, Any])
     if group == -1:
         return True, "int4 symmetric, channel-wise"
     fits = isinstance(group, int) and group > 0 and group % _GROUP == 0
-    return fits, f"int4 symmetric in groups of {group}" + ("" if fits else f", which is no multiple of {_GROUP}")
+    return fits, f"int4 symmetric in groups of {group}" + ("" if fits else f", which is not a multiple of {_GROUP}")
 
 
 def _by_name(name: str) -> tuple[bool | None, str]:

@@ -368,7 +368,7 @@ def _receive(client: httpx2.Client, reference: UrlReference, part: Path, progres
 
 
 def _continuation(reference: UrlReference, part: Path, have: int) -> dict[str, str]:
-    """The headers that ask for the rest; empty where a rest cannot be told from one of another version."""
+    """The headers that ask for the rest; empty where the rest might be that of another version."""
     if not have:
         return {}
     try:

@@ -124,7 +124,7 @@ def parse_reference(name: str, catalog: Catalog) -> Reference:
     if (reference := foreign_reference(name)) is not None:
         return reference
     raise ModelNotFound(
-        f"model {name[:200]!r} is not in the catalog and is no other source either; accepted are {ACCEPTED} "
+        f"model {name[:200]!r} is not in the catalog and is not another source either; accepted are {ACCEPTED} "
         f"(npu-node list --all shows the catalog{_similar(name, catalog)})",
         param="model",
     )

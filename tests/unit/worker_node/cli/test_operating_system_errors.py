@@ -122,7 +122,7 @@ def test_a_store_that_is_a_file_is_one_sentence_with_the_setting(monkeypatch, ca
     monkeypatch.setenv("NPU_NODE_URL", "none")
     assert main(arguments) == 1
     assert capsys.readouterr().err == (
-        f"npu-node: the model store {tmp_path / 'file' / below} is no directory; set {_STORE} to one\n"
+        f"npu-node: the model store {tmp_path / 'file' / below} is not a directory; set {_STORE} to one\n"
     )
 
 

@@ -94,7 +94,7 @@ def test_local_directories_and_packages_are_checked_without_reading_their_weight
     ("name", "weights", "suitable", "reason"),
     [
         ("x", {"bits": 4, "sym": True, "group_size": 128}, True, "groups of 128"),
-        ("x", {"bits": 4, "sym": True, "group_size": 32}, False, "no multiple"),
+        ("x", {"bits": 4, "sym": True, "group_size": 32}, False, "not a multiple"),
         ("x-int4-cw-ov", {"bits": 4, "sym": False, "group_size": -1}, False, "asymmetric"),
         ("x", {"bits": 8, "sym": True}, False, "8 bits"),
         ("OpenVINO/Qwen3-8B-int4-cw-ov", {}, True, "by its name"),
