@@ -1,7 +1,8 @@
-"""Bounds the number of values in a JSON text before it is parsed, in time that is linear in its bytes.
+"""Reading a request's body: bounded in size, time and values, then validated into a model of its dialect.
 
-Parsing and validating cost by the value, not by the byte: eight megabytes of empty lists or of wrong items take half a
-minute of the event loop, in which no other request is served."""
+Read `read_body` first. Below it are the deadlines of a request, the bound on values, and validation errors in words:
+where, and what was expected there, never what the body holds.
+"""
 
 from __future__ import annotations
 
@@ -29,188 +30,12 @@ _NUMBERS_AS_ONE = 16
 
 _NUMBERS_AND_BLANKS = b"-0123456789 \t\r\n"
 
-
-def check_structure(data: bytes) -> None:
-    """Raise PayloadTooLarge for a JSON text of too many values. Sixteen whole numbers in a row count as one."""
-    if values(data) > MAX_VALUES:
-        raise PayloadTooLarge(
-            f"the body holds more than the {MAX_VALUES} values that it may hold, lists, objects and fields included; "
-            "send it in several requests"
-        )
-
-
-def values(data: bytes) -> int:
-    """How many values a JSON text holds, within a few. It may be more if that is beyond `MAX_VALUES` or under it."""
-    most = _opened(data) + data.count(b",")
-    if most <= MAX_VALUES:
-        return most
-    unescaped = data.replace(b"\\\\", b"").replace(b'\\"', b"")
-    # Each value is a string or not, and may have a name: two quotes each.
-    if (strings := unescaped.count(b'"') // 4) > MAX_VALUES:
-        return strings
-    outside = b"s".join(unescaped.split(b'"')[::2])
-    marks = outside.translate(None, _NUMBERS_AND_BLANKS)
-    runs = marks.count(b"," * _NUMBERS_AS_ONE)
-    # What is left of each run.
-    rest = marks.replace(b"," * _NUMBERS_AS_ONE, b"").replace(b",,,,", b",")
-    return _opened(marks) + runs + rest.count(b",")
-
-
-def _opened(data: bytes) -> int:
-    return data.count(b"[") + data.count(b"{")
-
-
-# Deadlines of a request: for all of it, and for the arrival of its body.
-
 _MILLISECONDS = re.compile(r"-?[0-9]{1,12}")
-
-
-def deadline_of(request: web.Request) -> float:
-    """The request's deadline in monotonic seconds. Raises BadRequest, DeadlineExceeded."""
-    state = request[STATE]
-    headers = request.headers if state.dry_run is None else state.dry_run.headers
-    return state.arrived + _timeout_s(headers, state.node.settings.request_timeout_s)
-
-
-@asynccontextmanager
-async def arrival(request: web.Request) -> AsyncIterator[None]:
-    """Bounds the time in which the body is read in this block: each piece must arrive within `silence` seconds.
-
-    Raises RequestTimeout when the sender falls silent, and DeadlineExceeded when the request's deadline passes first,
-    so that a byte now and then holds a connection neither for hours nor beyond the caller's deadline.
-    """
-    deadline = deadline_of(request)
-    try:
-        async with asyncio.timeout(max(0.0, deadline - time.monotonic())) as scope:
-            yield
-    except TimeoutError:
-        # Not by the clock: a loop's timers end up to a millisecond early.
-        if scope.expired():
-            raise DeadlineExceeded("the request's time was up before its body had arrived") from None
-        limit = request[STATE].node.settings.body_timeout_s
-        raise RequestTimeout(f"the body stopped arriving for {limit:g} s") from None
-
-
-def silence(request: web.Request) -> asyncio.Timeout:
-    """The limit on the wait for the next piece of a body."""
-    return asyncio.timeout(request[STATE].node.settings.body_timeout_s)
-
-
-def _timeout_s(headers: Mapping[str, str], longest: float) -> float:
-    header = headers.get("X-Request-Timeout-Ms")
-    if header is None:
-        return longest
-    if not _MILLISECONDS.fullmatch(header):
-        raise BadRequest(
-            "X-Request-Timeout-Ms is the remaining time in whole milliseconds", param="X-Request-Timeout-Ms"
-        )
-    if int(header) <= 0:
-        raise DeadlineExceeded("the request's time was up when it arrived", param="X-Request-Timeout-Ms")
-    return min(int(header) / 1000, longest)
-
-
-# Validation errors of a body in words: where, and what was expected there, never what it holds.
-#
-# Where a field may have several forms, pydantic lists the problems of each. Only those of the intended form are
-# reported:
-# the one whose `type` or `role` fits, else the one with the fewest problems.
 
 _SHOWN = 3
 _KINDS = ("type", "role")
 _OBJECTS = frozenset({"model_type", "model_attributes_type"})
 _EXPECTED = "Input should be "
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """`path` are keys and indices of the body; `forms` are those that were tried, each after so many parts of it."""
-
-    path: tuple[int | str, ...]
-    message: str
-    kind: str
-    forms: tuple[tuple[int, str], ...] = ()
-
-
-def explain(error: ValidationError, body: Any) -> tuple[str, str | None]:
-    """Return the message, and the path of the first problem."""
-    found = error.errors(include_url=False, include_context=False, include_input=False)
-    problems = _meant([_located(problem["loc"], problem["msg"], problem["type"], body) for problem in found])
-    parts = [f"{where}: {p.message}" if (where := _path(p.path)) else p.message for p in problems[:_SHOWN]]
-    if len(problems) > _SHOWN:
-        parts.append(f"and {len(problems) - _SHOWN} more problems")
-    return "; ".join(parts), _path(problems[0].path) or None
-
-
-def _located(location: Sequence[int | str], message: str, kind: str, body: Any) -> Problem:
-    """Take the names of forms out of a location: what is no key of the body at its place."""
-    path: list[int | str] = []
-    forms: list[tuple[int, str]] = []
-    here = body
-    for number, part in enumerate(location):
-        inside = isinstance(here, dict) and part in here
-        inside = inside or (isinstance(here, list) and isinstance(part, int) and part < len(here))
-        missing = kind == "missing" and number == len(location) - 1
-        if not inside and not missing:
-            forms.append((len(path), str(part)))
-            continue
-        path.append(part)
-        here = here[part] if inside else None
-    if kind in _OBJECTS:
-        # Pydantic's message names a class of ours.
-        message = f"{_EXPECTED}an object"
-    return Problem(tuple(path), message, kind, tuple(forms))
-
-
-def _meant(problems: list[Problem], level: int = 0) -> list[Problem]:
-    """Of each field with several forms, the problems of one form; `level` counts such fields from the outside."""
-    told: list[Problem] = []
-    groups: dict[tuple[int | str, ...], list[Problem]] = {}
-    for problem in problems:
-        if len(problem.forms) <= level:
-            told.append(problem)
-        else:
-            groups.setdefault(problem.path[: problem.forms[level][0]], []).append(problem)
-    for group in groups.values():
-        told += _of_one_form(group, level)
-    return told
-
-
-def _of_one_form(problems: list[Problem], level: int) -> list[Problem]:
-    forms: dict[str, list[Problem]] = {}
-    for problem in problems:
-        forms.setdefault(problem.forms[level][1], []).append(problem)
-    possible = [form for form in forms.values() if not any(_is_another_form(problem, level) for problem in form)]
-    if possible:
-        return min((_meant(form, level + 1) for form in possible), key=len)
-    kinds = [problem for problem in problems if problem.path[-1:] and problem.path[-1] in _KINDS]
-    first = (kinds or problems)[0]
-    expected = dict.fromkeys(p.message for p in (kinds or problems) if p.path == first.path)
-    if all(message.startswith(_EXPECTED) for message in expected):
-        return [Problem(first.path, _EXPECTED + " or ".join(m.removeprefix(_EXPECTED) for m in expected), first.kind)]
-    return [Problem(first.path, " or ".join(expected), first.kind)]
-
-
-def _is_another_form(problem: Problem, level: int) -> bool:
-    """Whether the value shows that another form was intended: by its type, or by its `type` field."""
-    inner = problem.path[problem.forms[level][0] :]
-    if not inner:
-        return len(problem.forms) == level + 1
-    if len(inner) != 1 or inner[0] not in _KINDS:
-        return False
-    return problem.kind == "literal_error" or (problem.kind == "missing" and inner[0] == "type")
-
-
-def _path(location: Sequence[int | str]) -> str:
-    path = ""
-    for part in location:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        else:
-            path += f".{part[:100]}" if path else part[:100]
-    return path
-
-
-# Reading a request's body: bounded in size and time, then validated into a model of its dialect.
 
 # Of a list whose one item may stand without a list around it.
 OneOrMany = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
@@ -364,3 +189,174 @@ def _parsed(data: bytes) -> Any:
         return orjson.loads(data)
     except orjson.JSONDecodeError:
         return None
+
+
+def deadline_of(request: web.Request) -> float:
+    """The request's deadline in monotonic seconds. Raises BadRequest, DeadlineExceeded."""
+    state = request[STATE]
+    headers = request.headers if state.dry_run is None else state.dry_run.headers
+    return state.arrived + _timeout_s(headers, state.node.settings.request_timeout_s)
+
+
+@asynccontextmanager
+async def arrival(request: web.Request) -> AsyncIterator[None]:
+    """Bounds the time in which the body is read in this block: each piece must arrive within `silence` seconds.
+
+    Raises RequestTimeout when the sender falls silent, and DeadlineExceeded when the request's deadline passes first,
+    so that a byte now and then holds a connection neither for hours nor beyond the caller's deadline.
+    """
+    deadline = deadline_of(request)
+    try:
+        async with asyncio.timeout(max(0.0, deadline - time.monotonic())) as scope:
+            yield
+    except TimeoutError:
+        # Not by the clock: a loop's timers end up to a millisecond early.
+        if scope.expired():
+            raise DeadlineExceeded("the request's time was up before its body had arrived") from None
+        limit = request[STATE].node.settings.body_timeout_s
+        raise RequestTimeout(f"the body stopped arriving for {limit:g} s") from None
+
+
+def silence(request: web.Request) -> asyncio.Timeout:
+    """The limit on the wait for the next piece of a body."""
+    return asyncio.timeout(request[STATE].node.settings.body_timeout_s)
+
+
+def _timeout_s(headers: Mapping[str, str], longest: float) -> float:
+    header = headers.get("X-Request-Timeout-Ms")
+    if header is None:
+        return longest
+    if not _MILLISECONDS.fullmatch(header):
+        raise BadRequest(
+            "X-Request-Timeout-Ms is the remaining time in whole milliseconds", param="X-Request-Timeout-Ms"
+        )
+    if int(header) <= 0:
+        raise DeadlineExceeded("the request's time was up when it arrived", param="X-Request-Timeout-Ms")
+    return min(int(header) / 1000, longest)
+
+
+def check_structure(data: bytes) -> None:
+    """Raise PayloadTooLarge for a JSON text of too many values, in time that is linear in its bytes.
+
+    Sixteen whole numbers in a row count as one. Parsing and validating cost by the value, not by the byte: eight
+    megabytes of empty lists or of wrong items take half a minute of the event loop, which serves nobody else meanwhile.
+    """
+    if values(data) > MAX_VALUES:
+        raise PayloadTooLarge(
+            f"the body holds more than the {MAX_VALUES} values that it may hold, lists, objects and fields included; "
+            "send it in several requests"
+        )
+
+
+def values(data: bytes) -> int:
+    """How many values a JSON text holds, within a few. It may be more if that is beyond `MAX_VALUES` or under it."""
+    most = _opened(data) + data.count(b",")
+    if most <= MAX_VALUES:
+        return most
+    unescaped = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    # Each value is a string or not, and may have a name: two quotes each.
+    if (strings := unescaped.count(b'"') // 4) > MAX_VALUES:
+        return strings
+    outside = b"s".join(unescaped.split(b'"')[::2])
+    marks = outside.translate(None, _NUMBERS_AND_BLANKS)
+    runs = marks.count(b"," * _NUMBERS_AS_ONE)
+    # What is left of each run.
+    rest = marks.replace(b"," * _NUMBERS_AS_ONE, b"").replace(b",,,,", b",")
+    return _opened(marks) + runs + rest.count(b",")
+
+
+def _opened(data: bytes) -> int:
+    return data.count(b"[") + data.count(b"{")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """`path` are keys and indices of the body; `forms` are those that were tried, each after so many parts of it."""
+
+    path: tuple[int | str, ...]
+    message: str
+    kind: str
+    forms: tuple[tuple[int, str], ...] = ()
+
+
+def explain(error: ValidationError, body: Any) -> tuple[str, str | None]:
+    """Return the message, and the path of the first problem.
+
+    Where a field may have several forms, pydantic lists the problems of each. Only those of the intended form are
+    reported: the one whose `type` or `role` fits, else the one with the fewest problems.
+    """
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    problems = _meant([_located(problem["loc"], problem["msg"], problem["type"], body) for problem in found])
+    parts = [f"{where}: {p.message}" if (where := _path(p.path)) else p.message for p in problems[:_SHOWN]]
+    if len(problems) > _SHOWN:
+        parts.append(f"and {len(problems) - _SHOWN} more problems")
+    return "; ".join(parts), _path(problems[0].path) or None
+
+
+def _located(location: Sequence[int | str], message: str, kind: str, body: Any) -> Problem:
+    """Take the names of forms out of a location: what is no key of the body at its place."""
+    path: list[int | str] = []
+    forms: list[tuple[int, str]] = []
+    here = body
+    for number, part in enumerate(location):
+        inside = isinstance(here, dict) and part in here
+        inside = inside or (isinstance(here, list) and isinstance(part, int) and part < len(here))
+        missing = kind == "missing" and number == len(location) - 1
+        if not inside and not missing:
+            forms.append((len(path), str(part)))
+            continue
+        path.append(part)
+        here = here[part] if inside else None
+    if kind in _OBJECTS:
+        # Pydantic's message names a class of ours.
+        message = f"{_EXPECTED}an object"
+    return Problem(tuple(path), message, kind, tuple(forms))
+
+
+def _meant(problems: list[Problem], level: int = 0) -> list[Problem]:
+    """Of each field with several forms, the problems of one form; `level` counts such fields from the outside."""
+    told: list[Problem] = []
+    groups: dict[tuple[int | str, ...], list[Problem]] = {}
+    for problem in problems:
+        if len(problem.forms) <= level:
+            told.append(problem)
+        else:
+            groups.setdefault(problem.path[: problem.forms[level][0]], []).append(problem)
+    for group in groups.values():
+        told += _of_one_form(group, level)
+    return told
+
+
+def _of_one_form(problems: list[Problem], level: int) -> list[Problem]:
+    forms: dict[str, list[Problem]] = {}
+    for problem in problems:
+        forms.setdefault(problem.forms[level][1], []).append(problem)
+    possible = [form for form in forms.values() if not any(_is_another_form(problem, level) for problem in form)]
+    if possible:
+        return min((_meant(form, level + 1) for form in possible), key=len)
+    kinds = [problem for problem in problems if problem.path[-1:] and problem.path[-1] in _KINDS]
+    first = (kinds or problems)[0]
+    expected = dict.fromkeys(p.message for p in (kinds or problems) if p.path == first.path)
+    if all(message.startswith(_EXPECTED) for message in expected):
+        return [Problem(first.path, _EXPECTED + " or ".join(m.removeprefix(_EXPECTED) for m in expected), first.kind)]
+    return [Problem(first.path, " or ".join(expected), first.kind)]
+
+
+def _is_another_form(problem: Problem, level: int) -> bool:
+    """Whether the value shows that another form was intended: by its type, or by its `type` field."""
+    inner = problem.path[problem.forms[level][0] :]
+    if not inner:
+        return len(problem.forms) == level + 1
+    if len(inner) != 1 or inner[0] not in _KINDS:
+        return False
+    return problem.kind == "literal_error" or (problem.kind == "missing" and inner[0] == "type")
+
+
+def _path(location: Sequence[int | str]) -> str:
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        else:
+            path += f".{part[:100]}" if path else part[:100]
+    return path

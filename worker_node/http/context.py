@@ -129,16 +129,10 @@ def route_headers(route: Route, npu_busy_delta_us: int | None = None, *, shared:
     return headers
 
 
-# The duration of each stage of a request, as replies report it.
-
-
 def timing_ms(timing: Timing, *stages: str) -> dict[str, float | None]:
     """Milliseconds of these stages; None where a stage did not happen."""
     values = {stage: getattr(timing, stage) for stage in stages}
     return {stage: None if value is None else round(value, 3) for stage, value in values.items()}
-
-
-# The NPU's busy time in replies: the native fields' names and meaning, wherever a dialect leaves room for them.
 
 
 def busy_time(ends: Iterable[Finished]) -> int | None:

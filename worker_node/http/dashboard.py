@@ -1,4 +1,8 @@
-"""The built-in dashboard: a page, the state that it fetches every second, and the history in that state."""
+"""The built-in dashboard: a page, the state that it fetches every second, the history in that state, and events.
+
+History and events are in memory and bounded: differences of the node's counters in rings of two minutes, 15 minutes and
+a day. Nothing here holds a word of any request.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +33,6 @@ from worker_node.http.replies import Health, Reply, json_response
 from worker_node.http.request_state import NODE
 from worker_node.node import Node
 from worker_node.observability.metrics import Telemetry
-
-# Events of the node since it started, for people who open the dashboard later. In memory, bounded.
 
 Level = Literal["good", "warn", "bad", "off"]
 KEPT = 200
@@ -98,8 +100,6 @@ def engines_of(node: Node) -> Iterable[tuple[str, EngineStatus]]:
             yield f"{model.id} on {placement.device}", placement.engine.status
 
 
-# CPU time and memory of processes, from /proc.
-
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 # Of /proc/PID/stat, counted from what follows the name in brackets: user and system time in ticks, resident pages.
@@ -119,8 +119,6 @@ def usage(pids: Iterable[int], proc: Path = Path("/proc")) -> tuple[float, int] 
         resident += int(fields[_RESIDENT]) * _PAGE_BYTES
     return (seconds, resident) if found else None
 
-
-# The node's activity over time: differences of its counters, in bounded rings of two minutes, 15 minutes and a day.
 
 PERIOD_S = 1.0
 SAMPLES = 120
@@ -312,8 +310,6 @@ async def keep(node: Node, histories: Histories, events: EventLog) -> None:
         await asyncio.sleep(PERIOD_S)
 
 
-# All that the dashboard shows of one node, as plain data. It holds no word of any request.
-
 FIRST_TOKEN_WINDOW_S = 900.0
 
 
@@ -375,11 +371,6 @@ def _routes(node: Node) -> list[dict[str, Any]]:
     ]
     return sorted(routes, key=lambda route: -route["count"])
 
-
-# GET /dashboard, GET /dashboard/state and GET /dashboard/history.
-#
-# The page is a file of the client, which shows a whole fleet with it; the distribution always holds both packages. Here
-# it is found by its place and read as bytes: nothing of the client is imported.
 
 HISTORIES = web.AppKey("histories", Histories)
 EVENTS = web.AppKey("events", EventLog)
@@ -450,6 +441,10 @@ def inline_digest(html: str, tag: str) -> str:
 
 
 def _page_file() -> Path:
+    """The page, a file of the client, which shows a whole fleet with it; every distribution holds both packages.
+
+    It is found by its place and read as bytes: nothing of the client is imported.
+    """
     spec = importlib.util.find_spec("backend_client")
     places = spec.submodule_search_locations if spec is not None else None
     page = Path(next(iter(places or ()), "."), "_cli", "dashboard", "page.html")
@@ -458,9 +453,6 @@ def _page_file() -> Path:
             f"the dashboard's page is missing from this installation: {page}; install npu-node again"
         )
     return page
-
-
-# The replies of the dashboard's routes.
 
 
 class DashboardState(Health):

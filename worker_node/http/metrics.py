@@ -127,9 +127,6 @@ def process_footprint(pid: int | None) -> tuple[int | None, int | None]:
     return (None, None) if memory is None else (memory, files)  # it may end between the two looks
 
 
-# GET /metrics, in Prometheus' text format.
-
-
 def routes() -> list[web.RouteDef]:
     return [web.get("/metrics", _metrics)]
 

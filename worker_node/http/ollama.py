@@ -33,8 +33,6 @@ from worker_node.models.directory import InstalledModel
 OLLAMA_API_VERSION = "0.12.6"
 
 
-# The frames of Ollama's replies: when, how many tokens, how long; all of it measured.
-
 _NS_PER_MS = 1e6
 
 
@@ -81,9 +79,6 @@ def ending(finished: Finished, loading: Loading) -> dict[str, Any]:
     }
 
 
-# The model that a request names: found, in memory, and for how long that took.
-
-
 async def served(request: web.Request, name: str) -> ServedModel:
     """The model of that name. Raises as `ModelManager.resolve`, ModelNotFound in Ollama's words."""
     try:
@@ -97,8 +92,6 @@ async def resident(request: web.Request, name: str, context: RequestContext) -> 
     model = await served(request, name)
     return model, Loading(await request.app[NODE].manager.load(model, context.deadline))
 
-
-# What models there are, and getting and removing them.
 
 _NEVER = "2318-01-01T00:00:00Z"
 
@@ -321,8 +314,6 @@ def _utc(time: datetime) -> str:
     return time.isoformat().replace("+00:00", "Z")
 
 
-# `options`, `keep_alive` and `format` of Ollama's bodies.
-
 _NO_PENALTY = {"repeat_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
 
 Format = Literal["", "json"] | dict[str, Any]
@@ -371,8 +362,6 @@ def schema_of(wanted: Format | None) -> AnswerSchema | None:
     # Ollama passes over what it cannot enforce, and has no word for strict.
     return AnswerSchema({"type": "object"} if isinstance(wanted, str) else wanted, "format", strict=False)
 
-
-# `keep_alive`: how long a model stays in memory after a request, in the form that Ollama gave it.
 
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|µs|ms|s|m|h)")
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}

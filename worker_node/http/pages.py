@@ -15,8 +15,6 @@ from aiohttp import web
 from worker_node.http.dashboard import inline_digest
 from worker_node.http.openapi import document
 
-# The icon in a browser's tab: a chip, drawn here so that no binary file is kept.
-
 _SIZE = 16
 _INK, _CLEAR = b"\x0b\x62\xb0\xff", b"\x00\x00\x00\x00"
 
@@ -45,8 +43,6 @@ def _ico(png: bytes) -> bytes:
 
 ICON = _ico(_png())
 
-
-# The frame of the pages: one document without scripts, whose style the browser knows by its hash.
 
 _STYLE = """
 :root{color-scheme:light dark;--line:#8884;--soft:#8881;--link:#0b62b0}
@@ -84,8 +80,6 @@ def layout_document(title: str, body: str) -> web.Response:
         },
     )
 
-
-# The API reference as HTML, from the description that /openapi.json gives.
 
 _Json = Mapping[str, Any]
 _METHODS = ("get", "post", "delete")
@@ -185,8 +179,6 @@ def _type(schema: Any) -> str:
         return f"array of {_type(schema.get('items'))}"
     return escape(" or ".join(kind) if isinstance(kind, list) else str(kind))
 
-
-# GET / (in a browser), GET /docs, GET /favicon.ico.
 
 _FRONT = """
 <h1>npu-node</h1>

@@ -1,4 +1,4 @@
-"""A route as /openapi.json describes it."""
+"""What the HTTP side must know of a task: its routes, their descriptions, and the form of their errors."""
 
 from __future__ import annotations
 
@@ -36,14 +36,11 @@ class ApiOperation:
     status: int = 200
 
 
-# What the HTTP side must know of a task: its routes, their descriptions, and the form of their errors.
-#
-# A task names an object of `TaskApi` in its registration (`registry.Task.api`).
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskApi:
-    """Handlers of `routes` that run a model are marked by `middleware.inference`: so they are drained and explained.
+    """The HTTP side of a task, which its registration names (`registry.Task.api`).
+
+    Handlers of `routes` that run a model are marked by `middleware.inference`: so they are drained and explained.
 
     `operations` describe the routes in /openapi.json. `errors` gives the form of errors at paths whose clients expect
     another than their prefix has. `metrics` declares the task's own metrics, which are then there from the start.

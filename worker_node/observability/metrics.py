@@ -1,7 +1,8 @@
-"""Counters and histograms for what happens many times a request, kept by the event loop's thread alone.
+"""The metrics that all tasks share. Times in seconds, sizes in bytes; names as vLLM has them.
 
-`prometheus_client`'s own are made for many threads: each `inc` takes a lock and five calls of Python functions. These
-are its collectors: they look the same in /metrics."""
+`Tally` and `Distribution` are for what happens many times a request, on the event loop's thread alone: each `inc` of
+`prometheus_client`'s own, made for many threads, takes a lock and five calls. In /metrics they look the same.
+"""
 
 from __future__ import annotations
 
@@ -76,8 +77,6 @@ class Distribution(Collector):
             family.add_metric(labels, buckets, self._sums[labels])
         yield family
 
-
-# The metrics that all tasks share. Times in seconds, sizes in bytes; names in the manner of vLLM's.
 
 M = TypeVar("M")
 
