@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from worker_node.settings import InvalidSettings, NodeSettings, SettingsSource, parse_settings
+from worker_node.settings.reading import _INSTEAD, _SAME, NPU_PROXY_PREFIX, inherited, notices
 
 SHIPPED = Path(__file__).parents[4] / "config" / "node.toml"
 
@@ -188,3 +189,105 @@ def test_variables_of_the_commands_and_of_kubernetes_services_are_ignored(monkey
 def test_no_value_is_ever_shown(monkeypatch):
     monkeypatch.setenv("NPU_NODE_API_KEY_FILES", "s3cret-path")
     assert "s3cret" not in "".join(problems('api_keys = 3\nhost = ["s3cret"]\ntracing = "s3cret"'))
+
+
+# Keys that come in a file, as a service manager hands them over.
+
+
+@pytest.fixture
+def keys_file(tmp_path):
+    path = tmp_path / "api_keys"
+    path.write_text("# team a\nalpha\n\n  beta  \n", encoding="utf-8")
+    return path
+
+
+def keys(settings):
+    return [key.get_secret_value() for key in settings.api_keys]
+
+
+def test_every_line_is_a_key_and_comments_are_not(keys_file):
+    assert keys(parse_settings("", flags={"api_keys_file": keys_file})) == ["alpha", "beta"]
+
+
+@pytest.mark.parametrize("given", ["gamma,delta", ("gamma", "delta")])
+def test_they_add_to_those_given_otherwise(keys_file, given):
+    assert keys(parse_settings("", flags={"api_keys_file": keys_file, "api_keys": given})) == [
+        "gamma",
+        "delta",
+        "alpha",
+        "beta",
+    ]
+
+
+def test_the_environment_names_the_file(keys_file, monkeypatch):
+    monkeypatch.setenv("NPU_NODE_API_KEYS_FILE", str(keys_file))
+    assert keys(parse_settings("")) == ["alpha", "beta"]
+
+
+def test_they_open_an_address_that_others_reach(keys_file):
+    assert parse_settings("", flags={"api_keys_file": keys_file, "host": "0.0.0.0"}).host == "0.0.0.0"  # noqa: S104
+
+
+def test_a_file_that_is_missing_stops_the_node(tmp_path):
+    with pytest.raises(InvalidSettings, match=r"api_keys_file .*gone cannot be read: No such file"):
+        parse_settings("", flags={"api_keys_file": tmp_path / "gone"})
+
+
+@pytest.mark.parametrize("content", [b"", b"\n# none yet\n"])
+def test_a_file_without_a_key_stops_the_node(tmp_path, content):
+    path = tmp_path / "api_keys"
+    path.write_bytes(content)
+    with pytest.raises(InvalidSettings, match="holds no key"):
+        parse_settings("", flags={"api_keys_file": path})
+
+
+def test_no_part_of_a_file_is_shown(tmp_path):
+    path = tmp_path / "api_keys"
+    path.write_bytes(b"s3cret\xff\n")
+    with pytest.raises(InvalidSettings) as caught:
+        parse_settings("", flags={"api_keys_file": path})
+    assert "not UTF-8" in str(caught.value)
+    assert "s3cret" not in str(caught.value)
+
+
+# Variables of npu-proxy.
+
+
+def test_what_means_the_same_is_taken_over(monkeypatch):
+    monkeypatch.setenv("NPU_PROXY_PORT", "8099")
+    monkeypatch.setenv("NPU_PROXY_TOKEN_LIMIT", "1500")
+    monkeypatch.setenv("NPU_PROXY_ALLOWED_HOSTS", "npu.example,other.example")
+    settings = parse_settings("")
+    assert (settings.port, settings.npu_token_limit) == (8099, 1500)
+    assert settings.allowed_hosts == ("npu.example", "other.example")
+
+
+@pytest.mark.parametrize(
+    ("text", "variables", "flags"), [("port = 1", {}, {}), ("", {"NPU_NODE_PORT": "1"}, {}), ("", {}, {"port": 1})]
+)
+def test_our_own_words_are_stronger(monkeypatch, text, variables, flags):
+    monkeypatch.setenv("NPU_PROXY_PORT", "8099")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert parse_settings(text, flags=flags).port == 1
+
+
+def test_a_wrong_value_is_reported_under_its_own_name(monkeypatch):
+    monkeypatch.setenv("NPU_PROXY_PORT", "high")
+    with pytest.raises(InvalidSettings, match="NPU_PROXY_PORT: port: "):
+        parse_settings("")
+
+
+def test_each_variable_gets_one_notice():
+    lines = notices(
+        {"NPU_PROXY_PORT": "1", "NPU_PROXY_DEVICE": "NPU", "NPU_PROXY_NEW": "x", "NPU_PROXY_HOST": "", "A": "b"}
+    )
+    assert len(lines) == 3
+    assert "NPU_PROXY_PORT is npu-proxy's; it is understood as NPU_NODE_PORT: rename it" in lines
+    assert any("placements" in line for line in lines)
+
+
+def test_every_setting_that_is_named_exists():
+    assert set(_SAME.values()) <= set(NodeSettings.model_fields)
+    assert not _SAME.keys() & _INSTEAD.keys()
+    assert inherited({NPU_PROXY_PREFIX + "HOST": ""}) == {}
