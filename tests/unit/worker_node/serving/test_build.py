@@ -1,21 +1,26 @@
-"""What a model is built with before any engine runs: its compile cache, and what is said about its memory."""
+"""What a model is built with before any engine runs: its files, its compile cache, its memory."""
 
 import json
 import logging
 import math
 import os
+import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from worker_node.cli.main import build_parser
+from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import Device, ModelKind
 from worker_node.devices import compile_cache
 from worker_node.devices.npu import NpuSource
 from worker_node.devices.probe import DeviceInfo, Probe
 from worker_node.models.directory import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel
+from worker_node.models.store import ModelStore
 from worker_node.serving import build
-from worker_node.serving.build import Machine, build_model
+from worker_node.serving.build import Machine, build_model, installed_model
 from worker_node.settings import ModelSettings, NodeSettings
 from worker_node.tasks.generate import building
 
@@ -161,3 +166,13 @@ def test_each_placement_tells_what_was_set_for_its_engine(built, tmp_path):
     assert on_npu.options == {"max_prompt_len": 512, "blobs": str(tmp_path)}
     assert on_cpu.options == {"prompt_lookup": True, "kv_cache_precision": "u8"}
     assert [place.options for place in built.placements()] == [{}, {}]
+
+
+def test_the_command_that_is_named_pulls_the_model_into_the_store_of_the_node(tmp_path):
+    store = tmp_path / "a store"
+    settings = NodeSettings(model_store=store)
+    with pytest.raises(ConfigurationError) as raised:
+        installed_model(ModelSettings(name="all-minilm-l6-v2"), ModelStore(store), settings)
+    program, *arguments = shlex.split(re.search(r"run: (.*)", raised.value.message)[1])
+    assert program == "npu-node"
+    assert vars(build_parser().parse_args(arguments))["model_store"] == store

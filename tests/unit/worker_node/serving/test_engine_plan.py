@@ -1,4 +1,4 @@
-"""Which engine with which limits a placement gets, and what is said about settings that it has no use for."""
+"""The engine and the limits of a placement: its plan, its admission, the growth of its memory."""
 
 import itertools
 import json
@@ -12,14 +12,17 @@ from pydantic import ValidationError
 
 from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import Device, ModelKind
-from worker_node.devices.memory import MachineMemory
+from worker_node.devices.memory import MachineMemory, machine_memory
 from worker_node.devices.npu import NpuSource
+from worker_node.engines.restart import default_growth
 from worker_node.models.directory import InstalledModel
 from worker_node.scheduling.texts import BatchLimits
 from worker_node.serving import build
-from worker_node.serving.build import plan_engine, refuse_foreign_options
+from worker_node.serving.build import EnginePlan, admission_limits, growth_limits, plan_engine, refuse_foreign_options
 from worker_node.serving.encoders import buckets_up_to
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
+from worker_node.tasks.embed.options import EmbeddingOptions, StaticOptions
+from worker_node.tasks.generate.options import ContinuousOptions, StatefulOptions
 
 REAL = NpuSource(emulated=False, busy_counter=Path("/sys/npu_busy_time_us"), stand_in=False)
 EMULATED = NpuSource(emulated=True, busy_counter=Path("/proc/1/fd/3"), stand_in=True)
@@ -209,3 +212,42 @@ def test_without_split_prompts_a_step_holds_the_whole_context(caplog):
     enough = plan(model(context_limit=4096), Device.CPU, dynamic_split_fuse=False, max_num_batched_tokens=5000)
     assert enough.options.max_num_batched_tokens == 5000
     assert plan(model(), Device.CPU, max_num_batched_tokens=300).options.max_num_batched_tokens == 300
+
+
+def limits_of(options, max_outstanding=None):
+    return admission_limits(EnginePlan(options, 256, 256), max_outstanding)
+
+
+def test_texts_are_counted_as_the_npu_pads_them():
+    limits = limits_of(StaticOptions(npu_buckets=(32, 64, 256), npu_batch_size=4))
+    assert [limits.computed_tokens(count) for count in (1, 32, 33, 256)] == [32, 32, 64, 256]
+    assert limits.capacity.step_tokens == 4 * 256
+    assert limits_of(EmbeddingOptions()).computed_tokens(33) == 33
+    packed = limits_of(StaticOptions(npu_buckets=(32, 64, 256), npu_packing=True))
+    assert [packed.computed_tokens(count) for count in (1, 33, 256)] == [1, 33, 256]
+
+
+@pytest.mark.parametrize(
+    ("options", "sequences", "step"),
+    [({}, 256, 256), ({"max_num_seqs": 8, "max_num_batched_tokens": 512}, 8, 512)],
+    ids=["defaults", "as set"],
+)
+def test_the_continuous_engine_runs_as_many_sequences_as_its_settings_say(options, sequences, step):
+    limits = limits_of(ContinuousOptions(**options))
+    assert (limits.capacity.sequences, limits.capacity.step_tokens) == (sequences, step)
+
+
+def test_the_npu_runs_one_generation_at_a_time():
+    limits = limits_of(StatefulOptions())
+    assert (limits.capacity.sequences, limits.parallel) == (1, 1)
+
+
+@pytest.mark.parametrize("engine", [EmbeddingOptions, ContinuousOptions, StatefulOptions])
+def test_the_setting_bounds_what_is_outstanding(engine):
+    assert limits_of(engine(), max_outstanding=7).max_outstanding == 7
+    assert limits_of(engine()).max_outstanding > 7
+
+
+def test_the_growth_of_a_process_is_the_setting_or_a_share_of_the_machines_memory():
+    assert growth_limits(None).growth == default_growth(machine_memory().total)
+    assert growth_limits(1234).growth == 1234

@@ -1,5 +1,7 @@
-"""Every route and every refusal, over scripted placements."""
+"""Where a request runs: the decision, the wait for an engine, the explanation."""
 
+import asyncio
+import time
 from dataclasses import replace
 
 import pytest
@@ -8,14 +10,19 @@ from hypothesis import strategies as st
 
 from worker_node.core.errors import (
     ContextLengthExceeded,
+    DeadlineExceeded,
     DeviceUnavailable,
     EngineUnavailable,
     ModelLoading,
     NodeError,
+    Overloaded,
     UnsupportedParameter,
 )
-from worker_node.core.types import Device
-from worker_node.serving.routing import Demand, PlacementStatus, choose
+from worker_node.core.types import Device, RequestContext
+from worker_node.engines.protocol import EngineState, EngineStatus
+from worker_node.manager.placement import Placement
+from worker_node.scheduling.admission import Admission, AdmissionLimits
+from worker_node.serving.routing import Demand, Explained, PlacementStatus, choose, explain, select_placement
 
 NPU = PlacementStatus(Device.NPU, prompt_limit=1024, total_limit=1152)
 GPU = PlacementStatus(Device.GPU, prompt_limit=4096, total_limit=4096)
@@ -139,3 +146,281 @@ def test_the_route_is_the_first_that_can_or_a_typed_refusal(placements, prompt, 
         assert not able
     else:
         assert index == able[0]
+
+
+class Engine:
+    """Changes its state when `set` says so; it only starts by itself, when it is woken."""
+
+    def __init__(self, state, load_seconds=1.0, *, served=False, retry_after=None):
+        self.state = state
+        self.load_seconds = load_seconds
+        self.served = served
+        self.retry_after = retry_after
+        self.woken = 0
+        self.changed = asyncio.Event()
+
+    @property
+    def ready(self):
+        return self.state is EngineState.READY
+
+    @property
+    def status(self):
+        return EngineStatus(
+            self.state, load_seconds=self.load_seconds, served=self.served, retry_after=self.retry_after
+        )
+
+    def next_change(self):
+        return self.changed.wait()
+
+    def set(self, state):
+        self.state, self.retry_after = state, None
+        changed, self.changed = self.changed, asyncio.Event()
+        changed.set()
+
+    def wake(self):
+        if self.state is EngineState.UNLOADED:
+            self.woken += 1
+            self.set(EngineState.STARTING)
+
+
+def placement(device, engine, limit, *, on_demand=False):
+    admission = Admission("m", AdmissionLimits(8))
+    return Placement(device, engine, admission, limit, limit, on_demand=on_demand)
+
+
+def demand(npu, cpu, prompt_tokens=500, require=None):
+    placements = [placement(Device.NPU, npu, 128), placement(Device.CPU, cpu, 8192, on_demand=True)]
+    return Demand("m", placements, prompt_tokens, prompt_tokens, 1, require)
+
+
+def context(seconds=60.0, **more):
+    now = time.monotonic()
+    return RequestContext("req_1", now, now + seconds, **more)
+
+
+async def begun(*finding):
+    """Tasks that have come to where they wait."""
+    tasks = [asyncio.create_task(each) for each in finding]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    return tasks
+
+
+async def test_a_request_that_only_a_lazy_placement_holds_has_it_loaded_and_waits():
+    cpu = Engine(EngineState.UNLOADED)
+    finding = await begun(*(select_placement(demand(Engine(EngineState.READY), cpu), context()) for _ in range(3)))
+    cpu.set(EngineState.READY)
+    places = await asyncio.gather(*finding)
+    assert {(place.route.device, place.route.reason) for place in places} == {(Device.CPU, "context_exceeds_npu")}
+    assert cpu.woken == 1
+
+
+async def test_a_request_whose_deadline_is_too_near_starts_the_load_and_is_told_when_to_come_back():
+    cpu = Engine(EngineState.UNLOADED, load_seconds=100.0)
+    with pytest.raises(ModelLoading) as caught:
+        await select_placement(demand(Engine(EngineState.READY), cpu), context(5.0))
+    assert cpu.woken == 1
+    assert caught.value.retry_after == 100.0
+
+
+async def test_a_load_that_outlasts_the_deadline_is_not_waited_for_longer():
+    cpu = Engine(EngineState.UNLOADED, load_seconds=0.001)
+    with pytest.raises(DeadlineExceeded):
+        await select_placement(demand(Engine(EngineState.READY), cpu), context(0.05))
+
+
+async def test_a_load_that_fails_ends_the_wait_at_once():
+    cpu = Engine(EngineState.UNLOADED)
+    (finding,) = await begun(select_placement(demand(Engine(EngineState.READY), cpu), context()))
+    cpu.set(EngineState.FAILED)
+    with pytest.raises(EngineUnavailable):
+        await finding
+
+
+async def test_what_the_npu_holds_wakes_nothing_else():
+    cpu = Engine(EngineState.UNLOADED)
+    place = await select_placement(demand(Engine(EngineState.READY), cpu, prompt_tokens=50), context())
+    assert (place.route.device, place.route.reason, cpu.woken) == (Device.NPU, "preferred", 0)
+
+
+async def test_a_quarantined_npu_has_the_lazy_placement_loaded():
+    cpu = Engine(EngineState.UNLOADED)
+    wanted = demand(Engine(EngineState.QUARANTINED), cpu, prompt_tokens=50)
+    (finding,) = await begun(select_placement(wanted, context()))
+    cpu.set(EngineState.READY)
+    place = await finding
+    assert (place.route.device, place.route.reason) == (Device.CPU, "device_quarantined")
+
+
+async def test_an_eager_engine_that_is_loading_is_waited_for_and_no_other_one_is_loaded_meanwhile():
+    npu, cpu = Engine(EngineState.STARTING), Engine(EngineState.UNLOADED)
+    wanted = demand(npu, cpu, 50)
+    assert explain(wanted, context()).route.device is Device.NPU
+    (finding,) = await begun(select_placement(wanted, context()))
+    assert wanted.placements[0].admission.outstanding == 1
+    npu.set(EngineState.READY)
+    place = await finding
+    assert (place.route.device, place.route.reason, cpu.woken) == (Device.NPU, "preferred", 0)
+    assert place.loading_s > 0
+
+
+async def test_a_caller_who_can_go_elsewhere_does_not_wait_for_an_eager_engine_but_for_one_that_it_has_loaded():
+    npu = Engine(EngineState.STARTING)
+    for seconds in (0.0, 0.5):
+        with pytest.raises(ModelLoading) as caught:
+            await select_placement(demand(npu, Engine(EngineState.FAILED), 50), context(restart_wait_s=seconds))
+        assert caught.value.retry_after == 1.0
+    cpu = Engine(EngineState.UNLOADED)
+    wanted = demand(Engine(EngineState.READY), cpu)
+    cpu_place = wanted.placements[1]
+    cpu_place.residency.ask = lambda: None
+    (finding,) = await begun(select_placement(wanted, context(restart_wait_s=0.0)))
+    cpu.set(EngineState.READY)
+    assert (await finding).route.device is Device.CPU
+
+
+async def test_a_cold_compile_for_the_npu_is_not_waited_for_but_begun_while_another_placement_is_loaded():
+    npu, cpu = Engine(EngineState.UNLOADED, load_seconds=None), Engine(EngineState.UNLOADED)
+    wanted = demand(npu, cpu, 50)
+    wanted.placements[0].residency.cold = True
+    (finding,) = await begun(select_placement(wanted, context()))
+    assert (npu.woken, cpu.woken) == (1, 1)
+    cpu.set(EngineState.READY)
+    place = await finding
+    assert (place.route.device, place.route.reason) == (Device.CPU, "model_loading")
+    required = demand(npu, cpu, 50, require=Device.NPU)
+    required.placements[0].residency.cold = True
+    with pytest.raises(ModelLoading):
+        await select_placement(required, context(3600.0))
+
+
+async def test_whichever_placement_is_ready_first_ends_the_wait():
+    npu, cpu = Engine(EngineState.STARTING), Engine(EngineState.STARTING)
+    (finding,) = await begun(select_placement(demand(npu, cpu, 50), context()))
+    cpu.set(EngineState.READY)
+    assert (await finding).route.device is Device.CPU
+
+
+@pytest.mark.parametrize("state", [EngineState.UNLOADED, EngineState.STARTING, EngineState.BACKING_OFF])
+async def test_no_more_requests_wait_for_an_engine_than_the_queue_has_places(state):
+    engine = Engine(state, served=state is EngineState.BACKING_OFF)
+    wanted = Demand("m", [placement(Device.CPU, engine, 1024)], 100, 100)
+    waiting = await begun(*(select_placement(wanted, context(), units=units) for units in (2, 3, 1, 1, 1)))
+    with pytest.raises(Overloaded):
+        await select_placement(wanted, context())
+    engine.set(EngineState.READY)
+    await asyncio.gather(*waiting)
+    assert wanted.placements[0].admission.outstanding == 0
+
+
+async def test_a_dry_run_decides_as_after_the_load_that_would_be_waited_for_and_loads_nothing():
+    cpu = Engine(EngineState.UNLOADED)
+    with pytest.raises(Explained) as caught:
+        await select_placement(demand(Engine(EngineState.READY), cpu), context(dry_run=True))
+    explanation = caught.value.explanation
+    assert explanation.decision.error is None
+    assert (explanation.route.device, explanation.route.reason) == (Device.CPU, "context_exceeds_npu")
+    assert explanation.decision.wait_until is not None
+    assert [status.obstacle for status in explanation.decision.considered] == [None, "model_loading"]
+    assert cpu.woken == 0
+
+
+async def test_a_dry_run_with_no_time_for_the_load_is_a_refusal():
+    cpu = Engine(EngineState.UNLOADED, load_seconds=100.0)
+    explanation = explain(demand(Engine(EngineState.READY), cpu), context(5.0))
+    assert isinstance(explanation.decision.error, ModelLoading)
+    assert (explanation.route, explanation.decision.wait_until, cpu.woken) == (None, None, 0)
+
+
+async def test_the_explanation_is_the_decision():
+    wanted = demand(Engine(EngineState.READY), Engine(EngineState.READY))
+    assert explain(wanted, context()).route == (await select_placement(wanted, context())).route
+
+
+# An engine that served, died and is started again: in 0.5 s, to be loaded in 1 s
+
+
+def restarting(state=EngineState.BACKING_OFF, **more):
+    engine = Engine(state, served=True, retry_after=0.5 if state is EngineState.BACKING_OFF else None, **more)
+    return engine, Demand("m", [placement(Device.CPU, engine, 1024)], 100, 100)
+
+
+@pytest.mark.parametrize("state", [EngineState.BACKING_OFF, EngineState.STARTING])
+async def test_a_request_that_comes_while_the_engine_is_started_again_waits_for_it(state):
+    engine, wanted = restarting(state)
+    (finding,) = await begun(select_placement(wanted, context()))
+    assert wanted.placements[0].admission.outstanding == 1
+    engine.set(EngineState.STARTING)
+    await asyncio.sleep(0)
+    engine.set(EngineState.READY)
+    place = await finding
+    assert (place.route.device, place.route.reason) == (Device.CPU, "preferred")
+    assert place.loading_s > 0
+    assert wanted.placements[0].admission.outstanding == 0
+
+
+async def test_a_required_device_that_is_started_again_is_waited_for_too():
+    engine, _ = restarting()
+    wanted = demand(engine, Engine(EngineState.READY), 50, require=Device.NPU)
+    (finding,) = await begun(select_placement(wanted, context()))
+    engine.set(EngineState.READY)
+    assert (await finding).route.device is Device.NPU
+    engine.set(EngineState.QUARANTINED)
+    with pytest.raises(DeviceUnavailable):
+        await select_placement(wanted, context())
+
+
+async def test_a_placement_that_is_up_is_not_passed_over_for_one_that_is_started_again():
+    engine, _ = restarting()
+    place = await select_placement(demand(engine, Engine(EngineState.READY), 50), context())
+    assert (place.route.device, place.route.reason) == (Device.CPU, "device_unavailable")
+
+
+async def test_a_restart_that_is_likely_to_outlast_the_deadline_is_refused_at_once_with_its_end():
+    _, wanted = restarting()
+    with pytest.raises(EngineUnavailable) as caught:
+        await select_placement(wanted, context(1.4))
+    assert caught.value.retry_after == 1.5
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.4])
+async def test_a_caller_who_can_go_elsewhere_is_refused_at_once(seconds):
+    _, wanted = restarting()
+    patient = context(restart_wait_s=seconds)
+    with pytest.raises(EngineUnavailable):
+        await select_placement(wanted, patient)
+    assert isinstance(explain(wanted, patient).decision.error, EngineUnavailable)
+
+
+async def test_a_restart_that_takes_longer_than_expected_ends_the_wait_at_the_deadline():
+    _, wanted = restarting(EngineState.STARTING, load_seconds=0.001)
+    with pytest.raises(DeadlineExceeded):
+        await select_placement(wanted, context(0.05))
+    with pytest.raises(ModelLoading):
+        await select_placement(wanted, context(restart_wait_s=0.05))
+    assert wanted.placements[0].admission.outstanding == 0
+
+
+async def test_one_who_leaves_gives_its_place_in_the_queue_back():
+    _, wanted = restarting()
+    (finding,) = await begun(select_placement(wanted, context()))
+    finding.cancel()
+    await asyncio.gather(finding, return_exceptions=True)
+    assert wanted.placements[0].admission.outstanding == 0
+
+
+async def test_an_engine_that_is_quarantined_instead_ends_the_wait():
+    engine, wanted = restarting()
+    (finding,) = await begun(select_placement(wanted, context()))
+    engine.set(EngineState.QUARANTINED)
+    with pytest.raises(EngineUnavailable):
+        await finding
+
+
+async def test_the_explanation_of_a_wait_is_the_route_after_it():
+    engine, wanted = restarting()
+    explanation = explain(wanted, context())
+    (finding,) = await begun(select_placement(wanted, context()))
+    engine.set(EngineState.READY)
+    assert explanation.decision.wait_until is not None
+    assert explanation.route == (await finding).route
