@@ -30,7 +30,7 @@ from worker_node.engines.protocol import EngineSpec
 from worker_node.models.store import ModelStore
 from worker_node.tasks.transcribe.engine import TranscribeRunner
 from worker_node.tasks.transcribe.files import VOICE_MODEL
-from worker_node.tasks.transcribe.messages import Heard, TranscribeJob
+from worker_node.tasks.transcribe.messages import TranscribeJob, Transcript
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -363,7 +363,7 @@ def test_a_cancelled_window_stops_the_pipeline_at_its_next_token():
     runner.step(events.append, poll)
     # GenAI hands over once more the text that it held back; the whole reading has some thirty tokens.
     assert len(polls) <= 3, "it went on after the second token"
-    assert not [event for event in events if isinstance(event, Heard)]
+    assert not [event for event in events if isinstance(event, Transcript)]
     assert not runner.has_work, "what waited behind it is gone, too"
     runner.submit(TranscribeJob(3, samples, time.monotonic() + 600))
     runner.step(events.append, lambda: None)

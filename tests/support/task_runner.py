@@ -7,7 +7,7 @@ import numpy as np
 from tests.support.scripted_runner import ScriptedRunner
 from worker_node.encoders.jobs import RowJob, RowResult
 from worker_node.tasks.generate.messages import GenerateJob
-from worker_node.tasks.transcribe.messages import Heard, TranscribeJob
+from worker_node.tasks.transcribe.messages import TranscribeJob, Transcript
 
 RUNNER = "tests.support.task_runner:TaskRunner"
 
@@ -17,7 +17,7 @@ def result_of(job):
     now = time.monotonic()
     if isinstance(job, RowJob):
         return RowResult(job.id, np.asarray(job.lengths, "<f4").tobytes(), now, 0.0)
-    return Heard(job.id, f"{len(job.samples)} bytes of speech", now, 0.0)
+    return Transcript(job.id, f"{len(job.samples)} bytes of speech", now, 0.0)
 
 
 class TaskRunner(ScriptedRunner):

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
-from typing import BinaryIO
-
-import av
-from av.audio.codeccontext import AudioCodecContext
-from av.audio.frame import AudioFrame
-from av.audio.resampler import AudioResampler
-from av.container import InputContainer
-from av.error import FFmpegError
+from typing import TYPE_CHECKING, BinaryIO
 
 from worker_node.core.errors import BadRequest, InsufficientStorage
+
+# PyAV is imported where it decodes: a node that serves no speech may lack it, and the edge process never decodes.
+if TYPE_CHECKING:
+    from av.audio.codeccontext import AudioCodecContext
+    from av.audio.frame import AudioFrame
+    from av.audio.resampler import AudioResampler
+    from av.container import InputContainer
+    from av.error import FFmpegError
 
 RATE = 16_000
 _FILE = "file"
@@ -52,6 +53,9 @@ def decode_audio(source: str, target: str, max_seconds: float) -> float:
 
 
 def _decode_stream(stream: BinaryIO, output: BinaryIO, max_seconds: float) -> float:
+    import av  # noqa: PLC0415
+    from av.error import FFmpegError  # noqa: PLC0415
+
     try:
         with av.open(stream, "r", options=_CLOSED, metadata_errors="ignore") as container:
             _check_length(container, max_seconds)
@@ -67,6 +71,9 @@ def _decode_stream(stream: BinaryIO, output: BinaryIO, max_seconds: float) -> fl
 
 def _check_length(container: InputContainer, max_seconds: float) -> None:
     """Raise BadRequest if header or packets say that there is more audio; they are never enough to accept it."""
+    import av  # noqa: PLC0415
+    from av.error import FFmpegError  # noqa: PLC0415
+
     if container.duration is not None:
         # Some headers have the time of the end: pieces of a live stream begin late.
         begin = max(0, container.start_time or 0)
@@ -87,6 +94,8 @@ def _check_length(container: InputContainer, max_seconds: float) -> None:
 
 
 def _decode(container: InputContainer, output: BinaryIO, max_seconds: float) -> float:
+    from av.error import FFmpegError  # noqa: PLC0415
+
     if not container.streams.audio:
         raise BadRequest("file: it has no audio stream", param=_FILE)
     stream = container.streams.audio[0]
@@ -148,6 +157,8 @@ class _Resampler:
 
     def resample(self, frame: AudioFrame | None) -> list[AudioFrame]:
         """The samples for a frame; for None, those that are left at the end."""
+        from av.audio.resampler import AudioResampler  # noqa: PLC0415
+
         form = None if frame is None else (frame.format.name, frame.layout.name, frame.sample_rate)
         left = []
         if self._resampler is None or form != self._form:
@@ -177,21 +188,3 @@ def _too_long(max_seconds: float) -> BadRequest:
 def _brief(error: FFmpegError) -> str:
     # Only the code's own words: the message may repeat a name from the file.
     return str(error.strerror or "unreadable")
-
-
-# What a preparation process calls: PyAV and OpenVINO are imported there, and only when audio comes.
-
-
-def decode(source: str, target: str, max_seconds: float) -> float:
-    """See `audio.decode_audio`."""
-
-    return decode_audio(source, target, max_seconds)
-
-
-def find_speech(pcm: str, network: str, threshold: float, silence_ms: int, padding_ms: int) -> list[list[int]]:
-    """See `voice.network.find_speech`."""
-    from worker_node.tasks.transcribe import voice  # noqa: PLC0415
-    from worker_node.tasks.transcribe.voice import VoiceRules  # noqa: PLC0415
-
-    found = voice.find_speech(pcm, network, VoiceRules(threshold, silence_ms, padding_ms))
-    return [list(region) for region in found]

@@ -29,8 +29,9 @@ from worker_node.scheduling.wait_estimate import Capacity
 from worker_node.serving.build import not_installed
 from worker_node.serving.task import EnginePlan, Footprint, ModelParts, ServedTask, Shapes
 from worker_node.settings import ModelSettings
+from worker_node.tasks.transcribe.audio import decode_audio
 from worker_node.tasks.transcribe.files import POSITIONS, VOICE_FILE, VOICE_MODEL
-from worker_node.tasks.transcribe.messages import Heard, TranscribeJob
+from worker_node.tasks.transcribe.messages import TranscribeJob, Transcript
 from worker_node.tasks.transcribe.options import AudioOptions, TranscribeOptions
 from worker_node.tasks.transcribe.voice import VoiceRules
 
@@ -44,7 +45,7 @@ _ENOUGH = 5
 def canary_samples() -> bytes:
     """The sentence as 16-bit PCM. Raises ConfigurationError when PyAV is not installed."""
     try:
-        from worker_node.tasks.transcribe.audio import decode_audio  # noqa: PLC0415
+        import av  # noqa: F401, PLC0415
     except ImportError as error:
         raise ConfigurationError(
             "speech recognition decodes audio with PyAV, which is not installed: pip install 'npu-node[speech]'"
@@ -62,7 +63,7 @@ def speech_canary(installed: InstalledModel) -> Canary:
 
     async def examine(engine: JobEngine) -> None:
         job = TranscribeJob(0, samples, time.monotonic() + CANARY_TIMEOUT_S, language="en")
-        async with aclosing(engine.run(job, Heard)) as results:
+        async with aclosing(engine.run(job, Transcript)) as results:
             text = (await anext(results)).text
         words = set(re.findall(r"[a-z]+", text.lower()))
         found = sum(word in words for word in _WORDS)

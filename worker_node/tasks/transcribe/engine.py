@@ -30,7 +30,7 @@ from worker_node.engines.protocol import (
     Outbox,
 )
 from worker_node.engines.serial import SerialRunner
-from worker_node.tasks.transcribe.messages import Heard, Span, TranscribeJob
+from worker_node.tasks.transcribe.messages import Span, TranscribeJob, Transcript
 from worker_node.tasks.transcribe.options import TranscribeOptions
 
 _FULL_SCALE = np.float32(32768.0)
@@ -119,7 +119,7 @@ class TranscribeRunner(SerialRunner[TranscribeJob]):
         if late:
             emit(Failed(job.id, "deadline_exceeded", "the deadline passed during transcription"))
             return
-        emit(_heard(job, result, started, busy))
+        emit(_transcript(job, result, started, busy))
 
     def _config(self, job: TranscribeJob) -> genai.WhisperGenerationConfig:
         """The settings of one window. Raises RuntimeError when the model does not know the language or the task."""
@@ -161,7 +161,7 @@ def _samples(job: TranscribeJob) -> list[float]:
     return list(samples.tolist())
 
 
-def _heard(job: TranscribeJob, result: Any, started: float, busy: Busy) -> Heard:
+def _transcript(job: TranscribeJob, result: Any, started: float, busy: Busy) -> Transcript:
     seconds = len(job.samples) / 32_000
     # A segment that the window's end cuts off has no end of its own.
     segments = tuple(
@@ -170,7 +170,7 @@ def _heard(job: TranscribeJob, result: Any, started: float, busy: Busy) -> Heard
     )
     words = tuple(Span(word.start_ts, word.end_ts, word.word) for word in result.words or ())
     seconds = time.monotonic() - started
-    return Heard(
+    return Transcript(
         job.id,
         result.texts[0],
         started,

@@ -22,16 +22,18 @@ from worker_node.scheduling.admission import Work
 from worker_node.serving.routing import Demand, reject_if_full, select_placement
 from worker_node.serving.run import Answer, Services, SingleRun, model_of, run_selected, run_single
 from worker_node.settings import NodeSettings
-from worker_node.tasks.transcribe import audio
+from worker_node.tasks.transcribe.audio import decode_audio
 from worker_node.tasks.transcribe.building import TranscriptionModel, Voice, VoiceChoice, find_voice
-from worker_node.tasks.transcribe.messages import SAMPLE_BYTES, SAMPLES_PER_POSITION, Heard, Span, TranscribeJob
+from worker_node.tasks.transcribe.messages import SAMPLE_BYTES, SAMPLES_PER_POSITION, Span, TranscribeJob, Transcript
 from worker_node.tasks.transcribe.task import KIND
+from worker_node.tasks.transcribe.voice import find_speech
 from worker_node.tasks.transcribe.windows import RATE, Passage, Window, next_passage
 
 # FFmpeg decodes an hour of MP3 in two seconds, and an hour is looked through for speech in five; what takes longer than
 # this is not worth it.
 _LIMITS = PreparationLimits(cpu_s=60.0, wall_s=120.0, memory_bytes=2 * 2**30, queue=16)
-_MODULES = ("worker_node.tasks.transcribe.audio",)
+_DECODING = ("av", "worker_node.tasks.transcribe.audio")
+_LISTENING = ("openvino", "worker_node.tasks.transcribe.voice")
 _FILE = "file"
 
 
@@ -39,7 +41,8 @@ class AudioDecoder:
     """One process for each, started when the first upload needs it: nobody's decoding waits for the other."""
 
     def __init__(self) -> None:
-        self._decoding, self._listening = (PreparationPool(_LIMITS, _MODULES) for _ in range(2))
+        self._decoding = PreparationPool(_LIMITS, _DECODING)
+        self._listening = PreparationPool(_LIMITS, _LISTENING)
 
     async def decode(self, source: Path, target: Path, most_seconds: float, deadline: float) -> float:
         """Write mono PCM of 16 kHz to `target`; returns its seconds.
@@ -47,7 +50,7 @@ class AudioDecoder:
         Raises BadRequest, Overloaded, DeadlineExceeded, EngineUnavailable.
         """
         decoded = await self._decoding.run(
-            audio.decode, str(source), str(target), most_seconds, deadline=deadline, param=_FILE
+            decode_audio, str(source), str(target), most_seconds, deadline=deadline, param=_FILE
         )
         return float(decoded)
 
@@ -55,7 +58,7 @@ class AudioDecoder:
         """Where somebody speaks in what `decode` wrote, in order; raises as `decode`."""
         rules = voice.rules
         found = await self._listening.run(
-            audio.find_speech,
+            find_speech,
             *(str(pcm), str(voice.network), rules.threshold, rules.silence_ms, rules.padding_ms),
             deadline=deadline,
             param=_FILE,
@@ -215,7 +218,7 @@ async def explain(services: Services, context: RequestContext, wanted: Transcrip
     await find_voice(services.manager, model.limits, wanted.voice, context.deadline)
     job = _job(wanted, b"", context, None)
     demand = _demand(model, context, wanted, 1)
-    run = SingleRun(demand, context, job, Heard, 1, lambda _limits: Work(1), context.arrived, context.arrived)
+    run = SingleRun(demand, context, job, Transcript, 1, lambda _limits: Work(1), context.arrived, context.arrived)
     with services.tracing.operation("transcribe", context, {}) as operation:
         await run_single(services, run, operation)
 
@@ -223,7 +226,7 @@ async def explain(services: Services, context: RequestContext, wanted: Transcrip
 class _Run:
     """The passages of one transcription, in order: of the whole recording, or of its regions of speech.
 
-    Each is heard alone, with the caller's prompt: told what was said before it, a small model gives no times.
+    Each is transcribed alone, with the caller's prompt: told what was said before it, a small model gives no times.
     """
 
     def __init__(
@@ -248,17 +251,17 @@ class _Run:
         if answer is None:
             # Nobody speaks: still the answer names a device, which must have been asked.
             answer = await self._ask(bytes(SAMPLE_BYTES * RATE))
-        heard = answer.result
-        self._language = self._language or heard.language
+        transcript = answer.result
+        self._language = self._language or transcript.language
         result = Transcription(
             answer.route,
             seconds,
             self._language,
             self._parts(first),
             answer.timing,
-            heard.tokens,
-            heard.busy_us,
-            heard.busy_shared,
+            transcript.tokens,
+            transcript.busy_us,
+            transcript.busy_shared,
         )
         self._result = result
         return result
@@ -274,15 +277,15 @@ class _Run:
                     self._add(answer)
         self._result.complete = True
 
-    def _add(self, answer: Answer[Heard]) -> None:
-        result, heard = self._result, answer.result
-        result.tokens += heard.tokens
-        if heard.busy_us is not None:
-            result.busy_us = (result.busy_us or 0) + heard.busy_us
-        result.busy_shared |= heard.busy_shared
+    def _add(self, answer: Answer[Transcript]) -> None:
+        result, transcript = self._result, answer.result
+        result.tokens += transcript.tokens
+        if transcript.busy_us is not None:
+            result.busy_us = (result.busy_us or 0) + transcript.busy_us
+        result.busy_shared |= transcript.busy_shared
         result.timing = replace(result.timing, inference=result.timing.inference + answer.timing.inference)
 
-    async def _next(self, after: Route | None = None) -> tuple[SpokenPart | None, Answer[Heard] | None]:
+    async def _next(self, after: Route | None = None) -> tuple[SpokenPart | None, Answer[Transcript] | None]:
         """The next passage in which somebody speaks; (None, None) when the audio is over."""
         while (passage := await asyncio.to_thread(next_passage, self._pcm, self._regions)) is not None:
             samples = await asyncio.to_thread(passage.read, self._pcm)
@@ -291,7 +294,7 @@ class _Run:
                 return _spoken(passage, answer.result), answer
         return None, None
 
-    async def _ask(self, samples: bytes, after: Route | None = None) -> Answer[Heard]:
+    async def _ask(self, samples: bytes, after: Route | None = None) -> Answer[Transcript]:
         job = _job(self._wanted, samples, self._context, self._language)
         demand = _demand(self._model, self._context, self._wanted, job.prompt_tokens)
         if after is not None:
@@ -301,7 +304,7 @@ class _Run:
             demand,
             self._context,
             job,
-            Heard,
+            Transcript,
             1,
             lambda _limits: Work(job.prompt_tokens),
             self._began,
@@ -344,11 +347,11 @@ def _silent(samples: np.ndarray[tuple[int, ...], np.dtype[np.int16]]) -> bool:
     return bool(np.sqrt((frames**2).mean(axis=1)).max() < _SILENCE)
 
 
-def _spoken(passage: Passage, heard: Heard) -> SpokenPart:
+def _spoken(passage: Passage, transcript: Transcript) -> SpokenPart:
     return SpokenPart(
-        heard.text,
-        tuple(passage.segment(segment) for segment in heard.segments),
-        tuple(passage.word(word) for word in heard.words),
+        transcript.text,
+        tuple(passage.segment(segment) for segment in transcript.segments),
+        tuple(passage.word(word) for word in transcript.words),
     )
 
 

@@ -1,5 +1,7 @@
 """Where the files of an upload go, and what the description of one that is only explained means."""
 
+import subprocess
+import sys
 import tempfile
 from types import SimpleNamespace
 
@@ -29,3 +31,9 @@ def test_a_field_that_is_explained_may_be_left_open_or_come_several_times():
     )
     wanted = described_form(SimpleNamespace(body=body)).wanted(translate=False)
     assert (wanted.model, wanted.segments, wanted.words) == (None, True, True)
+
+
+def test_the_edge_process_imports_no_decoder_for_the_routes_of_speech():
+    script = "import sys, worker_node.tasks.transcribe.http; print({'av', 'openvino'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "set()\n"

@@ -159,7 +159,7 @@ async def test_bad_audio_is_refused_within_the_memory_for_bad_input_by_one_proce
         for path in bad:
             with pytest.raises(BadRequest) as refused:
                 await pool.run(
-                    audio.decode, str(path), str(target), 4 * 3600.0, deadline=time.monotonic() + 60, param="file"
+                    audio.decode_audio, str(path), str(target), 4 * 3600.0, deadline=time.monotonic() + 60, param="file"
                 )
             assert refused.value.param == "file", path.name
             assert target.stat().st_size == 0, "nothing was decoded"

@@ -6,7 +6,7 @@ The network here is scripted; the real one hears real speech in tests/real/test_
 import numpy as np
 import pytest
 
-from worker_node.tasks.transcribe import audio, voice
+from worker_node.tasks.transcribe import voice
 from worker_node.tasks.transcribe.voice import FRAME, RATE
 
 
@@ -35,7 +35,7 @@ def test_every_frame_is_seen_once_after_the_end_of_the_one_before(scripted, tmp_
     samples = np.random.default_rng(0).integers(-2000, 2000, 40 * RATE + 77).astype("<i2")
     samples[20 * RATE : 22 * RATE] = 20_000
     samples.tofile(tmp_path / "pcm")
-    ((begin, end),) = audio.find_speech(str(tmp_path / "pcm"), "network", 0.5, 100, 0)
+    ((begin, end),) = voice.find_speech(str(tmp_path / "pcm"), "network", 0.5, 100, 0)
     assert (begin / RATE, end / RATE) == (pytest.approx(20, abs=0.033), pytest.approx(22, abs=0.033))
     assert max(len(block) for block in scripted.frames) == 512, "memory must not grow with the audio"
     assert scripted.states == [(0, 0), (1, 2), (2, 4)]
@@ -49,5 +49,5 @@ def test_every_frame_is_seen_once_after_the_end_of_the_one_before(scripted, tmp_
 
 def test_audio_shorter_than_a_frame_is_looked_at_too(scripted, tmp_path):
     np.full(100, 30_000, "<i2").tofile(tmp_path / "pcm")
-    assert audio.find_speech(str(tmp_path / "pcm"), "network", 0.5, 100, 0) == []
+    assert voice.find_speech(str(tmp_path / "pcm"), "network", 0.5, 100, 0) == []
     assert [block.shape for block in scripted.frames] == [(1, 64 + FRAME)]

@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import openvino as ov
-
-# From probabilities of speech to regions of speech. Pure.
 
 RATE = 16_000
 # The network gives one probability for each 32 ms.
@@ -87,13 +84,16 @@ _STATE = (1, 1, 128)
 _FULL_SCALE = np.float32(32768.0)
 
 
-def find_speech(pcm: str, network: str, rules: VoiceRules) -> list[Region]:
-    """The regions of speech in the file `pcm`, 16-bit mono samples of 16 kHz; see `regions.speech_regions`."""
+def find_speech(pcm: str, network: str, threshold: float, silence_ms: int, padding_ms: int) -> list[Region]:
+    """The regions of speech in the file `pcm`, 16-bit mono samples of 16 kHz; see `VoiceRules`, `speech_regions`."""
+    rules = VoiceRules(threshold, silence_ms, padding_ms)
     return speech_regions(_probabilities(Path(pcm), _compiled(network)), Path(pcm).stat().st_size // 2, rules)
 
 
 @functools.cache
 def _compiled(network: str) -> Any:
+    import openvino as ov  # noqa: PLC0415  (never in the edge process)
+
     core = ov.Core()
     # One thread: others decode and transcribe meanwhile. f32: probabilities must not depend on the processor.
     settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1, "NUM_STREAMS": 1}
