@@ -9,7 +9,7 @@ from tests.faults.engines.test_engine_faults import until
 from tests.support.services import services_of
 from worker_node.core.errors import DeviceUnavailable
 from worker_node.core.types import Device, Message, RequestContext, Sampling, Token
-from worker_node.engines.process import HostingLimits
+from worker_node.engines.process import EngineLimits
 from worker_node.engines.protocol import EngineSpec, EngineState
 from worker_node.engines.supervisor import SupervisedEngine
 from worker_node.manager.placement import Placement
@@ -34,7 +34,7 @@ async def garbage_before_real(store):
     placements = []
     for device, runner in ((Device.NPU, GARBAGE), (Device.CPU, CONTINUOUS)):
         spec = EngineSpec(installed.id, installed.kind, str(installed.path), device, runner, {})
-        engine = SupervisedEngine(spec, canary, HostingLimits(), lazy=True)
+        engine = SupervisedEngine(spec, canary, EngineLimits(), lazy=True)
         admission, first = Admission("m", AdmissionLimits(8)), device is Device.NPU
         placements.append(Placement(device, engine, admission, 8192, 8192, on_demand=not first, eager=first))
     services = services_of([GenerationModel(installed, placements, chat)])

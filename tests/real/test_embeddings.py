@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.task_engine import vectors_of
 from worker_node.core.types import Device
-from worker_node.engines.process import HostingLimits
+from worker_node.engines.process import EngineLimits
 from worker_node.engines.protocol import EngineSpec, EngineState
 from worker_node.engines.supervisor import SupervisedEngine
 from worker_node.tasks.embed.tokenizer import EmbeddingTokenizer
@@ -47,7 +47,7 @@ async def engine_with(minilm, **options):
         pass
 
     spec = EngineSpec(minilm.id, minilm.kind, str(minilm.path), Device.CPU, RUNNER, options)
-    engine = SupervisedEngine(spec, no_canary, HostingLimits())
+    engine = SupervisedEngine(spec, no_canary, EngineLimits())
     engine.start()
     try:
         assert (await engine.settled()).state is EngineState.READY

@@ -85,7 +85,7 @@ class LoadRefused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class HostingLimits:
+class EngineLimits:
     """Seconds. A cold compile for an NPU takes minutes, so loading has a limit of its own.
 
     After `canary_interval_s` an idle engine is examined again.
@@ -123,7 +123,7 @@ class EngineProcess(asyncio.Protocol):
     def __init__(
         self,
         spec: EngineSpec,
-        limits: HostingLimits,
+        limits: EngineLimits,
         suspects: Suspects,
         kills: KillWatch,
         times: CallTimes,
@@ -154,7 +154,7 @@ class EngineProcess(asyncio.Protocol):
     async def spawn(
         cls,
         spec: EngineSpec,
-        limits: HostingLimits,
+        limits: EngineLimits,
         suspects: Suspects,
         kills: KillWatch,
         times: CallTimes,

@@ -25,8 +25,8 @@ from worker_node.engines.process import (
     FREE,
     Canary,
     CanaryFailed,
+    EngineLimits,
     EngineProcess,
-    HostingLimits,
     LoadRefused,
 )
 from worker_node.engines.protocol import (
@@ -81,7 +81,7 @@ class SupervisedEngine:
         self,
         spec: EngineSpec,
         canary: Canary,
-        limits: HostingLimits,
+        limits: EngineLimits,
         *,
         lazy: bool = False,
         slot: AbstractAsyncContextManager[object] = FREE,

@@ -14,12 +14,12 @@ from worker_node.devices.memory import KERNEL, MemoryReader
 
 # A call may take this many times as long as the slowest known one of its size: other load on the machine slows it down.
 _MARGIN = 4.0
-# A slow call is remembered, but not for ever: each faster call of its size takes this much off.
+# A slow call is forgotten in time: each faster call of its size takes this much off.
 _FADE = 0.95
 # A look that comes later than this finds events unread, since the edge process itself did not run.
 _LATE_S = 0.5
 _LOOK_S = 1.0
-# No run or call is known that could hang: only the silence counts, which is allowed for longer.
+# Between looks at an engine without a known run or call: only silence counts, which is allowed for longer.
 _IDLE_LOOK_S = 5.0
 
 

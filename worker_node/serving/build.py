@@ -28,7 +28,7 @@ from worker_node.engines.options import (
     engines,
     options_of,
 )
-from worker_node.engines.process import Canary, HostingLimits, LoadingSlots
+from worker_node.engines.process import Canary, EngineLimits, LoadingSlots
 from worker_node.engines.protocol import EngineSpec
 from worker_node.engines.restart import GrowthLimits, RestartLimits, default_growth
 from worker_node.engines.supervisor import SupervisedEngine
@@ -323,7 +323,7 @@ class _PlacedModel:
         return SupervisedEngine(
             spec,
             self.canary(plan.prompt_limit),
-            _hosting_limits(machine.settings),
+            _engine_limits(machine.settings),
             lazy=True,
             slot=machine.slots.slot(device.value),
             suspects=self.suspects,
@@ -338,8 +338,8 @@ def _compiled(options: EngineOptions) -> bool:
     return options.cache_dir is not None and any(Path(options.cache_dir).glob("*.blob"))
 
 
-def _hosting_limits(settings: NodeSettings) -> HostingLimits:
-    return HostingLimits(
+def _engine_limits(settings: NodeSettings) -> EngineLimits:
+    return EngineLimits(
         load_timeout_s=settings.load_timeout_s,
         liveness=LivenessLimits(settings.watchdog_s, settings.run_timeout_s),
         canary_interval_s=settings.canary_interval_s,

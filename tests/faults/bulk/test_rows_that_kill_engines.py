@@ -15,7 +15,7 @@ from tests.support import scripted_runner
 from tests.support.scripted_runner import ScriptedRunner, die
 from worker_node.app import make_app
 from worker_node.core.types import Device, ModelKind
-from worker_node.engines.process import HostingLimits
+from worker_node.engines.process import EngineLimits
 from worker_node.engines.protocol import EngineSpec
 from worker_node.engines.supervisor import SupervisedEngine
 from worker_node.server import Profile, configured_models, running_node
@@ -45,7 +45,7 @@ def fragile_models(machine):
     [model] = configured_models(machine)
     spec = EngineSpec(EMBEDDER, ModelKind.EMBEDDING, "/", Device.CPU, f"{__name__}:FragileRunner", {})
     [placement] = model.placements
-    limits = HostingLimits(restart=QUICK)
+    limits = EngineLimits(restart=QUICK)
     engine = SupervisedEngine(spec, no_canary, limits, lazy=True, suspects=placement.suspects)
     return [replace(model, placements=(replace(placement, engine=engine),))]
 

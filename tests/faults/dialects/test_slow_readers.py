@@ -17,7 +17,7 @@ from tests.faults.engines.test_engine_faults import until
 from worker_node import server
 from worker_node.app import make_app
 from worker_node.core.types import Device
-from worker_node.engines.process import HostingLimits
+from worker_node.engines.process import EngineLimits
 from worker_node.engines.protocol import EngineSpec, EngineState
 from worker_node.engines.supervisor import SupervisedEngine
 from worker_node.http.connection import ConnectionLimits
@@ -63,7 +63,7 @@ async def echoing_node(store, monkeypatch, stall_timeout_s):
 
     installed = store.get("smollm2-135m-instruct")
     spec = EngineSpec(installed.id, installed.kind, str(installed.path), Device.CPU, ECHO, {})
-    engine = SupervisedEngine(spec, no_canary, HostingLimits(), lazy=True)
+    engine = SupervisedEngine(spec, no_canary, EngineLimits(), lazy=True)
     placement = Placement(Device.CPU, engine, Admission("echo", AdmissionLimits(64)), 8192, 8192, eager=True)
     model = GenerationModel(installed, (placement,), ChatTokenizer(installed.path, installed.context_limit))
     monkeypatch.setattr(server, "_bind", with_small_buffers)

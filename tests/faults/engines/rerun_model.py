@@ -13,7 +13,7 @@ from worker_node.core.types import Device, ModelKind, RequestContext
 from worker_node.devices.memory import KERNEL
 from worker_node.encoders.jobs import RowResult, row_job
 from worker_node.engines.isolation import Suspects
-from worker_node.engines.process import HostingLimits
+from worker_node.engines.process import EngineLimits
 from worker_node.engines.protocol import EngineSpec, EngineState
 from worker_node.engines.supervisor import SupervisedEngine
 from worker_node.manager.placement import Placement
@@ -22,7 +22,7 @@ from worker_node.serving.routing import Demand, select_placement
 from worker_node.serving.run import Execution
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
 
-LIMITS = HostingLimits(restart=QUICK, stop_timeout_s=1.0)
+LIMITS = EngineLimits(restart=QUICK, stop_timeout_s=1.0)
 
 
 class Model:

@@ -12,7 +12,7 @@ from tests.support.scripted_runner import BREAK, HANG, LATE, POISON, TAKEN
 from worker_node.core.errors import EngineUnavailable, RequestBreaksEngine
 from worker_node.core.types import Device
 from worker_node.encoders.jobs import row_job
-from worker_node.engines.process import HostingLimits
+from worker_node.engines.process import EngineLimits
 from worker_node.engines.protocol import EngineState
 from worker_node.engines.watchdog import LivenessLimits
 from worker_node.serving.run import MAX_RUNS
@@ -49,7 +49,7 @@ async def test_the_request_that_kills_the_engine_is_found_and_refused_and_the_ot
 
 
 async def test_a_request_that_hangs_its_engine_twice_is_refused():
-    limits = HostingLimits(liveness=LivenessLimits(HANG_S, HANG_S), restart=QUICK, stop_timeout_s=1.0)
+    limits = EngineLimits(liveness=LivenessLimits(HANG_S, HANG_S), restart=QUICK, stop_timeout_s=1.0)
     async with serving(limits=limits) as model:
         # More than 5 s: it hangs twice.
         async with asyncio.timeout(60):
@@ -86,7 +86,7 @@ async def test_what_an_engine_announced_counts_though_a_write_to_it_fails_first(
 
 
 async def test_an_engine_that_dies_with_every_request_is_quarantined_and_no_request_stays_accused():
-    limits = HostingLimits(restart=replace(QUICK, crash_limit=1), stop_timeout_s=1.0)
+    limits = EngineLimits(restart=replace(QUICK, crash_limit=1), stop_timeout_s=1.0)
     async with serving(limits=limits) as model:
         with pytest.raises(EngineUnavailable):
             await model.answer(POISON)
@@ -107,7 +107,7 @@ async def test_requests_that_break_an_engine_do_not_quarantine_it_while_it_answe
 
 # Of two at once so many deaths may be counted before they are told apart that the engine is quarantined (docs/npu.md):
 # that they are told apart is shown here.
-LIMITS = HostingLimits(restart=replace(QUICK, crash_limit=100), stop_timeout_s=1.0)
+LIMITS = EngineLimits(restart=replace(QUICK, crash_limit=100), stop_timeout_s=1.0)
 
 
 async def whole(model, *tokens):

@@ -11,7 +11,7 @@ import pytest
 from tests.faults.engines.test_engine_faults import HANG_S, QUICK, RUNNER, collect, no_canary, until
 from worker_node.core.errors import EngineUnavailable
 from worker_node.core.types import Device, ModelKind
-from worker_node.engines.process import CanaryFailed, HostingLimits, LoadingSlots
+from worker_node.engines.process import CanaryFailed, EngineLimits, LoadingSlots
 from worker_node.engines.protocol import EngineSpec, EngineState
 from worker_node.engines.restart import RestartLimits
 from worker_node.engines.supervisor import SupervisedEngine
@@ -29,7 +29,7 @@ async def canary(engine):
 def make(canary=canary, *, limits=None, lazy=False, device=Device.CPU, **options):
     runner = "tests.support.garbage_runner:GarbageRunner"
     spec = EngineSpec("garbage", ModelKind.GENERATION, "/", device, runner, options)
-    return SupervisedEngine(spec, canary, limits or HostingLimits(), lazy=lazy)
+    return SupervisedEngine(spec, canary, limits or EngineLimits(), lazy=lazy)
 
 
 async def test_garbage_quarantines_at_once():
@@ -52,7 +52,7 @@ async def test_a_quarantined_engine_is_tried_again_with_a_fresh_process():
         if not next(answers):
             await canary(engine)
 
-    engine = make(second_time, limits=HostingLimits(restart=RestartLimits(quarantine_s=0.05)))
+    engine = make(second_time, limits=EngineLimits(restart=RestartLimits(quarantine_s=0.05)))
     engine.start()
     try:
         status = await until(engine, EngineState.READY)
@@ -63,7 +63,7 @@ async def test_a_quarantined_engine_is_tried_again_with_a_fresh_process():
 
 
 async def test_a_device_that_goes_wrong_later_is_found_when_idle():
-    engine = make(limits=HostingLimits(canary_interval_s=0.05), after=2)
+    engine = make(limits=EngineLimits(canary_interval_s=0.05), after=2)
     engine.start()
     try:
         first = await until(engine, EngineState.READY)
@@ -83,7 +83,7 @@ async def test_a_busy_engine_is_not_examined():
     async def counting(process):
         asked.append(process.in_flight)
 
-    engine = make(counting, limits=HostingLimits(canary_interval_s=0.01), step_s=0.02, after=100)
+    engine = make(counting, limits=EngineLimits(canary_interval_s=0.01), step_s=0.02, after=100)
     engine.start()
     try:
         await until(engine, EngineState.READY)
@@ -122,9 +122,9 @@ async def test_engines_that_share_a_slot_load_one_after_another(tmp_path):
     slot = LoadingSlots().slot("CPU")
     runner = "tests.support.scripted_runner:ScriptedRunner"
     spec = EngineSpec("scripted", ModelKind.GENERATION, "/", Device.CPU, runner, {"on_load": str(order)})
-    first, second = (SupervisedEngine(spec, no_canary, HostingLimits(), slot=slot) for _ in range(2))
+    first, second = (SupervisedEngine(spec, no_canary, EngineLimits(), slot=slot) for _ in range(2))
     other = LoadingSlots().slot("CPU")
-    quick = SupervisedEngine(msgspec.structs.replace(spec, options={}), no_canary, HostingLimits(), slot=other)
+    quick = SupervisedEngine(msgspec.structs.replace(spec, options={}), no_canary, EngineLimits(), slot=other)
     engines = (first, second, quick)
     for engine in engines:
         engine.start()
@@ -166,7 +166,7 @@ async def test_unloading_waits_for_nobody_and_harms_nobody():
 
 
 async def test_a_lost_device_fails_its_jobs_with_the_reason_and_the_process_is_replaced():
-    limits = HostingLimits(restart=RestartLimits(first_backoff_s=0.05))
+    limits = EngineLimits(restart=RestartLimits(first_backoff_s=0.05))
     engine = make(no_canary, limits=limits, after=0, lost=True)
     engine.start()
     try:
@@ -185,7 +185,7 @@ async def test_a_lost_device_fails_its_jobs_with_the_reason_and_the_process_is_r
 @pytest.mark.parametrize("device", [Device.NPU, Device.CPU])
 async def test_what_cannot_be_loaded_is_tried_again_in_case_the_cause_is_removed(tmp_path, device):
     log = tmp_path / "log"
-    limits = HostingLimits(restart=RestartLimits(quarantine_s=0.05))
+    limits = EngineLimits(restart=RestartLimits(quarantine_s=0.05))
     engine = make(no_canary, limits=limits, device=device, load_error="no driver", log=str(log))
     engine.start()
     try:
@@ -204,7 +204,7 @@ async def test_an_engine_that_is_stopped_while_it_loads_is_killed_and_started_ag
     order, log = tmp_path / "order", tmp_path / "log"
     order.write_text("compute")
     spec = EngineSpec("m", ModelKind.GENERATION, "/", Device.CPU, RUNNER, {"on_load": str(order), "log": str(log)})
-    limits = HostingLimits(liveness=LivenessLimits(HANG_S), restart=QUICK)
+    limits = EngineLimits(liveness=LivenessLimits(HANG_S), restart=QUICK)
     engine = SupervisedEngine(spec, no_canary, limits)
     engine.start()
     try:
@@ -229,7 +229,7 @@ async def test_an_engine_that_dies_of_a_blob_says_which_files_it_was_loading(tmp
     order.write_text("die")
     options = {"on_load": str(order)}
     spec = EngineSpec("m", ModelKind.GENERATION, "/", Device.NPU, RUNNER, options, loads="the blobs in /made/ahead")
-    engine = SupervisedEngine(spec, no_canary, HostingLimits(restart=QUICK))
+    engine = SupervisedEngine(spec, no_canary, EngineLimits(restart=QUICK))
     engine.start()
     try:
         async with asyncio.timeout(30):

@@ -20,7 +20,7 @@ from tests.support.scripted_runner import CRASH, DIMENSIONS, HANG
 from tests.support.task_engine import vectors_of
 from worker_node.core.errors import DeadlineExceeded, EngineUnavailable, Retryable
 from worker_node.core.types import Device, ModelKind
-from worker_node.engines.process import CanaryFailed, EngineProcess, HostingLimits
+from worker_node.engines.process import CanaryFailed, EngineLimits, EngineProcess
 from worker_node.engines.protocol import EngineSpec, EngineState
 from worker_node.engines.restart import RestartLimits
 from worker_node.engines.supervisor import SupervisedEngine
@@ -44,7 +44,7 @@ def spec(**options):
 
 @asynccontextmanager
 async def running(canary=no_canary, limits=None, nice=0, **options):
-    limits = limits or HostingLimits(liveness=LivenessLimits(20.0), restart=QUICK)
+    limits = limits or EngineLimits(liveness=LivenessLimits(20.0), restart=QUICK)
     engine = SupervisedEngine(msgspec.structs.replace(spec(**options), nice=nice), canary, limits)
     engine.start()
     try:
@@ -137,7 +137,7 @@ async def test_kills_from_outside_never_quarantine(when, tmp_path):
 
 
 async def test_a_hang_is_found_by_the_watchdog_and_the_engine_replaced():
-    limits = HostingLimits(liveness=LivenessLimits(HANG_S), restart=QUICK)
+    limits = EngineLimits(liveness=LivenessLimits(HANG_S), restart=QUICK)
     async with running(limits=limits) as engine:
         before = await until(engine, EngineState.READY)
         # The job has no deadline of its own, so that only the watchdog can end it. When it does is measured with a
@@ -203,7 +203,7 @@ async def test_an_engine_whose_canary_fails_is_never_ready():
 
 
 async def test_a_load_that_takes_too_long_is_ended():
-    limits = HostingLimits(load_timeout_s=0.3, restart=RestartLimits(first_backoff_s=30))
+    limits = EngineLimits(load_timeout_s=0.3, restart=RestartLimits(first_backoff_s=30))
     async with running(limits=limits, load_s=3600) as engine:
         status = await until(engine, EngineState.BACKING_OFF)
         assert "did not load within" in status.reason

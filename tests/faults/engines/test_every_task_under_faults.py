@@ -18,7 +18,7 @@ from tests.support.task_runner import RUNNER
 from worker_node.app import make_app
 from worker_node.core.types import Device
 from worker_node.engines.isolation import Suspects
-from worker_node.engines.process import HostingLimits
+from worker_node.engines.process import EngineLimits
 from worker_node.engines.protocol import EngineSpec, EngineState
 from worker_node.engines.restart import RestartLimits, RestartPolicy
 from worker_node.engines.supervisor import SupervisedEngine
@@ -37,9 +37,7 @@ async def serving(store, names=tuple(MODELS), **settings):
         for name in names:
             suspects = Suspects()
             spec = EngineSpec(name, "scripted", "/", Device.CPU, RUNNER, {"step_s": 0.01})
-            engines[name] = SupervisedEngine(
-                spec, no_canary, HostingLimits(restart=QUICK), lazy=True, suspects=suspects
-            )
+            engines[name] = SupervisedEngine(spec, no_canary, EngineLimits(restart=QUICK), lazy=True, suspects=suspects)
         return [MODELS[name](store, [placement(name, engines[name])]) for name in names]
 
     profile = Profile(models, make_app, starts_parts=False)

@@ -15,7 +15,7 @@ from tests.support.scripted_runner import STALL
 from worker_node.core.errors import DeadlineExceeded, EngineDied
 from worker_node.core.types import Device
 from worker_node.devices.memory import MemoryReader
-from worker_node.engines.process import HostingLimits
+from worker_node.engines.process import EngineLimits
 from worker_node.engines.protocol import EngineState
 from worker_node.engines.restart import GrowthLimits
 
@@ -95,7 +95,7 @@ async def bench(tmp_path, *, canary=no_canary, drain_s=60.0, **options):
     memory, on_load, log = Memory(), tmp_path / "on_load", tmp_path / "log"
     on_load.write_text("go")
     growth = GrowthLimits(SOFT, look_s=0.01, drain_s=drain_s)
-    limits = HostingLimits(restart=QUICK, stop_timeout_s=1.0, growth=growth)
+    limits = EngineLimits(restart=QUICK, stop_timeout_s=1.0, growth=growth)
     options |= {"log": str(log), "on_load": str(on_load)}
     async with serving(limits=limits, canary=canary, memory=memory.reader(), **options) as model:
         yield Bench(model, memory, on_load, log)

@@ -9,7 +9,7 @@ from tests.faults.engines.test_engine_faults import HANG_S, QUICK, RUNNER, no_ca
 from tests.support.scripted_runner import HANG
 from worker_node.app import make_app
 from worker_node.core.types import Device, ModelKind
-from worker_node.engines.process import HostingLimits
+from worker_node.engines.process import EngineLimits
 from worker_node.engines.protocol import EngineSpec, EngineState
 from worker_node.engines.supervisor import SupervisedEngine
 from worker_node.engines.watchdog import LivenessLimits
@@ -24,7 +24,7 @@ def scripted_models(machine):
     """The configured model, whose engine does what the tests of engine faults have it do."""
     [model] = configured_models(machine)
     spec = EngineSpec(WRITER, ModelKind.GENERATION, "/", Device.CPU, RUNNER, {})
-    limits = HostingLimits(liveness=LivenessLimits(HANG_S), restart=QUICK)
+    limits = EngineLimits(liveness=LivenessLimits(HANG_S), restart=QUICK)
     engine = SupervisedEngine(spec, no_canary, limits, lazy=True, suspects=model.placements[0].suspects)
     return [replace(model, placements=tuple(replace(place, engine=engine) for place in model.placements))]
 

@@ -8,13 +8,13 @@ import pytest
 from tests.faults.engines.test_engine_faults import HANG_S, QUICK, collect, running, until
 from tests.support.scripted_runner import STALL
 from worker_node.core.errors import EngineUnavailable
-from worker_node.engines.process import HostingLimits
+from worker_node.engines.process import EngineLimits
 from worker_node.engines.protocol import EngineState
 from worker_node.engines.watchdog import LivenessLimits
 
 
 async def test_a_prefill_longer_than_the_watchdogs_time_is_not_a_hang():
-    limits = HostingLimits(liveness=LivenessLimits(HANG_S), restart=QUICK)
+    limits = EngineLimits(liveness=LivenessLimits(HANG_S), restart=QUICK)
     async with running(limits=limits, announce=True, prefill_s=HANG_S + 1) as engine:
         first = await until(engine, EngineState.READY)
         assert await collect(engine, 1, 2) == [1, 2]
@@ -22,7 +22,7 @@ async def test_a_prefill_longer_than_the_watchdogs_time_is_not_a_hang():
 
 
 async def test_a_device_that_hangs_behind_a_beating_loop_is_found_and_replaced():
-    limits = HostingLimits(liveness=LivenessLimits(HANG_S, run_timeout_s=HANG_S), restart=QUICK)
+    limits = EngineLimits(liveness=LivenessLimits(HANG_S, run_timeout_s=HANG_S), restart=QUICK)
     async with running(limits=limits) as engine:
         await until(engine, EngineState.READY)
         async with asyncio.timeout(30):
@@ -40,7 +40,7 @@ async def test_an_idle_engine_that_does_not_answer_its_canary_is_replaced():
         hangs = len(examined) == 2
         await collect(process, *([STALL] if hangs else [1]), deadline=time.monotonic() + (0.1 if hangs else 60))
 
-    limits = HostingLimits(canary_interval_s=0.05, restart=QUICK)
+    limits = EngineLimits(canary_interval_s=0.05, restart=QUICK)
     async with running(canary=canary, limits=limits) as engine:
         first = await until(engine, EngineState.READY)
         async with asyncio.timeout(30):
@@ -62,7 +62,7 @@ async def test_a_canary_that_had_no_turn_behind_requests_is_put_off():
             await asyncio.sleep(0)
             await collect(process, STALL, deadline=time.monotonic() + 0.1)
 
-    limits = HostingLimits(canary_interval_s=0.05, restart=QUICK)
+    limits = EngineLimits(canary_interval_s=0.05, restart=QUICK)
     async with running(canary=canary, limits=limits, step_s=0.01) as engine:
         first = await until(engine, EngineState.READY)
         async with asyncio.timeout(30):

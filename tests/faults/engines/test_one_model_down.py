@@ -7,7 +7,7 @@ import pytest
 from tests.faults.engines.test_engine_faults import RUNNER, no_canary, until
 from worker_node.app import make_app
 from worker_node.core.types import Device, ModelKind
-from worker_node.engines.process import HostingLimits
+from worker_node.engines.process import EngineLimits
 from worker_node.engines.protocol import EngineSpec, EngineState
 from worker_node.engines.supervisor import SupervisedEngine
 from worker_node.server import Profile, configured_models, running_node
@@ -22,7 +22,7 @@ SETTINGS = NodeSettings(
 def one_that_loads_for_ever(machine):
     embedder, writer = configured_models(machine)
     spec = EngineSpec(WRITER, ModelKind.GENERATION, "/", Device.CPU, RUNNER, {"load_s": 3600})
-    engine = SupervisedEngine(spec, no_canary, HostingLimits(stop_timeout_s=0.1), lazy=True)
+    engine = SupervisedEngine(spec, no_canary, EngineLimits(stop_timeout_s=0.1), lazy=True)
     return [embedder, replace(writer, placements=tuple(replace(p, engine=engine) for p in writer.placements))]
 
 

@@ -15,7 +15,7 @@ import pytest
 from tests.faults.engines.test_engine_faults import QUICK, collect, no_canary, spec, until
 from worker_node.core.errors import DeadlineExceeded, Retryable
 from worker_node.engines.cpu_share import CpuPlace, CpuRole, CpuTurns
-from worker_node.engines.process import HostingLimits
+from worker_node.engines.process import EngineLimits
 from worker_node.engines.protocol import EngineState
 from worker_node.engines.supervisor import SupervisedEngine
 from worker_node.engines.watchdog import LivenessLimits, stopped
@@ -42,7 +42,7 @@ class Turns(CpuTurns):
 async def yielding(**options):
     """An engine that stands with a job in it, which goes on for a second at least, and its turns."""
     turns = Turns()
-    limits = HostingLimits(liveness=LivenessLimits(20.0), restart=QUICK)
+    limits = EngineLimits(liveness=LivenessLimits(20.0), restart=QUICK)
     engine = SupervisedEngine(spec(**options), no_canary, limits, cpu=CpuPlace(turns, CpuRole.YIELDS))
     engine.start()
     try:

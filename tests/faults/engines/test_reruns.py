@@ -12,7 +12,7 @@ from tests.support.scripted_runner import EATER
 from worker_node.core.errors import DeadlineExceeded, EngineDied, EngineUnavailable, RequestBreaksEngine
 from worker_node.core.types import Device
 from worker_node.devices.memory import MemoryReader
-from worker_node.engines.process import HostingLimits
+from worker_node.engines.process import EngineLimits
 from worker_node.engines.protocol import EngineState
 from worker_node.engines.restart import RestartLimits
 from worker_node.serving import run
@@ -95,7 +95,7 @@ async def test_embeddings_are_run_again_too():
 
 
 async def test_it_is_run_on_the_next_placement_if_that_is_up():
-    slow = HostingLimits(restart=RestartLimits(first_backoff_s=30.0), stop_timeout_s=1.0)
+    slow = EngineLimits(restart=RestartLimits(first_backoff_s=30.0), stop_timeout_s=1.0)
     async with holding(Device.NPU, Device.CPU, limits=slow) as model:
         answer = asyncio.create_task(model.answer(1, 2))
         await model.kill()
@@ -116,7 +116,7 @@ async def test_after_the_first_token_nothing_is_run_again():
 
 
 async def test_a_deadline_that_the_restart_would_outlast_ends_the_call():
-    slow = HostingLimits(restart=RestartLimits(first_backoff_s=30.0), stop_timeout_s=1.0)
+    slow = EngineLimits(restart=RestartLimits(first_backoff_s=30.0), stop_timeout_s=1.0)
     async with holding(limits=slow) as model:
         answer = asyncio.create_task(model.answer(1, 2, seconds=20.0))
         await model.kill()
@@ -139,7 +139,7 @@ async def test_a_deadline_that_passes_during_the_restart_ends_the_call(tmp_path)
 
 @pytest.mark.parametrize("end", ["cancelled", "stopped"])
 async def test_a_call_that_waits_for_a_restart_ends_when_its_caller_leaves_or_the_node_stops(end):
-    slow = HostingLimits(restart=RestartLimits(first_backoff_s=30.0), stop_timeout_s=1.0)
+    slow = EngineLimits(restart=RestartLimits(first_backoff_s=30.0), stop_timeout_s=1.0)
     async with holding(limits=slow) as model:
         answer = asyncio.create_task(model.answer(1, 2))
         await model.kill()

@@ -16,11 +16,11 @@ from tests.faults.engines.test_engine_faults import HANG_S, QUICK, collect, unti
 from tests.support.scripted_runner import WEDGE
 from worker_node.core.errors import DeadlineExceeded, EngineUnavailable, RequestBreaksEngine, Retryable
 from worker_node.core.types import Device
-from worker_node.engines.process import HostingLimits
+from worker_node.engines.process import EngineLimits
 from worker_node.engines.protocol import EngineState
 from worker_node.engines.watchdog import LivenessLimits
 
-LIMITS = HostingLimits(
+LIMITS = EngineLimits(
     restart=QUICK, stop_timeout_s=1.0, liveness=LivenessLimits(watchdog_s=HANG_S, run_timeout_s=HANG_S)
 )
 SHORT_S = 0.5
@@ -105,7 +105,7 @@ async def test_an_engine_that_is_stopped_or_killed_in_its_canary_is_started_agai
             hit.set()
         await question
 
-    limits = HostingLimits(
+    limits = EngineLimits(
         restart=QUICK,
         stop_timeout_s=1.0,
         canary_interval_s=0.05,

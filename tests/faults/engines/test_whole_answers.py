@@ -11,7 +11,7 @@ import pytest
 from tests.faults.engines.test_engine_faults import QUICK, RUNNER, no_canary, until
 from worker_node.app import make_app
 from worker_node.core.types import Device, ModelKind
-from worker_node.engines.process import HostingLimits
+from worker_node.engines.process import EngineLimits
 from worker_node.engines.protocol import EngineSpec, EngineState
 from worker_node.engines.supervisor import SupervisedEngine
 from worker_node.server import Profile, configured_models, running_node
@@ -36,7 +36,7 @@ def scripted_models(log, machine):
     """The configured model with an engine that answers with its prompt, a token in 50 ms."""
     [model] = configured_models(machine)
     spec = EngineSpec(WRITER, ModelKind.GENERATION, "/", Device.CPU, RUNNER, {"step_s": 0.05, "log": str(log)})
-    limits = HostingLimits(restart=QUICK)
+    limits = EngineLimits(restart=QUICK)
     engine = SupervisedEngine(spec, no_canary, limits, lazy=True, suspects=model.placements[0].suspects)
     return [replace(model, placements=tuple(replace(place, engine=engine) for place in model.placements))]
 

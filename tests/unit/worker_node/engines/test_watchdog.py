@@ -16,7 +16,7 @@ from tests.support.jumping import JumpingLoop
 from worker_node.devices.memory import MemoryReader
 from worker_node.engines import process
 from worker_node.engines.isolation import Suspects
-from worker_node.engines.process import EngineProcess, HostingLimits
+from worker_node.engines.process import EngineLimits, EngineProcess
 from worker_node.engines.watchdog import (
     CallTimes,
     KillWatch,
@@ -36,7 +36,7 @@ class Process(EngineProcess):
     pid = 1
 
     def __init__(self, watchdog_s):
-        limits = HostingLimits(liveness=LivenessLimits(watchdog_s))
+        limits = EngineLimits(liveness=LivenessLimits(watchdog_s))
         super().__init__(SPEC, limits, Suspects(), KillWatch(), CallTimes())
         self.killed = None
 
