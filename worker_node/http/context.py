@@ -28,12 +28,7 @@ E = TypeVar("E", bound=StrEnum)
 def request_id(request: web.BaseRequest) -> str:
     """The caller's `X-Request-ID` if it is a plain token, else a new `req_` and 24 hex digits."""
     given = request.headers.get("X-Request-ID", "")
-    return given if _REQUEST_ID.fullmatch(given) else new_request_id()
-
-
-def new_request_id() -> str:
-    """An id for a request that brings none."""
-    return f"req_{_IDS.getrandbits(96):024x}"
+    return given if _REQUEST_ID.fullmatch(given) else f"req_{_IDS.getrandbits(96):024x}"
 
 
 def route_template(request: web.Request) -> str:

@@ -9,18 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import orjson
 from aiohttp import web
 
 from worker_node.core.errors import ModelNotFound, NodeError, Overloaded
 from worker_node.http.replies import json_response
 
 Renderer = Callable[[NodeError], web.Response]
-
-
-def error_body(error: NodeError) -> bytes:
-    """The JSON of an error: `{"error": {"message", "type", "code", "param"}}`."""
-    return orjson.dumps({"error": describe(error)})
 
 
 def describe(error: NodeError) -> dict[str, str | None]:
