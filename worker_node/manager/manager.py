@@ -190,7 +190,7 @@ class ModelManager:
     async def decided(self) -> None:
         """Wait until the manager has acted on what is wanted now."""
         if self._started:
-            await self._reconciler.looked()
+            await self._reconciler.decided()
 
     def keep(self, model: ServedModel, seconds: float | None) -> None:
         """Unload the model when it has been idle for `seconds`; None keeps it for good."""

@@ -33,7 +33,7 @@ class Residency:
     pool: str = "host"
     clock: Callable[[], float] = time.monotonic
     # Notifies the manager of a change. Without a manager the engine is loaded at once.
-    ask: Callable[[], None] | None = None
+    on_change: Callable[[], None] | None = None
     after_load: int | None = None
     held: int | None = None
     wanted_since: float | None = None
@@ -71,8 +71,8 @@ class Residency:
         self.insisted = self.insisted or insist
         if self.wanted_since is None:
             self.wanted_since = self.clock()
-        if self.ask is not None:
-            self.ask()
+        if self.on_change is not None:
+            self.on_change()
 
     def cancel_load_request(self) -> None:
         """Nothing waits for the load: it has ended or was refused, or its callers have left."""
@@ -165,7 +165,7 @@ class Placement:
     def wake(self, *, insist: bool = False) -> None:
         """Start to load the engine; return at once (`settled` waits). Unless `insist`, only while a request waits."""
         self.residency.request_load(on_request=True, insist=insist)
-        if self.residency.ask is None:
+        if self.residency.on_change is None:
             self.residency.cancel_load_request()
             self.engine.wake()
 
@@ -186,8 +186,8 @@ class Placement:
             unstarted = self.engine.status.state is EngineState.UNLOADED
             if unstarted and not residency.waiters and not residency.insisted:
                 residency.cancel_load_request()
-            if residency.ask is not None:
-                residency.ask()
+            if residency.on_change is not None:
+                residency.on_change()
 
     async def settled(self, deadline: float) -> None:
         """Wait until the engine is ready, or known not to be soon. Raises DeadlineExceeded, InsufficientMemory."""
@@ -209,7 +209,7 @@ class Placement:
         inf where nobody knows; None for an engine that does not become ready by itself soon.
         """
         status, residency = self.engine.status, self.residency
-        if status.state in _COMING and residency.ask is not None:
+        if status.state in _COMING and residency.on_change is not None:
             return residency.ready_in()
         load_s = residency.expected_load_s()
         if residency.load_s is None and status.load_seconds is not None:

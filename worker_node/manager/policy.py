@@ -80,12 +80,12 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do now, and when to look again if nothing happens before."""
+    """What to do now, and when to decide again if nothing happens before."""
 
     loads: tuple[Key, ...] = ()
     unloads: tuple[tuple[Key, Why], ...] = ()
     refusals: tuple[Refusal, ...] = ()
-    look_at: float | None = None
+    decide_at: float | None = None
 
 
 def decide(units: Sequence[Unit], budgets: Mapping[str, int | None], now: float) -> Plan:
@@ -107,7 +107,7 @@ def decide(units: Sequence[Unit], budgets: Mapping[str, int | None], now: float)
             elif fits:
                 loading.add(unit.device)
                 loads.append(unit.key)
-    return Plan(tuple(loads), tuple(unloads), tuple(refusals), _next_look(units, now))
+    return Plan(tuple(loads), tuple(unloads), tuple(refusals), _next_decision(units, now))
 
 
 def _wanted(units: Iterable[Unit]) -> list[Unit]:
@@ -128,7 +128,7 @@ def _expired(units: Iterable[Unit], now: float) -> list[tuple[Key, Why]]:
     return expired
 
 
-def _next_look(units: Iterable[Unit], now: float) -> float | None:
+def _next_decision(units: Iterable[Unit], now: float) -> float | None:
     times = [
         unit.keep_until
         for unit in units

@@ -18,9 +18,9 @@ from worker_node.manager.served import Names, ServedModel
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 2.0
-# Unless something waits for a model to become idle: successive requests of one caller then cause one look.
-_IDLE_LOOK_S = 1.0
+_PERIOD_S = 2.0
+# Unless something waits for a model to become idle: successive requests of one caller then cause one decision.
+_IDLE_DELAY_S = 1.0
 _RETRY_S = 0.5
 _MB = 1e6
 _STATES = {
@@ -107,22 +107,22 @@ class Reconciler:
         self._clock = clock
         self._measure = measure
         self._poked = asyncio.Event()
-        self._looked = asyncio.Event()
+        self._decided = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._watches: dict[int, asyncio.Task[None]] = {}
         self._down: set[Key] = set()
-        # Whether a request waits for memory, or for a model to leave; and the look that is due because one became idle.
+        # Whether a request waits for memory, or for a model to leave; and the decision that is due because one became idle.
         self._awaited = True
-        self._idle_look: asyncio.TimerHandle | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
 
     def poke(self) -> None:
-        """Request another look because something has changed."""
+        """Decide again soon, because something has changed."""
         self._poked.set()
 
-    async def looked(self) -> None:
-        """Wait for the next complete look, which comes soon."""
+    async def decided(self) -> None:
+        """Wait for the next decision, which comes soon."""
         self.poke()
-        await self._looked.wait()
+        await self._decided.wait()
 
     def start(self) -> None:
         """Start the loop, which from then on is the only one to load the managed models."""
@@ -132,7 +132,7 @@ class Reconciler:
         """Manage one more model, and load those of its engines that are loaded at start."""
         model.activity.on_idle = self._went_idle
         for placement in model.placements:
-            placement.residency.ask = self.poke
+            placement.residency.on_change = self.poke
             if id(placement) not in self._watches:
                 self._watches[id(placement)] = self._start(self._watch(placement), f"watch {model.id}")
                 if placement.eager:
@@ -142,7 +142,7 @@ class Reconciler:
     def release(self, model: ServedModel) -> None:
         """Stop managing a model."""
         for placement in model.placements:
-            placement.residency.ask = None
+            placement.residency.on_change = None
             placement.residency.cancel_load_request()
             placement.residency.changed()
             if (watch := self._watches.pop(id(placement), None)) is not None:
@@ -159,8 +159,8 @@ class Reconciler:
     def _went_idle(self) -> None:
         if self._awaited:
             self.poke()
-        elif self._idle_look is None:
-            self._idle_look = asyncio.get_running_loop().call_later(_IDLE_LOOK_S, self.poke)
+        elif self._idle_timer is None:
+            self._idle_timer = asyncio.get_running_loop().call_later(_IDLE_DELAY_S, self.poke)
 
     def _start(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=name)
@@ -176,20 +176,20 @@ class Reconciler:
     async def _run(self) -> None:
         while True:
             self._poked.clear()
-            if self._idle_look is not None:
-                self._idle_look.cancel()
-                self._idle_look = None
+            if self._idle_timer is not None:
+                self._idle_timer.cancel()
+                self._idle_timer = None
             try:
-                look_at = self._reconcile()
+                decide_at = self._reconcile()
             except Exception:  # one error must not end the only loop that loads models
                 log.exception("the models could not be reconciled; trying again")
-                look_at = self._clock() + _LOOK_S
-            looked, self._looked = self._looked, asyncio.Event()
-            looked.set()
-            await self._wait(look_at)
+                decide_at = self._clock() + _PERIOD_S
+            decided, self._decided = self._decided, asyncio.Event()
+            decided.set()
+            await self._wait(decide_at)
 
     def _reconcile(self) -> float | None:
-        """Observe, decide and act once; return when to look again if nothing happens before."""
+        """Observe, decide and act once; return when to decide again if nothing happens before."""
         units: dict[Key, tuple[ServedModel, Placement]] = {}
         snapshot: list[Unit] = []
         turning_over = False
@@ -222,8 +222,8 @@ class Reconciler:
             self._refuse(units[refusal.key][1].residency, refusal, _text(refusal, snapshot, units, plan))
         loaded = any(unit.state in {UnitState.LOADING, UnitState.READY} for unit in snapshot)
         # Memory changes without notice.
-        looks = [plan.look_at, now + _LOOK_S if loaded and any(self.budgets.values()) else None]
-        return min((at for at in looks if at is not None), default=None)
+        times = [plan.decide_at, now + _PERIOD_S if loaded and any(self.budgets.values()) else None]
+        return min((at for at in times if at is not None), default=None)
 
     async def _wait(self, until: float | None) -> None:
         alarm = None if until is None else asyncio.create_task(self._ring(until))

@@ -273,7 +273,7 @@ async def test_a_caller_who_can_go_elsewhere_does_not_wait_for_an_eager_engine_b
     cpu = Engine(EngineState.UNLOADED)
     wanted = demand(Engine(EngineState.READY), cpu)
     cpu_place = wanted.placements[1]
-    cpu_place.residency.ask = lambda: None
+    cpu_place.residency.on_change = lambda: None
     (finding,) = await begun(select_placement(wanted, context(restart_wait_s=0.0)))
     cpu.set(EngineState.READY)
     assert (await finding).route.device is Device.CPU
