@@ -111,7 +111,7 @@ class Reconciler:
         self._tasks: set[asyncio.Task[None]] = set()
         self._watches: dict[int, asyncio.Task[None]] = {}
         self._down: set[Key] = set()
-        # Whether a request waits for memory, or for a model to leave; and the decision that is due because one became idle.
+        # Whether a request waits for memory, or for a model to leave; and the timer since one became idle.
         self._awaited = True
         self._idle_timer: asyncio.TimerHandle | None = None
 
