@@ -1,4 +1,4 @@
-"""The headers of a reply with vectors."""
+"""The routes of embeddings in every dialect: native, OpenAI and Ollama."""
 
 from __future__ import annotations
 
@@ -89,9 +89,6 @@ async def _in_chunks(
     return b",".join(parts)
 
 
-# The native dialect: POST /embeddings.
-
-
 class EmbeddingsBody(Body):
     """Body of POST /embeddings."""
 
@@ -155,8 +152,6 @@ async def _embeddings_json(reply: EmbeddingReply) -> bytes:
     return orjson.dumps(head)[:-1] + b',"embeddings":[' + await rows_json(reply.vectors) + b"]}"
 
 
-# POST /v1/embeddings.
-
 Ids = Annotated[list[int], Field(min_length=1)]
 
 
@@ -207,7 +202,6 @@ class OpenAIEmbeddingsBody(DialectBody):
 
 
 def openai_routes() -> list[web.RouteDef]:
-    """The routes of this file."""
     return [web.post("/v1/embeddings", inference(_openai_embeddings))]
 
 
@@ -258,9 +252,6 @@ def _input_type(request: web.Request, given: str | None, model: EmbeddingModel) 
     return None
 
 
-# POST /api/embed, and /api/embeddings as it was before.
-
-
 class EmbedBody(DialectBody):
     """Body of POST /api/embed. A text that is too long is cut unless `truncate` is false."""
 
@@ -282,7 +273,6 @@ class OllamaEmbeddingsBody(DialectBody):
 
 
 def ollama_routes() -> list[web.RouteDef]:
-    """The routes of this file."""
     return [web.post("/api/embed", inference(_embed)), web.post("/api/embeddings", inference(_ollama_embeddings))]
 
 
@@ -387,9 +377,6 @@ class OllamaEmbedding(Reply):
     """POST /api/embeddings."""
 
     embedding: list[float]
-
-
-# The HTTP side of the task: its routes in every dialect, and how they are described.
 
 
 def _routes() -> list[web.RouteDef]:

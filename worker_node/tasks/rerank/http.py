@@ -80,13 +80,10 @@ class RerankBody(DialectBody):
         return self.texts is None if wanted is None else wanted
 
 
-# POST /rerank, /v1/rerank and /v2/rerank.
-
 PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
 
 
 def routes() -> list[web.RouteDef]:
-    """The routes of this task."""
     return [web.post(path, inference(_rerank)) for path in PATHS]
 
 
@@ -165,9 +162,6 @@ def _cohere(
         "usage": {"total_tokens": reply.usage.prompt_tokens},
         "meta": meta,
     }
-
-
-# The HTTP side of the task.
 
 
 class RerankResult(Reply):

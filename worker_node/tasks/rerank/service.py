@@ -1,4 +1,4 @@
-"""Reranking models, requests and replies."""
+"""Rerank documents: tokenize, choose a placement, run, and count. Every dialect calls `rerank`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ class RerankModel(ServedModel):
     documents_limit: int = RerankOptions().documents_limit
 
     def facts(self) -> Mapping[str, Any]:
-        """See `ServedModel.facts`."""
         return {"documents_limit": self.documents_limit}
 
 
@@ -96,9 +95,6 @@ def log_odds(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
     return wide[:, 0] if wide.shape[1] == 1 else wide[:, 1] - wide[:, 0]
 
 
-# Metrics of reranking alone.
-
-
 class RerankMetrics:
     """The task's own metrics, in the node's registry."""
 
@@ -122,9 +118,6 @@ class RerankMetrics:
 def declare_rerank_metrics(telemetry: Telemetry) -> None:
     """Create the metrics at start, so that they are exported from then on."""
     telemetry.made["documents"] = telemetry.own(RerankMetrics).documents
-
-
-# Rerank documents: tokenize, route, admit, run. Every dialect comes through here.
 
 
 async def rerank(services: Services, request: RerankRequest) -> RerankReply:

@@ -1,4 +1,4 @@
-"""The kind of the models."""
+"""The registration of the task, and the kind of its models."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from worker_node.registry import Task
 
 RERANK = "rerank"
 
-
-# The registration of the task.
 
 TASK = Task(
     kind=RERANK,

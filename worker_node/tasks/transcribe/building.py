@@ -1,4 +1,4 @@
-"""The canary of speech engines: a sentence that they must understand."""
+"""How speech models are built and admitted, their canary (a sentence that they must understand), and voice activity."""
 
 from __future__ import annotations
 
@@ -134,8 +134,6 @@ async def find_voice(manager: ModelManager, limits: AudioOptions, choice: VoiceC
     return Voice(network, rules)
 
 
-# How speech recognition models are built, examined and admitted.
-
 # Resident bytes for each byte of f16 weights: the CPU widens them, and the decoder is compiled twice for the NPU.
 _WEIGHTS = 3.0
 _MAX_OUTSTANDING = 64
@@ -154,7 +152,6 @@ class TranscriptionModel(ServedModel):
         return bool(self.languages)
 
     def facts(self) -> Mapping[str, Any]:
-        """See `ServedModel.facts`."""
         return {
             "languages": sorted(self.languages) or ["en"],
             "translates": self.multilingual,

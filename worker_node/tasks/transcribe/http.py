@@ -1,4 +1,4 @@
-"""Form fields that have silence skipped: OpenAI's `chunking_strategy`, faster-whisper-server's `vad_filter`."""
+"""The routes of transcriptions and translations: forms with an upload in, text in five formats out."""
 
 from __future__ import annotations
 
@@ -302,8 +302,6 @@ async def _chunk(part: BodyPartReader, request: web.Request) -> bytes:
     async with silence(request):
         return await part.read_chunk(_CHUNK)
 
-
-# POST /v1/audio/transcriptions and /v1/audio/translations, as OpenAI's API has them.
 
 _MEBIBYTE = 1 << 20
 _DURATION = Field(description="Seconds of audio")

@@ -39,11 +39,9 @@ class TranscribeJob(msgspec.Struct, frozen=True, tag="transcribe", array_like=Tr
         return len(self.samples) // (SAMPLE_BYTES * SAMPLES_PER_POSITION) or 1
 
     def with_id(self, job_id: int) -> TranscribeJob:
-        """See `engines.messages.Job`."""
         return msgspec.structs.replace(self, id=job_id)
 
     def timeless(self) -> TranscribeJob:
-        """See `engines.messages.Job`."""
         return msgspec.structs.replace(self, id=0, deadline=0.0, interactive=True, since=0.0)
 
 
@@ -80,5 +78,4 @@ class Transcript(Outcome, frozen=True, array_like=True):
         return True
 
     def parts(self) -> Sequence[JobResult]:
-        """See `engines.messages.Outcome`."""
         return (self,)

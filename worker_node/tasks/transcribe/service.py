@@ -1,4 +1,4 @@
-"""The processes that decode uploads and find speech in them."""
+"""Transcribe: decode an upload, cut it into passages, run each on an engine, and join the texts."""
 
 from __future__ import annotations
 
@@ -75,9 +75,6 @@ def audio_decoder(_settings: NodeSettings) -> AudioDecoder:
     return AudioDecoder()
 
 
-# Metrics of speech recognition alone.
-
-
 class SpeechMetrics:
     """The task's own metrics, in the node's registry."""
 
@@ -99,8 +96,6 @@ def declare_speech_metrics(telemetry: Telemetry) -> None:
     """Create the metrics at start, so that they are exported from then on."""
     telemetry.made["seconds of audio"] = telemetry.own(SpeechMetrics).heard
 
-
-# The path of a transcription: decode, cut into passages, run each on an engine, put the texts together.
 
 # A passage whose loudest tenth of a second stays below this (of 32,768, −84 dB) has no sound: no more than the noise of
 # rounding to 16 bits. Models invent words for it.
