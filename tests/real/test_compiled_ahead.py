@@ -21,7 +21,7 @@ from tests.support.warm_start import run_warm
 from worker_node.core.types import Device
 from worker_node.devices.blobs import RECORD_FILE, BlobRejected, read_record, write_record
 from worker_node.devices.emulated_npu import StandInCounter
-from worker_node.encoders.jobs import RowJob
+from worker_node.encoders.jobs import RowJob, RowResult
 from worker_node.engines.protocol import EngineSpec
 from worker_node.tasks.embed.packing import StaticEmbeddingRunner
 from worker_node.tasks.generate.messages import GenerateJob, Step
@@ -104,8 +104,8 @@ def generated(engine):
 
 
 def embedded(engine):
-    (outcome,) = [e for e in engine.run(RowJob(1, PROMPT, [20], FAR)) if hasattr(e, "vectors")]
-    return np.frombuffer(outcome.vectors, "<f4")
+    (outcome,) = [e for e in engine.run(RowJob(1, PROMPT, [20], FAR)) if isinstance(e, RowResult)]
+    return np.frombuffer(outcome.data, "<f4")
 
 
 def test_the_record_says_what_the_blobs_were_compiled_for(blobs):
