@@ -1,10 +1,8 @@
 """Fixtures that every kind of test may use, and how the suite is run: docs/contributing.md."""
 
-import gc
 import logging
 import os
 import signal
-import sys
 
 import aiohttp
 import pytest
@@ -15,9 +13,6 @@ from tests.support.nodes import start_node
 from worker_node.models.store import ModelStore
 
 avx2.use_if_wanted()
-# Dozens of nodes, engines and clients start as processes of their own: without bytecode each compiles what it imports.
-sys.dont_write_bytecode = False
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Beside the run's own workers, which are as many as cores, engines of a lower priority would get little of any.
 os.environ.setdefault("NPU_NODE_ENGINE_NICE", "0")
 
@@ -28,32 +23,17 @@ settings.register_profile("long", derandomize=True, deadline=None, max_examples=
 settings.load_profile("suite")
 
 
-# What is made until the tests begin stays: the collector would look through all of it again and again.
-gc.disable()
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_finish():
-    gc.freeze()
-    gc.enable()
-
-
 def pytest_addoption(parser):
     parser.addoption("--long", action="store_true", help="also the tests marked `long`, and the long forms of others")
 
 
 def pytest_configure(config):
-    from tests.support.cpu_time import CpuTime
-    from tests.support.shared_node import SharedNodeWatch
-
     if config.getoption("long") and not config.getoption("--hypothesis-profile"):
         settings.load_profile("long")
-    config.pluginmanager.register(CpuTime(), "cpu_time")
-    config.pluginmanager.register(SharedNodeWatch(), "shared_node_watch")
     if worker := os.environ.get("PYTEST_XDIST_WORKER"):
-        from tests.support.workers import take_core
-
-        take_core(worker)
+        # Each worker and its nodes on one core: the threads of OpenVINO spin while they wait for each other.
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
 
 
 def pytest_collection_modifyitems(config, items):
@@ -70,26 +50,8 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers():
-    """The number of workers that `-n auto` starts."""
-    from tests.support.workers import worker_count
-
-    return worker_count()
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_setupnodes(config):
-    """Before the workers start."""
-    from tests.support.compiled import compile_all
-
-    config.pluginmanager.get_plugin("cpu_time").add_start(compile_all(config))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config, log):
-    """Used with `-n`, whatever `--dist` says."""
-    from tests.support.workers import SharedNodeScheduling
-
-    return SharedNodeScheduling(config, log)
+    """One more worker than cores, since many tests wait."""
+    return len(os.sched_getaffinity(0)) + 1
 
 
 @pytest.fixture(autouse=True)
@@ -108,15 +70,6 @@ def logging_as_imported():
 def _set_level(logger, level):
     if logger.level != level:  # setting it empties a cache of each logger
         logger.setLevel(level)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def warm_engines():
-    """Engines of the tests' own process are forked from one that has imported what they need."""
-    from tests.support.warm_children import start_engine
-    from worker_node.engines import process
-
-    process.start_module = start_engine
 
 
 @pytest.fixture(scope="session")
@@ -157,7 +110,6 @@ def node(quick_models):
     Its generation model is cut to two layers: six times quicker, and no answer makes sense (`tests/support/cut_model`).
     """
     with start_node(**quick_models) as running:
-        running.share()
         yield running
 
 
@@ -165,7 +117,6 @@ def node(quick_models):
 def whole_node(store):
     """As `node`, with the whole generation model: for what needs its words."""
     with start_node() as running:
-        running.share()
         yield running
 
 

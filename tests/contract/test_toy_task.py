@@ -67,7 +67,7 @@ def node(tmp_path_factory):
         "NPU_NODE_COMPILE_CACHE": str(root / "cache"),
         "NPU_NODE_MODEL_STORE": str(root / "store"),
     }
-    with start_node("--config", str(config), ready=False, cold=True, **environment) as running:
+    with start_node("--config", str(config), ready=False, **environment) as running:
         running.wait_for(
             lambda body: {m["id"] for m in body["models"] if m["state"] == "ready"} >= {"vowels", "narrow"}
         )

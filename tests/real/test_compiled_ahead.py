@@ -16,8 +16,7 @@ import pytest
 from openvino import opset13 as op
 
 from tests.support.inference import ask
-from tests.support.nodes import start_node
-from tests.support.warm_start import run_warm
+from tests.support.nodes import run_node_command, start_node
 from worker_node.core.types import Device
 from worker_node.devices.blobs import RECORD_FILE, BlobRejected, read_record, write_record
 from worker_node.devices.emulated_npu import StandInCounter
@@ -37,7 +36,7 @@ PROMPT = np.arange(100, 120, dtype="<i4").tobytes()
 
 def compile_ahead(quick_npu_models, *arguments):
     environment = os.environ | quick_npu_models | {"NPU_NODE_NPU_EMULATION": "1"}
-    return run_warm(["compile", *arguments], env=environment, timeout=200)
+    return run_node_command(["compile", *arguments], env=environment, timeout=200)
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,7 @@ import aiohttp
 import psutil
 import pytest
 
-from tests.support.nodes import start_node
-from tests.support.warm_start import run_warm
+from tests.support.nodes import run_node_command, start_node
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("store")]
 
@@ -159,7 +158,7 @@ def test_kill_9_of_the_node_leaves_no_process_and_no_file(tmp_path, quick_models
 
 def test_a_node_refuses_to_start_wrongly(tmp_path):
     def refuse(*arguments, **environment):
-        done = run_warm(["serve", "--port", "0", *arguments], env=os.environ | environment, timeout=60)
+        done = run_node_command(["serve", "--port", "0", *arguments], env=os.environ | environment, timeout=60)
         assert done.returncode == 1
         assert "Traceback" not in done.stderr
         return done.stderr

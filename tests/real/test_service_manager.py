@@ -20,7 +20,6 @@ def test_listening_alive_ready_stopping(store, tmp_path):
 
         with start_node(
             ready=False,
-            cold=True,  # as a service manager starts it
             NOTIFY_SOCKET=address,
             WATCHDOG_USEC="400000",
             NPU_NODE_MODELS='[{"name": "all-minilm-l6-v2", "placements": ["CPU"]}]',

@@ -10,21 +10,24 @@ import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
-from tests.support.cpu_time import children
-from tests.support.warm_start import WarmProcess, start_warm_piped
+NPU_NODE = (sys.executable, "-m", "worker_node")
+
+
+def run_node_command(arguments, **options):
+    """Run `npu-node …` to its end: a `subprocess.CompletedProcess` with both outputs as text."""
+    return subprocess.run([*NPU_NODE, *map(str, arguments)], capture_output=True, text=True, check=False, **options)
 
 
 def engine_processes(pid):
     """The process ids of the engines of a process."""
     found = set()
-    for child in children(pid):
-        with contextlib.suppress(OSError):
-            if b"worker_node.engines.child" in Path(f"/proc/{child}/cmdline").read_bytes():
-                found.add(child)
+    for child in psutil.Process(pid).children():
+        with contextlib.suppress(psutil.Error):
+            if "worker_node.engines.child" in child.cmdline():
+                found.add(child.pid)
     return found
 
 
@@ -32,14 +35,9 @@ def engine_processes(pid):
 class RunningNode:
     """A node process; `url` is where it listens, `key` one of its API keys where it has any."""
 
-    process: subprocess.Popen | WarmProcess
+    process: subprocess.Popen
     url: str
     key: str | None = None
-    engines: frozenset | None = None
-
-    def share(self):
-        """Note its engines: from now on tests that share it are to leave them alone."""
-        self.engines = frozenset(self.engine_processes())
 
     def health(self):
         """The status code and body of /health."""
@@ -82,19 +80,14 @@ class RunningNode:
 
 
 @contextlib.contextmanager
-def start_node(*arguments, ready=True, cold=None, **environment):
+def start_node(*arguments, ready=True, **environment):
     """A node on a free loopback port, ended with the block; none of its processes outlives it.
 
     It is greedy where a request leaves sampling open, in Ollama's dialect too, so that texts can be compared.
-    `cold`: in an interpreter of its own, which imports it all again; outside of tests, which do not measure it, always.
     """
     command = ["serve", "--port", "0", *arguments]
     env = os.environ | {"NPU_NODE_SAMPLING_DEFAULTS": "greedy"} | environment
-    if cold or "pytest" not in sys.modules:
-        interpreter = [sys.executable, "-m", "worker_node"]
-        process = subprocess.Popen([*interpreter, *command], stdout=subprocess.PIPE, text=True, env=env)
-    else:
-        process = start_warm_piped(command, env=env)
+    process = subprocess.Popen([*NPU_NODE, *command], stdout=subprocess.PIPE, text=True, env=env)
     try:
         line = process.stdout.readline()
         assert line.startswith("listening on "), f"the node said {line!r}"

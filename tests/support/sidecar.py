@@ -15,8 +15,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from tests.support.nodes import engine_processes
-from tests.support.warm_start import WarmProcess, run_warm, start_warm_piped
+from tests.support.nodes import NPU_NODE, engine_processes, run_node_command
 
 
 @dataclass
@@ -77,7 +76,7 @@ class Counter:
 class Sidecar:
     """A running sidecar; `log` is all that it and its engine wrote to standard error."""
 
-    process: WarmProcess
+    process: subprocess.Popen
     url: str
     log: Path
     lock: Path
@@ -163,8 +162,12 @@ def start_sidecar(directory, *arguments, **environment):
     variables = {"NPU_NODE_NPU_EMULATION": "1", "NPU_NODE_NPU_SYSFS": str(counter.directory)}
     variables |= {"OV_GENAI_NPU_PORT": "0", "OV_GENAI_NPU_LOCK": str(lock)}
     with log.open("w") as stderr:
-        process = start_warm_piped(
-            ["serve", "--profile", "bounded", *arguments], env=os.environ | variables | environment, stderr=stderr
+        process = subprocess.Popen(
+            [*NPU_NODE, "serve", "--profile", "bounded", *arguments],
+            env=os.environ | variables | environment,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
         )
     try:
         line = process.stdout.readline()
@@ -188,4 +191,4 @@ def run_command(*arguments, stdin=None, **environment):
     """Run `npu-node …` with the emulated NPU, which it shares with nobody, to its end."""
     with tempfile.TemporaryDirectory() as directory:
         own = {"NPU_NODE_NPU_EMULATION": "1", "OV_GENAI_NPU_LOCK": f"{directory}/lock"}
-        return run_warm(arguments, input=stdin, timeout=280, env=os.environ | own | environment)
+        return run_node_command(arguments, input=stdin, timeout=280, env=os.environ | own | environment)
