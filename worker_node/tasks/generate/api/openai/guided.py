@@ -11,7 +11,7 @@ from worker_node.api.body import DialectBody
 from worker_node.api.leniency import Table, Unsupported, hints
 from worker_node.domain import AnswerSchema, GivenForm
 from worker_node.errors import BadRequest
-from worker_node.structured_output.ebnf import literal
+from worker_node.structured_output.ebnf import one_text
 
 _NO_LAZY = (
     "a grammar counts from the first token of the answer; offer tools, whose calls are enforced from where they begin"
@@ -110,4 +110,4 @@ def _schema(given: Schema, where: str) -> AnswerSchema:
 
 def _choice(texts: list[str]) -> str:
     """The grammar of exactly one of the texts."""
-    return "root ::= " + " | ".join(map(literal, dict.fromkeys(texts))) + "\n"
+    return f"root ::= {one_text(texts)}\n"
