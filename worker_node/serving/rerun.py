@@ -52,7 +52,7 @@ class Runs:
     """
 
     def __init__(self, demand: Demand, context: RequestContext, place: Place, admit: Admit) -> None:
-        self._demand = demand
+        self.demand = demand
         self._context = context
         self._admit = admit
         self._first = place.placement
@@ -81,7 +81,7 @@ class Runs:
         """A run of a suspect, or on another placement than the first."""
         if standing is Standing.REFUSED:
             raise RequestBreaksEngine(
-                f"{self._demand.model}: this request took down the engine that ran it, twice; do not send it again"
+                f"{self.demand.model}: this request took down the engine that ran it, twice; do not send it again"
             )
         with self._elsewhere(placement):
             suspects, deadline = placement.suspects, self._context.deadline
@@ -135,7 +135,7 @@ class Runs:
         return suspects.standing(key()) if suspects else Standing.CLEAR
 
     def _find(self, *, suspected: bool) -> Place | None:
-        demand = self._demand
+        demand = self.demand
         if self._device_told:
             demand = replace(demand, require=self.place.route.device)
         candidates = [self._candidate(placement, suspected=suspected) for placement in demand.placements]
@@ -160,7 +160,7 @@ class Runs:
         """The placements whose engine is started again in time."""
         now = time.monotonic()
         found = []
-        for placement in self._demand.placements:
+        for placement in self.demand.placements:
             status = placement.engine.status
             if self._device_told and placement.device is not self.place.route.device:
                 continue

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 
 from worker_node.domain import Finished, Piece, Route, Sampling
+from worker_node.errors import BadRequest
 from worker_node.serving.places import Explained, Explanation
 from worker_node.serving.services import Services
 from worker_node.tasks.generate.serving.requests import GenerationRequest
@@ -63,10 +64,24 @@ async def generate_choices(
     if requests[0].context.dry_run:
         raise Explained(await _explain(services, requests))
     async with AsyncExitStack() as stack:
-        runs = [await stack.enter_async_context(generate(services, request, whole=whole)) for request in requests]
+        runs = []
+        for request in requests:
+            runs.append(await stack.enter_async_context(generate(services, request, whole=whole)))
+            _check_places(runs[0], len(requests))
         written = [0] * len(runs)
         events = _only(runs[0], written) if len(runs) == 1 else _merged(runs, written)
         yield Choices(tuple(runs), await stack.enter_async_context(aclosing(events)), written)
+
+
+def _check_places(run: GenerationRun, count: int) -> None:
+    """Raise BadRequest for more answers than the model has places for: they would never all be admitted."""
+    demand = run.runs.demand
+    most = max(placement.admission.limits.max_outstanding for placement in demand.placements)
+    if count > most:
+        raise BadRequest(
+            f"{count} answers were asked for at once; {demand.model} has places for {most} (max_outstanding), ask for "
+            "fewer"
+        )
 
 
 async def _explain(services: Services, requests: Sequence[GenerationRequest]) -> Explanation:
