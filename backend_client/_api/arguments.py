@@ -87,7 +87,9 @@ def ordered(values: Iterable[str], name: str = "texts") -> Iterable[str]:
     elif isinstance(values, AbstractSet) and not isinstance(values, KeysView):
         problem = "without an order; give a list of texts"
     elif isinstance(values, AsyncIterable):
-        problem = "asynchronous; give a list of texts" + (", or call embed_stream" if name == "texts" else "")
+        problem = "asynchronous; give a list of texts" + (
+            ", or call embed_many or embed_stream" if name == "texts" else ""
+        )
     else:
         try:
             return iter(values)
