@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self, TypeAlias, TypeVar
@@ -10,6 +9,7 @@ from typing import Any, Protocol, Self, TypeAlias, TypeVar
 from backend_client._protocol.dialect import FORMS, StreamEvent, StreamForm
 from backend_client._protocol.numbers import check_numbers
 from backend_client._protocol.report import ModelKind, ModelReport
+from backend_client._protocol.request_ids import new_request_id
 from backend_client._protocol.transcripts import TRANSCRIPTS
 from backend_client._protocol.wire import Reply
 from backend_client._resilience.deadline import Deadline
@@ -18,11 +18,6 @@ from backend_client.results import CallOptions, EmbedBatch, GenerateResult, Prio
 J = TypeVar("J", bound="Job")
 
 _COMMON = frozenset(CallOptions.__annotations__)
-
-
-def new_request_id() -> str:
-    """An id as nodes make them: `req_` and 24 hex digits. It must be unlike all others, not hard to guess."""
-    return f"req_{random.getrandbits(96):024x}"
 
 
 @dataclass(slots=True, kw_only=True)
