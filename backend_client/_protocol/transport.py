@@ -86,7 +86,7 @@ class HttpTransport(NodeApi):
                     problem = BadReply("the reply is not an event stream", node=node)
                 else:
                     yield Reply(200, headers)
-                    async for event in events_of(response.content):
+                    async for event in events_of(response.content, self._max_reply):
                         yield event
                     return
         except (aiohttp.ClientError, OSError, ValueError) as error:

@@ -191,7 +191,7 @@ async def _read(
     lease: Lease, job: Exchange, items: AsyncGenerator[Any, None], wired: WireCall, form: StreamForm
 ) -> AsyncGenerator[_Item, None]:
     """The events of a stream. Raises what an event says that reports a failure, BadReply for what is no event."""
-    node, read = lease.node.url, form.reader()
+    node, read = lease.node.url, form.reader(job.body or {})
     try:
         async for item in items:
             if isinstance(item, Reply):
