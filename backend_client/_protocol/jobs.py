@@ -13,11 +13,14 @@ from backend_client._protocol.request_ids import new_request_id
 from backend_client._protocol.transcripts import TRANSCRIPTS
 from backend_client._protocol.wire import Reply
 from backend_client._resilience.deadline import Deadline
+from backend_client.errors import InvalidArgument
 from backend_client.results import CallOptions, EmbedBatch, GenerateResult, Priority, RawReply
 
 J = TypeVar("J", bound="Job")
 
 _COMMON = frozenset(CallOptions.__annotations__)
+# A body that has one of them means an option of the call, or of the SDK, which would be lost.
+_NO_FIELDS = ("local_only", "require_device", "extra_headers", "extra_body", "extra_query")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,7 +101,12 @@ class Exchange(Job):
     refused: list[Reply] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
-        """Raise InvalidArgument for a wrong number. The fields of a form are texts."""
+        """Raise InvalidArgument for a wrong number, or an option of the call among the fields of the body."""
+        for name in _NO_FIELDS:
+            if name in (self.body or ()):
+                option = f"give the option {name}" if name in _COMMON else "put its fields into the body itself"
+                raise InvalidArgument(f"the body has {name}: {option}", param=name)
+        # The fields of a form are texts.
         if self.file is None:
             check_numbers(self.body or {}, self.path)
 
