@@ -73,8 +73,8 @@ class CloudExchanges:
     def refusal(self, job: Exchange) -> str | None:
         """Why the cloud cannot serve it, or None."""
         body = job.body or {}
-        if job.path != _CHAT or job.method != "POST":
-            return f"it serves chats and embeddings only, and this is {job.path}"
+        if job.only_on_nodes:
+            return job.only_on_nodes
         if not (job.model or self._settings.chat_model):
             return "cloud.chat_model is not set"
         local = [name for name in _LOCAL if body.get(name) is not None]

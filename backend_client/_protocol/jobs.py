@@ -111,6 +111,15 @@ class Exchange(Job):
             check_numbers(self.body or {}, self.path)
 
     @property
+    def only_on_nodes(self) -> str | None:
+        """Why no cloud serves it, or None."""
+        if self.path == "/v1/chat/completions" and self.method == "POST":
+            return None
+        if self.path == "/v1/embeddings":
+            return "of /v1/embeddings it serves texts without other fields only: call embed or embed_many"
+        return f"it serves chats and embeddings only, and this is {self.path}"
+
+    @property
     def form(self) -> StreamForm | None:
         """How its answer is streamed; None where it comes whole."""
         if self.file is not None:

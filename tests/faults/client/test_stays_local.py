@@ -12,6 +12,7 @@ from backend_client import (
     InferenceClient,
     InvalidArgument,
     NPUClient,
+    NPUUnavailableError,
 )
 from backend_client.testing import FakeFleet
 from tests.faults.scripted_node import WRITER, error_response
@@ -176,6 +177,13 @@ async def test_a_header_of_the_sdk_that_no_request_can_carry_is_refused_unsent(v
             # No node was blamed for it.
             models = [model.id async for model in openai.models.list()]
             assert models
+
+
+async def test_embeddings_of_post_stay_with_the_nodes_and_the_error_names_the_calls_that_do_not(cloud):
+    async with InferenceClient.from_settings(settings(cloud)) as client:
+        with pytest.raises(NPUUnavailableError, match="texts without other fields only: call embed or embed_many"):
+            await client.post("/v1/embeddings", {"input": "a"})
+    assert not cloud.requests
 
 
 async def test_headers_of_a_call_go_to_nodes_and_to_the_cloud_where_they_are_listed(chats, cloud):
