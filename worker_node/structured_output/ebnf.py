@@ -19,7 +19,7 @@ JSON_RULES = {
     "ws": r"[ \n\t]{0,16}",
     "char": r'[^"\\\x00-\x1f] | "\\" ["\\/bfnrt] | "\\u" [0-9A-CEFa-cef] [0-9A-Fa-f]{3}',
     "string": r'"\"" char* "\""',
-    "integer": r'"-"? ("0" | [1-9] [0-9]{0,15})',
+    "integer": r'"-"? ("0" | [1-9] [0-9]{0,14})',
     "number": r'integer ("." [0-9]{1,15})? ([eE] [-+]? [0-9]{1,2})?',
     "member": r'string ws ":" ws value',
     "object": r'"{" ws (member (ws "," ws member)*)? ws "}"',
