@@ -22,7 +22,6 @@ import numpy.typing as npt
 from pydantic import BaseModel, SecretStr
 
 from backend_client._api import inference_client, npu_client
-from backend_client._api.arguments import text_list
 from backend_client._api.base_client import BaseClient
 from backend_client._api.batching import Progress
 from backend_client._api.chat_methods import Messages
@@ -130,14 +129,14 @@ class Blocking(Generic[C]):
     def embed_many(
         self, texts: Iterable[str], *, progress: Progress | None = None, **options: Unpack[EmbedOptions]
     ) -> npt.NDArray[np.float32]:
-        """See `BaseClient.embed_many`. `texts` is read in this thread, `progress` is called in the client's."""
-        return self._thread.run(self._client.embed_many(text_list(texts), progress=progress, **options))
+        """See `BaseClient.embed_many`. `progress` is called in the client's thread."""
+        return self._thread.run(self._client.embed_many(texts, progress=progress, **options))
 
     def embed_many_result(
         self, texts: Iterable[str], *, progress: Progress | None = None, **options: Unpack[EmbedOptions]
     ) -> EmbedManyResult:
-        """See `BaseClient.embed_many_result`. `texts` is read in this thread, `progress` is called in the client's."""
-        return self._thread.run(self._client.embed_many_result(text_list(texts), progress=progress, **options))
+        """See `BaseClient.embed_many_result`. `progress` is called in the client's thread."""
+        return self._thread.run(self._client.embed_many_result(texts, progress=progress, **options))
 
     def embed_stream(self, texts: Iterable[str], **options: Unpack[EmbedOptions]) -> Generator[EmbedBatch, None, None]:
         """See `BaseClient.embed_stream`."""

@@ -87,7 +87,9 @@ def ordered(values: Iterable[str], name: str = "texts") -> Iterable[str]:
     elif isinstance(values, AbstractSet) and not isinstance(values, KeysView):
         problem = "without an order; give a list of texts"
     elif isinstance(values, AsyncIterable):
-        problem = "asynchronous; give a list of texts" + (", or call embed_stream" if name == "texts" else "")
+        problem = "asynchronous; give a list of texts" + (
+            ", or call embed_many or embed_stream" if name == "texts" else ""
+        )
     else:
         try:
             return iter(values)
@@ -125,7 +127,8 @@ def no_answer(schema: str, result: ChatResult) -> InvalidAnswer:
     )
 
 
-def _headers(value: object) -> None:
+def headers(value: object) -> None:
+    """Raise InvalidArgument for extra headers that a node must not get."""
     if not isinstance(value, Mapping) or not all(
         isinstance(name, str)
         and _HEADER_NAME.fullmatch(name)
@@ -167,7 +170,7 @@ def options(method: str, given: Mapping[str, Any], declared: type) -> dict[str, 
             continue
         read[name] = rule[0](value)
         if name == "extra_headers":
-            _headers(value)
+            headers(value)
         if name == "request_id" and not (isinstance(value, str) and _REQUEST_ID.fullmatch(value)):
             raise InvalidArgument("request_id must be 1 to 128 letters, digits and ._:/+=@-", param=name)
         if name == "model" and isinstance(value, str) and not _NAME.fullmatch(value):

@@ -49,10 +49,9 @@ class OneSpace:
 
 
 class Assembly:
-    """The rows of `count` texts, filled part by part in any order."""
+    """The rows of any number of texts, filled part by part in any order."""
 
-    def __init__(self, count: int) -> None:
-        self._count = count
+    def __init__(self) -> None:
         self._one = OneSpace()
         self._vectors: npt.NDArray[np.float32] | None = None
         self._tokens = 0
@@ -62,16 +61,25 @@ class Assembly:
     def put(self, start: int, part: EmbedBatch) -> None:
         """Fill the rows from `start` on. Raises VectorSpaceMismatch."""
         self._one.admit(part)
-        if self._vectors is None:
-            self._vectors = np.full((self._count, self._one.dimensions), np.nan, np.float32)
         rows = len(part.vectors)
-        self._vectors[start : start + rows] = part.vectors
+        self._grow(start + rows)[start : start + rows] = part.vectors
         self._tokens += part.usage.prompt_tokens
         self._served[part.node] += rows
         self._attempts[start] = part.attempts
 
-    def result(self) -> EmbedManyResult:
-        """All rows. Only when every row has been put."""
+    def _grow(self, least: int, *, spare: bool = True) -> npt.NDArray[np.float32]:
+        """The vectors, with at least so many rows; without `spare` exactly so many."""
+        vectors = np.empty((0, self._one.dimensions), np.float32) if self._vectors is None else self._vectors
+        if least > len(vectors) or not spare:
+            # In place: the system moves large blocks without copying them.
+            vectors.resize((least + least // 2 if spare else least, self._one.dimensions), refcheck=False)
+        self._vectors = vectors
+        return vectors
+
+    def result(self, count: int) -> EmbedManyResult:
+        """All rows. Only when every row of `count` texts has been put."""
+        if self._vectors is not None:
+            self._grow(count, spare=False)
         return EmbedManyResult(
             vectors=np.empty((0, 0), np.float32) if self._vectors is None else self._vectors,
             space=self._one.space,
@@ -80,18 +88,25 @@ class Assembly:
             attempts=tuple(attempt for start in sorted(self._attempts) for attempt in self._attempts[start]),
         )
 
-    def failure(self, failures: Sequence[BatchFailure]) -> NPUError:
-        """The error of a call some of whose batches failed; when all did for one reason, that error itself."""
+    def failure(self, count: int, failures: Sequence[BatchFailure]) -> NPUError:
+        """The error of a call with `count` texts some of whose batches failed; when all did for one reason, that error
+        itself. The last failure may be that of texts which were not read.
+        """
         failures = sorted(failures, key=lambda failure: failure.start)
         first = failures[0]
         if self._vectors is None and len({type(failure.error) for failure in failures}) == 1:
             return first.error
-        count = sum(failure.stop - failure.start for failure in failures)
+        if self._vectors is not None:
+            vectors = self._grow(count, spare=False)
+            for failure in failures:
+                vectors[failure.start : failure.stop] = np.nan
+        failed = sum(failure.stop - failure.start for failure in failures)
         unavailable = all(isinstance(failure.error, NPUUnavailableError) for failure in failures)
         kind = EmbedManyUnavailable if unavailable else EmbedManyFailed
+        rows = f"{failed} of {count} texts were not embedded, in {len(failures)} batches; "
+        where = f"{rows}texts {first.start} to {first.stop - 1}: " if failed else ""
         return kind(
-            f"{count} of {self._count} texts were not embedded, in {len(failures)} batches; "
-            f"texts {first.start} to {first.stop - 1}: {first.error.message}",
+            f"{where}{first.error.message}",
             vectors=self._vectors,
             space=self._one.space,
             failures=failures,

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from backend_client._api import arguments
-from backend_client._api.batching import Progress, embed_in_batches, embed_windowed
+from backend_client._api.batching import Progress, Source, embed_in_batches, embed_windowed
 from backend_client._api.chat_methods import ChatMethods
 from backend_client._api.task_methods import TaskMethods
 from backend_client._api.token_stream import TokenStream
@@ -72,7 +72,6 @@ class BaseClient(ChatMethods, TaskMethods):
         """
         given = self._given("embed_many", options, EmbedOptions)
         arguments.plain_function(progress, "progress")
-        every = arguments.text_list(texts)
         # One deadline for all, made once; the batches get what remains of it when they start.
         whole = self._deadline(given, 0.0) if "timeout" in given else None
 
@@ -81,11 +80,13 @@ class BaseClient(ChatMethods, TaskMethods):
             return await self._core.backend.embed(job.within(whole) if whole else job)
 
         return await embed_in_batches(
-            every,
+            _checked(texts),
             embed,
             options=self._core.options.batch,
             concurrency=self._core.backend.concurrency(),
             probing=max(1, self._core.backend.concurrency() // self._core.options.batch.per_node),
+            calls=self._core.calls,
+            until=whole,
             progress=progress,
         )
 
@@ -104,7 +105,7 @@ class BaseClient(ChatMethods, TaskMethods):
             return await self._core.backend.embed(self._embed_job(part, given))
 
         batches = embed_windowed(
-            texts,
+            _checked(texts),
             embed,
             options=self._core.options.batch,
             window=self._core.backend.concurrency(),
@@ -139,3 +140,8 @@ class BaseClient(ChatMethods, TaskMethods):
         deadline = self._deadline(given, self._core.options.timeouts.generate)
         common, sampling = split_options(given)
         return GenerateJob(prompt=arguments.text(prompt, "prompt"), deadline=deadline, sampling=sampling, **common)
+
+
+def _checked(texts: Source) -> Source:
+    """The texts, checked where all are there; others are checked as they are read."""
+    return arguments.text_list(texts) if isinstance(texts, list | tuple) else texts

@@ -4,21 +4,42 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Sequence,
+    Sized,
+)
 from itertools import accumulate, islice
 from typing import Any
 
 from backend_client._api import arguments
 from backend_client._api.assembly import Assembly, OneSpace
 from backend_client._resilience.closing import OpenCalls
+from backend_client._resilience.deadline import Deadline
 from backend_client._resilience.threads import DaemonThread
-from backend_client.errors import AuthenticationFailed, BatchFailure, ConfigurationError, NPUError, PayloadTooLarge
+from backend_client.errors import (
+    AuthenticationFailed,
+    BatchFailure,
+    ConfigurationError,
+    DeadlineExceeded,
+    NPUError,
+    PayloadTooLarge,
+)
 from backend_client.options import BatchOptions
 from backend_client.results import EmbedBatch, EmbedManyResult
 
+Source = Iterable[str] | AsyncIterable[str]
+"""Texts; what is a list was checked."""
 EmbedTexts = Callable[[Sequence[str]], Awaitable[EmbedBatch]]
 Progress = Callable[[int, int], None]
-"""Called with the number of texts that are done, and of all."""
+"""Called with the number of texts that are done, and of all; of those read so far where the source has no length."""
 
 
 class Batcher:
@@ -56,70 +77,102 @@ def cut(texts: Sequence[str], options: BatchOptions) -> list[tuple[int, int]]:
 
 
 async def embed_windowed(
-    texts: Iterable[str] | AsyncIterable[str],
-    embed: EmbedTexts,
-    *,
-    options: BatchOptions,
-    window: int,
-    calls: OpenCalls,
+    texts: Source, embed: EmbedTexts, *, options: BatchOptions, window: int, calls: OpenCalls
 ) -> AsyncGenerator[EmbedBatch, None]:
     """Yield the batches of any number of texts in their order, each as soon as it is there, at most `window` in memory.
 
-    Texts are read in a thread of their own, so that only the reader waits for them; asynchronous ones in a task. The
-    error of the source, or of a batch, is raised when its turn comes: what was there before has been yielded by then.
-    Waiting ends with `calls`.
+    The error of the source, or of a batch, is raised when its turn comes: what was there before has been yielded by
+    then. Waiting ends with `calls`.
     """
-    batcher = Batcher(options)
     pending: deque[asyncio.Task[list[EmbedBatch | BatchFailure]]] = deque()
-    reading: asyncio.Future[list[str] | None] | None = None
-    ended, problem = False, None
     one = OneSpace()
-    read, close = _reader(texts, batcher)
+    source = _Reader(texts, options)
     try:
-        while pending or not ended:
-            if reading is None and not ended and len(pending) < window:
-                reading = asyncio.ensure_future(read())
+        while pending or not source.ended:
+            if len(pending) < window:
+                source.read_on()
             if pending and pending[0].done():
                 for part in pending.popleft().result():
                     if isinstance(part, BatchFailure):
                         raise part.error
                     yield one.admit(part)
-            elif reading is not None and reading.done():
-                problem = reading.exception()
-                batch = reading.result() if problem is None else None
-                ended, reading = batch is None, None
-                if batch := batch or batcher.rest():
+            elif source.reading is not None and source.reading.done():
+                if batch := source.take():
                     pending.append(asyncio.create_task(_embed_or_split(0, batch, lambda _, part: embed(part))))
             else:
                 with calls.open():
-                    waited: list[asyncio.Future[Any]] = [*filter(None, [reading]), *islice(pending, 1)]
+                    waited: list[asyncio.Future[Any]] = [*filter(None, [source.reading]), *islice(pending, 1)]
                     await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-        if problem is not None:
-            raise problem
+        if source.problem is not None:
+            raise source.problem
     finally:
-        unfinished: list[asyncio.Future[Any]] = [*filter(None, [reading]), *pending]
+        await source.close(*pending)
+
+
+class _Reader:
+    """Reads texts batch by batch, so that only the caller waits for a slow source: in a thread of its own, or in a task
+    if it is asynchronous. A list is in memory and was checked.
+
+    `reading` is the next batch, `problem` the error of the source, after which it has `ended`.
+    """
+
+    def __init__(self, texts: Source, options: BatchOptions) -> None:
+        self._batcher = Batcher(options)
+        self._read, self._close = _reader(texts, self._batcher)
+        self.reading: asyncio.Future[list[str] | None] | None = None
+        self.ended = False
+        self.problem: BaseException | None = None
+
+    def read_on(self) -> None:
+        """Begin to read the next batch, unless one is being read."""
+        if self.reading is None and not self.ended:
+            self.reading = asyncio.ensure_future(self._read())
+
+    def take(self) -> list[str]:
+        """The batch that was read; at the end those texts that fill none."""
+        reading, self.reading = self.reading, None
+        batch = None
+        if reading is not None:
+            self.problem = reading.exception()
+            batch = reading.result() if self.problem is None else None
+        self.ended = batch is None
+        return batch or self._batcher.rest()
+
+    async def close(self, *tasks: asyncio.Future[Any]) -> None:
+        """Stop reading, and the tasks that embed what was read."""
+        unfinished = [*filter(None, [self.reading]), *tasks]
         for task in unfinished:
             task.cancel()
         await asyncio.gather(*unfinished, return_exceptions=True)
-        await close()
+        await self._close()
 
 
 def _reader(
-    texts: Iterable[str] | AsyncIterable[str], batcher: Batcher
-) -> tuple[Callable[[], Awaitable[list[str] | None]], Callable[[], Awaitable[None]]]:
+    texts: Source, batcher: Batcher
+) -> tuple[Callable[[], Coroutine[Any, Any, list[str] | None]], Callable[[], Awaitable[None]]]:
     """What reads the next full batch, None at the end of the texts, when the batcher has the rest; and what closes it.
 
     Not a context manager: as an async generator, asyncio would close it together with the one that uses it.
     """
     if isinstance(texts, AsyncIterable):
         later = _batches_as_they_come(texts, batcher)
-        return lambda: anext(later, None), later.aclose
-    thread, batches = DaemonThread("read texts"), _batches(texts, batcher)
+        return lambda: _next(later), later.aclose
+    in_memory = isinstance(texts, list)
+    batches = filter(None, map(batcher.add, texts)) if in_memory else _batches(texts, batcher)
+    thread = None if in_memory else DaemonThread("read texts")
 
-    async def end() -> None:
-        thread.end()
+    async def read() -> list[str] | None:
+        return next(batches, None) if thread is None else await thread.run(lambda: next(batches, None))
 
-    return lambda: thread.run(lambda: next(batches, None)), end
+    async def close() -> None:
+        if thread is not None:
+            thread.end()
+
+    return read, close
+
+
+async def _next(batches: AsyncIterator[list[str]]) -> list[str] | None:
+    return await anext(batches, None)
 
 
 def _batches(texts: Iterable[str], batcher: Batcher) -> Iterator[list[str]]:
@@ -137,31 +190,32 @@ async def _batches_as_they_come(texts: AsyncIterable[str], batcher: Batcher) -> 
 
 
 async def embed_in_batches(
-    texts: Sequence[str],
+    texts: Source,
     embed: EmbedTexts,
     *,
     options: BatchOptions,
     concurrency: int,
     probing: int,
+    calls: OpenCalls,
+    until: Deadline | None = None,
     progress: Progress | None = None,
 ) -> EmbedManyResult:
-    """Embed all texts, up to `concurrency` batches at a time, each with its own retries.
+    """Embed all texts, up to `concurrency` batches at a time, each with its own retries. Waiting ends with `calls`.
 
     Starts with `probing` batches (one per node); each success adds another until `concurrency` run, so that a fleet
     that rejects everything gets few requests. A failed batch does not end the others, except for errors that every
-    batch would meet: AuthenticationFailed and ConfigurationError. Those, and any exception of `progress`, cancel the
-    rest and propagate unchanged.
+    batch would meet: AuthenticationFailed and ConfigurationError. Those, and any exception of the source or of
+    `progress`, cancel the rest and propagate unchanged. No text is read before there is room for it, nor after `until`.
 
     Raises EmbedManyUnavailable when all failed batches failed for want of a node, EmbedManyFailed when some failed for
     other reasons; when every batch failed for one kind of reason, that error itself.
     """
-    bounds = cut(texts, options)
-    rows = Assembly(len(texts))
+    rows = Assembly()
     failures: list[BatchFailure] = []
-    queue = iter(bounds)
-    running: set[asyncio.Task[None]] = set()
+    running: set[asyncio.Future[Any]] = set()
     limit = max(1, min(concurrency, probing))
-    finished = 0
+    count = finished = 0
+    source = _Reader(texts, options)
 
     async def embed_rows(start: int, part: Sequence[str]) -> EmbedBatch:
         nonlocal limit
@@ -170,31 +224,46 @@ async def embed_in_batches(
         limit = min(concurrency, limit + 1)
         return batch
 
-    async def work(start: int, stop: int) -> None:
+    async def work(start: int, batch: Sequence[str]) -> None:
         nonlocal finished
-        parts = await _embed_or_split(start, texts[start:stop], embed_rows)
+        parts = await _embed_or_split(start, batch, embed_rows)
         failures.extend(part for part in parts if isinstance(part, BatchFailure))
-        finished += stop - start
+        finished += len(batch)
         if progress is not None:
-            progress(finished, len(texts))
+            progress(finished, total())
+
+    def total() -> int:
+        return max(count, len(texts)) if isinstance(texts, Sized) else count
 
     try:
-        while True:
-            while len(running) < limit and (part := next(queue, None)) is not None:
-                running.add(asyncio.create_task(work(*part)))
-            if not running:
-                break
-            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            errors = [error for task in done if (error := task.exception()) is not None]
-            if errors:
-                raise errors[0]
+        while running or not source.ended:
+            if not source.ended and until is not None and until.remaining() <= 0:
+                source.ended = True
+                late = DeadlineExceeded(f"the call's time was up after {count} texts had been read; increase `timeout`")
+                failures.append(BatchFailure(count, total(), late))
+                count = total()
+                continue
+            if len(running) < limit:
+                source.read_on()
+            waited = running if source.ended else running.union(filter(None, [source.reading]))
+            pause = None if until is None or source.ended else until.remaining()
+            with calls.open():
+                done, _ = await asyncio.wait(waited, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
+            for task in done & running:
+                task.result()
+            running -= done
+            if source.reading in done:
+                batch = source.take()
+                if source.problem is not None:
+                    raise source.problem
+                if batch:
+                    running.add(asyncio.create_task(work(count, batch)))
+                count += len(batch)
     finally:
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await source.close(*running)
     if failures:
-        raise rows.failure(failures)
-    return rows.result()
+        raise rows.failure(count, failures)
+    return rows.result(count)
 
 
 async def _embed_or_split(

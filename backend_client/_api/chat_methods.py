@@ -91,8 +91,6 @@ class ChatMethods(ClientBase):
         if not isinstance(body, Mapping):
             raise InvalidArgument(f"body is {type(body).__name__}, not a mapping", param="body")
         rest = {name: value for name, value in body.items() if name not in {"model", "stream"}}
-        if "local_only" in body:
-            raise InvalidArgument("the body has local_only: give the option local_only", param="local_only")
         if body.get("stream"):
             raise InvalidArgument("post() does not stream: call stream_chat", param="stream")
         if options.get("model") is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from pydantic import BaseModel
@@ -20,12 +20,10 @@ _CHAT = FORMS["/v1/chat/completions"]
 
 
 def chat_result(reply: RawReply, schema: type[BaseModel] | None) -> ChatResult:
-    """Raises InvalidAnswer for an answer that does not match `schema`."""
+    """Raises InvalidAnswer for an answer that does not match `schema`, or is not complete."""
     choices = choices_in(reply.body)
     result = ChatResult(choices=choices, usage=reply.usage, **origin_fields(reply))
-    if schema is None or result.tool_calls:
-        return result
-    return ChatResult(choices=choices, usage=reply.usage, parsed=validated(schema, result), **origin_fields(reply))
+    return result if schema is None else replace(result, parsed=validated(schema, result))
 
 
 async def chat_items(events: EventStream, schema: type[BaseModel] | None) -> ChatItems:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from backend_client._api import arguments
 from backend_client._api.client_base import ClientBase
 from backend_client._api.openai_replies import (
     HttpReply,
@@ -76,7 +77,7 @@ class OpenAIRoutes:
     async def _post(
         self, path: str, data: dict[str, Any], options: dict[str, Any], timeout: float | None, refused: list[Any]
     ) -> HttpReply:
-        options["local_only"] |= _flag(data.pop("local_only", None), "local_only")
+        _take_options(data, options)
         stream = bool(data.pop("stream", False))
         model = data.pop("model", None)
         default = self._client.core.options.timeouts
@@ -119,7 +120,7 @@ class OpenAIRoutes:
         kind = {name.lower(): value for name, value in headers.items()}.get("content-type", "")
         fields, file = await in_daemon_thread(lambda: read_form(body, kind), "read a form")
         options["model"] = fields.pop("model", [""])[0] or None
-        options["local_only"] |= _flag(fields.pop("local_only", [None])[0], "local_only")
+        _take_options(fields, options)
         if fields.get("stream") in _FALSE:
             fields.pop("stream", None)
         job = Exchange(
@@ -171,17 +172,34 @@ def _options(headers: Mapping[str, str]) -> dict[str, Any]:
         options["request_id"] = request_id
     if given.pop("x-priority", "").lower() == "batch":
         options["priority"] = "batch"
-    device = given.pop("x-npu-require-device", None)
-    if device is not None:
-        options["require_device"] = device.strip().upper()
-        if options["require_device"] not in _DEVICES:
-            raise _wrong("X-NPU-Require-Device", " or ".join(_DEVICES))
+    options["require_device"] = _device(given.pop("x-npu-require-device", None), "X-NPU-Require-Device")
     options["local_only"] = _flag(given.pop("x-npu-local-only", None), "X-NPU-Local-Only")
     given.pop("x-request-timeout-ms", None)
     options["extra_headers"] = {
         name: value for name, value in given.items() if name.startswith("x-") and not name.startswith("x-stainless-")
     }
+    arguments.headers(options["extra_headers"])
     return options
+
+
+def _take_options(fields: dict[str, Any], options: dict[str, Any]) -> None:
+    """Take the client's options out of a body, or a form, whose values are lists. A device there goes before the
+    header's; `local_only` in either of them holds.
+    """
+    local, device = (
+        value[0] if isinstance(value := fields.pop(name, None), list) and value else value
+        for name in ("local_only", "require_device")
+    )
+    options["local_only"] |= _flag(local, "local_only")
+    options["require_device"] = _device(device, "require_device") or options["require_device"]
+
+
+def _device(value: object, name: str) -> str | None:
+    """A device of a header, a form or JSON; None where it is not given."""
+    found = None if value is None else str(value).strip().upper()
+    if found not in {None, *_DEVICES}:
+        raise _wrong(name, " or ".join(_DEVICES))
+    return found
 
 
 def _flag(value: object, name: str) -> bool:

@@ -15,6 +15,11 @@ M = TypeVar("M", bound=BaseModel)
 
 _SCHEMAS = ("properties", "$defs", "definitions", "patternProperties")
 _LISTS = ("anyOf", "allOf", "oneOf", "prefixItems")
+_INCOMPLETE = {
+    "length": "it was cut: increase max_tokens",
+    "model_length": "it was cut where the model's context ends",
+    "content_filter": "it was filtered",
+}
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
 
 
@@ -57,23 +62,26 @@ def closed(schema: Any) -> Any:
     return found
 
 
-def validated(model: type[M], result: ChatResult) -> M:
-    """The answer as an object of the model. Raises InvalidAnswer, which holds the text."""
-    text = result.text
-    try:
-        return model.model_validate_json(text)
-    except ValidationError as error:
-        wrong = error.errors(include_input=False, include_url=False, include_context=False)
-        where = ", ".join(sorted({".".join(map(str, problem["loc"])) or "the whole" for problem in wrong})[:5])
-    hint = {
-        "length": "it was cut: increase max_tokens",
-        "tool_calls": "the model called a tool instead",
-        "content_filter": "it was filtered",
-    }.get(result.finish_reason, f"wrong: {where}")
+def validated(model: type[M], result: ChatResult) -> M | None:
+    """The answer as an object of the model; None where it calls tools. Raises InvalidAnswer, which holds the text.
+
+    Also for one that was cut or filtered: as in OpenAI's SDK it is no answer even if it happens to match.
+    """
+    reason = next((each.finish_reason for each in result.choices if each.finish_reason in _INCOMPLETE), None)
+    hint = _INCOMPLETE.get(reason or "")
+    if hint is None:
+        if result.tool_calls or result.finish_reason == "tool_calls":
+            return None
+        try:
+            return model.model_validate_json(result.text)
+        except ValidationError as error:
+            wrong = error.errors(include_input=False, include_url=False, include_context=False)
+            where = sorted({".".join(map(str, problem["loc"])) or "the whole" for problem in wrong})[:5]
+        hint = f"wrong: {', '.join(where)}"
     raise InvalidAnswer(
         f"the answer of {result.model} is not a valid {model.__name__}; {hint}",
-        text=text,
-        finish_reason=result.finish_reason,
+        text=result.text,
+        finish_reason=reason or result.finish_reason,
         attempts=result.attempts,
         request_id=result.request_id,
     )

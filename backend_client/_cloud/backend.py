@@ -96,7 +96,7 @@ class CloudBackend:
         model = self._embedding_model(job)
         bound = sum(len(text.encode(errors="replace")) + _SPECIAL_TOKENS for text in job.texts)
         attempt = self._attempt(job, model, Usage(bound))
-        vectors, usage = await attempt.run(self._embed(job, model))
+        vectors, usage = await attempt.run(self._embed(job, attempt))
         attempt.succeeded(usage)
         return EmbedBatch(
             vectors=vectors,
@@ -129,7 +129,8 @@ class CloudBackend:
         """None: its models are those of the settings."""
         return []
 
-    async def _embed(self, job: EmbedJob, model: str) -> tuple[Vectors, Usage | None]:
+    async def _embed(self, job: EmbedJob, attempt: CloudAttempt) -> tuple[Vectors, Usage | None]:
+        model = attempt.model
         body = {"model": model, "input": list(job.texts), "encoding_format": "float"}
         response = await self._client(job).post("/embeddings", cast_to=httpx.Response, body=body)
         found = read_json(response.content)
@@ -142,7 +143,7 @@ class CloudBackend:
         if dimensions != (job.dimensions or self._dimensions.setdefault(space, dimensions)):
             known = job.dimensions or self._dimensions[space]
             raise NotAnAnswer(f"vectors of {dimensions} dimensions, those of their space have {known}")
-        return vectors, usage_in(found, "", embedding=True)
+        return vectors, usage_in(found, attempt.bound)
 
     def _client(self, job: Job) -> AsyncOpenAI:
         if os.getpid() != self._pid:

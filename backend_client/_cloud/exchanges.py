@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from openai import AsyncOpenAI
@@ -10,14 +10,14 @@ from openai import AsyncOpenAI
 from backend_client._cloud.attempt import CloudAttempt
 from backend_client._cloud.reply import check_model, usage_in
 from backend_client._protocol import wire
-from backend_client._protocol.answers import NotAnAnswer, choices_in, read_json
+from backend_client._protocol.answers import NotAnAnswer, read_answer, read_json
 from backend_client._protocol.dialect import FORMS, Json, StreamEvent, failure_in, read_event
 from backend_client._protocol.jobs import EventStream, Exchange
 from backend_client._protocol.sdk_http import httpx
 from backend_client._protocol.sse import EventParser
 from backend_client._resilience.deadline import Deadline
 from backend_client.errors import ClientClosed, CloudError, StreamInterrupted
-from backend_client.results import RawReply, Usage
+from backend_client.results import ChatChoice, RawReply, Usage
 from backend_client.settings import CloudSettings
 
 _CHAT = "/v1/chat/completions"
@@ -40,8 +40,17 @@ _LOCAL = (
     "priority",
     "keep_alive",
 )
-# Billed otherwise than by the token, so no bound can be given.
-_UNPRICED = ("audio", "service_tier", "web_search_options")
+# Under a spend cap the cloud gets nothing else: what these cost is bounded by their bytes and the answer's tokens.
+_BOUNDED = frozenset({
+    "messages", "max_tokens", "max_completion_tokens", "n", "stop", "seed", "temperature", "top_p",
+    "presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "top_logprobs", "response_format", "tools",
+    "tool_choice", "parallel_tool_calls", "functions", "function_call", "prediction", "reasoning_effort", "verbosity",
+    "metadata", "store", "user", "safety_identifier", "prompt_cache_key", "stream_options",
+    *_LOCAL,
+}) - {"n_predict", "priority"}  # fmt: skip
+_BOUNDED_IN_MESSAGES = frozenset({
+    "role", "content", "name", "tool_calls", "tool_call_id", "function_call", "refusal", "reasoning_content",
+})  # fmt: skip
 # A chat template and special tokens add a few.
 _TEMPLATE_TOKENS = 64
 # The most that any of OpenAI's models counts for one image in high detail.
@@ -64,17 +73,15 @@ class CloudExchanges:
     def refusal(self, job: Exchange) -> str | None:
         """Why the cloud cannot serve it, or None."""
         body = job.body or {}
-        if job.path != _CHAT or job.method != "POST":
-            return f"it serves chats and embeddings only, and this is {job.path}"
+        if job.only_on_nodes:
+            return job.only_on_nodes
         if not (job.model or self._settings.chat_model):
             return "cloud.chat_model is not set"
         local = [name for name in _LOCAL if body.get(name) is not None]
         if local and not self._settings.base_url:
             return f"OpenAI has no {', '.join(local)}"
-        unpriced = [name for name in _UNPRICED if body.get(name) is not None]
-        if unpriced and self._settings.spend_cap is not None:
-            return f"the spend cap cannot bound what {', '.join(unpriced)} costs"
-        return None
+        unbounded = _unbounded(body) if self._settings.spend_cap is not None else []
+        return f"the spend cap cannot bound what {', '.join(unbounded)} costs" if unbounded else None
 
     async def exchange(self, job: Exchange) -> RawReply:
         """The whole reply. Raises CloudError."""
@@ -120,13 +127,13 @@ class CloudExchanges:
     async def _whole(self, job: Exchange, attempt: CloudAttempt, body: Json) -> tuple[Json, Usage | None]:
         response = await self._client(job).post("/chat/completions", cast_to=httpx.Response, body=body)
         found: Json = read_json(response.content)
-        choices = choices_in(found)
+        choices: tuple[ChatChoice, ...] = read_answer(_CHAT, body, found)
         check_model(attempt.model, found)
-        return found, usage_in(found, "".join(choice.text for choice in choices))
+        return found, usage_in(found, attempt.bound, "".join(choice.text for choice in choices))
 
     async def _events(self, job: Exchange, attempt: CloudAttempt, body: Json) -> AsyncGenerator[StreamEvent, None]:
         """The events up to `[DONE]`, which is there also where the cloud sends none."""
-        read = _FORM.reader()
+        read = _FORM.reader(body)
         create = self._client(job).chat.completions.with_streaming_response.create
         async with create(messages=[], model="", extra_body=_FORM.request(body)) as response:
             async for event in _parsed(response.iter_bytes()):
@@ -178,7 +185,7 @@ async def _follow(attempt: CloudAttempt, events: AsyncGenerator[StreamEvent, Non
             parts.append(event.text)
             said = event.data if event.data.get("usage") else said
             yield event
-        usage = usage_in(said, "".join(parts))
+        usage = usage_in(said, attempt.bound, "".join(parts))
         attempt.succeeded(usage)
     except (CloudError, ClientClosed) as error:
         failed = error
@@ -189,6 +196,33 @@ async def _follow(attempt: CloudAttempt, events: AsyncGenerator[StreamEvent, Non
         raise StreamInterrupted.after(parts, failed, attempts=failed.attempts, request_id=attempt.job.request_id)
     yield event
     yield _reply(attempt, usage, None)
+
+
+def _unbounded(body: Mapping[str, Any]) -> list[str]:
+    """The parts of a body that may cost more than its bound, by name."""
+    given = {name: value for name, value in body.items() if value is not None}
+    found = [name for name in given if name not in _BOUNDED]
+    if not _of_kinds(given.get("tools") or [], ("function",)):
+        found.append("tools of another type than function")
+    messages = given.get("messages")
+    for message in messages if isinstance(messages, list) else [None]:
+        if not isinstance(message, Mapping):
+            return [*found, "messages that are not a list of objects"]
+        found += [
+            f"{name} of a message" for name, value in message.items() if value and name not in _BOUNDED_IN_MESSAGES
+        ]
+        content = message.get("content")
+        if not isinstance(content, str | None) and not _of_kinds(content, ("text", "image_url", "refusal")):
+            found.append("content other than text and image_url")
+    return found
+
+
+def _of_kinds(parts: Any, kinds: Sequence[str]) -> bool:
+    """Whether it is a list of `{"type": KIND, KIND: …}` and nothing else."""
+    return isinstance(parts, list) and all(
+        isinstance(part, Mapping) and (kind := part.get("type")) in kinds and part.keys() <= {"type", kind}
+        for part in parts
+    )
 
 
 def _without_images(body: Json) -> tuple[Json, int]:

@@ -24,15 +24,17 @@ def check_model(asked: str, body: Any) -> None:
         raise NotAnAnswer(f"another model answered than {asked}; name in the settings the one that answers")
 
 
-def usage_in(body: Any, text: str, *, embedding: bool = False) -> Usage | None:
+def usage_in(body: Any, bound: Usage, text: str = "") -> Usage | None:
     """The tokens that a reply with that text says it used; None if it does not say, or says what cannot be.
 
-    None is counted at the request's bound, so that no reply can lower what was spent.
+    None is counted at the request's `bound`, so that no reply can lower what was spent.
     """
     usage = body.get("usage") if isinstance(body, dict) else None
     usage = usage if isinstance(usage, dict) else {}
     prompt = usage.get("prompt_tokens")
-    completion = 0 if embedding else usage.get("completion_tokens")
-    if type(prompt) is not int or type(completion) is not int or prompt < 1 or completion < bool(text):
+    completion = usage.get("completion_tokens") if bound.completion_tokens else 0
+    if type(prompt) is not int or type(completion) is not int:
+        return None
+    if not 1 <= prompt <= bound.prompt_tokens or not bool(text) <= completion <= bound.completion_tokens:
         return None
     return Usage(prompt, completion)

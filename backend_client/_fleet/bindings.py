@@ -180,7 +180,6 @@ class Bindings:
         node = lease.node.url
         if asked is not None and dimensions != asked:
             raise BadReply(f"{asked} dimensions were asked for, vectors of {dimensions} came", node=node)
-        lease.check_model(model)
         cut_from = space.removesuffix(f"-{asked}")
         requested = lease.need.model or model
         key = plain_name(requested)

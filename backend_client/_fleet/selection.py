@@ -91,6 +91,8 @@ def _node_refusal(node: Node, need: Requirement, now: float) -> Refusal | None:
 
 
 def _not_serving(report: HealthReport, need: Requirement) -> str:
+    if not report.models:
+        return "has no models"
     states = [f"{model.id} {model.state}" for model in report.models if need.model in {None, model.id}]
     return f"is {report.status}" + (f" ({', '.join(states)})" if states and report.status != "draining" else "")
 

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,8 @@ import numpy.typing as npt
 from backend_client.results import ChatChoice, ToolCall, TranscriptionSegment, TranscriptionWord
 
 Vectors = npt.NDArray[np.float32]
+# OpenAI's, Together's "eos" and Mistral's "model_length". Others mean that there is no answer: "abort" (vLLM), "error".
+FinishReason = Literal["stop", "length", "tool_calls", "function_call", "content_filter", "eos", "model_length"]
 
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 # What a transcription may be asked for that is not JSON; fields of a form are lists.
@@ -63,18 +65,18 @@ def read_answer(path: str, request: Mapping[str, Any], body: Any) -> Any:
 
 
 def check_vectors(vectors: Vectors, count: int | None) -> Vectors:
-    """The vectors, if there is a finite one with a direction for each of `count` texts (None: any number)."""
+    """The vectors, if there is one with a direction for each of `count` texts (None: any number)."""
     if count is not None and len(vectors) != count:
         raise NotAnAnswer(f"{count} texts were sent, {len(vectors)} vectors came back")
     if not vectors.shape[1]:
         raise NotAnAnswer("the vectors are empty")
-    # One pass finds both: NaN and infinity stay what they are, and the peak of zeros is zero.
-    with np.errstate(invalid="ignore"):
-        peaks = np.abs(vectors).max(axis=1)
-    if not np.isfinite(peaks).all():
-        raise NotAnAnswer("the vectors hold NaN or infinity: the device answers garbage")
-    if not peaks.all():
-        raise NotAnAnswer("a vector is all zeros, which has no direction: the device answers garbage")
+    # In float32, as callers compute it: such vectors compare with no other one.
+    with np.errstate(invalid="ignore", over="ignore", under="ignore"):
+        norms = np.einsum("ij,ij->i", vectors, vectors)
+    if not np.isfinite(norms).all():
+        raise NotAnAnswer("the vectors hold NaN or infinity, or have an infinite norm: the device answers garbage")
+    if not norms.all():
+        raise NotAnAnswer("a vector is all zeros, or so small that its norm is 0: the device answers garbage")
     return vectors
 
 
@@ -138,6 +140,38 @@ def choices_in(body: Any) -> tuple[ChatChoice, ...]:
         if not choices:
             raise LookupError
         return choices
+
+
+def check_ends(ends: Mapping[int, tuple[object, bool]], count: int) -> None:
+    """Check the choices of an answer, whole or streamed: `count` came, and each of them has ended.
+
+    `ends`: for each index the finish_reason, and whether there is a tool call.
+    """
+    for reason, calls in ends.values():
+        if not reason:
+            raise NotAnAnswer("the answer ended without a finish_reason")
+        if reason not in get_args(FinishReason):
+            raise NotAnAnswer("the answer ended with a finish_reason that OpenAI's API does not have")
+        if reason == "tool_calls" and not calls:
+            raise NotAnAnswer("the finish_reason is tool_calls, and no tool is called")
+    if ends.keys() != {*range(count)}:
+        raise NotAnAnswer(f"the answer must have {count} choices and has {len(ends)}")
+
+
+def choices_asked(request: Mapping[str, Any]) -> int:
+    """How many choices a chat, or the prompts of a completion, ask for."""
+    prompts = 1 if "messages" in request else _texts_in(request.get("prompt")) or 1
+    return prompts * int(request.get("n") or 1)
+
+
+def _completion(request: Mapping[str, Any], body: Any) -> tuple[ChatChoice, ...]:
+    choices = choices_in(body)
+    with reading("no chat completion"):
+        parts = [(part.get("index", place), part["message"]) for place, part in enumerate(body["choices"])]
+        called = [bool(message.get("tool_calls")) for _, message in parts]
+        ends = zip([choice.finish_reason for choice in choices], called, strict=True)
+        check_ends(dict(zip([index for index, _ in parts], ends, strict=True)), choices_asked(request))
+    return choices
 
 
 def _choice(choice: Mapping[str, Any]) -> ChatChoice:
@@ -213,7 +247,7 @@ def _seconds(value: Any, *, none: bool = False) -> Any:
 
 
 def _texts_in(given: object) -> int | None:
-    """How many texts the `input` of an embedding request holds; None for what is not one."""
+    """How many texts an `input` or `prompt` holds; None for what is not one."""
     if not isinstance(given, str | list) or not given:
         return None
     # Token ids without a list around them are one text.
@@ -230,7 +264,7 @@ _ROUTES: Mapping[str, Callable[[Mapping[str, Any], Any], Any]] = {
     "/v1/embeddings": lambda request, body: vectors_in(body, _texts_in(request.get("input"))),
     "/v1/rerank": _ranking,
     "/v2/rerank": _ranking,
-    "/v1/chat/completions": lambda _, body: choices_in(body),
+    "/v1/chat/completions": _completion,
     "/tokenize": lambda _, body: count_in(body),
     "/v1/audio/transcriptions": _transcription,
     "/v1/audio/translations": _transcription,

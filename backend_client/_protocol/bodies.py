@@ -47,15 +47,23 @@ async def read_numbers(response: aiohttp.ClientResponse, limit: int) -> bytes | 
     return whole
 
 
-async def events_of(content: aiohttp.StreamReader) -> AsyncIterator[Event]:
+async def events_of(content: aiohttp.StreamReader, limit: int) -> AsyncIterator[Event]:
+    """The events of a stream. Raises _TooLong for one over `limit` bytes."""
     parser = EventParser()
+    size = 0
     async for chunk in content.iter_any():
+        size += len(chunk)
+        if size > limit:
+            raise _TooLong
         for event in parser.feed(chunk):
             yield event
 
 
 class _TooLong(ValueError):
-    """The reply is longer than any that a node sends."""
+    """The reply is longer than `max_reply_bytes`, or than a probe's or a refusal may be."""
+
+    def __str__(self) -> str:
+        return "it is too long"
 
 
 def connection_error(node: str, error: Exception) -> NodeError:
@@ -71,7 +79,9 @@ def connection_error(node: str, error: Exception) -> NodeError:
     if isinstance(error, aiohttp.SocketTimeoutError):
         return ConnectionLost("the stream fell silent", node=node)
     if isinstance(error, aiohttp.ClientResponseError | MalformedStream | _TooLong):
-        return BadReply(f"the reply is not one of a node ({type(error).__name__.lstrip('_')})", node=node)
+        # The text of aiohttp's errors may quote the reply.
+        why = "invalid HTTP" if isinstance(error, aiohttp.ClientResponseError) else error
+        return BadReply(f"the reply is not one of a node: {why}", node=node)
     what = f"the connection broke before the answer was complete ({type(error).__name__})"
     if node.startswith("https:") and isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError):
         # TLS 1.3: the client may send before the node has looked at its certificate, and seldom gets to see the alert.

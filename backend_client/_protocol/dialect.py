@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-from backend_client._protocol.answers import NotAnAnswer, read_json
+from backend_client._protocol.answers import NotAnAnswer, check_ends, choices_asked, read_json
 from backend_client._protocol.sse import Event
 
 Json = dict[str, Any]
@@ -57,8 +57,8 @@ Read: TypeAlias = Callable[[StreamEvent], StreamEvent]
 class StreamForm(Protocol):
     """How the streams of one route are read."""
 
-    def reader(self) -> Read:
-        """Reads the events of one stream: returns each as callers get it.
+    def reader(self, request: Mapping[str, Any]) -> Read:
+        """Reads the events of the stream that answers a request: returns each as callers get it.
 
         Raises NotAnAnswer for one whose parts are not what they must be, and for an end before the answer is complete.
         """
@@ -87,17 +87,16 @@ class ChunkForm:
     def __init__(self, kind: str) -> None:
         self._kind = kind
 
-    def reader(self) -> Read:
-        """Every choice, delta and call is an object, every text is one, and every choice ends with a reason."""
-        return _Chunks().read
+    def reader(self, request: Mapping[str, Any]) -> Read:
+        """Every choice, delta and call is an object, every text is one, and every choice that was asked for ends with a
+        reason and has nothing after it.
+        """
+        return _Chunks(choices_asked(request)).read
 
     def begins(self, event: StreamEvent) -> bool:
         """A chunk with text, reasoning, a tool call, or a finish reason."""
         return event.data is None or any(
-            choice.get("finish_reason")
-            or choice.get("text")
-            or any(_object(choice.get("delta")).get(name) for name in ("content", "reasoning_content", "tool_calls"))
-            for choice in _objects(event.data.get("choices"))
+            choice.get("finish_reason") or _adds(choice) for choice in _objects(event.data.get("choices"))
         )
 
     def ends(self, event: StreamEvent) -> bool:
@@ -154,16 +153,18 @@ class ChunkForm:
 
 
 class _Chunks:
-    """What the chunks of one stream have said so far: which choices have ended, and the names of their tool calls."""
+    """What the chunks of one stream have said so far: how its `count` choices ended, whether they call tools, and the
+    names of these.
+    """
 
-    def __init__(self) -> None:
-        self._ended: dict[int, bool] = {}
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._ends: dict[int, tuple[str | None, bool]] = {}
         self._names: dict[tuple[int, int], str] = {}
 
     def read(self, event: StreamEvent) -> StreamEvent:
         if event.data is None:
-            if not self._ended or not all(self._ended.values()):
-                raise NotAnAnswer("the stream ended without a finish_reason")
+            check_ends(self._ends, self._count)
             if not all(self._names.values()):
                 raise NotAnAnswer("a tool call has no name")
             return event
@@ -171,12 +172,21 @@ class _Chunks:
         if not _all(choices, _valid_choice):
             raise NotAnAnswer("an event of the stream is not a part of an answer")
         for choice in choices or ():
-            index = choice.get("index") or 0
-            self._ended[index] = bool(choice.get("finish_reason")) or self._ended.get(index, False)
-            for call in (choice.get("delta") or {}).get("tool_calls") or ():
-                if call.get("function") is not None:
-                    self._name(index, call)
+            self._read(choice)
         return event
+
+    def _read(self, choice: Json) -> None:
+        index, reason = choice.get("index") or 0, choice.get("finish_reason") or None
+        if not 0 <= index < self._count:
+            raise NotAnAnswer(f"an event has the choice {index} of {self._count}")
+        ended, called = self._ends.get(index, (None, False))
+        if ended and (_adds(choice) or reason not in {None, ended}):
+            raise NotAnAnswer("the answer went on after its finish_reason")
+        calls = (choice.get("delta") or {}).get("tool_calls") or ()
+        self._ends[index] = reason or ended, called or bool(calls)
+        for call in calls:
+            if call.get("function") is not None:
+                self._name(index, call)
 
     def _name(self, index: int, call: Json) -> None:
         """Drop a name that the server repeats in each event: callers join the parts of a name."""
@@ -195,7 +205,7 @@ class ResponsesForm:
     _ENDS = frozenset({"response.completed", "response.incomplete"})
     _BEFORE = frozenset({"response.created", "response.in_progress", "response.queued"})
 
-    def reader(self) -> Read:
+    def reader(self, request: Mapping[str, Any]) -> Read:  # noqa: ARG002  (all are read alike)
         """An event that ends the response holds it, and a delta of text is text."""
         return self._read
 
@@ -280,6 +290,12 @@ def _calls(deltas: Iterable[Json]) -> list[Json]:
             call["function"]["name"] += function.get("name") or ""
             call["function"]["arguments"] += function.get("arguments") or ""
     return [calls[index] for index in sorted(calls)]
+
+
+def _adds(choice: Json) -> bool:
+    """Whether a choice of an event has a part of the answer."""
+    delta = _object(choice.get("delta"))
+    return bool(choice.get("text") or any(delta.get(name) for name in ("content", "reasoning_content", "tool_calls")))
 
 
 def _valid_choice(choice: Json) -> bool:

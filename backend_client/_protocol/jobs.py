@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self, TypeAlias, TypeVar
@@ -10,19 +9,18 @@ from typing import Any, Protocol, Self, TypeAlias, TypeVar
 from backend_client._protocol.dialect import FORMS, StreamEvent, StreamForm
 from backend_client._protocol.numbers import check_numbers
 from backend_client._protocol.report import ModelKind, ModelReport
+from backend_client._protocol.request_ids import new_request_id
 from backend_client._protocol.transcripts import TRANSCRIPTS
 from backend_client._protocol.wire import Reply
 from backend_client._resilience.deadline import Deadline
+from backend_client.errors import InvalidArgument
 from backend_client.results import CallOptions, EmbedBatch, GenerateResult, Priority, RawReply
 
 J = TypeVar("J", bound="Job")
 
 _COMMON = frozenset(CallOptions.__annotations__)
-
-
-def new_request_id() -> str:
-    """An id as nodes make them: `req_` and 24 hex digits. It must be unlike all others, not hard to guess."""
-    return f"req_{random.getrandbits(96):024x}"
+# A body that has one of them means an option of the call, or of the SDK, which would be lost.
+_NO_FIELDS = ("local_only", "require_device", "extra_headers", "extra_body", "extra_query")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -103,9 +101,23 @@ class Exchange(Job):
     refused: list[Reply] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
-        """Raise InvalidArgument for a wrong number. The fields of a form are texts."""
+        """Raise InvalidArgument for a wrong number, or an option of the call among the fields of the body."""
+        for name in _NO_FIELDS:
+            if name in (self.body or ()):
+                option = f"give the option {name}" if name in _COMMON else "put its fields into the body itself"
+                raise InvalidArgument(f"the body has {name}: {option}", param=name)
+        # The fields of a form are texts.
         if self.file is None:
             check_numbers(self.body or {}, self.path)
+
+    @property
+    def only_on_nodes(self) -> str | None:
+        """Why no cloud serves it, or None."""
+        if self.path == "/v1/chat/completions" and self.method == "POST":
+            return None
+        if self.path == "/v1/embeddings":
+            return "of /v1/embeddings it serves texts without other fields only: call embed or embed_many"
+        return f"it serves chats and embeddings only, and this is {self.path}"
 
     @property
     def form(self) -> StreamForm | None:

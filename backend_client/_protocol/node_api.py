@@ -12,12 +12,14 @@ from pydantic import ValidationError
 from backend_client._protocol import wire
 from backend_client._protocol.answers import read_json
 from backend_client._protocol.report import HealthReport
+from backend_client._protocol.request_ids import new_request_id
 from backend_client._protocol.sse import Event
 from backend_client._protocol.wire import Done, EmbedReply, Reply, WireCall
 from backend_client._protocol.wire_errors import event_error, status_error
 from backend_client.errors import BadReply, ConnectionLost, NPUError
 
 BINARY = "application/octet-stream"
+REQUEST_ID = "X-Request-ID"
 _KNOWN_EVENTS = frozenset({"token", "done", "error"})
 
 
@@ -81,7 +83,7 @@ class NodeApi(ABC):
 
     async def health(self, node: str) -> HealthReport:
         """GET /health; 503 is an answer too, of a node that does not serve now."""
-        status, _, body = await self.request(node, "GET", "/health", None, {}, probe=True)
+        status, _, body = await self.request(node, "GET", "/health", None, {REQUEST_ID: new_request_id()}, probe=True)
         data = wire.read_from(node, read_json, bytes(body))
         try:
             return HealthReport.model_validate(data)

@@ -14,7 +14,7 @@ _DELTA, _DONE = "transcript.text.delta", "transcript.text.done"
 class TranscriptForm:
     """Events of /v1/audio/transcriptions with `stream`; events of other types are handed on."""
 
-    def reader(self) -> Read:
+    def reader(self, request: Mapping[str, Any]) -> Read:  # noqa: ARG002  (all are read alike)
         """The text of a delta, and the whole one, are text."""
         return _read
 

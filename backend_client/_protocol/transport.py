@@ -10,17 +10,17 @@ from yarl import URL
 
 from backend_client._protocol.bodies import connection_error, events_of, payload, read_body, read_numbers
 from backend_client._protocol.identity import Identity
-from backend_client._protocol.node_api import BINARY, NodeApi
+from backend_client._protocol.node_api import BINARY, REQUEST_ID, NodeApi
 from backend_client._protocol.request_ids import RequestIds
 from backend_client._protocol.sse import Event
 from backend_client._protocol.wire import Reply, WireCall
+from backend_client._protocol.wire_errors import needs_node_error
 from backend_client._resilience.connector import WatchingConnector, break_connection
 from backend_client._resilience.resolver import RememberingResolver
 from backend_client.errors import BadReply, NPUError
 from backend_client.options import ClientOptions
 
 _EVENTS = "text/event-stream"
-_REQUEST_ID = "X-Request-ID"
 # /health of a node with dozens of models is a few kB; an error body is less.
 _SMALL = 1024 * 1024
 
@@ -86,7 +86,7 @@ class HttpTransport(NodeApi):
                     problem = BadReply("the reply is not an event stream", node=node)
                 else:
                     yield Reply(200, headers)
-                    async for event in events_of(response.content):
+                    async for event in events_of(response.content, self._max_reply):
                         yield event
                     return
         except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -105,7 +105,8 @@ class HttpTransport(NodeApi):
         timeout: aiohttp.ClientTimeout,
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         """A request; entered, it is sent, and the head of its reply is there."""
-        self._ids.send(headers.get(_REQUEST_ID))
+        if session is self._session:
+            self._ids.send(headers[REQUEST_ID])
         if self._identity.node_keys:
             headers = {**self._identity.authorization(node), **headers}
         return session.request(
@@ -117,10 +118,11 @@ class HttpTransport(NodeApi):
             timeout=timeout,
         )
 
-    def _check_id(self, node: str, sent: str | None, response: aiohttp.ClientResponse) -> None:
+    def _check_id(self, node: str, sent: str, response: aiohttp.ClientResponse) -> None:
         """Raises BadReply for a reply to another request, and closes its connection."""
+        by_node = response.status == 200 or needs_node_error(response.status)
         try:
-            self._ids.check(node, sent, response.headers.get(_REQUEST_ID), answers=response.status == 200)
+            self._ids.check(node, sent, response.headers.get(REQUEST_ID), by_node=by_node)
         except BadReply:
             break_connection()
             raise
@@ -143,7 +145,10 @@ class HttpTransport(NodeApi):
         session, limit = (self._probes, _SMALL) if probe else (self._session, self._max_reply)
         try:
             async with self._request(session, node, method, path, body, headers, self._timeout) as response:
-                self._check_id(node, headers.get(_REQUEST_ID), response)
+                if probe:
+                    self._ids.probed(node, headers[REQUEST_ID], response.headers.get(REQUEST_ID))
+                else:
+                    self._check_id(node, headers[REQUEST_ID], response)
                 read = read_numbers if response.status == 200 and headers.get("Accept") == BINARY else read_body
                 return response.status, response.headers, await read(response, limit)
         except (aiohttp.ClientError, OSError, ValueError) as error:

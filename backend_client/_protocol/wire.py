@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
-from backend_client._protocol.answers import NotAnAnswer, check_vectors
+from backend_client._protocol.answers import FinishReason, NotAnAnswer, check_vectors
 from backend_client._resilience.deadline import Deadline
 from backend_client.errors import BadReply, InvalidArgument
 from backend_client.results import Timing, Usage
@@ -198,7 +198,7 @@ class _Answer(_Part):
 
     model: str
     device: str
-    finish_reason: str = Field(min_length=1)
+    finish_reason: FinishReason
     usage: _Tokens
     timing_ms: _Milliseconds | None = None
     npu_busy_delta_us: int | None = Field(default=None, ge=0)

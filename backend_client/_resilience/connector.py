@@ -45,6 +45,10 @@ class WatchingConnector(aiohttp.TCPConnector):
             steps = _Steps(self._connect_limit)
             try:
                 connection = await super().connect(req, [*traces, steps], timeout)
+                if steps.reused and connection.protocol is not None and connection.protocol.should_close:
+                    # What came while it was free would be taken for the reply to this request.
+                    connection.close()
+                    continue
                 _used.set(connection.transport)
                 return connection
             except TimeoutError:
@@ -55,7 +59,9 @@ class WatchingConnector(aiohttp.TCPConnector):
 
 
 class _Steps(ConnectionWatch, Trace):
-    """What happens on the way to one connection."""
+    """What happens on the way to one connection; `reused`: it was free."""
+
+    reused = False
 
     async def send_connection_queued_start(self) -> None:
         connection_wait.mark(queued=True)
@@ -64,7 +70,7 @@ class _Steps(ConnectionWatch, Trace):
         connection_wait.mark(queued=False)
 
     async def send_connection_reuseconn(self) -> None:
-        """Nothing to watch."""
+        self.reused = True
 
     async def send_connection_create_start(self) -> None:
         self.connecting()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
 from backend_client._fleet.lease import Lease
@@ -25,6 +25,8 @@ from backend_client.results import RawReply, Usage
 
 _Item = Reply | StreamEvent
 _LARGE_FILE = 1024 * 1024
+# They run on no device.
+_TOKENS = frozenset({"/tokenize", "/detokenize"})
 
 
 class FleetExchanges:
@@ -112,7 +114,7 @@ class FleetExchanges:
         body: Any = reply.body
         if "json" in reply.headers.get("content-type", ""):
             body = wire.read_from(node, read_json, reply.body)
-        _check_model(lease, job, reply.headers.get("x-model"), body)
+        _check(lease, job, reply.headers, body)
         found = _read_answer(node, job, body)
         if job.kind == "embedding":
             self._check_space(lease, reply, found.shape[1], (job.body or {}).get("dimensions"))
@@ -154,12 +156,16 @@ class _Headers(dict[str, str]):
         return super().get(key.lower(), default)
 
 
-def _check_model(lease: Lease, job: Exchange, told: str | None, *bodies: Any) -> None:
-    """See `Lease.check_model`: the model that the head of a reply tells, and those that its parts name."""
-    if job.method == "POST" and job.body is not None:
+def _check(lease: Lease, job: Exchange, head: Mapping[str, str] | None, *bodies: Any) -> None:
+    """See `Lease.check_answer`: the head of a reply, and the models that its parts name. Raises BadReply."""
+    if job.method != "POST" or job.body is None:
         # What is stored names the model that made it.
-        for model in (told, *(body.get("model") for body in bodies if isinstance(body, dict))):
-            lease.check_model(model)
+        return
+    if head is not None:
+        lease.check_answer(head.get("x-model"), head.get("x-npu-node-device"))
+    for body in bodies:
+        if isinstance(body, dict):
+            lease.check_model(body.get("model"))
 
 
 def _read_answer(node: str, job: Exchange, body: Any) -> Any:
@@ -172,7 +178,8 @@ def _read_answer(node: str, job: Exchange, body: Any) -> Any:
 
 
 def _need(job: Exchange) -> Requirement:
-    return Requirement(job.kind, job.model, job.require_device, node=job.node)
+    device = None if job.path in _TOKENS else job.require_device
+    return Requirement(job.kind, job.model, device, node=job.node)
 
 
 def _length(job: Exchange) -> int:
@@ -191,13 +198,13 @@ async def _read(
     lease: Lease, job: Exchange, items: AsyncGenerator[Any, None], wired: WireCall, form: StreamForm
 ) -> AsyncGenerator[_Item, None]:
     """The events of a stream. Raises what an event says that reports a failure, BadReply for what is no event."""
-    node, read = lease.node.url, form.reader()
+    node, read = lease.node.url, form.reader(job.body or {})
     try:
         async for item in items:
             if isinstance(item, Reply):
                 if item.body:
                     raise BadReply("the reply is not an event stream", node=node)
-                _check_model(lease, job, item.headers.get("x-model"))
+                _check(lease, job, item.headers)
                 yield item
                 continue
             event = wire.read_from(node, read_event, item)
@@ -205,7 +212,7 @@ async def _read(
             if failure is not None:
                 raise event_error(node, failure, wired.model)
             event = wire.read_from(node, read, event)
-            _check_model(lease, job, None, event.data, (event.data or {}).get("response"))
+            _check(lease, job, None, event.data, (event.data or {}).get("response"))
             yield event
     finally:
         await items.aclose()
@@ -286,7 +293,7 @@ def _encoder(job: Exchange, form: StreamForm | None) -> Callable[[Call], WireCal
                 job.request_id,
                 call.need.model,
                 job.priority,
-                job.require_device,
+                call.need.device,
                 job.node_headers,
                 job.method,
                 job.path,

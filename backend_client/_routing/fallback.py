@@ -173,7 +173,7 @@ class FallbackBackend:
                 # As the node names it. No cloud model is declared for it unless the settings say so.
                 known = known._replace(space=f"{known.space}-{job.dimensions}", dimensions=job.dimensions)
             wanted = replace(job, model=None, **known._asdict())
-        elif isinstance(job, GenerateJob) or _is_chat(job):
+        elif isinstance(job, GenerateJob | Exchange):
             wanted = replace(job, model=cloud.chat_model_for(job.model))
             if wanted.model is None:
                 name = job.model
@@ -190,16 +190,10 @@ class FallbackBackend:
             return "local_only is set"
         if job.require_device is not None:
             return f"the call requires the device {job.require_device}"
-        if isinstance(job, Exchange) and not _is_chat(job):
-            return f"it serves chats and embeddings only, and this is {job.path}"
-        return None
+        return job.only_on_nodes if isinstance(job, Exchange) else None
 
     def _until(self, deadline: Deadline) -> Deadline:
         return deadline.earlier(min(self._options.longest, deadline.remaining() * self._options.share))
-
-
-def _is_chat(job: Job) -> bool:
-    return isinstance(job, Exchange) and job.path == "/v1/chat/completions"
 
 
 def _warn_of_embeddings(spaces: Collection[str], bound: Collection[str]) -> None:

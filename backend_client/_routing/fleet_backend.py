@@ -82,6 +82,7 @@ class FleetBackend:
                 wired = _wired(job, encoded, job.texts, model)
             wired.may_wait = call.may_wait
             reply = await running.transport.embed(lease.node.url, wired)
+            lease.check_answer(reply.route.model, reply.route.device)
             self.runtime.bindings.check(
                 lease,
                 model=reply.route.model or lease.model,
@@ -158,7 +159,7 @@ class FleetBackend:
     async def _open(
         self, running: Running, call: Call, lease: Lease, encode: Callable[[Call], WireCall]
     ) -> Opened[str | Done]:
-        items = _of_model(lease, running.transport.stream(lease.node.url, encode(call)))
+        items = _checked(lease, running.transport.stream(lease.node.url, encode(call)))
         return await open_stream(self.runtime.pool, lease, items, _READING)
 
     async def _answer(self, call: Call, lease: Lease, items: AsyncGenerator[str | Done, None]) -> Answer:
@@ -174,15 +175,15 @@ class FleetBackend:
             await items.aclose()
 
 
-async def _of_model(lease: Lease, items: AsyncGenerator[Reply | str | Done, None]) -> AsyncGenerator[str | Done, None]:
-    """The pieces and the end of an answer. Raises BadReply where its head or end names another model."""
+async def _checked(lease: Lease, items: AsyncGenerator[Reply | str | Done, None]) -> AsyncGenerator[str | Done, None]:
+    """The pieces and the end of an answer. Raises BadReply where its head or end names another model or device."""
     try:
         async for item in items:
             if isinstance(item, Reply):
-                lease.check_model(item.headers.get("x-model"))
+                lease.check_answer(item.headers.get("x-model"), item.headers.get("x-npu-node-device"))
                 continue
             if isinstance(item, Done):
-                lease.check_model(item.route.model)
+                lease.check_answer(item.route.model, item.route.device)
             yield item
     finally:
         await items.aclose()

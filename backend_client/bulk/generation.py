@@ -10,6 +10,7 @@ from typing import Any
 from backend_client._api.inference_client import InferenceClient
 from backend_client.bulk.embedding import text_problem
 from backend_client.bulk.job import BulkJob
+from backend_client.bulk.optional import schema_validator
 from backend_client.bulk.patience import Patience
 from backend_client.bulk.results import Results
 from backend_client.bulk.together import together
@@ -31,6 +32,7 @@ class Generation:
         self._common: dict[str, Any] = dict(options)
         self._sampling = dict(job.options)
         self._schema = self._sampling.pop("response_schema", None)
+        self._validator: Any = None if self._schema is None else schema_validator(self._schema)
         self._slots = asyncio.Semaphore(slots)
         self._patience = Patience(patience)
         self.rows_ahead = 2 * slots
@@ -81,9 +83,17 @@ class Generation:
             return await self._client.chat(messages, **self._sampling, **self._common)
         form = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": self._schema}}
         result = await self._client.chat(messages, response_format=form, **self._sampling, **self._common)
-        if result.finish_reason == "stop" and not _is_json(result.text):
-            raise InvalidAnswer("the answer is not JSON", text=result.text, finish_reason=result.finish_reason)
+        if result.finish_reason != "length" and not self._matches(result.text):
+            raise InvalidAnswer(
+                "the answer does not match the schema", text=result.text, finish_reason=result.finish_reason
+            )
         return result
+
+    def _matches(self, text: str) -> bool:
+        try:
+            return bool(self._validator.is_valid(json.loads(text)))
+        except (ValueError, RecursionError):
+            return False
 
     def _put(self, results: Results, row: int, answer: GenerateResult | ChatResult) -> None:
         results.values[row] = answer.text
@@ -111,11 +121,3 @@ def conversation(value: Any) -> list[dict[str, Any]]:
         raise ValueError("not a list of messages")
     # Arrow gives every struct all fields of its type: what a message does not have is null.
     return [{name: part for name, part in item.items() if part is not None} for item in value]
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True

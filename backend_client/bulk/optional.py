@@ -33,3 +33,16 @@ def file_system(url: str) -> tuple[Any, str]:
         found.invalidate_cache()
         return found, path
     raise ConfigurationError(f"{url.partition('://')[0]} cannot be opened: {problem}")
+
+
+def schema_validator(schema: Any) -> Any:
+    """What checks values against a JSON Schema. Raises ConfigurationError for what is not one, or refers to others."""
+    try:
+        return need("jsonschema_rs").validator_for(schema, retriever=_retrieve_nothing)
+    except ValueError as error:
+        problem = str(error).partition("\n")[0]
+    raise ConfigurationError(f"response_schema is not a valid JSON Schema: {problem}")
+
+
+def _retrieve_nothing(_: str) -> Any:
+    raise ValueError("a schema must be complete in itself")

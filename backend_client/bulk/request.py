@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backend_client.bulk.job import RESULT_COLUMNS, BulkJob, Kind
+from backend_client.bulk.optional import schema_validator
 from backend_client.errors import ConfigurationError
 from backend_client.results import Device
 
@@ -65,6 +66,8 @@ class BulkRequest:
             wrong.append(f"the output adds a column {taken[0]}: it cannot be kept from the input")
         if wrong:
             raise ConfigurationError("; ".join(wrong))
+        if "response_schema" in self.options:
+            schema_validator(self.options["response_schema"])
 
     @property
     def rows(self) -> int:

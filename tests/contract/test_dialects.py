@@ -62,6 +62,20 @@ async def test_a_full_node_says_so_as_each_dialect_does(http, narrow_node):
 
 
 @pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", chat(n=2, max_tokens=1)),
+        ("/v1/completions", {"model": MODEL, "prompt": ["One,", "Two,"], "max_tokens": 1}),
+    ],
+)
+async def test_more_answers_than_places_are_rejected_for_good(http, narrow_node, path, body):
+    reply, answer = await post(http, narrow_node.url + path, body)
+    assert reply.status == 400
+    assert "2 answers were asked for at once" in message_of(path, answer)
+    assert "has places for 1 (max_outstanding)" in message_of(path, answer)
+
+
+@pytest.mark.parametrize(
     ("headers", "status", "message"),
     [
         ({"X-NPU-Require-Device": "NPU"}, 503, "NPU"),

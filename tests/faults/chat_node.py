@@ -34,7 +34,7 @@ def pieces_of(body):
 class ChatNode:
     """Give its `routes` to an application. `respond` may answer instead; `cut_after` breaks a stream off there.
 
-    `model` is the one that its answers name.
+    `model` and `device` are those that its answers name; None: no device.
     """
 
     def __init__(self):
@@ -43,6 +43,7 @@ class ChatNode:
         self.respond = None
         self.cut_after = None
         self.model = WRITER
+        self.device = "CPU"
 
     def routes(self):
         return [web.post("/v1/chat/completions", self._chat), web.post("/tokenize", self._tokenize)]
@@ -58,7 +59,7 @@ class ChatNode:
             headers={
                 "Content-Type": "text/event-stream",
                 "X-Model": self.model,
-                "X-NPU-Node-Device": "CPU",
+                **({"X-NPU-Node-Device": self.device} if self.device else {}),
                 "X-NPU-Node-Route-Reason": "preferred",
                 "X-NPU-Node-Token-Count": "7",
             }
@@ -82,6 +83,7 @@ class ChatNode:
     async def _tokenize(self, request):
         body = await request.json()
         self.bodies.append(body)
+        self.headers.append(request.headers)
         if self.respond is not None and (scripted := await self.respond(request)) is not None:
             return scripted
         count = len(json.dumps(body.get("messages") or body["prompt"]))

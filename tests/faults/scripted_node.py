@@ -41,8 +41,8 @@ class ScriptedNode:
 
     `embedders` are further embedding models (id: space), whose vectors are `vectors_in` their space; `viewers` are
     models for vision, `failed` those that cannot be loaded, on /health only; `aliases` are further names (alias: id).
-    `dimensions` is the length of vectors on /health, `answers` that of its vectors, `answers_as` the model that it
-    names in answers.
+    `dimensions` is the length of vectors on /health, `answers` that of its vectors, `answers_as` the model and
+    `answers_on` the device that it names in answers.
     """
 
     def __init__(self, space="space-a"):
@@ -54,6 +54,7 @@ class ScriptedNode:
         self.aliases = {}
         self.dimensions = self.answers = 8
         self.answers_as = None
+        self.answers_on = "CPU"
         self.status = "ready"
         self.respond = None
         self.health_respond = None
@@ -146,7 +147,7 @@ class ScriptedNode:
         body, scripted = await self._take(request)
         if scripted is not None:
             return scripted
-        done = done_event() | {"model": self.answers_as or WRITER}
+        done = done_event() | {"model": self.answers_as or WRITER, "device": self.answers_on}
         if not body.get("stream"):
             return web.json_response({"text": "".join(ANSWER), **done}, headers=self._route(request, WRITER))
         response = web.StreamResponse(
@@ -164,7 +165,7 @@ class ScriptedNode:
         return {
             "X-Request-ID": request.headers["X-Request-ID"],
             "X-Model": self.answers_as or model,
-            "X-NPU-Node-Device": "CPU",
+            "X-NPU-Node-Device": self.answers_on,
             "X-NPU-Node-Route-Reason": "preferred",
             "X-NPU-Node-Token-Count": "7",
         }

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from worker_node.structured_output.combining import both_parts
-from worker_node.structured_output.ebnf import Rules, json_literal
+from worker_node.structured_output.ebnf import Rules, branches, compact_json, json_literal, literal
 from worker_node.structured_output.keywords import CannotEnforce, NothingAdmitted, Schema, comparable
 from worker_node.structured_output.pattern import PatternRefused, pattern_term
 from worker_node.structured_output.regular import (
@@ -231,28 +231,28 @@ def _unique(compiler: Compiler, schema: Schema, path: str, counts: tuple[int, in
     rules, (least, most) = compiler.rules, counts
     if len(constants) < least:
         raise NothingAdmitted(path, "there are fewer constants than the list needs")
-    literals = [json_literal(value) for value in constants]
+    texts = [compact_json(value) for value in constants]
     if len(constants) <= _ANY_ORDER:
-        return _in_any_order(rules, literals, least, len(literals) if most is None else most)
-    members = [_Member(one, needed=False) for one in literals]
+        return _in_any_order(rules, texts, least, len(texts) if most is None else most)
+    members = [_Member(literal(one), needed=False) for one in texts]
     if least > 1 or (most is not None and most < len(members)):
         raise CannotEnforce(path, "uniqueItems", f"cannot be enforced with a count of more than {_ANY_ORDER} constants")
     return _in_order(rules, members, least=bool(least))
 
 
-def _in_any_order(rules: Rules, literals: list[str], least: int, most: int) -> str:
+def _in_any_order(rules: Rules, texts: list[str], least: int, most: int) -> str:
     """Each at most once, in any order: a rule for each set of those that are left."""
 
     def rest(left: tuple[str, ...], count: int) -> str:
-        comma = 'ws "," ws ' if count else ""
-        options = [
-            f"{comma}{one} {rest((*left[:index], *left[index + 1 :]), count + 1)}"
-            for index, one in enumerate(left)
-            if count < most
-        ]
+        options = []
+        if left and count < most:
+            items = branches(
+                {one: rest((*left[:index], *left[index + 1 :]), count + 1) for index, one in enumerate(left)}
+            )
+            options.append(f'ws "," ws ({items})' if count else items)
         return rules.add("left", " | ".join([*options, *(['""'] if count >= least else [])]))
 
-    return rest(tuple(literals), 0)
+    return rest(tuple(texts), 0)
 
 
 def _constants(compiler: Compiler, schema: Schema, path: str) -> list[Any] | None:

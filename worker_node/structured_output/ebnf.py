@@ -7,7 +7,8 @@ import re
 import string
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
+from os.path import commonprefix
 from typing import Any
 
 Ranges = Iterable[tuple[int, int]]
@@ -18,11 +19,12 @@ JSON_RULES = {
     "ws": r"[ \n\t]{0,16}",
     "char": r'[^"\\\x00-\x1f] | "\\" ["\\/bfnrt] | "\\u" [0-9A-CEFa-cef] [0-9A-Fa-f]{3}',
     "string": r'"\"" char* "\""',
-    "integer": r'"-"? ("0" | [1-9] [0-9]{0,15})',
+    "integer": r'"-"? ("0" | [1-9] [0-9]{0,14})',
     "number": r'integer ("." [0-9]{1,15})? ([eE] [-+]? [0-9]{1,2})?',
     "member": r'string ws ":" ws value',
     "object": r'"{" ws (member (ws "," ws member)*)? ws "}"',
     "array": r'"[" ws (value (ws "," ws value)*)? ws "]"',
+    "end": '""',
     "value": r'object | array | string | number | "true" | "false" | "null"',
 }
 
@@ -56,7 +58,36 @@ def literal(text: str) -> str:
 
 def json_literal(value: Any) -> str:
     """The EBNF of a value as compact JSON. Raises ValueError for a number that JSON cannot hold."""
-    return literal(json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False))
+    return literal(compact_json(value))
+
+
+def compact_json(value: Any) -> str:
+    """Raises ValueError for a number that JSON cannot hold."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def one_text(texts: Iterable[str]) -> str:
+    """The EBNF of exactly one of these texts."""
+    return branches(dict.fromkeys(texts, ""))
+
+
+def branches(ways: Mapping[str, str]) -> str:
+    """The EBNF of one of the texts and what follows it; common beginnings of texts are written once.
+
+    Side by side the runtime mixes them up: `"1.5" | "2.0" | "2.5"` let `1.0` pass (openvino-genai 2026.4).
+    """
+    parts = []
+    for _, group in groupby(sorted(ways), key=lambda text: text[:1]):
+        same = list(group)
+        prefix = commonprefix(same)  # noqa: RUF071  (of texts, not of paths)
+        rest = ways[prefix] if len(same) == 1 else f"({branches({text[len(prefix) :]: ways[text] for text in same})})"
+        parts.append(f"{literal(prefix)} {rest}".rstrip())
+    return " | ".join(parts)
+
+
+def one_constant(values: Iterable[Any]) -> str:
+    """The EBNF of one of these values as compact JSON. Raises ValueError for a number that JSON cannot hold."""
+    return one_text(map(compact_json, values))
 
 
 def _escaped(character: str) -> str:
@@ -172,6 +203,14 @@ class Rules:
         if name is None:
             name = self._by_body[body] = self.define(self.reserve(hint), body)
         return name
+
+    def apart(self, part: str) -> str:
+        """A rule for a part of a choice that the runtime does not merge with the other parts.
+
+        It copies rules that refer to no others into the choice, and then mixes up what begins alike.
+        """
+        names = [name for name in _NAME.findall(self._bodies.get(part, part)) if name]
+        return part if names else self.add("part", f"{part} end")
 
     def text(self, root: str) -> str:
         """The whole grammar: the rules of JSON, and those that the root needs."""

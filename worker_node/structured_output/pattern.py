@@ -10,10 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import groupby
+from itertools import combinations, groupby
 from typing import NamedTuple
 
-from worker_node.structured_output.ebnf import JSON_STRING, Ranges, Rules, Writing, complement, literal, one_of
+from worker_node.structured_output.ebnf import (
+    JSON_STRING,
+    Ranges,
+    Rules,
+    Writing,
+    complement,
+    literal,
+    one_of,
+    one_text,
+)
 from worker_node.structured_output.regular import (
     EMPTY,
     EVERYTHING,
@@ -51,7 +60,7 @@ def term_to_ebnf(term: Term, rules: Rules, spend: Callable[[], None], writing: W
     """
     if term == NOTHING:
         return None
-    parts = _Parts(rules, writing)
+    parts = _Parts(rules, spend, writing)
     part = parts.of(term)
     if parts.refusal is None:
         return part.text
@@ -318,7 +327,8 @@ class _Part:
 
     `empty`: it may match nothing; `counted`: there is a count inside; `characters`: all that can occur in it, `first`:
     those that can come first. `head` and `tail` are the repetitions of open length that it can begin and end with: as
-    they begin, and as they go on; `openings` counts those at its beginning that can be open at once.
+    they begin, and as they go on; `openings` counts those at its beginning that can be open at once. `alike`: it is a
+    choice of parts two of which can begin with the same character.
     """
 
     text: str
@@ -329,6 +339,11 @@ class _Part:
     head: frozenset[_Open] = frozenset()
     tail: frozenset[_Open] = frozenset()
     openings: int = 0
+    alike: bool = False
+
+    def begins_as(self, other: _Part) -> bool:
+        """Whether a character can begin both."""
+        return any(low <= end and start <= high for low, high in self.first for start, end in other.first)
 
 
 class _Parts:
@@ -338,8 +353,9 @@ class _Parts:
     minutes. Where that could happen the first reason is kept in `refusal`, and the result is of no use.
     """
 
-    def __init__(self, rules: Rules, writing: Writing) -> None:
+    def __init__(self, rules: Rules, spend: Callable[[], None], writing: Writing) -> None:
         self._rules = rules
+        self._spend = spend
         self._writing = writing
         self.refusal: str | None = None
 
@@ -358,7 +374,7 @@ class _Parts:
                 )
             case ("any", terms):
                 # In an order of their own: a set has another in each process.
-                return self._either([self.of(one) for one in sorted(terms, key=repr)])
+                return self._told_apart(term, self._either([self.of(one) for one in sorted(terms, key=repr)]))
             case ("times", inner, least, most):
                 return self._times(self.of(inner), least, None if most == -1 else most)
         self._refuse("a condition on what follows can be enforced by an automaton only")
@@ -370,7 +386,9 @@ class _Parts:
             options = [chr(low) for low, high in ranges if low == high and self._writing.written(chr(low)) is not None]
             if not options:
                 raise PatternRefused("a control character, or a class of nothing else, cannot be written")
-            return self._either([self._literal([text(one)]) for one in options])
+            codes = frozenset((ord(one), ord(one)) for one in options)
+            written = one_text(self._writing.escapes[one] for one in options)
+            return _Part(f"({written})", characters=codes, first=codes)
         return _Part(one_of(plain), characters=plain, first=plain)
 
     def _literal(self, terms: Iterable[Term]) -> _Part:
@@ -399,7 +417,19 @@ class _Parts:
             frozenset().union(*(option.head for option in options)),
             frozenset().union(*(option.tail for option in options)),
             openings,
+            alike=any(one.begins_as(other) for one, other in combinations(options, 2)),
         )
+
+    def _told_apart(self, term: Term, part: _Part) -> _Part:
+        """The part itself, or an automaton where two alternatives begin alike: the runtime would mix them up."""
+        if self.refusal or not part.alike:
+            return part
+        try:
+            name = regular_to_ebnf(term, self._rules, self._spend, self._writing)
+        except TooManyStates as error:
+            self._refuse(f"alternatives that begin with the same character, and as an automaton {error}")
+            return part
+        return replace(part, text=name or '""', alike=False)
 
     def _row(self, parts: Iterable[_Part]) -> _Part:
         texts: list[str] = []

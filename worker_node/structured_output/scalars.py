@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from worker_node.structured_output.ebnf import Rules
+from worker_node.structured_output.ebnf import Rules, literal, one_text
 from worker_node.structured_output.keywords import TYPES, CannotEnforce, NothingAdmitted, Schema
 from worker_node.structured_output.pattern import PatternRefused, pattern_term, term_to_ebnf
 from worker_node.structured_output.regular import (
@@ -295,7 +295,7 @@ def _multiples(rules: Rules, units: tuple[int, int], step: int, decimals: int) -
     """
     first, last = -(-units[0] // step), units[1] // step
     if last - first < _FEW:
-        return " | ".join(_written(number * step, decimals) for number in range(first, last + 1))
+        return one_text(_written(number * step, decimals) for number in range(first, last + 1))
     zeros = 0 if decimals else len(str(step)) - len(str(step).rstrip("0"))
     odd = step // 10**zeros
     if odd == 1:
@@ -311,14 +311,14 @@ def _multiples(rules: Rules, units: tuple[int, int], step: int, decimals: int) -
         return None
     positive = _fractions(step, decimals) if decimals else f'({_by_remainder(rules, odd)}) "{"0" * zeros}"'
     signs = [f"{sign}({positive})" for sign, bound in (("", last), ('"-" ', -first)) if bound > 0]
-    return " | ".join([*signs, *([_written(0, decimals)] if first <= 0 <= last else [])])
+    return " | ".join([*signs, *([literal(_written(0, decimals))] if first <= 0 <= last else [])])
 
 
 def _fractions(step: int, decimals: int) -> str:
     """The decimals above zero whose fraction is a multiple of a step that divides one."""
-    parts = [f'"{number:0{decimals}}"' for number in range(0, 10**decimals, step)]
-    whole = f'[1-9] [0-9]{{0,{_DIGITS_OF_A_DOUBLE - decimals - 1}}} "." ({" | ".join(parts)})'
-    return f'{whole} | "0." ({" | ".join(parts[1:])})'
+    parts = [f"{number:0{decimals}}" for number in range(0, 10**decimals, step)]
+    whole = f'[1-9] [0-9]{{0,{_DIGITS_OF_A_DOUBLE - decimals - 1}}} "." ({one_text(parts)})'
+    return f'{whole} | "0." ({one_text(parts[1:])})'
 
 
 def _by_remainder(rules: Rules, step: int) -> str:
@@ -342,7 +342,7 @@ def _moves(left: int, digits: range, names: list[str]) -> list[str]:
 def _written(units: int, decimals: int) -> str:
     digits = str(abs(units)).zfill(decimals + 1)
     point = f".{digits[-decimals:]}" if decimals else ""
-    return f'"{"-" * (units < 0)}{digits[: len(digits) - decimals]}{point}"'
+    return f"{'-' * (units < 0)}{digits[: len(digits) - decimals]}{point}"
 
 
 def _range(low: int, high: int, decimals: int) -> str:

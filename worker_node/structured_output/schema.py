@@ -15,7 +15,7 @@ from worker_node.core.errors import BadRequest, UnsupportedParameter
 from worker_node.structured_output.combining import Combiner, distinguished_at_once, types_of
 from worker_node.structured_output.containers import array_of, object_of
 from worker_node.structured_output.cost import MAX_DEPTH, MAX_GRAMMAR_CHARACTERS, Budget, check_cost, too_large
-from worker_node.structured_output.ebnf import Rules, json_literal
+from worker_node.structured_output.ebnf import Rules, one_constant
 from worker_node.structured_output.keywords import (
     KEYWORDS_OF,
     TYPES,
@@ -142,7 +142,7 @@ class Compiler:
         if len(parts) == 1:
             return next(iter(parts))
         hint = "choice" if distinguished_at_once(self._shown(option, path) for option in options) else "alt"
-        return self.rules.add(hint, " | ".join(parts))
+        return self.rules.add(hint, " | ".join(map(self.rules.apart, parts)))
 
     def _shown(self, option: Any, path: str) -> Any:
         """The option, or what it refers to."""
@@ -207,12 +207,12 @@ class Compiler:
 
     def _constants(self, schema: Schema, path: str) -> str:
         try:
-            literals = [json_literal(value) for value in self.constants(schema, path)]
+            constants = one_constant(self.constants(schema, path))
         except ValueError:
             raise BadRequest(f"{path}: a constant that cannot be written in JSON", param=path) from None
-        if not literals:
+        if not constants:
             raise NothingAdmitted(path)
-        return self.rules.add("const", " | ".join(literals))
+        return self.rules.add("const", constants)
 
     def constants(self, plain: Schema, path: str) -> list[Any]:
         """The values of a plain schema with constants that match it otherwise too."""

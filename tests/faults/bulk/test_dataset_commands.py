@@ -125,18 +125,49 @@ def test_prompts_and_conversations_are_answered(fleet, tmp_path):
     fleet.assert_sent("/v1/chat/completions", max_tokens=9)
 
 
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer", "minimum": 0}},
+    "required": ["name", "age"],
+}
+ANSWERS = {
+    "good": '{"name": "Ada", "age": 36}',
+    "no JSON": "Ada is 36.",
+    "cut": '{"name": "Ada", "age": 3',
+    "incomplete": '{"name": "Ada"}',
+    "another type": '{"name": "Ada", "age": "36"}',
+    "beyond its bounds": '{"name": "Ada", "age": -1}',
+    "not an object": "36",
+    "no number": '{"name": "Ada", "age": NaN}',
+}
+
+
 def test_an_answer_that_breaks_the_schema_is_set_aside(fleet, tmp_path):
-    fleet[0].answer = fleet[1].answer = lambda body: "{}" if "good" in str(body) else "no json"
-    (tmp_path / "in.jsonl").write_text('{"prompt": "good"}\n{"prompt": "bad"}\n')
-    (tmp_path / "schema.json").write_text("{}")
-    command = ["generate-dataset", str(tmp_path / "in.jsonl"), str(tmp_path / "out")]
-    assert (
-        main([*command, "--in-process", "--response-schema", str(tmp_path / "schema.json"), "--max-rejected", "0.5"])
-        == 0
+    # The first request of a job asks for the model.
+    fleet[0].answer = fleet[1].answer = lambda body: (
+        ANSWERS[body["messages"][0]["content"]] if "messages" in body else ""
     )
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"prompt": name}) + "\n" for name in ANSWERS))
+    (tmp_path / "schema.json").write_text(json.dumps(PERSON))
+    command = ["generate-dataset", str(tmp_path / "in.jsonl"), str(tmp_path / "out"), "--in-process"]
+    assert main([*command, "--response-schema", str(tmp_path / "schema.json"), "--max-rejected", "0.9"]) == 0
+    (path,) = (tmp_path / "out").glob("part-*")
+    assert pq.read_table(path)["generated_text"].to_pylist() == [ANSWERS["good"]]
     (rejected,) = (tmp_path / "out" / "rejected").iterdir()
-    assert json.loads(rejected.read_text())["reason"] == "the answer does not match the schema"
+    reasons = [json.loads(line)["reason"] for line in rejected.read_text().splitlines()]
+    assert reasons == ["the answer does not match the schema"] * (len(ANSWERS) - 1)
     assert fleet.assert_sent("/v1/chat/completions").body["response_format"]["type"] == "json_schema"
+
+
+@pytest.mark.parametrize(
+    "schema", [{"type": "person"}, {"$ref": "http://127.0.0.1:1/person.json"}, {"$ref": "#/nope"}, 5]
+)
+def test_a_schema_that_is_none_ends_the_job_before_it_starts(fleet, source, tmp_path, capsys, schema):
+    (tmp_path / "schema.json").write_text(json.dumps(schema))
+    command = ["generate-dataset", source, str(tmp_path / "out"), "--prompt-column", "text", "--in-process"]
+    assert main([*command, "--response-schema", str(tmp_path / "schema.json")]) == 2
+    assert "response_schema is not a valid JSON Schema" in capsys.readouterr().err
+    fleet.assert_nothing_sent()
 
 
 def test_a_node_that_refuses_the_key_ends_the_job_at_once(fleet, source, tmp_path, capsys):

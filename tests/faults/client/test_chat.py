@@ -3,6 +3,7 @@
 import pickle
 
 import pytest
+from aiohttp import web
 from pydantic import BaseModel
 
 from backend_client import (
@@ -20,7 +21,7 @@ from backend_client import (
     StreamInterrupted,
 )
 from tests.faults.chat_node import TOOL
-from tests.faults.scripted_node import ANSWER, WRITER, error_response
+from tests.faults.scripted_node import ANSWER, WRITER, choice, data_event, error_response
 
 QUESTION = [{"role": "user", "content": "Where?"}]
 TEXT = "".join(ANSWER)
@@ -109,6 +110,31 @@ async def test_an_answer_that_is_no_such_object_is_an_error_with_the_text(client
     assert "Ada" not in str(caught.value)
     with pytest.raises(InvalidAnswer, match="called a tool instead"):
         await client.parse(QUESTION, Planet, tools=[TOOL])
+
+
+@pytest.mark.parametrize(("reason", "hint"), [("length", "increase max_tokens"), ("content_filter", "it was filtered")])
+@pytest.mark.parametrize("place", [0, 1])
+async def test_an_answer_that_was_cut_or_filtered_is_no_object_even_if_it_matches(client, chats, reason, hint, place):
+    async def respond(request):
+        count = (await request.json()).get("n", 1)
+        whole = [choice({"content": '{"name": "Ada", "age": 36}'}, "stop") | {"index": index} for index in range(count)]
+        whole[place]["finish_reason"] = reason
+        body = data_event({"choices": whole}) + b"data: [DONE]\n\n"
+        return web.Response(body=body, content_type="text/event-stream")
+
+    for _, chat in chats:
+        chat.respond = respond
+    stream = client.stream_chat(QUESTION, response_format=Person, n=place + 1)
+    for call in (
+        client.parse(QUESTION, Person, n=place + 1),
+        client.chat(QUESTION, response_format=Person, n=place + 1),
+        anext(delta async for delta in stream if stream.result),
+    ):
+        with pytest.raises(InvalidAnswer, match=hint) as caught:
+            await call
+        assert caught.value.finish_reason == reason
+    # Without a model it is for the caller to decide.
+    assert (await client.chat(QUESTION, n=place + 1)).choices[place].finish_reason == reason
 
 
 @pytest.mark.parametrize(

@@ -133,19 +133,24 @@ def liars(chats):
     return chats
 
 
-@pytest.mark.parametrize("listed", [True, False])
-@pytest.mark.parametrize(
+CALLS = pytest.mark.parametrize(
     "call",
     [
-        lambda client: client.generate("prompt", model=WRITER),
-        lambda client: client.chat(QUESTION, model=WRITER),
-        lambda client: client.post("/v1/chat/completions", {"model": WRITER, "messages": QUESTION}),
-        lambda client: streamed(client.stream("prompt", model=WRITER)),
-        lambda client: streamed(client.stream_chat(QUESTION, model=WRITER)),
-        lambda client: client.embed_result("text", model=EMBEDDER),
+        lambda client, **options: client.generate("prompt", model=WRITER, **options),
+        lambda client, **options: client.chat(QUESTION, model=WRITER, **options),
+        lambda client, **options: client.post(
+            "/v1/chat/completions", {"model": WRITER, "messages": QUESTION}, **options
+        ),
+        lambda client, **options: streamed(client.stream("prompt", model=WRITER, **options)),
+        lambda client, **options: streamed(client.stream_chat(QUESTION, model=WRITER, **options)),
+        lambda client, **options: client.embed_result("text", model=EMBEDDER, **options),
     ],
     ids=["generate", "chat", "post", "stream", "stream_chat", "embed"],
 )
+
+
+@pytest.mark.parametrize("listed", [True, False])
+@CALLS
 async def test_the_answer_of_another_model_is_answered_by_another_node(liars, call, listed):
     (liar, chat), (honest, _) = liars
     if listed:
@@ -171,6 +176,29 @@ async def test_the_answer_of_another_model_is_answered_by_another_node(liars, ca
         if not listed:
             with pytest.raises(ModelNotFound):
                 await client.generate("prompt", model=OTHER)
+
+
+@pytest.mark.parametrize("device", ["GPU", None])
+@CALLS
+async def test_the_answer_of_another_device_than_was_required_is_answered_by_another_node(chats, call, device):
+    (liar, chat), (honest, _) = chats
+    liar.answers_on, chat.device = device or "", device
+    async with NPUClient([liar.url], spaces={EMBEDDER: "space-a"}, options=LONG) as client:
+        assert (await call(client)).node == liar.url
+        client.backend.runtime.add([honest.url])
+        await client.health()
+        tried = []
+        for _ in range(10):
+            result = await call(client, require_device="CPU")
+            assert (result.node, result.device) == (honest.url, "CPU")
+            tried += [attempt.outcome for attempt in result.attempts if attempt.node == liar.url]
+        assert tried == ["BadReply"]
+
+
+async def test_counting_tokens_needs_no_device(chat_client, chats):
+    assert await chat_client.count_tokens("Where?", require_device="NPU") == 8
+    [headers] = [headers for _, chat in chats for headers in chat.headers]
+    assert "X-NPU-Require-Device" not in headers
 
 
 async def streamed(stream):

@@ -4,6 +4,7 @@ import asyncio
 
 import numpy as np
 import pytest
+from aiohttp import web
 
 from backend_client import (
     ClientOptions,
@@ -93,3 +94,15 @@ async def test_a_model_with_two_spaces_is_bound_to_the_same_whichever_node_answe
 
 
 # The default model
+
+
+@pytest.mark.parametrize("model", [None, EMBEDDER])
+async def test_a_node_without_models_is_unavailable_and_not_one_that_lacks_the_model(scripted, model):
+    async def bare(_):
+        return web.json_response({"status": "ready", "version": "test", "devices": [], "models": [], "npu": {}})
+
+    scripted.health_respond = bare
+    async with NPUClient([scripted.url]) as client:
+        with pytest.raises(NPUUnavailableError, match="has no models") as caught:
+            await client.embed("text", model=model)
+    assert type(caught.value) is NPUUnavailableError

@@ -85,7 +85,7 @@ async def test_the_ledger_is_exact_to_the_token(cloud):
         for _ in range(3):
             await client.generate("prompt")
         [_ async for _ in client.stream("prompt")]
-        await client.embed("text")
+        await client.embed("a longer text")
         tally = client.ledger.cloud
     assert (tally.calls, tally.prompt_tokens, tally.completion_tokens) == (5, 4 * 13 + 11, 4 * 5)
     assert tally.cost == (4 * (13 * 2 + 5 * 8) + 11) / Decimal(1_000_000)

@@ -3,9 +3,17 @@
 import pytest
 from aiohttp import web
 
-from backend_client import CloudClient, CloudError, CloudSettings, StreamInterrupted
-from tests.faults.chat_node import TOOL
-from tests.faults.scripted_node import ANSWER, data_event
+from backend_client import (
+    ClientOptions,
+    CloudClient,
+    CloudError,
+    CloudSettings,
+    NPUClient,
+    NPUUnavailableError,
+    StreamInterrupted,
+)
+from tests.faults.chat_node import TOOL, ChatNode
+from tests.faults.scripted_node import ANSWER, ScriptedNode, data_event
 
 QUESTION = [{"role": "user", "content": "Where?"}]
 TEXT = "".join(ANSWER)
@@ -95,3 +103,88 @@ async def test_a_chat_without_a_function_name_is_answered_by_the_other_node(chat
     reply = await chat_client.chat(QUESTION, tools=[TOOL])
     assert reply.tool_calls[0].name == "weather"
     assert len(reply.attempts) == 2
+
+
+def in_turn(chats, *replies):
+    """The requests to any node, or to the cloud, get these replies."""
+    replies = list(replies)
+
+    async def respond(_):
+        return replies.pop(0)
+
+    for server in chats:
+        server.respond = respond
+
+
+def part(text="", reason=None, index=0, **delta):
+    return {"index": index, "delta": {"content": text, **delta}, "finish_reason": reason}
+
+
+def whole_of(parts):
+    """What a stream of these parts says, not streamed."""
+    choices = [
+        {
+            "index": each["index"],
+            "message": {"role": "assistant", **each["delta"]},
+            "finish_reason": each["finish_reason"],
+        }
+        for each in parts
+    ]
+    return web.json_response({"model": "chat", "choices": choices})
+
+
+TWO = [part("a", "stop", 0), part("b", "stop", 1)]
+# How many choices are asked for, and what comes instead.
+OTHERWISE = {
+    "one of two": (2, [part("a", "stop")]),
+    "two for one": (1, TWO),
+    "another index": (1, [part("a", "stop", 1)]),
+    "an index below": (1, [part("a", "stop", -1)]),
+    "an index twice": (2, [part("a", "stop"), part("b", "stop")]),
+    "one that does not end": (2, [part("a", "stop"), part("b", None, 1)]),
+    "a reason that there is not": (1, [part("a", "abort")]),
+    "an error": (1, [part("a", "error")]),
+    "no tool": (1, [part("a", "tool_calls")]),
+}
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+async def test_an_answer_with_other_choices_than_were_asked_for_is_none(chat_client, chats, cloud, name):
+    count, parts = OTHERWISE[name]
+    good = TWO[:count]
+    bad = [stream_of(*({"choices": [each]} for each in parts)), whole_of(parts)]
+    in_turn([chat for _, chat in chats], bad[0], stream_of({"choices": good}))
+    reply = await chat_client.chat(QUESTION, n=count)
+    assert [choice.text for choice in reply.choices] == ["a", "b"][:count]
+    assert [attempt.outcome for attempt in reply.attempts] == ["BadReply", "ok"]
+    async with CloudClient(CloudSettings(api_key="k", base_url=cloud.url, chat_model="chat")) as client:
+        in_turn([cloud], bad[1], whole_of(good))
+        with pytest.raises(CloudError, match=r"choices|finish_reason"):
+            await client.chat(QUESTION, n=count)
+        assert len((await client.chat(QUESTION, n=count)).choices) == count
+        in_turn([cloud], stream_of(*({"choices": [each]} for each in parts)))
+        with pytest.raises((CloudError, StreamInterrupted), match=r"choice|finish_reason"):
+            [_ async for _ in client.stream_chat(QUESTION, n=count)]
+
+
+@pytest.mark.parametrize("after", [part("more"), part("", "length"), part(tool_calls=[{"index": 0}])])
+async def test_nothing_comes_after_the_end_of_a_choice(chat_client, chats, after):
+    once(chats, stream_of({"choices": [part("a", "stop")]}, {"choices": [after]}))
+    reply = await chat_client.chat(QUESTION)
+    assert (reply.text, [attempt.outcome for attempt in reply.attempts]) == (TEXT, ["BadReply", "ok"])
+
+
+async def test_a_stream_may_be_no_longer_than_any_other_reply():
+    async def respond(_):
+        return stream_of(*[{"choices": [part("x" * 1000)]}] * 20, {"choices": [part("", "stop")]})
+
+    node, chat = ScriptedNode(), ChatNode()
+    node.more_routes = chat.routes()
+    async with node.running():
+        async with NPUClient([node.url], options=ClientOptions(max_reply_bytes=10_000)) as client:
+            assert (await client.chat(QUESTION)).text == TEXT
+            chat.respond = respond
+            with pytest.raises(NPUUnavailableError, match="it is too long"):
+                await client.chat(QUESTION, timeout=2)
+        async with NPUClient([node.url]) as client:
+            assert len((await client.chat(QUESTION)).text) == 20_000

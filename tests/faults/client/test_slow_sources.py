@@ -1,4 +1,4 @@
-"""Texts of a stream that come slowly, fail or never end: only their own stream notices."""
+"""Texts that come slowly, fail or never end: only their own call notices."""
 
 import asyncio
 import threading
@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from backend_client.errors import ClientClosed
+from backend_client.errors import ClientClosed, DeadlineExceeded
 from backend_client.testing import FakeFleet, fake_vector
 
 BATCH = 64
@@ -130,3 +130,57 @@ async def test_closing_an_asynchronous_client_ends_a_stream_whose_source_is_stuc
         await client.close()
         with pytest.raises(ClientClosed):
             await streamed
+
+
+READERS = pytest.mark.parametrize("read", [iter, Stuck.later])
+
+
+@READERS
+async def test_the_deadline_of_embed_many_holds_while_its_source_is_stuck(fleet, read):
+    with Stuck([]) as source:
+        async with fleet.async_client() as client, asyncio.timeout(WAIT_S):
+            with pytest.raises(DeadlineExceeded, match="after 0 texts had been read; increase `timeout`"):
+                await client.embed_many(read(source), timeout=0.05)
+
+
+@READERS
+async def test_embed_many_is_cancelled_while_its_source_is_stuck(fleet, read):
+    with Stuck(TEXTS) as source:
+        async with fleet.async_client() as client, asyncio.timeout(WAIT_S):
+            call = asyncio.ensure_future(client.embed_many(read(source)))
+            assert await asyncio.to_thread(source.reached.wait, WAIT_S)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+
+
+@READERS
+async def test_closing_ends_embed_many_while_its_source_is_stuck(fleet, read):
+    with Stuck(TEXTS) as source:
+        client = fleet.async_client()
+        call = asyncio.ensure_future(client.embed_many(read(source)))
+        assert await asyncio.to_thread(source.reached.wait, WAIT_S)
+        await client.close()
+        with pytest.raises(ClientClosed):
+            await call
+
+
+@pytest.mark.parametrize("make", [broken, broken_later])
+async def test_embed_many_raises_the_error_of_its_source(fleet, make):
+    async with fleet.async_client() as client:
+        with pytest.raises(OSError, match="the source failed"):
+            await client.embed_many(make(TEXTS))
+
+
+async def test_embed_many_reads_no_faster_than_it_embeds(fleet):
+    read, ahead = 0, []
+
+    def texts():
+        nonlocal read
+        for _ in range(50 * BATCH):
+            read += 1
+            yield "text"
+
+    async with fleet.async_client() as client:
+        await client.embed_many(texts(), progress=lambda done, _: ahead.append(read - done))
+    assert max(ahead) <= 20 * BATCH

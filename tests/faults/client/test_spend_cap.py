@@ -19,7 +19,6 @@ PARTS = {
     "prediction": {"type": "content", "content": LONG},
     "metadata": {"note": LONG},
     "user": LONG,
-    "a_field_of_tomorrow": [LONG],
 }
 
 
@@ -31,8 +30,10 @@ def client_of(cloud, cap=None, *, output=0):
 async def bound_of(cloud, body, **price):
     """Millionths of the cap that a request may cost: the cloud does not report what it used."""
 
-    async def respond(_):
-        choices = [{"index": 0, "message": {"role": "assistant", "content": "Here."}, "finish_reason": "stop"}]
+    async def respond(request):
+        message = {"role": "assistant", "content": "Here."}
+        count = (await request.json()).get("n", 1)
+        choices = [{"index": index, "message": message, "finish_reason": "stop"} for index in range(count)]
         return web.json_response({"model": "chat", "choices": choices})
 
     cloud.respond = respond
@@ -69,14 +70,71 @@ async def test_what_was_predicted_in_vain_counts_as_written_for_each_answer(clou
     assert bound - without >= (1 + 3) * len(LONG)
 
 
-@pytest.mark.parametrize(
-    "part", [{"service_tier": "priority"}, {"web_search_options": {}}, {"audio": {"voice": "alloy", "format": "wav"}}]
-)
-async def test_what_has_no_price_by_the_token_is_not_sent_under_a_cap(cloud, part):
-    assert await bound_of(cloud, {"messages": QUESTION, **part}) > 0
+USER = {"role": "user", "content": "Where?"}
+UNBOUNDED = {
+    "service_tier": {"service_tier": "priority"},
+    "web_search_options": {"web_search_options": {}},
+    "audio": {"audio": {"voice": "alloy", "format": "wav"}},
+    "modalities": {"modalities": ["audio"]},
+    "best_of": {"best_of": 9},
+    "n_predict": {"n_predict": 10**7},
+    "max_new_tokens": {"max_new_tokens": 10**6},
+    "plugins": {"plugins": [{"id": "web"}]},
+    "models": {"models": ["dearer"]},
+    "a_field_of_tomorrow": {"a_field_of_tomorrow": [LONG]},
+    "tools": {"tools": [{"type": "function", "function": FUNCTION}, {"type": "web_search"}]},
+    "tools ": {"tools": [{"type": "code_interpreter", "container": {"type": "auto"}}]},
+    "tools  ": {"tools": [{"type": "function", "function": FUNCTION, "cache_control": {"type": "ephemeral"}}]},
+    "tools   ": {"tools": "web_search"},
+    "content": {"messages": [{"role": "user", "content": [{"type": "file", "file": {"file_id": "file-1"}}]}]},
+    "content ": {"messages": [{"role": "user", "content": [{"type": "file_url", "file_url": {"url": "http://x/y"}}]}]},
+    "content  ": {"messages": [{"role": "user", "content": [{"type": "input_image", "file_id": "file-1"}]}]},
+    "content   ": {"messages": [{"role": "user", "content": {"type": "file"}}]},
+    "content    ": {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {}}]}]},
+    "content     ": {"messages": [USER, {"role": "user", "content": [{"type": ["text"]}]}]},
+    "audio of a message": {"messages": [{"role": "assistant", "audio": {"id": "audio-1"}}, USER]},
+    "messages": {"messages": "Where?"},
+    "messages ": {"messages": ["Where?"]},
+}
+
+
+@pytest.mark.parametrize("name", UNBOUNDED)
+async def test_what_no_bound_is_known_for_is_refused_by_name_under_a_cap(cloud, name):
+    body = {"messages": QUESTION, **UNBOUNDED[name]}
+    assert await bound_of(cloud, body) > 0
     cloud.requests.clear()
     async with client_of(cloud, Decimal(1)) as client:
-        with pytest.raises(CloudRejected, match="the spend cap cannot bound"):
-            await client.post("/v1/chat/completions", {"messages": QUESTION, **part})
+        with pytest.raises(CloudRejected, match=f"the spend cap cannot bound what .*{name.strip()}"):
+            await client.post("/v1/chat/completions", body)
         assert client.ledger.left == 1
     assert not cloud.requests
+
+
+async def test_a_whole_conversation_with_tools_and_images_passes_under_a_cap(cloud):
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "u"}}]},
+        {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None, "audio": None},
+        {"role": "tool", "tool_call_id": "c", "content": "5"},
+    ]
+    options = {"temperature": 0.5, "top_p": 0.9, "seed": 1, "stop": ["x"], "max_tokens": 10, "logprobs": True}
+    tools = [{"type": "function", "function": FUNCTION}]
+    async with client_of(cloud, Decimal(1)) as client:
+        assert (await client.chat(messages, tools=tools, response_format={"type": "text"}, **options)).source == "cloud"
+        assert (await client.generate("Where?", top_k=4, max_new_tokens=9)).source == "cloud"
+
+
+@pytest.mark.parametrize(("prompt", "count"), [(5, 11), (5, 10**15), (10**6, 3), (-(10**15), 3), (5, -(10**15))])
+async def test_a_usage_outside_of_the_bound_is_counted_at_the_bound(cloud, prompt, count):
+    async def respond(_):
+        choices = [{"index": 0, "message": {"role": "assistant", "content": "Here."}, "finish_reason": "stop"}]
+        usage = {"prompt_tokens": prompt, "completion_tokens": count}
+        return web.json_response({"model": "chat", "choices": choices, "usage": usage})
+
+    cloud.respond = respond
+    async with client_of(cloud, Decimal(1), output=1) as client:
+        reply = await client.chat(QUESTION, max_tokens=10)
+        assert reply.usage.completion_tokens == client.ledger.cloud.completion_tokens == 10
+        assert 5 < client.ledger.cloud.prompt_tokens < 1000
+        assert client.ledger.cloud.estimated_calls == 1

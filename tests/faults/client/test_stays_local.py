@@ -12,6 +12,7 @@ from backend_client import (
     InferenceClient,
     InvalidArgument,
     NPUClient,
+    NPUUnavailableError,
 )
 from backend_client.testing import FakeFleet
 from tests.faults.scripted_node import WRITER, error_response
@@ -84,11 +85,40 @@ async def test_one_call_of_the_sdk_can_say_that_it_stays(openai, cloud, options)
 
 
 @pytest.mark.parametrize(
-    "options", [{"extra_headers": {"X-NPU-Local-Only": "yes"}}, {"extra_body": {"local_only": "maybe"}}]
+    "options",
+    [
+        {"extra_headers": {"X-NPU-Local-Only": "yes"}},
+        {"extra_body": {"local_only": "maybe"}},
+    ],
 )
 async def test_what_is_not_understood_of_it_is_an_error(openai, cloud, options):
     with pytest.raises(sdk.BadRequestError, match="must be true or false"):
         await openai.chat.completions.create(model=WRITER, messages=QUESTION, **options)
+    assert not cloud.requests
+
+
+@pytest.mark.parametrize(
+    ("options", "served"),
+    [
+        ({"extra_body": {"require_device": "cpu"}}, True),
+        ({"extra_body": {"require_device": "NPU"}}, False),
+        ({"extra_body": {"require_device": "NPU"}, "extra_headers": {"X-NPU-Require-Device": "CPU"}}, False),
+        ({"extra_headers": {"X-NPU-Require-Device": "NPU"}}, False),
+    ],
+)
+async def test_a_device_that_the_sdk_requires_is_kept_to(chats, cloud, options, served):
+    async with backend_client.openai(settings(cloud, [node.url for node, _ in chats])) as openai:
+        call = openai.chat.completions.create(model=WRITER, messages=QUESTION, **options)
+        if served:
+            await call
+        else:
+            with pytest.raises(sdk.APIError, match="NPU"):
+                await call
+    sent = [chat for _, chat in chats if chat.bodies]
+    assert len(sent) == served
+    for chat in sent:
+        assert "require_device" not in chat.bodies[0]
+        assert chat.headers[0]["X-NPU-Require-Device"] == "CPU"
     assert not cloud.requests
 
 
@@ -112,9 +142,48 @@ async def test_a_cloud_asked_directly_keeps_to_it(cloud):
                 with pytest.raises(CloudRejected):
                     await call(options)
     assert not cloud.requests
+
+
+FIELDS = {
+    "local_only": True,
+    "require_device": "NPU",
+    "extra_body": {"local_only": True},
+    "extra_headers": {"X-A": "b"},
+    "extra_query": {"a": "b"},
+}
+
+
+@pytest.mark.parametrize("name", FIELDS)
+async def test_an_option_among_the_fields_of_a_body_is_never_lost(openai, cloud, name):
+    field = {name: FIELDS[name]}
     async with NPUClient([DEAD]) as npu:
-        with pytest.raises(InvalidArgument, match="give the option local_only"):
-            await npu.post("/v1/chat/completions", {"messages": QUESTION, "local_only": True})
+        with pytest.raises(InvalidArgument, match=f"the body has {name}") as caught:
+            await npu.post("/v1/chat/completions", {"messages": QUESTION, **field})
+        assert caught.value.param == name
+        if name.startswith("extra_"):
+            with pytest.raises(sdk.BadRequestError, match=f"the body has {name}"):
+                await openai.chat.completions.create(model=WRITER, messages=QUESTION, extra_body=field)
+    assert not cloud.requests
+
+
+@pytest.mark.parametrize("value", ["a\r\nX-Injected: b", "a\nb", "a\rb", "a\0b"])
+async def test_a_header_of_the_sdk_that_no_request_can_carry_is_refused_unsent(value):
+    with FakeFleet(1) as fleet:
+        async with backend_client.openai(fleet.settings()) as openai:
+            for _ in range(5):
+                with pytest.raises(sdk.BadRequestError, match="extra_headers maps names of headers to texts"):
+                    await openai.embeddings.create(model="any", input="a", extra_headers={"X-Trace": value})
+            fleet.assert_nothing_sent()
+            # No node was blamed for it.
+            models = [model.id async for model in openai.models.list()]
+            assert models
+
+
+async def test_embeddings_of_post_stay_with_the_nodes_and_the_error_names_the_calls_that_do_not(cloud):
+    async with InferenceClient.from_settings(settings(cloud)) as client:
+        with pytest.raises(NPUUnavailableError, match="texts without other fields only: call embed or embed_many"):
+            await client.post("/v1/embeddings", {"input": "a"})
+    assert not cloud.requests
 
 
 async def test_headers_of_a_call_go_to_nodes_and_to_the_cloud_where_they_are_listed(chats, cloud):

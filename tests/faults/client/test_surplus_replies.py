@@ -19,6 +19,7 @@ HEALTH = {
         {"id": WRITER, "kind": "generation", "state": "ready", "placements": ["CPU"]},
     ],
 }
+ERROR = {"message": "no", "type": "t", "code": "invalid_request", "param": None}
 # What a node does with the id of a request.
 REPEAT = "X-Request-ID: {}\r\n"
 NONE = ""
@@ -27,14 +28,17 @@ OWN = "X-Request-ID: proxy-{}\r\n"
 
 class Doubling:
     """A node that answers correctly, but puts its last reply on a connection once more before the next one there, as
-    often as `surplus` says. `identity` is what it does with request ids. `lags`: its own reply comes only with the next
-    request on the connection, so that nothing but the id tells that there was one too many.
+    often as `surplus` says. `identity` is what it does with request ids, `health` with those of /health. `inserted` is
+    put before the next reply. `lags`: its own reply comes only with the next request on the connection, so that nothing
+    but the id tells that there was one too many.
     """
 
-    def __init__(self, identity=REPEAT, *, lags=False):
+    def __init__(self, identity=REPEAT, *, lags=False, health=NONE):
         self.identity = identity
+        self.health = health
         self.lags = lags
         self.surplus = 0
+        self.inserted = b""
         self.connections = 0
         self.served = 0
         self._writers, self._tasks = [], []
@@ -61,11 +65,14 @@ class Doubling:
                 body = await reader.readexactly(int(headers.get("content-length", 0)))
                 path = head[0].split()[1]
                 if path == "/health":
-                    writer.write(_reply("application/json", json.dumps(HEALTH).encode()))
+                    identity = self.health.format(headers.get("x-request-id"))
+                    writer.write(_reply("application/json", json.dumps(HEALTH).encode(), identity))
                     continue
                 self.connections += before is None
                 self.served += 1
                 own = _answer(path, json.loads(body), self.identity.format(headers["x-request-id"]))
+                writer.write(self.inserted)
+                self.inserted = b""
                 doubled = before is not None and self.surplus > 0
                 if doubled:
                     self.surplus -= 1
@@ -76,9 +83,21 @@ class Doubling:
         except (asyncio.IncompleteReadError, ConnectionError):
             writer.close()
 
+    async def push(self, data):
+        """Send `data` on all connections, without a request, and return when it has arrived."""
+        for writer in self._writers:
+            writer.write(data)
+            await writer.drain()
+        # A round trip in the same event loop takes longer.
+        reader, writer = await asyncio.open_connection(*self._server.sockets[0].getsockname())
+        writer.write(b"GET /health HTTP/1.1\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        writer.close()
 
-def _reply(kind, body, more=""):
-    return f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\n{more}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+def _reply(kind, body, more="", status="200 OK"):
+    head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\n{more}Content-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
 
 
 def _answer(path, asked, identity):
@@ -146,31 +165,68 @@ async def test_nodes_that_repeat_no_ids_and_proxies_that_give_their_own_are_serv
         assert node.served == 8
 
 
-def test_an_id_that_nobody_sent_is_refused_only_where_ids_were_repeated_and_not_for_ever():
+def embedding_of(text, identity, status):
+    reply = _answer("/embeddings", {"texts": [text]}, identity)
+    refused = _reply("application/json", json.dumps({"error": ERROR}).encode(), identity, "400 Bad Request")
+    return reply if status == 200 else refused
+
+
+@pytest.mark.parametrize("status", [200, 400])
+@pytest.mark.parametrize("identity", [NONE, OWN.format(7), REPEAT.format("of-another-client")])
+async def test_a_node_that_repeats_the_ids_of_probes_must_repeat_all(identity, status):
+    async with Doubling(health=REPEAT) as node, NPUClient([node.url]) as client:
+        # Also the first one, before any other reply has come.
+        node.inserted = embedding_of("another text", identity, status)
+        result = await client.embed_result("one")
+        assert [attempt.outcome for attempt in result.attempts] == ["BadReply", "ok"]
+        assert np.array_equal(np.array(result.vector, "<f4"), vectors_for(["one"])[0])
+        assert node.connections == 2
+
+
+@pytest.mark.parametrize("status", ["429 Busy", "502 Bad Gateway"])
+async def test_what_a_proxy_refuses_itself_needs_no_id(status):
+    async with Doubling(health=REPEAT) as node, NPUClient([node.url]) as client:
+        node.inserted = _reply("text/html", b"no", status=status)
+        result = await client.embed_result("one")
+        assert result.attempts[0].status == int(status[:3])
+
+
+@pytest.mark.parametrize("identity", [NONE, OWN, REPEAT])
+async def test_what_comes_on_a_free_connection_is_no_answer(identity):
+    async with Doubling(identity) as node, NPUClient([node.url]) as client:
+        assert await embed(client, "one") == "right"
+        await node.push(embedding_of("another text", NONE, 200))
+        result = await client.embed_result("two")
+        assert np.array_equal(np.array(result.vector, "<f4"), vectors_for(["two"])[0])
+        assert [attempt.outcome for attempt in result.attempts] == ["ok"]
+        assert node.connections == 2
+
+
+def test_only_the_ids_of_its_last_probe_say_whether_a_node_repeats_ids():
     ids = RequestIds()
 
-    def accepts(sent, received, *, answers=True):
+    def accepts(sent, received, *, by_node=True):
         ids.send(sent)
         try:
-            ids.check("node", sent, received, answers=answers)
+            ids.check("node", sent, received, by_node=by_node)
         except BadReply:
             return False
         return True
 
     assert accepts("a", "of-the-proxy")
-    assert not accepts("b", "a")
-    assert accepts("c", None)
+    assert accepts("b", None)
+    # The reply to another request of this client.
+    assert not accepts("c", "a")
+    ids.probed("node", "p", "p")
     assert accepts("d", "d")
-    # The reply to another client's request.
-    assert not accepts("e", "foreign")
+    assert not accepts("e", None)
+    assert not accepts("f", "foreign")
     # A proxy's own refusal, which tells nothing of the pairing.
-    assert accepts("f", "foreign", answers=False)
-    assert not accepts("g", "f", answers=False)
-    assert accepts("h", "h")
+    assert accepts("g", None, by_node=False)
+    assert not accepts("h", "a", by_node=False)
     # From now on a proxy gives requests ids of its own.
-    assert [accepts(f"i{index}", f"own-{index}") for index in range(6)] == [False] * 3 + [True] * 3
-    assert accepts("j", "j")
-    assert not accepts("k", "foreign")
+    ids.probed("node", "q", "own-1")
+    assert accepts("i", "own-2")
 
 
 def test_the_memory_of_ids_is_bounded():
@@ -178,5 +234,5 @@ def test_the_memory_of_ids_is_bounded():
     for index in range(10_000):
         ids.send(str(index))
     with pytest.raises(BadReply):
-        ids.check("node", "other", "9999", answers=True)
-    ids.check("node", "other", "0", answers=True)
+        ids.check("node", "other", "9999", by_node=True)
+    ids.check("node", "other", "0", by_node=True)

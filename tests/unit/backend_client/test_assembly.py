@@ -16,6 +16,7 @@ from backend_client import (
 from backend_client._api.assembly import Assembly, OneSpace
 from backend_client._api.batching import embed_in_batches, embed_windowed
 from backend_client._resilience.closing import OpenCalls
+from backend_client._resilience.deadline import Deadline
 from backend_client.options import BatchOptions
 from backend_client.results import EmbedBatch
 
@@ -35,29 +36,29 @@ def part(rows, space="s", value=1.0, dimensions=3, node="http://n:1"):
 
 @pytest.mark.parametrize("other", [part(2, space="other"), part(2, dimensions=4)], ids=["space", "dimensions"])
 def test_a_part_that_cannot_be_compared_is_refused_and_changes_nothing(other):
-    rows = Assembly(4)
+    rows = Assembly()
     rows.put(0, part(2))
     with pytest.raises(VectorSpaceMismatch):
         rows.put(2, other)
-    error = rows.failure([BatchFailure(2, 4, RequestRejected("no"))])
+    error = rows.failure(4, [BatchFailure(2, 4, RequestRejected("no"))])
     assert isinstance(error, EmbedManyFailed)
     assert error.space == "s"
     np.testing.assert_array_equal(np.isnan(error.vectors[:, 0]), [False, False, True, True])
 
 
 def test_parts_come_in_any_order():
-    rows = Assembly(5)
+    rows = Assembly()
     rows.put(3, part(2, value=3.0))
     rows.put(0, part(1, value=1.0, node="http://n:2"))
     rows.put(1, part(2, value=2.0))
-    result = rows.result()
+    result = rows.result(5)
     assert result.vectors[:, 0].tolist() == [1.0, 2.0, 2.0, 3.0, 3.0]
     assert (result.space, result.usage, result.served) == ("s", Usage(5), {"http://n:1": 4, "http://n:2": 1})
     assert result.vectors.flags.writeable
 
 
 def test_no_texts_have_no_space():
-    result = Assembly(0).result()
+    result = Assembly().result(0)
     assert (result.vectors.shape, result.space) == ((0, 0), None)
 
 
@@ -77,7 +78,7 @@ OPTIONS = BatchOptions(texts=2)
 
 async def test_a_backend_that_mixes_spaces_cannot_make_a_result_of_two():
     with pytest.raises(NPUUnavailableError) as caught:
-        await embed_in_batches(["x"] * 10, Mixing(), options=OPTIONS, concurrency=2, probing=1)
+        await embed_in_batches(["x"] * 10, Mixing(), options=OPTIONS, concurrency=2, probing=1, calls=OpenCalls())
     assert caught.value.space == "s"
     assert np.isnan(caught.value.vectors[:, 0]).sum() == 6
     assert all(isinstance(failure.error, VectorSpaceMismatch) for failure in caught.value.failures)
@@ -97,6 +98,25 @@ async def test_a_stream_of_batches_has_one_space():
 
 class Stop(Exception):
     """What a caller's progress function raises."""
+
+
+@pytest.mark.parametrize(("make", "stop"), [(list, 10), (iter, 2)])
+async def test_texts_that_are_unread_at_the_deadline_are_one_failure(make, stop):
+    now = 0.0
+
+    async def embed(texts):
+        nonlocal now
+        now = 9.0
+        return part(len(texts))
+
+    with pytest.raises(EmbedManyFailed, match=r"the call's time was up after 2 texts had been read") as caught:
+        await embed_in_batches(
+            make(["x"] * 10), embed, options=OPTIONS, concurrency=1, probing=1, calls=OpenCalls(),
+            until=Deadline(5.0, lambda: now),
+        )  # fmt: skip
+    [failure] = caught.value.failures
+    assert (failure.start, failure.stop) == (2, stop)
+    assert np.isnan(caught.value.vectors[:, 0]).tolist() == [False] * 2 + [True] * (stop - 2)
 
 
 async def test_what_progress_raises_reaches_the_caller_as_it_is_and_ends_the_rest():
@@ -121,7 +141,9 @@ async def test_what_progress_raises_reaches_the_caller_as_it_is_and_ends_the_res
             raise raised
 
     with pytest.raises(Stop) as caught:
-        await embed_in_batches(["x"] * 20, embed, options=OPTIONS, concurrency=4, probing=2, progress=progress)
+        await embed_in_batches(
+            ["x"] * 20, embed, options=OPTIONS, concurrency=4, probing=2, calls=OpenCalls(), progress=progress
+        )
     assert caught.value is raised
     assert len(asyncio.all_tasks()) == 1
 

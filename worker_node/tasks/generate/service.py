@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from worker_node.core.errors import BadRequest
 from worker_node.core.types import Finished, FinishReason, Piece, Route, Sampling, Timing, TokenLogprob, Usage
 from worker_node.observability.metrics import Telemetry
 from worker_node.observability.tracing import Operation
@@ -96,6 +97,16 @@ class GenerationRun:
         """The route for a head that is sent before the first token: from then on it stays on that device."""
         self._execution.pin_device()
         return self.route
+
+    def check_places(self, count: int) -> None:
+        """Raise BadRequest for more answers at once than the model has places for: not all would ever be admitted."""
+        model = self._prepared.model
+        most = max(placement.admission.limits.max_outstanding for placement in model.placements)
+        if count > most:
+            raise BadRequest(
+                f"{count} answers were asked for at once; {model.id} has places for {most} (max_outstanding), ask for "
+                "fewer"
+            )
 
     async def answer(self) -> AsyncGenerator[Piece | Finished, None]:
         """Yield pieces as they become certain, then `Finished`. A stop sequence ends the generation in the engine too.
@@ -275,7 +286,10 @@ async def generate_choices(
     if requests[0].context.dry_run:
         raise Explained(await _explain(services, requests))
     async with AsyncExitStack() as stack:
-        runs = [await stack.enter_async_context(generate(services, request, whole=whole)) for request in requests]
+        runs: list[GenerationRun] = []
+        for request in requests:
+            runs.append(await stack.enter_async_context(generate(services, request, whole=whole)))
+            runs[0].check_places(len(requests))
         events = await stack.enter_async_context(aclosing(_events(runs)))
         yield Choices(tuple(runs), events)
 

@@ -31,7 +31,7 @@ OVER_A_BOUND = {
     "many exact lengths": texts(360, minLength=lambda i: 300 + i, maxLength=lambda i: 300 + i),
     "many alternatives with counts": {"anyOf": [text(40 + i) for i in range(30)]},
     "many optional members": {"type": "object", "properties": {f"f{i}": {"type": "integer"} for i in range(600)}},
-    "a large enumeration": {"enum": [f"value number {i}" for i in range(10_000)]},
+    "a large enumeration": {"enum": [f"{i} is the number of a value" for i in range(10_000)]},
     "deep nesting": {"items": {"items": {"items": {}}}, "allOf": [{"$ref": "#"}, {"minItems": 1}]},
 }
 

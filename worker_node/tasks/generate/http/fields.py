@@ -17,7 +17,7 @@ from worker_node.http.body import DialectBody
 from worker_node.http.leniency import ACCOUNTING, Table, Unsupported, hints
 from worker_node.http.ollama import KeepAlive
 from worker_node.http.parameters import MAX_STOP_SEQUENCES, RepetitionPenalty, SamplingBody
-from worker_node.structured_output.ebnf import literal
+from worker_node.structured_output.ebnf import one_text
 
 _NO_LAZY = (
     "a grammar counts from the first token of the answer; offer tools, whose calls are enforced from where they begin"
@@ -116,7 +116,7 @@ def _schema(given: Schema, where: str) -> AnswerSchema:
 
 def _choice(texts: list[str]) -> str:
     """The grammar of exactly one of the texts."""
-    return "root ::= " + " | ".join(map(literal, dict.fromkeys(texts))) + "\n"
+    return f"root ::= {one_text(texts)}\n"
 
 
 # Fields that several of OpenAI's bodies share.
