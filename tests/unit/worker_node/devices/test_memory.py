@@ -1,5 +1,6 @@
 """Memory as the kernel tells it: this machine's own, and files of other machines."""
 
+import os
 import subprocess
 import sys
 
