@@ -19,10 +19,10 @@ def node() -> int:
 
 
 def client() -> int:
-    """`npu-client`: see `backend_client._cli.main.main`."""
+    """`npu-client`: see `backend_client.cli.main.main`."""
     _complete_streams()
     try:
-        from backend_client._cli.main import main
+        from backend_client.cli.main import main
     except KeyboardInterrupt:
         return _interrupted("npu-client")
     return main()

@@ -13,11 +13,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from backend_client._api.inference_client import InferenceClient
-from backend_client._api.npu_client import NPUClient
-from backend_client._api.status import NodeStatus
-from backend_client._api.token_stream import ChatStream, TokenStream
-from backend_client._cloud.ledger import Ledger, Tally
+from backend_client.client import InferenceClient, NPUClient
+from backend_client.cloud.ledger import Ledger, Tally
 from backend_client.errors import (
     AttemptTimeout,
     AuthenticationFailed,
@@ -81,6 +78,8 @@ from backend_client.results import (
     Usage,
 )
 from backend_client.settings import ClientSettings, CloudSettings
+from backend_client.status import NodeStatus
+from backend_client.streams import ChatStream, TokenStream
 
 # As in openai-python, where a client that is awaited says so.
 AsyncNPUClient = NPUClient
@@ -174,7 +173,7 @@ def openai(settings: ClientSettings | None = None, **options: Any) -> AsyncOpenA
     `InferenceClient.from_settings`. Raises ConfigurationError.
     """
     # Imported lazily: slow, and only its users need it.
-    from backend_client._api.openai_client import openai_over  # noqa: PLC0415
+    from backend_client.sdk.client import openai_over  # noqa: PLC0415
 
     return openai_over(InferenceClient.from_settings(settings, **options))
 

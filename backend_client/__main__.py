@@ -2,7 +2,7 @@
 
 import sys
 
-from backend_client._cli.main import main
+from backend_client.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -64,7 +64,7 @@ class BreakerOptions:
     no longer, so that it serves again within 5 s of its recovery; a trial costs one caller a retry.
 
     One model on one node has a breaker of its own. `server_failures` open it, or `silent_attempts` attempts without any
-    sign of life in between; see `backend_client._fleet.liveness` for how an attempt is weighed. `silence_factor` 3: the
+    sign of life in between; see `backend_client.fleet.node` for how an attempt is weighed. `silence_factor` 3: the
     slow tail of a healthy engine is within three times its mean; `silence_least` is a pause of the event loop or of the
     network; `silence_unknown` holds until an answer has been timed; `silence_last`: the last node of a model is ejected
     only after so many seconds of silence in all, so that callers who allow less time than a model now takes do not make

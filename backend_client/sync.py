@@ -21,18 +21,14 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, SecretStr
 
-from backend_client._api import inference_client, npu_client
-from backend_client._api.base_client import BaseClient
-from backend_client._api.batching import Progress
-from backend_client._api.chat_methods import Messages
-from backend_client._api.client_base import not_picklable
-from backend_client._api.loop_thread import LoopThread
-from backend_client._api.recordings import Audio
-from backend_client._api.status import ClientStatus, NodeStatus
-from backend_client._api.token_stream import ResultStream
-from backend_client._cloud.ledger import Ledger
+from backend_client import client
+from backend_client.calls import BaseClient, Messages, not_picklable
+from backend_client.cloud.ledger import Ledger
+from backend_client.embed_many import Progress
 from backend_client.errors import ClientClosed
+from backend_client.loop_thread import LoopThread
 from backend_client.options import ClientOptions
+from backend_client.recordings import Audio
 from backend_client.results import (
     CallOptions,
     ChatDelta,
@@ -51,6 +47,8 @@ from backend_client.results import (
     Transcription,
 )
 from backend_client.settings import ClientSettings
+from backend_client.status import ClientStatus, NodeStatus
+from backend_client.streams import ResultStream
 
 C = TypeVar("C", bound=BaseClient)
 M = TypeVar("M", bound=BaseModel)
@@ -221,7 +219,7 @@ class Blocking(Generic[C]):
         return f"sync.{self._client!r}"
 
 
-class NPUClient(Blocking[npu_client.NPUClient]):
+class NPUClient(Blocking[client.NPUClient]):
     """The blocking `backend_client.NPUClient`."""
 
     def __init__(
@@ -239,7 +237,7 @@ class NPUClient(Blocking[npu_client.NPUClient]):
         proxy: str | None = None,
     ) -> None:
         super().__init__(
-            npu_client.NPUClient(
+            client.NPUClient(
                 nodes,
                 api_key=api_key,
                 spaces=spaces,
@@ -256,9 +254,9 @@ class NPUClient(Blocking[npu_client.NPUClient]):
     @classmethod
     def from_settings(cls, settings: ClientSettings | None = None, **options: Any) -> Self:
         """See `backend_client.NPUClient.from_settings`."""
-        client = cls.__new__(cls)
-        Blocking.__init__(client, npu_client.NPUClient.from_settings(settings, **options))
-        return client
+        made = cls.__new__(cls)
+        Blocking.__init__(made, client.NPUClient.from_settings(settings, **options))
+        return made
 
     def status(self) -> tuple[NodeStatus, ...]:
         """See `backend_client.NPUClient.status`. It waits for nothing, not even for the client's thread."""
@@ -273,13 +271,13 @@ class NPUClient(Blocking[npu_client.NPUClient]):
         return self._client.healthz()
 
 
-class InferenceClient(Blocking[inference_client.InferenceClient]):
+class InferenceClient(Blocking[client.InferenceClient]):
     """The blocking `backend_client.InferenceClient`."""
 
     @classmethod
     def from_settings(cls, settings: ClientSettings | None = None, **options: Any) -> Self:
         """See `backend_client.InferenceClient.from_settings`."""
-        return cls(inference_client.InferenceClient.from_settings(settings, **options))
+        return cls(client.InferenceClient.from_settings(settings, **options))
 
     def healthz(self) -> ClientStatus:
         """See `backend_client.InferenceClient.healthz`. It waits for nothing, not even for the client's thread."""
@@ -294,6 +292,6 @@ class InferenceClient(Blocking[inference_client.InferenceClient]):
 def openai(settings: ClientSettings | None = None, **options: Any) -> OpenAI:
     """The blocking OpenAI SDK over the fleet; see `backend_client.openai`."""
     # Imported lazily: slow, and only its users need it.
-    from backend_client._api.openai_client import blocking_openai_over  # noqa: PLC0415
+    from backend_client.sdk.client import blocking_openai_over  # noqa: PLC0415
 
-    return blocking_openai_over(inference_client.InferenceClient.from_settings(settings, **options))
+    return blocking_openai_over(client.InferenceClient.from_settings(settings, **options))

@@ -7,12 +7,12 @@ from collections import deque
 
 import psutil
 
-from backend_client._fleet.bindings import Bindings
-from backend_client._fleet.node import Requirement
-from backend_client._fleet.pool import Pool
-from backend_client._protocol.report import HealthReport
-from backend_client._resilience.budget import RetryBudget
+from backend_client.deadline import RetryBudget
 from backend_client.errors import NodeFailed
+from backend_client.fleet.node import Requirement
+from backend_client.fleet.pool import Pool
+from backend_client.fleet.spaces import Bindings
+from backend_client.http.health import HealthReport
 from backend_client.options import ClientOptions
 from benchmarks.harness import Figure, show, to_json
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 
-from backend_client._api.npu_client import NPUClient
-from backend_client._resilience.threads import in_daemon_thread
 from backend_client.bulk.executors import WorkerLost
 from backend_client.bulk.fragments import Fragment
 from backend_client.bulk.job import BulkJob
@@ -14,8 +12,9 @@ from backend_client.bulk.receipts import Receipt
 from backend_client.bulk.request import BulkRequest
 from backend_client.bulk.tied_node import TiedNode
 from backend_client.bulk.worker import Probe, Worker
-from backend_client.settings import ClientSettings
-from backend_client.settings.variables import CONFIG_VARIABLE
+from backend_client.client import NPUClient
+from backend_client.lifetime import in_daemon_thread
+from backend_client.settings import CONFIG_VARIABLE, ClientSettings
 
 _LOOK_S = 0.5
 

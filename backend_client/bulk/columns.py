@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from backend_client._resilience.threads import map_in_daemon_threads
 from backend_client.bulk.common_type import (
     Kind,
     NoCommonType,
@@ -24,6 +23,7 @@ from backend_client.bulk.optional import need
 from backend_client.bulk.readers import columns_in, json_lines
 from backend_client.bulk.readers.source import InputChanged
 from backend_client.errors import ConfigurationError
+from backend_client.lifetime import map_in_daemon_threads
 
 _FILES_AT_ONCE = 16
 _NAMES_SHOWN = 20

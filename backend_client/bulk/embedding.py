@@ -7,13 +7,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from backend_client._api.batching import cut
-from backend_client._api.inference_client import InferenceClient
 from backend_client.bulk.job import BulkJob
 from backend_client.bulk.patience import Patience
 from backend_client.bulk.results import Results
 from backend_client.bulk.together import together
 from backend_client.bulk.vectors import Vectors
+from backend_client.client import InferenceClient
+from backend_client.embed_many import cut
 from backend_client.errors import PayloadTooLarge
 from backend_client.results import EmbedOptions
 

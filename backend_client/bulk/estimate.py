@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
-from backend_client._resilience.threads import in_daemon_thread
 from backend_client.bulk.columns import with_columns
 from backend_client.bulk.fragments import Fragment, of_shard
 from backend_client.bulk.inputs import check_apart, list_inputs
@@ -17,6 +16,7 @@ from backend_client.bulk.readers import read
 from backend_client.bulk.request import BulkRequest
 from backend_client.bulk.rows import Chunk
 from backend_client.bulk.worker import Worker
+from backend_client.lifetime import in_daemon_thread
 from backend_client.settings import ClientSettings
 
 _SAMPLE = {"embed": 512, "generate": 8}

@@ -7,13 +7,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from backend_client._api.inference_client import InferenceClient
 from backend_client.bulk.embedding import text_problem
 from backend_client.bulk.job import BulkJob
 from backend_client.bulk.optional import schema_validator
 from backend_client.bulk.patience import Patience
 from backend_client.bulk.results import Results
 from backend_client.bulk.together import together
+from backend_client.client import InferenceClient
 from backend_client.errors import InvalidAnswer
 from backend_client.results import CallOptions, ChatResult, GenerateResult
 

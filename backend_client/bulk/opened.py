@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from backend_client._resilience.threads import in_daemon_thread
 from backend_client.bulk import plan as plans
 from backend_client.bulk.columns import with_columns
 from backend_client.bulk.driver import Progress
@@ -18,6 +17,7 @@ from backend_client.bulk.request import BulkRequest
 from backend_client.bulk.steps import reached
 from backend_client.bulk.stores import Store
 from backend_client.errors import ConfigurationError
+from backend_client.lifetime import in_daemon_thread
 
 _JOB, _PLAN = "job.json", "_plan.json"
 

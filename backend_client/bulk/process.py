@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
-from backend_client._resilience.threads import in_daemon_thread
 from backend_client.bulk.fragments import Fragment
 from backend_client.bulk.job import BulkJob
 from backend_client.bulk.readers import CHUNK_ROWS, read
@@ -27,6 +26,7 @@ from backend_client.bulk.steps import reached
 from backend_client.bulk.stores import OutputFailed, Store
 from backend_client.bulk.together import cancelled, uninterrupted
 from backend_client.bulk.writer import Writer
+from backend_client.lifetime import in_daemon_thread
 
 R = TypeVar("R")
 

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from backend_client._resilience.threads import in_daemon_thread
 from backend_client.bulk.actor import Actor
 from backend_client.bulk.executors import WorkerLost
 from backend_client.bulk.fragments import Fragment
@@ -24,6 +23,7 @@ from backend_client.bulk.receipts import Receipt
 from backend_client.bulk.request import BulkRequest
 from backend_client.bulk.worker import Probe
 from backend_client.errors import ConfigurationError, NPUUnavailableError
+from backend_client.lifetime import in_daemon_thread
 from backend_client.settings import ClientSettings
 
 RESOURCE = "intel_npu"

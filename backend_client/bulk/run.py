@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable
 
-from backend_client._resilience.threads import in_daemon_thread
 from backend_client.bulk.acceptance import rejection_check, verdict
 from backend_client.bulk.driver import Driver, Progress, TooManyRejected
 from backend_client.bulk.executors import Executor
@@ -20,6 +19,7 @@ from backend_client.bulk.stores import Store, open_store, prove_exclusive
 from backend_client.bulk.supervisor import History, Note
 from backend_client.bulk.window import shared_by_small, whole
 from backend_client.bulk.worker import Worker
+from backend_client.lifetime import in_daemon_thread
 from backend_client.settings import ClientSettings
 
 _NOTHING_LEFT = "the job was finished before: nothing was left to do"

@@ -6,9 +6,6 @@ import asyncio
 from dataclasses import dataclass
 from typing import cast
 
-from backend_client._api.inference_client import InferenceClient
-from backend_client._protocol.names import plain_name
-from backend_client._resilience.threads import in_daemon_thread
 from backend_client.bulk.embedding import Embedding
 from backend_client.bulk.fragments import Fragment
 from backend_client.bulk.generation import Generation
@@ -19,6 +16,7 @@ from backend_client.bulk.receipts import Receipt
 from backend_client.bulk.request import BulkRequest
 from backend_client.bulk.stores import Store, open_store
 from backend_client.bulk.supervisor import Note, noted
+from backend_client.client import InferenceClient
 from backend_client.errors import (
     ConfigurationError,
     ModelNotFound,
@@ -26,6 +24,8 @@ from backend_client.errors import (
     RequestRejected,
     VectorSpaceMismatch,
 )
+from backend_client.http.messages import plain_name
+from backend_client.lifetime import in_daemon_thread
 from backend_client.results import CallOptions, EmbedOptions
 from backend_client.settings import ClientSettings
 

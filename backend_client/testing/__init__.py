@@ -13,9 +13,7 @@ Vectors depend on the text alone, so order and identity can be checked (`fake_ve
 `pytest_plugins = ["backend_client.testing.plugin"]`, then `def test_it(fake_fleet): …`.
 """
 
-from backend_client.testing.answers import fake_vector
 from backend_client.testing.fleet import FakeFleet
-from backend_client.testing.node import FakeNode
-from backend_client.testing.steps import Sent, Step, cut, drop, hang, status
+from backend_client.testing.node import FakeNode, Sent, Step, cut, drop, fake_vector, hang, status
 
 __all__ = ["FakeFleet", "FakeNode", "Sent", "Step", "cut", "drop", "fake_vector", "hang", "status"]

@@ -1,10 +1,11 @@
-"""A fleet of scripted nodes: on loopback, in a thread of its own, or in memory."""
+"""Scripted nodes in memory: no sockets, no threads, and the client's own code down to its requests."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -12,13 +13,125 @@ from aiohttp import web
 from pydantic import SecretStr
 
 from backend_client import sync
-from backend_client._api.loop_thread import LoopThread
-from backend_client._api.npu_client import NPUClient
+from backend_client.client import NPUClient
+from backend_client.errors import ConnectionLost, NodeUnreachable
+from backend_client.http.messages import Reply, WireCall
+from backend_client.http.node_api import NodeApi
+from backend_client.http.sse import Event, EventParser
+from backend_client.loop_thread import LoopThread
 from backend_client.settings import ClientSettings
-from backend_client.testing.memory import MemoryTransport
-from backend_client.testing.node import FakeNode
-from backend_client.testing.sockets import application
-from backend_client.testing.steps import Sent
+from backend_client.testing.node import NOT_FOUND, PATHS, Answer, FakeNode, Sent, Step, event_bytes
+
+
+class MemoryTransport(NodeApi):
+    """Carries requests to nodes of this process. `find` gives the node of a URL; None for one that was killed.
+
+    `key` is the API key that nodes see.
+    """
+
+    def __init__(self, find: Callable[[str], FakeNode | None], key: str) -> None:
+        self._find = find
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+
+    async def request(
+        self,
+        node: str,
+        method: str,  # noqa: ARG002  (a node has one method for each path)
+        path: str,
+        body: bytes | None,
+        headers: dict[str, str],
+        *,
+        probe: bool = False,  # noqa: ARG002  (there are no connections to wait for)
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        """See NodeApi. A stream that was not asked for comes as its bytes."""
+        _, answer = await self._answer(node, path, headers, body or b"")
+        content = b"".join(event_bytes(*event) for event in answer.events or ())
+        return answer.status, answer.headers, content or answer.body
+
+    async def events(self, node: str, call: WireCall) -> AsyncGenerator[Reply | Event, None]:
+        """See NodeApi."""
+        step, answer = await self._answer(node, call.path, call.headers("text/event-stream"), call.encoded)
+        headers = {name.lower(): value for name, value in answer.headers.items()}
+        if answer.status != 200:
+            call.refused = Reply(answer.status, headers, answer.body)
+            raise self.refusal(node, answer.status, answer.headers, answer.body, call)
+        yield Reply(200, headers, answer.body)
+        parser = EventParser()
+        for index, (name, data) in enumerate(answer.events or ()):
+            if step is not None and step.kind == "cut" and index == step.after:
+                raise ConnectionLost("the connection broke before the answer was complete", node=node)
+            # The other calls of the program get their turn between two pieces, as they do over a socket.
+            await asyncio.sleep(0)
+            if self._find(node) is None:
+                raise ConnectionLost("the connection broke before the answer was complete", node=node)
+            for event in parser.feed(event_bytes(name, data)):
+                yield event
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+    async def _answer(self, url: str, path: str, headers: Mapping[str, str], body: bytes) -> tuple[Step | None, Answer]:
+        await asyncio.sleep(0)
+        node = self._find(url)
+        if node is None:
+            raise NodeUnreachable("cannot connect: Connection refused", node=url)
+        if path == "/health":
+            return None, node.health()
+        if path not in PATHS:
+            return None, NOT_FOUND
+        step, answer = node.take(path, {**self._headers, **headers}, body)
+        if step is not None and step.kind == "hang":
+            await asyncio.get_running_loop().create_future()
+        if step is not None and step.kind == "drop":
+            raise ConnectionLost("the connection broke before the answer was complete", node=url)
+        return step, answer
+
+
+# Scripted nodes on real sockets.
+
+
+def application(node: FakeNode) -> web.Application:
+    """The routes of a node."""
+
+    async def health(_: web.Request) -> web.Response:
+        return _whole(node.health())
+
+    async def take(request: web.Request) -> web.StreamResponse:
+        step, answer = node.take(request.path, request.headers, await request.read())
+        if step is not None and step.kind == "hang":
+            await asyncio.get_running_loop().create_future()
+        if step is not None and step.kind == "drop" and request.transport is not None:
+            request.transport.abort()
+        return _whole(answer) if answer.events is None else await _stream(request, answer, step)
+
+    async def unknown(_: web.Request) -> web.Response:
+        return _whole(NOT_FOUND)
+
+    app = web.Application(client_max_size=256 * 1024 * 1024)
+    app.add_routes([web.get("/health", health), *(web.post(path, take) for path in PATHS)])
+    app.add_routes([web.post("/{path:.*}", unknown)])
+    return app
+
+
+def _whole(answer: Answer) -> web.Response:
+    return web.Response(status=answer.status, headers=answer.headers, body=answer.body)
+
+
+async def _stream(request: web.Request, answer: Answer, step: Step | None) -> web.StreamResponse:
+    response = web.StreamResponse(headers=answer.headers)
+    # The caller may leave at any time, as callers of nodes do.
+    with contextlib.suppress(ConnectionResetError):
+        await response.prepare(request)
+        for index, (name, data) in enumerate(answer.events or ()):
+            if step is not None and step.kind == "cut" and index == step.after and request.transport is not None:
+                request.transport.abort()
+                return response
+            await response.write(event_bytes(name, data))
+        await response.write_eof()
+    return response
+
+
+# A fleet of scripted nodes: on loopback, in a thread of its own, or in memory.
 
 _TURNS = 8
 

@@ -1,19 +1,176 @@
-"""One scripted node: it answers as nodes do, except where its script says otherwise. No I/O."""
+"""What a scripted node does instead of answering, and what it was sent."""
 
 from __future__ import annotations
 
 import email.parser
 import email.policy
+import hashlib
 import json
+import re
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
-from backend_client._protocol.images import writing_kind
-from backend_client.testing import answers
-from backend_client.testing.answers import EMBEDDER, LISTENER, RERANKER, VIEWER, WORD, WRITER, Answer
-from backend_client.testing.steps import Sent, Step
+import numpy as np
+import numpy.typing as npt
+
+from backend_client.http.forms import writing_kind
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a node does with one request instead of answering it; see `status`, `drop`, `hang` and `cut`."""
+
+    kind: Literal["status", "drop", "hang", "cut"]
+    status: int = 503
+    code: str = ""
+    retry_after: float | None = None
+    after: int = 0
+
+
+def status(http: int, code: str = "internal_error", *, retry_after: float | None = None) -> Step:
+    """Answer with this status and code; `retry_after` in seconds."""
+    return Step("status", http, code, retry_after)
+
+
+def drop() -> Step:
+    """Close the connection without an answer."""
+    return Step("drop")
+
+
+def hang() -> Step:
+    """Never answer."""
+    return Step("hang")
+
+
+def cut(after: int) -> Step:
+    """Break a stream off after so many pieces."""
+    return Step("cut", after=after)
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A request that a node got. The names of its headers are in lower case."""
+
+    node: str
+    path: str
+    body: Mapping[str, Any] = field(repr=False)
+    headers: Mapping[str, str] = field(repr=False)
+
+
+# The answers of scripted nodes, as bytes and events: the same over sockets and in memory.
+
+EMBEDDER, RERANKER, LISTENER = "fake-embedder", "fake-reranker", "fake-listener"
+WRITER, VIEWER = "fake-writer", "fake-viewer"
+WORD = re.compile(r"\S+\s*")
+
+
+def fake_vector(text: str, dimensions: int = 8) -> npt.NDArray[np.float32]:
+    """The vector that fake nodes give a text: float32 (dimensions,) of length 1, the same in every process."""
+    seed = int.from_bytes(hashlib.sha256(text.encode(errors="replace")).digest()[:8], "big")
+    vector = np.random.default_rng(seed).standard_normal(dimensions)
+    return (vector / np.linalg.norm(vector)).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A reply: with `events` a stream (name and data; None is `[DONE]`), else whole."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes = field(default=b"", repr=False)
+    events: Sequence[tuple[str, Any]] | None = field(default=None, repr=False)
+
+
+def event_bytes(name: str, data: Any) -> bytes:
+    """One event of a stream."""
+    text = "[DONE]" if data is None else json.dumps(data)
+    return (f"event: {name}\n" if name else "").encode() + f"data: {text}\n\n".encode()
+
+
+def route_headers(model: str) -> dict[str, str]:
+    """What the headers of every answer say."""
+    return {"X-Model": model, "X-NPU-Node-Device": "CPU", "X-NPU-Node-Route-Reason": "fake"}
+
+
+def json_answer(body: Any, headers: Mapping[str, str] | None = None, *, status: int = 200) -> Answer:
+    """A reply that is JSON."""
+    return Answer(status, {"Content-Type": "application/json", **(headers or {})}, json.dumps(body).encode())
+
+
+def refusal(step: Step) -> Answer:
+    """The reply that a step says."""
+    waits = {} if step.retry_after is None else {"retry-after-ms": str(int(step.retry_after * 1000))}
+    error = {"message": "scripted", "type": "scripted", "code": step.code, "param": None}
+    return json_answer({"error": error}, waits, status=step.status)
+
+
+NOT_FOUND = refusal(Step("status", 404, "not_found"))
+
+
+def vectors(texts: Sequence[str], dimensions: int, space: str) -> Answer:
+    """The reply of /embeddings."""
+    rows = np.array([fake_vector(text, dimensions) for text in texts], "<f4").reshape(len(texts), dimensions)
+    headers = {"Content-Type": "application/octet-stream", "X-Shape": f"{len(texts)},{dimensions}", "X-Space": space}
+    return Answer(200, {**headers, **route_headers(EMBEDDER)}, rows.tobytes())
+
+
+def generation(model: str, prompt: str, pieces: Sequence[str]) -> Answer:
+    """The reply of /inference."""
+    usage = {"prompt_tokens": len(WORD.findall(prompt)), "completion_tokens": len(pieces)}
+    end = {"model": model, "device": "CPU", "finish_reason": "stop", "usage": usage}
+    return _stream([*(("token", {"text": piece}) for piece in pieces), ("done", end)], model)
+
+
+def chat(model: str, messages: Any, deltas: Sequence[Mapping[str, Any]], reason: str) -> Answer:
+    """The reply of /v1/chat/completions."""
+    head = {"id": "chatcmpl-fake", "object": "chat.completion.chunk", "created": 0, "model": model}
+    choices: list[dict[str, Any]] = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
+    choices.append({"index": 0, "delta": {}, "finish_reason": reason})
+    prompt, written = len(WORD.findall(json.dumps(messages))), len(deltas)
+    usage = {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+    chunks = [*({**head, "choices": [choice]} for choice in choices), {**head, "choices": [], "usage": usage}]
+    return _stream([*(("", chunk) for chunk in chunks), ("", None)], model)
+
+
+def ranking(query: str, documents: Sequence[Any], top_n: int | None) -> Answer:
+    """The reply of /v1/rerank: the score of a document is the share of the query's words that it has."""
+    texts = [document if isinstance(document, str) else document["text"] for document in documents]
+    wanted = set(query.lower().split())
+    scores = [len(wanted & set(text.lower().split())) / max(1, len(wanted)) for text in texts]
+    order = sorted(range(len(texts)), key=lambda index: -scores[index])[:top_n]
+    results = [{"index": index, "relevance_score": scores[index]} for index in order]
+    tokens = sum(len(WORD.findall(text)) for text in [query, *texts])
+    body = {"id": "rerank-fake", "model": RERANKER, "results": results, "usage": {"total_tokens": tokens}}
+    return json_answer(body, route_headers(RERANKER))
+
+
+def transcript(text: str, language: str | None) -> Answer:
+    """The reply of /v1/audio/transcriptions: verbose_json in which each word takes half a second, or without a language
+    a stream with a delta for each word.
+    """
+    if language is None:
+        return _transcript_events(text)
+    found = [word.strip() for word in WORD.findall(text)]
+    words = [{"word": word, "start": index / 2, "end": index / 2 + 0.5} for index, word in enumerate(found)]
+    segments = [{"id": 0, "start": 0.0, "end": len(words) / 2, "text": text}]
+    body = {"text": text, "language": language, "duration": len(words) / 2, "segments": segments, "words": words}
+    return json_answer(body, route_headers(LISTENER))
+
+
+def _transcript_events(text: str) -> Answer:
+    events = [{"type": "transcript.text.delta", "delta": word} for word in WORD.findall(text)]
+    usage = {"type": "duration", "seconds": len(events)}
+    events.append({"type": "transcript.text.done", "text": text, "usage": usage})
+    return _stream([("", event) for event in events], LISTENER)
+
+
+def _stream(events: Iterable[tuple[str, Any]], model: str) -> Answer:
+    return Answer(200, {"Content-Type": "text/event-stream", **route_headers(model)}, events=list(events))
+
+
+# One scripted node: it answers as nodes do, except where its script says otherwise. No I/O.
 
 _KIND_OF = {
     "/embeddings": "embedding",
@@ -72,7 +229,7 @@ class FakeNode:
                 model |= {"dimensions": self._dimensions, "space": self.space}
         serving = self.health_status in {"ready", "degraded"}
         body = {"status": self.health_status, "version": "fake", "models": models if serving else []}
-        return answers.json_answer(body, status=200 if serving else 503)
+        return json_answer(body, status=200 if serving else 503)
 
     def take(self, path: str, headers: Mapping[str, str], content: bytes) -> tuple[Step | None, Answer]:
         """A request: its step, and the reply, which a step may keep from the caller."""
@@ -85,24 +242,24 @@ class FakeNode:
         try:
             body = _form(given["content-type"], content) if path.startswith("/v1/audio/") else json.loads(content)
         except (KeyError, ValueError):
-            return None, answers.refusal(Step("status", 400, _INVALID))
+            return None, refusal(Step("status", 400, _INVALID))
         self._record(Sent(self.url, path, body, given))
         step = self._steps.popleft() if self._steps else None
         if step is not None and step.kind == "status":
-            return step, answers.refusal(step)
+            return step, refusal(step)
         try:
             kind = self._kind(path, body)
             model = body.get("model") or _MODELS[kind]
             if kind not in self.offers and not (kind == "vision" and "generation" in self.offers):
-                return step, answers.refusal(Step("status", 404, "model_not_found"))
+                return step, refusal(Step("status", 404, "model_not_found"))
             if model != _MODELS[kind] and (model, kind) != (VIEWER, "generation"):
                 # A model that reads no images refuses them.
                 wrong = model == WRITER and kind == "vision"
-                return step, answers.refusal(Step("status", *((400, _INVALID) if wrong else (404, "model_not_found"))))
+                return step, refusal(Step("status", *((400, _INVALID) if wrong else (404, "model_not_found"))))
             return step, self._answer(path, body, model)
         except (KeyError, TypeError, AttributeError):
             # A field is missing, or of another type.
-            return step, answers.refusal(Step("status", 400, _INVALID))
+            return step, refusal(Step("status", 400, _INVALID))
 
     def _kind(self, path: str, body: Mapping[str, Any]) -> str:
         """The kind of model that answers where the body names none."""
@@ -114,26 +271,26 @@ class FakeNode:
         if path == "/embeddings":
             wanted = body.get("dimensions", self._dimensions)
             space = self.space if wanted == self._dimensions else f"{self.space}-{wanted}"
-            return answers.vectors(body["texts"], wanted, space)
+            return vectors(body["texts"], wanted, space)
         if path == "/inference":
-            return answers.generation(model, body["prompt"], self._pieces(body))
+            return generation(model, body["prompt"], self._pieces(body))
         if path == "/v1/chat/completions":
             return self._chat(body, model)
         if path in {"/v1/rerank", "/v2/rerank"}:
-            return answers.ranking(body["query"], body["documents"], body.get("top_n"))
+            return ranking(body["query"], body["documents"], body.get("top_n"))
         if path.startswith("/v1/audio/"):
             language = None if body.get("stream") == "true" else body.get("language", "english")
-            return answers.transcript(self.transcript, language)
+            return transcript(self.transcript, language)
         text = body.get("prompt") or json.dumps(body.get("messages"))
-        return answers.json_answer({"count": len(WORD.findall(text)), "max_model_len": 8192})
+        return json_answer({"count": len(WORD.findall(text)), "max_model_len": 8192})
 
     def _chat(self, body: Mapping[str, Any], model: str) -> Answer:
         if self.tool_call is not None and body.get("tools"):
             name, arguments = self.tool_call
             function = {"name": name, "arguments": json.dumps(arguments)}
             call = {"index": 0, "id": "call_fake", "type": "function", "function": function}
-            return answers.chat(model, body["messages"], [{"tool_calls": [call]}], "tool_calls")
-        return answers.chat(model, body["messages"], [{"content": piece} for piece in self._pieces(body)], "stop")
+            return chat(model, body["messages"], [{"tool_calls": [call]}], "tool_calls")
+        return chat(model, body["messages"], [{"content": piece} for piece in self._pieces(body)], "stop")
 
     def _pieces(self, body: Mapping[str, Any]) -> list[str]:
         text = self.answer if isinstance(self.answer, str) else self.answer(body)

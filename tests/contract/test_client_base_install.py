@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys
-import backend_client, backend_client.sync, backend_client._cli.main
+import backend_client, backend_client.sync, backend_client.cli.main
 from backend_client import CloudClient
 for name in ("openvino", "openvino_genai", "msgspec", "orjson", "rich", "worker_node.app", "prometheus_client"):
     assert name not in sys.modules, name

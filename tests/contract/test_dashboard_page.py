@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from backend_client._cli.dashboard import server
+from backend_client.cli import dashboard as fleet_dashboard
 from worker_node.http import dashboard
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "backend_client" / "_cli" / "dashboard" / "page.html"
+PAGE = ROOT / "backend_client" / "cli" / "dashboard.html"
 
 
 class Inspector(HTMLParser):
@@ -61,7 +61,7 @@ def test_the_node_finds_it_without_importing_the_client():
 
 
 def test_both_servers_send_it_alike(html):
-    assert dashboard.page_headers(html) == server.page_headers(html)
+    assert dashboard.page_headers(html) == fleet_dashboard.page_headers(html)
 
 
 @pytest.mark.parametrize("kind", ["script", "style"])

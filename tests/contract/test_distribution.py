@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 # Files that are no Python: the ones that a build forgets.
 _DATA = (
-    "backend_client/_cli/dashboard/page.html",
+    "backend_client/cli/dashboard.html",
     "backend_client/py.typed",
     "worker_node/models/catalog.toml",
     "worker_node/py.typed",

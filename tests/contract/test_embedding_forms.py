@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from backend_client import NPUClient, RequestRejected
-from backend_client._api.openai_client import openai_over
-from backend_client._protocol.wire import encode_texts
+from backend_client.http.messages import encode_texts
+from backend_client.sdk.client import openai_over
 from tests.support.application import application, built_models, with_engine
 from tests.support.task_engine import encoded
 from tests.support.writing import EMBEDDER, WritingEngine

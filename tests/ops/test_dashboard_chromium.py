@@ -119,7 +119,7 @@ def is_red(colour):
 def test_the_wheel_holds_the_page_once(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-    assert [name for name in names if name.endswith(".html")] == ["backend_client/_cli/dashboard/page.html"]
+    assert [name for name in names if name.endswith(".html")] == ["backend_client/cli/dashboard.html"]
 
 
 def test_a_killed_engine_is_red_within_three_seconds_and_green_when_it_is_back(browser, shots, long):

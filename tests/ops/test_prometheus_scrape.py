@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from backend_client._protocol.forms import encode_form
+from backend_client.http.forms import encode_form
 from tests.ops.test_grafana_dashboards import EACH
 from tests.ops.test_tls_expiry import make_certificate, read_ends
 from tests.support.cross_encoders import write_tiny

@@ -16,7 +16,7 @@ from backend_client import (
     NPUUnavailableError,
     StreamInterrupted,
 )
-from backend_client._resilience.breaker import BreakerState
+from backend_client.fleet.breaker import BreakerState
 from backend_client.options import BreakerOptions, ClientOptions
 from tests.faults.proxy import Fault, FaultProxy
 

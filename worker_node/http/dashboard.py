@@ -447,7 +447,7 @@ def _page_file() -> Path:
     """
     spec = importlib.util.find_spec("backend_client")
     places = spec.submodule_search_locations if spec is not None else None
-    page = Path(next(iter(places or ()), "."), "_cli", "dashboard", "page.html")
+    page = Path(next(iter(places or ()), "."), "cli", "dashboard.html")
     if not page.is_file():
         raise ConfigurationError(
             f"the dashboard's page is missing from this installation: {page}; install npu-node again"

@@ -62,7 +62,7 @@ def drivers(environment):
 def _serve():
     import pyarrow.parquet  # noqa: F401  (imported before the forks)
 
-    import backend_client._cli.commands.dataset  # noqa: F401
+    import backend_client.cli.commands.dataset  # noqa: F401
 
     for line in sys.stdin:
         order = json.loads(line)
@@ -97,8 +97,8 @@ def _drive(
     `deadly` is (row, signal, times): the fragment of the Parquet file that begins at the row ends its process so often.
     Without `root`, permissions of files count, whoever runs the tests.
     """
-    from backend_client._cli.main import main
     from backend_client.bulk import steps
+    from backend_client.cli.main import main
 
     # Ignored in what a shell starts in the background, as this run of the tests may be.
     signal.signal(signal.SIGINT, signal.default_int_handler)

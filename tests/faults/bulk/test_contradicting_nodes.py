@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from backend_client._cli.main import main
+from backend_client.cli.main import main
 from tests.faults.bulk.data_sets import rows_of
 from tests.faults.scripted_node import EMBEDDER, WRITER, ScriptedNode, vectors_for
 from tests.faults.served import served_in_thread

@@ -8,7 +8,7 @@ import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
 
-from backend_client._cli.main import main
+from backend_client.cli.main import main
 from backend_client.testing import FakeFleet
 
 ARGUMENTS = ["--in-process", "--rows-per-fragment", "1", "--max-rejected", "1"]

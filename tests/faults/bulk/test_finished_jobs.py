@@ -2,7 +2,7 @@
 
 import pytest
 
-from backend_client._cli.main import main
+from backend_client.cli.main import main
 from backend_client.testing import FakeFleet
 from tests.faults.bulk.data_sets import assert_whole, make_input
 

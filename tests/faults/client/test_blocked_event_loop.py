@@ -9,10 +9,9 @@ import time
 import pytest
 
 from backend_client import ClientOptions, NPUClient
-from backend_client._protocol.identity import Identity
-from backend_client._protocol.transport import HttpTransport
-from backend_client._resilience.connection_watch import ConnectionWatch
 from backend_client.errors import NodeUnreachable
+from backend_client.http.tls import Identity
+from backend_client.http.transport import ConnectionWatch, HttpTransport
 from backend_client.options import ProbeOptions, Timeouts
 
 # Long enough that the event loop has turns within it on a busy machine.

@@ -18,7 +18,7 @@ from backend_client import (
     RequestRejected,
     sync,
 )
-from backend_client._resilience.breaker import BreakerState
+from backend_client.fleet.breaker import BreakerState
 from tests.faults.scripted_node import ANSWER, ScriptedNode, vectors_for
 from tests.faults.served import served_in_thread
 

@@ -14,7 +14,7 @@ from backend_client import (
     NPUUnavailableError,
     RequestRejected,
 )
-from backend_client._protocol.images import writing_kind
+from backend_client.http.forms import writing_kind
 from backend_client.testing import FakeFleet, drop, status
 from tests.faults.scripted_node import WRITER as TEXT_MODEL
 

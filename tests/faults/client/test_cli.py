@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from backend_client._cli.main import main
+from backend_client.cli.main import main
 from tests.faults.scripted_node import ANSWER, EMBEDDER, ScriptedNode, vectors_for
 from tests.faults.served import served_in_thread
 

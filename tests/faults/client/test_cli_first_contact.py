@@ -7,7 +7,7 @@ import sys
 import pytest
 from aiohttp import web
 
-from backend_client._cli.main import main
+from backend_client.cli.main import main
 from tests.faults.scripted_node import ScriptedNode, error_response
 from tests.faults.served import served_in_thread
 

@@ -10,13 +10,18 @@ import pytest
 from aiohttp import web
 from pydantic import SecretStr
 
-from backend_client._api.npu_client import NPUClient
-from backend_client._api.status import NodeStatus
-from backend_client._cli.dashboard.connections import MAX_CONNECTIONS, BoundedConnection
-from backend_client._cli.dashboard.fleet import FleetWatch, StateUnavailable
-from backend_client._cli.dashboard.server import StateReader, served
-from backend_client._resilience.breaker import BreakerState
+from backend_client.cli.dashboard import (
+    MAX_CONNECTIONS,
+    BoundedConnection,
+    FleetWatch,
+    StateReader,
+    StateUnavailable,
+    served,
+)
+from backend_client.client import NPUClient
 from backend_client.errors import ConfigurationError
+from backend_client.fleet.breaker import BreakerState
+from backend_client.status import NodeStatus
 from tests.faults.scripted_node import ScriptedNode
 
 

@@ -9,9 +9,9 @@ import dns.rrset
 import pytest
 
 from backend_client import ClientOptions, ConfigurationError, NPUClient, NPUUnavailableError
-from backend_client._fleet.discovery import DnsNodes, FileNodes, Follower, SrvNodes, source_of
-from backend_client._protocol.node_addresses import parse_nodes
-from backend_client._resilience.resolver import RememberingResolver
+from backend_client.fleet.discovery import DnsNodes, FileNodes, Follower, SrvNodes, source_of
+from backend_client.http.addresses import parse_nodes
+from backend_client.http.transport import RememberingResolver
 from tests.faults.scripted_node import WRITER
 
 QUICK = ClientOptions(discovery_interval=0.02)

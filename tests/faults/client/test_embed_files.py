@@ -7,8 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from backend_client import NPUClient
-from backend_client._cli.commands import vector_files
-from backend_client._cli.main import main
+from backend_client.cli.commands import embed
+from backend_client.cli.main import main
 from tests.faults.scripted_node import ScriptedNode, error_response, vectors_for, vectors_in
 from tests.faults.served import served_in_thread
 
@@ -132,7 +132,7 @@ def test_mistakes_are_named(source, tmp_path, capsys, monkeypatch):
     ]:
         assert main(["embed", *arguments]) == 1
         assert message in capsys.readouterr().err
-    monkeypatch.setattr(vector_files.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(embed.importlib.util, "find_spec", lambda _: None)
     assert main(["embed", "--in", str(source), "--out", str(tmp_path / "o.parquet")]) == 1
     assert "pip install 'npu-node[parquet]'" in capsys.readouterr().err
 

@@ -20,12 +20,12 @@ from backend_client import (
     StreamInterrupted,
     sync,
 )
-from backend_client._api.openai_routes import _UPLOADS, _WHOLE
-from backend_client._api.span_attributes import operation_name
-from backend_client._protocol.dialect import FORMS
-from backend_client._protocol.jobs import Exchange
-from backend_client._resilience.deadline import Deadline
+from backend_client.deadline import Deadline
+from backend_client.http.messages import Exchange
+from backend_client.http.openai_stream import FORMS
 from backend_client.observability import Metrics, instrument
+from backend_client.observability.attributes import operation_name
+from backend_client.sdk.routes import _UPLOADS, _WHOLE
 from backend_client.testing import FakeFleet
 from tests.faults.scripted_node import ANSWER, EMBEDDER, WRITER, ScriptedNode, error_response, sse
 from tests.faults.served import served_in_thread

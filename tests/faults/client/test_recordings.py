@@ -5,8 +5,7 @@ import threading
 
 import pytest
 
-from backend_client import DeadlineExceeded, InvalidArgument
-from backend_client._api import recordings
+from backend_client import DeadlineExceeded, InvalidArgument, recordings
 from backend_client.testing import FakeFleet
 
 

@@ -20,7 +20,7 @@ from backend_client import (
     sync,
 )
 from backend_client.testing import FakeFleet, drop, hang, status
-from backend_client.testing.answers import json_answer, route_headers
+from backend_client.testing.node import json_answer, route_headers
 from tests.faults.client.retried import until_retried
 
 DOCUMENTS = ["Bonn lies on the Rhine", "Paris is the capital of France", "the capital"]

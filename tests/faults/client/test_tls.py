@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from backend_client import CloudClient, CloudSettings, ConfigurationError, NPUClient, NPUUnavailableError
-from backend_client._protocol.bodies import connection_error
+from backend_client.http.transport import connection_error
 from tests.faults.scripted_node import ScriptedNode
 from worker_node.app import make_app
 from worker_node.core.errors import ConfigurationError as NodeConfigurationError

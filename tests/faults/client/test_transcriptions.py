@@ -15,7 +15,7 @@ from backend_client import (
     NPUUnavailableError,
 )
 from backend_client.testing import FakeFleet, drop, status
-from backend_client.testing.answers import json_answer, route_headers
+from backend_client.testing.node import json_answer, route_headers
 from tests.faults.client.retried import until_retried
 
 AUDIO = b"RIFF\r\n--not-a-boundary\r\n\x00\xff" * 3

@@ -16,8 +16,8 @@ from pathlib import Path
 import fsspec
 from moto.server import ThreadedMotoServer
 
-from backend_client._cli.main import main
 from backend_client.bulk import steps
+from backend_client.cli.main import main
 from backend_client.testing import FakeFleet
 from tests.faults.bulk.data_sets import assert_whole, make_input
 

@@ -10,7 +10,7 @@ from functools import wraps
 import httpx2
 
 from backend_client import NPUClient
-from backend_client._api.openai_client import BlockingFleetTransport, FleetTransport
+from backend_client.sdk.client import BlockingFleetTransport, FleetTransport
 
 NODES = os.environ["OVER_FLEET_NODES"].split(",")
 _left = int(os.environ["OVER_FLEET_KILL_AFTER"])

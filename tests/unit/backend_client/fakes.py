@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 import numpy as np
 
 from backend_client import ClientOptions, NPUClient
-from backend_client._protocol.report import HealthReport
-from backend_client._protocol.wire import Done, EmbedReply, RouteInfo
 from backend_client.errors import NodeUnreachable
+from backend_client.http.health import HealthReport
+from backend_client.http.messages import Done, EmbedReply, RouteInfo
 from backend_client.results import Timing, Usage
 
 EMBEDDER = "minilm"

@@ -13,10 +13,9 @@ from backend_client import (
     Usage,
     VectorSpaceMismatch,
 )
-from backend_client._api.assembly import Assembly, OneSpace
-from backend_client._api.batching import embed_in_batches, embed_windowed
-from backend_client._resilience.closing import OpenCalls
-from backend_client._resilience.deadline import Deadline
+from backend_client.deadline import Deadline
+from backend_client.embed_many import Assembly, OneSpace, embed_in_batches, embed_windowed
+from backend_client.lifetime import OpenCalls
 from backend_client.options import BatchOptions
 from backend_client.results import EmbedBatch
 

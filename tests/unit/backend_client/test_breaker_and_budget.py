@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend_client._resilience.breaker import Breaker, BreakerState
-from backend_client._resilience.budget import RetryBudget
-from backend_client._resilience.deadline import Deadline
+from backend_client.deadline import Deadline, RetryBudget
+from backend_client.fleet.breaker import Breaker, BreakerState
 from backend_client.options import BreakerOptions, RetryOptions
 from backend_client.results import FailureKind
 

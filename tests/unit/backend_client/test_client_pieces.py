@@ -11,14 +11,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from backend_client import ClientSettings, CloudSettings, ConfigurationError, SpendCapReached, Usage
-from backend_client._api.batching import cut
-from backend_client._cli.commands.table import table
-from backend_client._cloud.ledger import Ledger
-from backend_client._protocol.report import HealthReport
-from backend_client._protocol.sse import Event, EventParser, MalformedStream
-from backend_client._protocol.wire import done, embed_reply
-from backend_client._protocol.wire_errors import status_error
+from backend_client.cli.commands.common import table
+from backend_client.cloud.ledger import Ledger
+from backend_client.embed_many import cut
 from backend_client.errors import BadReply, InvalidArgument
+from backend_client.http.errors import status_error
+from backend_client.http.health import HealthReport
+from backend_client.http.messages import done, embed_reply
+from backend_client.http.sse import Event, EventParser, MalformedStream
 from backend_client.options import BatchOptions
 from backend_client.settings import Price
 

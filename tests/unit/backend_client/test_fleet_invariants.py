@@ -15,10 +15,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from backend_client._fleet.node import Requirement
-from backend_client._fleet.pool import Pool
-from backend_client._resilience.breaker import BreakerState
-from backend_client._resilience.budget import RetryBudget
+from backend_client.deadline import RetryBudget
 from backend_client.errors import (
     ConnectionLost,
     NodeFailed,
@@ -28,6 +25,9 @@ from backend_client.errors import (
     NPUUnavailableError,
     RequestRejected,
 )
+from backend_client.fleet.breaker import BreakerState
+from backend_client.fleet.node import Requirement
+from backend_client.fleet.pool import Pool
 from backend_client.options import ClientOptions
 from tests.unit.backend_client.fakes import EMBEDDER, report
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend_client import ClientOptions, NPUUnavailableError
-from backend_client._resilience.hedging import Latencies, hedged
 from backend_client.errors import NodeFailed
 from backend_client.options import HedgeOptions
+from backend_client.routing.call import Latencies, hedged
 from tests.unit.backend_client.fakes import fleet, warm
 from tests.unit.backend_client.virtual_time import in_virtual_time
 

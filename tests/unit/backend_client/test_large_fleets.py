@@ -6,11 +6,11 @@ from unittest import mock
 
 import pytest
 
-from backend_client._fleet import pool, sample
-from backend_client._fleet.node import Requirement
-from backend_client._fleet.pool import Pool
-from backend_client._protocol.report import HealthReport
 from backend_client.errors import FleetOverloaded, NodeOverloaded, NodeUnreachable
+from backend_client.fleet import choose, pool
+from backend_client.fleet.node import Requirement
+from backend_client.fleet.pool import Pool
+from backend_client.http.health import HealthReport
 from backend_client.options import ClientOptions
 from tests.unit.backend_client.fakes import EMBEDDER, report
 from tests.unit.backend_client.simulation.run import simulate
@@ -47,7 +47,7 @@ def fleet():
 
 def test_a_call_looks_at_a_few_nodes_however_many_there_are(fleet):
     with (
-        mock.patch.object(sample, "refusal", wraps=sample.refusal) as looks,
+        mock.patch.object(choose, "refusal", wraps=choose.refusal) as looks,
         mock.patch.object(pool, "eligible", side_effect=AssertionError("all were looked at")),
     ):
         for _ in range(500):
@@ -117,6 +117,6 @@ def test_a_node_that_leaves_is_not_chosen(fleet):
 
 
 def test_no_invariant_is_violated_where_only_drawn_nodes_are_looked_at():
-    with mock.patch.multiple(sample, SMALL_FLEET=2, _DRAWN=2):
+    with mock.patch.multiple(choose, SMALL_FLEET=2, _DRAWN=2):
         found = [f"seed {seed}: {each}" for seed in range(15) for each in simulate(seed).violations]
     assert not found

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from backend_client import InferenceClient, Ledger, NPUUnavailableError
-from backend_client._api.base_client import BaseClient
+from backend_client.calls import BaseClient
 from backend_client.errors import NodeFailed, NodeNotServing
 from backend_client.options import ClientOptions, RetryOptions, Timeouts
 from backend_client.results import GenerateResult, Timing, Usage

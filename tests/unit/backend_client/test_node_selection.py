@@ -3,9 +3,9 @@
 import random
 from collections import Counter
 
-from backend_client._fleet.node import Node, Requirement
-from backend_client._fleet.selection import choose
-from backend_client._resilience.breaker import Breaker
+from backend_client.fleet.breaker import Breaker
+from backend_client.fleet.choose import choose
+from backend_client.fleet.node import Node, Requirement
 from backend_client.options import BreakerOptions
 from tests.unit.backend_client.fakes import EMBEDDER, report
 

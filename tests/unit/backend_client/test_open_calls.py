@@ -6,8 +6,8 @@ import json
 import pytest
 
 from backend_client import ClientClosed, RequestRejected
-from backend_client._protocol.wire import encode_texts
-from backend_client._resilience.closing import OpenCalls
+from backend_client.http.messages import encode_texts
+from backend_client.lifetime import OpenCalls
 
 
 @pytest.fixture

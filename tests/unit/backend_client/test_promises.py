@@ -9,7 +9,6 @@ from backend_client import (
     NPUUnavailableError,
     RequestRejected,
 )
-from backend_client._resilience.breaker import BreakerState
 from backend_client.errors import (
     ConnectionLost,
     ContextLengthExceeded,
@@ -17,6 +16,7 @@ from backend_client.errors import (
     NodeOverloaded,
     PayloadTooLarge,
 )
+from backend_client.fleet.breaker import BreakerState
 from tests.unit.backend_client.fakes import fleet, hang, report, warm
 from tests.unit.backend_client.virtual_time import in_virtual_time
 

@@ -67,5 +67,5 @@ def test_the_errors_are_the_tree_of_their_docstring():
 
 
 def test_the_openai_sdk_is_not_imported_for_those_who_have_no_cloud():
-    program = "import sys, backend_client._cli.main; sys.exit('openai' in sys.modules)"
+    program = "import sys, backend_client.cli.main; sys.exit('openai' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -1,7 +1,7 @@
 """A request that takes engines down is refused by its node; the client must not carry it to the next one."""
 
-from backend_client._protocol.wire_errors import event_error
 from backend_client.errors import RequestRejected
+from backend_client.http.errors import event_error
 
 ERROR = {"error": {"code": "request_breaks_engine", "message": "m on NPU: it takes down the engine", "type": "x"}}
 

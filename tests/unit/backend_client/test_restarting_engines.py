@@ -6,8 +6,8 @@ import asyncio
 import pytest
 
 from backend_client import ClientOptions, NPUUnavailableError, StreamInterrupted
-from backend_client._protocol.report import HealthReport
 from backend_client.errors import NodeNotServing
+from backend_client.http.health import HealthReport
 from backend_client.options import RetryOptions
 from tests.unit.backend_client.fakes import fleet, hang, report, warm
 from tests.unit.backend_client.virtual_time import in_virtual_time

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from backend_client._resilience.supervision import supervise
+from backend_client.lifetime import supervise
 from tests.unit.backend_client.virtual_time import in_virtual_time
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from backend_client._protocol import forms
 from backend_client.errors import PayloadTooLarge, RequestRejected
+from backend_client.http import forms
 
 KIND = "multipart/form-data; boundary=xyz"
 FILE = b'--xyz\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\nRIFF\r\n'

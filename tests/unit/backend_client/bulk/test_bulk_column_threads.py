@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from backend_client._resilience.threads import map_in_daemon_threads
+from backend_client.lifetime import map_in_daemon_threads
 
 
 def test_results_come_in_the_order_of_the_items_and_from_several_threads_at_once():
@@ -34,7 +34,7 @@ def test_the_first_error_is_raised_and_nothing_begins_after_it():
 
 INTERRUPTED = """
 import threading
-from backend_client._resilience.threads import map_in_daemon_threads
+from backend_client.lifetime import map_in_daemon_threads
 begun = threading.Event()
 def read(item):
     begun.set()

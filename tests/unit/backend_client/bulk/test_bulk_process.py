@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from backend_client._resilience import threads
+from backend_client import lifetime
 from backend_client.bulk import process as processing
 from backend_client.bulk.columns import with_columns
 from backend_client.bulk.inputs import list_inputs
@@ -62,7 +62,7 @@ async def test_a_small_fragment_is_handed_over_to_threads_three_times(tmp_path, 
     fragment, job, store = prepared(tmp_path, 1, form)
     started = []
     start = threading.Thread.start
-    monkeypatch.setattr(threads.threading.Thread, "start", lambda self: (started.append(self.name), start(self)))
+    monkeypatch.setattr(lifetime.threading.Thread, "start", lambda self: (started.append(self.name), start(self)))
     receipt = await processing.process(fragment, job, store, Counting())
     assert receipt.rows == 1
     assert len(started) == 3, started

@@ -6,8 +6,6 @@ import zlib
 
 import numpy as np
 
-from backend_client._protocol.report import HealthReport
-from backend_client._protocol.wire import Done, EmbedReply, RouteInfo
 from backend_client.errors import (
     AuthenticationFailed,
     BadReply,
@@ -18,6 +16,8 @@ from backend_client.errors import (
     NodeOverloaded,
     NodeUnreachable,
 )
+from backend_client.http.health import HealthReport
+from backend_client.http.messages import Done, EmbedReply, RouteInfo
 from backend_client.results import Timing, Usage
 
 EMBEDDER, OTHER, WRITER, ALIAS = "minilm", "e5", "smollm", "prod"

@@ -1,1 +1,0 @@
-"""The clients' methods: their names, arguments and results."""

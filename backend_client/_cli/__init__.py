@@ -1,1 +1,0 @@
-"""`npu-client` on the command line."""

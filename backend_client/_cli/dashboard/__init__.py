@@ -1,1 +1,0 @@
-"""The dashboard of a whole fleet, on loopback; the nodes serve the very same page for themselves."""

@@ -1,1 +1,0 @@
-"""Which node gets a request. Pure, the clock injected; only `health` does I/O."""

@@ -1,1 +1,0 @@
-"""One deadline, one retry budget, one loop that retries."""

@@ -1,1 +1,0 @@
-"""One call over the fleet and the cloud: attempts, retries, fallback."""

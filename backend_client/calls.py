@@ -1,0 +1,410 @@
+"""What all methods of a client share: the backend, the defaults of a view, the deadline, and closing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, NoReturn, Self, TypeVar, Unpack
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel
+
+from backend_client import arguments
+from backend_client.deadline import Clock, Deadline
+from backend_client.embed_many import Progress, Source, embed_in_batches, embed_windowed
+from backend_client.errors import DeadlineExceeded, InvalidArgument
+from backend_client.http.answers import count_in, ranking_in, transcription_in
+from backend_client.http.forms import writing_kind
+from backend_client.http.health import ModelKind
+from backend_client.http.messages import Backend, EmbedJob, Exchange, GenerateJob, encode, split_options
+from backend_client.lifetime import OneLoop, OpenCalls
+from backend_client.options import ClientOptions
+from backend_client.recordings import Audio, form_value, read_recording
+from backend_client.results import (
+    CallOptions,
+    ChatOptions,
+    ChatResult,
+    EmbedBatch,
+    EmbedManyResult,
+    EmbedOptions,
+    EmbedResult,
+    GenerateOptions,
+    GenerateResult,
+    RankedDocument,
+    RawReply,
+    RerankOptions,
+    RerankResult,
+    TranscribeOptions,
+    Transcription,
+    origin_fields,
+)
+from backend_client.schema import is_model, model_class, response_format
+from backend_client.streams import ChatItems, ChatStream, TokenStream, chat_items, chat_result
+
+
+@dataclass(slots=True)
+class Core:
+    """What a client and all its views share."""
+
+    backend: Backend
+    options: ClientOptions
+    clock: Clock
+    calls: OpenCalls = field(default_factory=OpenCalls)
+    """What waits for something else than the backend: the source of a stream of texts."""
+
+
+def not_picklable(client: object) -> TypeError:
+    """The error for pickling a client: why it cannot be sent to another process, and what to do instead."""
+    return TypeError(
+        f"{type(client).__name__} cannot be pickled: it holds connections; build one in each process, "
+        "for example with from_settings()"
+    )
+
+
+class ClientBase:
+    """Use as `async with`, or `close()` it."""
+
+    def __init__(self, backend: Backend, options: ClientOptions, clock: Clock = time.monotonic) -> None:
+        self._core = Core(backend, options, clock)
+        self._defaults: Mapping[str, Any] = {}
+
+    @property
+    def core(self) -> Core:
+        """What this client shares with its views: for other modules of this package."""
+        return self._core
+
+    def with_options(self, **options: Unpack[CallOptions]) -> Self:
+        """A view on this client whose calls have these options unless they are given others.
+
+        It costs nothing: nodes, connections and budgets are the same, and closing it closes the client.
+        """
+        given = arguments.options("with_options", options, CallOptions)
+        view = self.__copy__()
+        vars(view)["_defaults"] = {**self._defaults, **given}
+        return view
+
+    def __copy__(self) -> Self:
+        view = object.__new__(type(self))
+        vars(view).update(vars(self))
+        return view
+
+    def __reduce__(self) -> NoReturn:
+        raise not_picklable(self)
+
+    def wrap_backend(self, wrap: Callable[[Backend], Backend]) -> None:
+        """Wrap the backend; see `backend_client.observability`."""
+        self._core.backend = wrap(self._core.backend)
+
+    async def close(self) -> None:
+        """Release connections and tasks. Calls that are under way end at once with ClientClosed."""
+        await self._core.calls.close()
+        await self._core.backend.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _given(self, method: str, options: Mapping[str, Any], declared: type) -> dict[str, Any]:
+        """The options of a call, checked, with the defaults of this view. Raises InvalidArgument."""
+        given = arguments.options(method, options, declared)
+        return {**self._defaults, **given} if self._defaults else given
+
+    def _deadline(self, given: Mapping[str, Any], default: float) -> Deadline:
+        return Deadline.after(given.get("timeout", default), self._core.clock)
+
+    async def _exchange(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        given: Mapping[str, Any],
+        timeout: float,
+        *,
+        kind: ModelKind | None = None,
+    ) -> RawReply:
+        common, _ = split_options(given)
+        kind = kind or writing_kind(body)
+        job = Exchange(path=path, kind=kind, deadline=self._deadline(given, timeout), body=body, **common)
+        encode(body)
+        return await self._core.backend.exchange(job)
+
+
+# The methods of a client that speak of conversations, in OpenAI's names and shapes.
+
+M = TypeVar("M", bound=BaseModel)
+Messages = Sequence[Mapping[str, Any] | BaseModel]
+"""OpenAI's messages: dicts, or the SDK's own objects."""
+
+_CHAT = "/v1/chat/completions"
+_RAW_PATHS = "/v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings, /v1/rerank or /tokenize"
+
+
+class ChatMethods(ClientBase):
+    """Chats, token counts, and requests in OpenAI's dialect as they are."""
+
+    async def chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> ChatResult:
+        """The answer to a conversation.
+
+        `messages` are OpenAI's, with text and image parts. With a pydantic model as `response_format` the answer is
+        validated and in `parsed`. Raises InvalidAnswer when it does not validate.
+        """
+        job, schema = self._chat_job("chat", messages, options)
+        return chat_result(await self._core.backend.exchange(job), schema)
+
+    def stream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> ChatStream:
+        """The answer to a conversation, delta by delta; `result` is there after the last.
+
+        Raises StreamInterrupted, which holds the text so far, when the answer stops after its first delta.
+        """
+        job, schema = self._chat_job("stream_chat", messages, options)
+
+        async def opened() -> ChatItems:
+            return chat_items(await self._core.backend.open_exchange(job), schema)
+
+        return ChatStream(opened)
+
+    async def parse(self, messages: Messages, schema: type[M], **options: Unpack[ChatOptions]) -> M:
+        """The answer to a conversation as an object of a pydantic model.
+
+        Raises InvalidAnswer, which holds the text, when it does not validate or the model called a tool instead.
+        """
+        job, _ = self._chat_job("parse", messages, {**options, "response_format": model_class(schema)})
+        result = chat_result(await self._core.backend.exchange(job), schema)
+        if isinstance(result.parsed, schema):
+            return result.parsed
+        raise arguments.no_answer(schema.__name__, result)
+
+    async def count_tokens(self, messages: Messages | str, **options: Unpack[CallOptions]) -> int:
+        """How many tokens a conversation, or a prompt as it stands, has for the model."""
+        given = self._given("count_tokens", options, CallOptions)
+        if isinstance(messages, str):
+            body: dict[str, Any] = {"prompt": arguments.text(messages, "messages")}
+        else:
+            body = {"messages": arguments.messages(messages)}
+        seconds = self._core.options.timeouts.embed
+        return count_in((await self._exchange("/tokenize", body, given, seconds)).body)
+
+    async def post(self, path: str, body: Mapping[str, Any], **options: Unpack[CallOptions]) -> RawReply:
+        """A request in OpenAI's dialect as it is, and the reply with its headers.
+
+        `body` may name its model itself, which goes before the default of `with_options`. Routing, retries, the
+        deadline and the check of vector spaces are those of the other calls. Raises InvalidArgument for a path that is
+        no inference.
+        """
+        kinds: dict[str, ModelKind] = {"/v1/embeddings": "embedding", "/v1/rerank": "rerank"}
+        if path not in {_CHAT, "/v1/completions", "/v1/responses", "/tokenize", *kinds}:
+            raise InvalidArgument(f"path is none of {_RAW_PATHS}", param="path")
+        if not isinstance(body, Mapping):
+            raise InvalidArgument(f"body is {type(body).__name__}, not a mapping", param="body")
+        rest = {name: value for name, value in body.items() if name not in {"model", "stream"}}
+        if body.get("stream"):
+            raise InvalidArgument("post() does not stream: call stream_chat", param="stream")
+        if options.get("model") is None:
+            options["model"] = body.get("model")
+        given = self._given("post", options, CallOptions)
+        return await self._exchange(path, rest, given, self._core.options.timeouts.generate, kind=kinds.get(path))
+
+    def _chat_job(
+        self, method: str, messages: Messages, options: Mapping[str, Any]
+    ) -> tuple[Exchange, type[BaseModel] | None]:
+        given = self._given(method, options, ChatOptions)
+        common, body = split_options(given)
+        schema = None
+        if is_model(body.get("response_format")):
+            schema = model_class(body["response_format"])
+            body["response_format"] = response_format(schema)
+        body["messages"] = arguments.messages(messages)
+        encode(body)
+        deadline = self._deadline(given, self._core.options.timeouts.generate)
+        return Exchange(path=_CHAT, kind=writing_kind(body), deadline=deadline, body=body, **common), schema
+
+
+# The methods of a client for reranking and transcription.
+
+
+class TaskMethods(ClientBase):
+    """Reranking and transcription. The nodes' reports of their models say who offers them."""
+
+    async def rerank(self, query: str, documents: Sequence[str], **options: Unpack[RerankOptions]) -> RerankResult:
+        """The documents by their relevance to the query, the most relevant first.
+
+        Raises NotOffered, before anything is sent, where no node has a model for it.
+        """
+        given = self._given("rerank", options, RerankOptions)
+        texts = arguments.text_list(documents, "documents")
+        if not texts:
+            raise InvalidArgument("documents is empty: there is nothing to rank", param="documents")
+        body: dict[str, Any] = {"query": arguments.text(query, "query"), "documents": texts}
+        for name in ("top_n", "max_tokens_per_doc"):
+            if name in given:
+                body[name] = given.pop(name)
+        reply = await self._exchange("/v1/rerank", body, given, self._core.options.timeouts.embed, kind="rerank")
+        scores = ranking_in(reply.body, len(texts), body.get("top_n", len(texts)))
+        scores.sort(key=lambda scored: -scored[1])
+        ranked = tuple(RankedDocument(index, score, texts[index]) for index, score in scores)
+        return RerankResult(documents=ranked, usage=reply.usage, **origin_fields(reply))
+
+    async def transcribe(self, audio: Audio, **options: Unpack[TranscribeOptions]) -> Transcription:
+        """The text of a recording: a file's path, its bytes, or a file opened in binary mode (read to its end).
+
+        The deadline includes the reading. The recording is held in memory, and sent again where a node fails before
+        its reply. Raises NotOffered, before anything is sent, where no node has a model for it.
+        """
+        given = self._given("transcribe", options, TranscribeOptions)
+        common, fields = split_options(given)
+        deadline = self._deadline(given, self._core.options.timeouts.generate)
+        try:
+            async with asyncio.timeout(deadline.remaining()):
+                name, content = await read_recording(audio)
+        except TimeoutError:
+            name, content = "", None
+        if content is None:
+            raise DeadlineExceeded("the call's time was up before the recording was read; increase `timeout`")
+        granularities = fields.pop("timestamp_granularities", None)
+        body: dict[str, Any] = {"response_format": "verbose_json"}
+        body |= {field: form_value(value, field) for field, value in fields.items()}
+        if granularities is not None:
+            body["timestamp_granularities[]"] = arguments.words(
+                granularities, "timestamp_granularities", ("word", "segment")
+            )
+        job = Exchange(
+            path="/v1/audio/transcriptions",
+            kind="transcription",
+            deadline=deadline,
+            body=body,
+            file=(name, content),
+            **common,
+        )
+        reply = await self._core.backend.exchange(job)
+        return Transcription(**transcription_in(reply.body), **origin_fields(reply))
+
+
+# The methods that every client has, whichever backend does the work.
+
+
+class BaseClient(ChatMethods, TaskMethods):
+    """All tasks over a backend. Use as `async with`, or `close()` it.
+
+    Every method raises InvalidArgument, before anything is sent, for a wrong argument or option (None means not given),
+    RequestRejected for a request that would be refused again, and NPUUnavailableError (of which
+    DeadlineExceeded is one) when nobody could serve it; see `backend_client.errors`.
+    """
+
+    async def embed(self, text: str, **options: Unpack[EmbedOptions]) -> list[float]:
+        """The vector of a text."""
+        batch = await self._core.backend.embed(self._one_text("embed", text, options))
+        vector: list[float] = batch.vectors[0].tolist()
+        return vector
+
+    async def embed_result(self, text: str, **options: Unpack[EmbedOptions]) -> EmbedResult:
+        """The vector of a text, its vector space, and who made it."""
+        batch = await self._core.backend.embed(self._one_text("embed_result", text, options))
+        return EmbedResult(
+            vector=batch.vectors[0].tolist(),
+            space=batch.space,
+            usage=batch.usage,
+            **origin_fields(batch),
+        )
+
+    async def embed_batch(self, texts: Sequence[str], **options: Unpack[EmbedOptions]) -> EmbedBatch:
+        """The vectors of a few texts in one request, and who made them. Raises PayloadTooLarge for too many."""
+        given = self._given("embed_batch", options, EmbedOptions)
+        return await self._core.backend.embed(self._embed_job(arguments.text_list(texts), given))
+
+    async def embed_many(
+        self, texts: Iterable[str], *, progress: Progress | None = None, **options: Unpack[EmbedOptions]
+    ) -> npt.NDArray[np.float32]:
+        """The vectors of any number of texts, float32 (n, d), in their order; see `embed_many_result`."""
+        return (await self.embed_many_result(texts, progress=progress, **options)).vectors
+
+    async def embed_many_result(
+        self, texts: Iterable[str], *, progress: Progress | None = None, **options: Unpack[EmbedOptions]
+    ) -> EmbedManyResult:
+        """The vectors of any number of texts, in batches over all nodes, never of more than one vector space.
+
+        `timeout` bounds the whole; without one each batch has the default time of a call. Raises EmbedManyFailed
+        when some batches failed, with the vectors of the others; EmbedManyUnavailable, which is also an
+        NPUUnavailableError, when that was for want of a node.
+        """
+        given = self._given("embed_many", options, EmbedOptions)
+        arguments.plain_function(progress, "progress")
+        # One deadline for all, made once; the batches get what remains of it when they start.
+        whole = self._deadline(given, 0.0) if "timeout" in given else None
+
+        async def embed(part: Sequence[str]) -> EmbedBatch:
+            job = self._embed_job(part, given)
+            return await self._core.backend.embed(job.within(whole) if whole else job)
+
+        return await embed_in_batches(
+            _checked(texts),
+            embed,
+            options=self._core.options.batch,
+            concurrency=self._core.backend.concurrency(),
+            probing=max(1, self._core.backend.concurrency() // self._core.options.batch.per_node),
+            calls=self._core.calls,
+            until=whole,
+            progress=progress,
+        )
+
+    def embed_stream(
+        self, texts: Iterable[str] | AsyncIterable[str], **options: Unpack[EmbedOptions]
+    ) -> AsyncGenerator[EmbedBatch, None]:
+        """Embed texts as they come, in constant memory: yields batches of vectors in the order of the texts.
+
+        `texts` is read in a thread of its own, or in a task if it is asynchronous, so that only this stream waits for a
+        slow source. `timeout` bounds each batch. An error of the source or of a batch is raised in its turn, when the
+        vectors of all texts before it have been yielded.
+        """
+        given = self._given("embed_stream", options, EmbedOptions)
+
+        async def embed(part: Sequence[str]) -> EmbedBatch:
+            return await self._core.backend.embed(self._embed_job(part, given))
+
+        batches = embed_windowed(
+            _checked(texts),
+            embed,
+            options=self._core.options.batch,
+            window=self._core.backend.concurrency(),
+            calls=self._core.calls,
+        )
+        return OneLoop(batches)
+
+    async def generate(self, prompt: str, **options: Unpack[GenerateOptions]) -> GenerateResult:
+        """The answer to a prompt."""
+        return await self._core.backend.generate(self._generate_job("generate", prompt, options))
+
+    def stream(self, prompt: str, **options: Unpack[GenerateOptions]) -> TokenStream:
+        """The answer to a prompt, piece by piece: `async for piece in client.stream(prompt)`.
+
+        Raises StreamInterrupted, which holds the text so far, when the answer stops after its first piece.
+        """
+        job = self._generate_job("stream", prompt, options)
+        return TokenStream(lambda: self._core.backend.open_stream(job))
+
+    def _one_text(self, method: str, text: str, options: EmbedOptions) -> EmbedJob:
+        given = self._given(method, options, EmbedOptions)
+        return self._embed_job([arguments.text(text, "text")], given)
+
+    def _embed_job(self, texts: Sequence[str], given: Mapping[str, Any]) -> EmbedJob:
+        common, others = split_options(given)
+        return EmbedJob(
+            texts=texts, deadline=self._deadline(given, self._core.options.timeouts.embed), **common, **others
+        )
+
+    def _generate_job(self, method: str, prompt: str, options: GenerateOptions) -> GenerateJob:
+        given = self._given(method, options, GenerateOptions)
+        deadline = self._deadline(given, self._core.options.timeouts.generate)
+        common, sampling = split_options(given)
+        return GenerateJob(prompt=arguments.text(prompt, "prompt"), deadline=deadline, sampling=sampling, **common)
+
+
+def _checked(texts: Source) -> Source:
+    """The texts, checked where all are there; others are checked as they are read."""
+    return arguments.text_list(texts) if isinstance(texts, list | tuple) else texts

@@ -1,0 +1,3 @@
+"""`npu-client` on the command line."""
+
+from __future__ import annotations

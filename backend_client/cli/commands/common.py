@@ -1,0 +1,39 @@
+"""Flags that several commands have."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from backend_client.results import CallOptions
+
+
+def add_call_options(parser: argparse.ArgumentParser) -> None:
+    """The options of every call."""
+    parser.add_argument("--model", help="model; else the nodes' default")
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="for the whole call")
+    parser.add_argument("--priority", choices=("interactive", "batch"), default="interactive")
+    parser.add_argument("--require-device", choices=("NPU", "GPU", "CPU"), help="no other device may run it")
+
+
+def call_options(args: argparse.Namespace) -> CallOptions:
+    """What the flags say."""
+    return CallOptions(
+        model=args.model, timeout=args.timeout, priority=args.priority, require_device=args.require_device
+    )
+
+
+def text_or_stdin(words: list[str]) -> str:
+    """The words as one text; standard input when there are none."""
+    return " ".join(words) if words else sys.stdin.read()
+
+
+# Plain text tables.
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as their widest cell, two spaces apart."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (head, *rows))
+    return "\n".join(line.rstrip() for line in lines)

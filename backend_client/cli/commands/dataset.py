@@ -1,0 +1,335 @@
+"""What `embed-dataset` and `generate-dataset` show: a bar while they run, and what came of it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from backend_client.bulk import BulkReport, BulkRequest, ExitCode, Progress, run_job, status
+from backend_client.bulk.estimate import Estimate, estimate
+from backend_client.bulk.supervisor import History, Note, supervise, supported
+from backend_client.cli.main import WrongUsage, reported
+from backend_client.errors import ConfigurationError
+from backend_client.settings import ClientSettings
+
+_WIDTH, _LEAST_WIDTH = 24, 6
+_EVERY_S = {"terminal": 0.2, "json": 5.0, "log": 30.0}
+
+
+class Bar:
+    """A line on standard error that is drawn anew, or every 30 s a new one where that is no terminal.
+
+    In JSON, an object a line on standard output. `columns` are those of the terminal.
+    """
+
+    def __init__(
+        self,
+        *,
+        as_json: bool,
+        clock: Callable[[], float] = time.monotonic,
+        columns: Callable[[], int] | None = None,
+    ) -> None:
+        self._form = "json" if as_json else "terminal" if sys.stderr.isatty() else "log"
+        self._every = _EVERY_S[self._form]
+        self._clock = clock
+        self._columns = columns or _terminal_columns
+        self._began = clock()
+        # Of a run that takes less, a log has the report only.
+        self._last = self._began if self._form == "log" else float("-inf")
+        self._before: int | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._form == "terminal" and self._before is not None:
+            print(file=sys.stderr)
+
+    def update(self, progress: Progress) -> None:
+        """Draw it, unless it was drawn a moment ago."""
+        now = self._clock()
+        if self._before is None:
+            self._before, self._began = progress.done, now
+        last = self._form != "log" and progress.done == progress.fragments
+        if now - self._last < self._every and not last:
+            return
+        self._last = now
+        seconds = max(now - self._began, 1e-9)
+        rate = progress.rows_now / seconds
+        here = progress.done - self._before
+        remaining = seconds / here * (progress.fragments - progress.done) if here else None
+        if self._form == "json":
+            shown = {name: getattr(progress, name) for name in ("fragments", "done", "running", "rows", "rejected")}
+            more = {"failures": progress.failures, "lost": progress.lost, "quarantined": len(progress.quarantined)}
+            times = {
+                "rows_per_second": round(rate, 1),
+                "seconds_left": None if remaining is None else round(remaining),
+            }
+            print(json.dumps({"event": "progress", **shown, **more, **times}), flush=True)
+        elif self._form == "log":
+            print(f"npu-client: {', '.join(_parts(progress, rate, remaining))}", file=sys.stderr, flush=True)
+        else:
+            line = bar_line(progress, rate, remaining, self._columns())
+            print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def _terminal_columns() -> int:
+    """The width of what standard error is: standard output may be a file, or another terminal."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns
+    except (OSError, ValueError):
+        return shutil.get_terminal_size().columns
+
+
+def bar_line(progress: Progress, rate: float, remaining: float | None, columns: int = 80) -> str:
+    """The bar: `[####....] 12/40 fragments, 300 rows/s, 2:13 left, 1 rejected`.
+
+    Shorter than `columns`, so that it can be drawn over: the bar gives way first, then the end of the line.
+    """
+    share = progress.done / progress.fragments if progress.fragments else 1.0
+    text = ", ".join(_parts(progress, rate, remaining))
+    width = min(_WIDTH, columns - len(text) - 4)
+    bar = f"[{'#' * round(share * width)}{'.' * (width - round(share * width))}] " if width >= _LEAST_WIDTH else ""
+    return f"{bar}{text}"[: columns - 1]
+
+
+def _parts(progress: Progress, rate: float, remaining: float | None) -> list[str]:
+    parts = [f"{progress.done}/{progress.fragments} fragments", f"{rate:.0f} rows/s"]
+    parts.append(f"{clock_time(remaining)} left" if remaining is not None else f"{progress.running} under way")
+    counts = {"rejected": progress.rejected, "failed": progress.failures, "quarantined": len(progress.quarantined)}
+    return parts + [f"{count} {name}" for name, count in counts.items() if count]
+
+
+def clock_time(seconds: float) -> str:
+    """`1:02:03`, or `2:13`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def show_report(report: BulkReport, *, as_json: bool) -> None:
+    """What came of a run, or how far a job is."""
+    if as_json:
+        print(json.dumps({"event": "report", **report.as_dict()}))
+        return
+    print(f"{report.done} of {report.fragments} fragments, {report.rows} rows, {report.rejected} rejected")
+    for served, rows in report.served.items():
+        print(f"{rows} rows by {served}")
+    for node in report.excluded:
+        print(f"excluded: {node} answers in another vector space")
+    for fragment, reason in report.quarantined.items():
+        print(f"quarantined: {fragment} ({reason})")
+    if report.message:
+        print(f"npu-client: {report.message}", file=sys.stderr)
+
+
+def show_estimate(estimate: Estimate, *, as_json: bool) -> None:
+    """What a job will take."""
+    if as_json:
+        print(json.dumps({"event": "estimate", **estimate.as_dict()}))
+        return
+    print(
+        f"{estimate.files} files, {estimate.input_bytes / 1e6:.1f} MB, {estimate.fragments} fragments, "
+        f"about {estimate.rows} rows"
+    )
+    print(
+        f"{estimate.rows_per_second} rows/s measured on {estimate.sampled_rows} rows: "
+        f"about {clock_time(estimate.seconds)}, {estimate.output_bytes / 1e6:.1f} MB of output"
+    )
+    print(f"cloud: at most {estimate.cloud_cost:f}")
+    print(f"fragments of {estimate.suggested_rows_per_fragment} rows would take 2 to 3 minutes each")
+    if estimate.sample_rejected:
+        print(f"{estimate.sample_rejected} rows of the sample would be rejected")
+
+
+# `npu-client embed-dataset` and `generate-dataset`: every row of many files, over the fleet.
+#
+# Interrupted anywhere, the same command continues. Exit status: 0 complete, 1 failed, 2 wrong usage, 3 some fragments
+# are quarantined, 4 too many rows were rejected, 5 (of --status) not complete yet, 130 interrupted.
+
+_SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare both commands."""
+    embed = commands.add_parser("embed-dataset", help="embed every row of many files", description=__doc__)
+    embed.add_argument("--text-column", default="text", help="the column with the texts (text)")
+    embed.add_argument("--truncate", action="store_true", help="cut texts that are too long instead of rejecting them")
+    embed.set_defaults(run=run, start=start, kind="embed")
+    generate = commands.add_parser("generate-dataset", help="answer every row of many files", description=__doc__)
+    columns = generate.add_mutually_exclusive_group()
+    columns.add_argument("--prompt-column", help="the column with the prompts (prompt)")
+    columns.add_argument("--messages-column", help="the column with conversations: lists of messages, or their JSON")
+    generate.add_argument("--max-tokens", type=int, help="tokens of each answer")
+    generate.add_argument("--temperature", type=float)
+    generate.add_argument("--top-p", type=float)
+    generate.add_argument("--top-k", type=int)
+    generate.add_argument("--seed", type=int)
+    generate.add_argument("--stop", action="append", help="end the answer before this; may be given again")
+    generate.add_argument("--response-schema", type=Path, metavar="FILE", help="JSON Schema that every answer follows")
+    generate.set_defaults(run=run, start=start, kind="generate")
+    for parser in (embed, generate):
+        _add_common(parser)
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="IN", help="files: a path, URL, directory or glob; Parquet, JSONL or CSV")
+    parser.add_argument("out", metavar="OUT", help="directory or prefix of the output")
+    parser.add_argument("--id-column", help="names rejected rows; else file and row do")
+    parser.add_argument("--keep-columns", metavar="A,B", help="the input's columns to pass through (all)")
+    parser.add_argument("--model", help="model; else the nodes' default")
+    parser.add_argument("--require-device", choices=("NPU", "GPU", "CPU"), help="no other device may run it")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--shard", metavar="I/N", help="do part I of N, counted from 0")
+    where.add_argument("--ray", metavar="ADDRESS", help="work on the actors of this Ray cluster")
+    parser.add_argument("--start-nodes", action="store_true", help="with --ray: each actor starts a node of its own")
+    parser.add_argument("--rows-per-fragment", type=int, metavar="ROWS", help="rows that are committed at once")
+    parser.add_argument("--window", type=int, default=2, help="fragments under way at once, on Ray for each actor (2)")
+    parser.add_argument("--concurrency", type=int, help="requests under way at once (3 batches or 8 prompts a node)")
+    parser.add_argument("--attempts", type=int, default=3, help="failures of a fragment until it is quarantined (3)")
+    parser.add_argument("--max-rejected", type=float, default=0.001, metavar="SHARE", help="of the rows (0.001)")
+    parser.add_argument("--in-process", action="store_true", help="no child process: a crash ends the run")
+    parser.add_argument("--patience", type=float, default=600.0, metavar="SECONDS", help="wait for a dead fleet (600)")
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="for one request with its retries")
+    parser.add_argument("--allow-cloud", action="store_true", help="rows that no node can serve may go to the cloud")
+    parser.add_argument("--resume", action="store_true", help="continue the job that OUT has (the default)")
+    parser.add_argument("--status", action="store_true", help="show how far the job is, and do nothing")
+    parser.add_argument("--dry-run", action="store_true", help="estimate time, size and cost, and write nothing")
+    parser.add_argument("--json", action="store_true", help="print progress and the report as JSON, one object a line")
+
+
+def start(args: argparse.Namespace, settings: ClientSettings) -> int:
+    """Run the job in a child process, so that a fragment that kills it is quarantined; on Ray the actors do that."""
+    _checked_request(args)
+    if args.status or args.dry_run or args.ray is not None or args.in_process or not supported():
+        return asyncio.run(run(args, settings))
+    return supervise(lambda history, note: reported(lambda: asyncio.run(run(args, settings, history, note))))
+
+
+async def run(
+    args: argparse.Namespace, settings: ClientSettings, history: History | None = None, note: Note | None = None
+) -> int:
+    """Run the job, or show what there is. `history` and `note` are the supervisor's."""
+    request = _checked_request(args)
+    if args.status:
+        found = await status(request)
+        show_report(found, as_json=args.json)
+        return int(found.exit_code)
+    if args.dry_run:
+        show_estimate(await estimate(request, settings), as_json=args.json)
+        return int(ExitCode.COMPLETE)
+    executor = None
+    if args.ray is not None:
+        # Imported lazily: Ray is an extra, and takes seconds to import.
+        from backend_client.bulk.ray_executor import RayExecutor  # noqa: PLC0415
+
+        executor = await RayExecutor.connect(args.ray, request, settings, start_nodes=args.start_nodes)
+    with _interruptible(), Bar(as_json=args.json) as bar:
+        report = await run_job(request, settings, executor=executor, on_progress=bar.update, history=history, note=note)
+    show_report(report, as_json=args.json)
+    return int(report.exit_code)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM, with which a machine or Kubernetes ends a job, is taken like Ctrl-C: status 130, and nothing is lost."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    terminated = False
+
+    def terminate() -> None:
+        nonlocal terminated
+        terminated = True
+        if task is not None:
+            task.cancel()
+
+    with contextlib.suppress(NotImplementedError):
+        loop.add_signal_handler(signal.SIGTERM, terminate)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not terminated:
+            raise
+        raise KeyboardInterrupt from None
+    finally:
+        with contextlib.suppress(NotImplementedError):
+            loop.remove_signal_handler(signal.SIGTERM)
+
+
+def _checked_request(args: argparse.Namespace) -> BulkRequest:
+    """What the flags ask for. Raises WrongUsage."""
+    try:
+        return _request(args)
+    except ConfigurationError as error:
+        problem = error.message
+    raise WrongUsage(problem)
+
+
+def _request(args: argparse.Namespace) -> BulkRequest:
+    if args.start_nodes and args.ray is None:
+        raise ConfigurationError("--start-nodes needs --ray")
+    messages = args.kind == "generate" and args.messages_column is not None
+    if args.kind == "embed":
+        column, options = args.text_column, {"truncate": True} if args.truncate else {}
+    else:
+        column = args.messages_column or args.prompt_column or "prompt"
+        options = {name: value for name in _SAMPLING if (value := getattr(args, name)) is not None}
+        if args.response_schema is not None:
+            options["response_schema"] = _schema(args.response_schema)
+    return BulkRequest(
+        kind=args.kind,
+        source=args.source,
+        out=args.out,
+        column=column,
+        messages=messages,
+        id_column=args.id_column,
+        keep=None if args.keep_columns is None else _columns(args.keep_columns),
+        model=args.model,
+        require_device=args.require_device,
+        options=options,
+        rows_per_fragment=args.rows_per_fragment,
+        shard=_shard(args.shard),
+        window=args.window,
+        concurrency=args.concurrency,
+        attempts=args.attempts,
+        max_rejected=args.max_rejected,
+        patience=args.patience,
+        timeout=args.timeout,
+        allow_cloud=args.allow_cloud,
+    )
+
+
+def _columns(value: str) -> tuple[str, ...]:
+    names = tuple(value.split(","))
+    if not all(names):
+        raise ConfigurationError("--keep-columns names columns, such as id,title: a name is empty")
+    return names
+
+
+def _shard(value: str | None) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    index, _, count = value.partition("/")
+    if not (index.isdecimal() and count.isdecimal()):
+        raise ConfigurationError(f"--shard is I/N, such as 3/16, not {value}")
+    return int(index), int(count)
+
+
+def _schema(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        problem = f"{path} is not a readable JSON Schema: {error}"
+    raise ConfigurationError(problem)

@@ -1,0 +1,56 @@
+"""`npu-client generate`: answer a prompt, printing it as it comes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from backend_client.cli.commands.common import add_call_options, call_options, text_or_stdin
+from backend_client.client import InferenceClient
+from backend_client.results import GenerateResult
+from backend_client.settings import ClientSettings
+
+_SAMPLING = ("max_new_tokens", "temperature", "top_p", "top_k", "seed", "stop", "raw")
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = commands.add_parser("generate", help="answer a prompt", description=__doc__)
+    parser.add_argument("prompt", nargs="*", help="the prompt; without one, standard input")
+    parser.add_argument("--max-new-tokens", type=int)
+    parser.add_argument("--temperature", type=float)
+    parser.add_argument("--top-p", type=float)
+    parser.add_argument("--top-k", type=int)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--stop", action="append", help="end the answer before this; may be given again")
+    parser.add_argument("--raw", action="store_true", default=None, help="skip the model's chat template")
+    add_call_options(parser)
+    parser.set_defaults(run=run)
+
+
+async def run(args: argparse.Namespace, settings: ClientSettings) -> int:
+    """Print the answer on standard output, what it took on standard error."""
+    sampling: dict[str, Any] = {name: value for name in _SAMPLING if (value := getattr(args, name)) is not None}
+    async with (
+        InferenceClient.from_settings(settings) as client,
+        client.stream(text_or_stdin(args.prompt), **sampling, **call_options(args)) as stream,
+    ):
+        async for piece in stream:
+            print(piece, end="", flush=True)
+        print()
+        if stream.result is not None:
+            print(summary(stream.result), file=sys.stderr)
+    return 0
+
+
+def summary(result: GenerateResult) -> str:
+    """Who answered, and what it took."""
+    where = f"{result.device} of {result.node}" if result.device else result.node
+    emulated = " (emulated)" if result.emulated else ""
+    usage = f"{result.usage.prompt_tokens} + {result.usage.completion_tokens} tokens"
+    rate = ""
+    if result.timing.generate:
+        rate = f", {result.usage.completion_tokens / result.timing.generate * 1000:.0f} tokens/s"
+    busy = "" if result.npu_busy_delta_us is None else f", NPU busy {result.npu_busy_delta_us / 1000:.1f} ms"
+    return f"{result.model} on {where}{emulated}: {usage}{rate}{busy}, {result.finish_reason}"

@@ -1,0 +1,142 @@
+"""What an error of the operating system means to whoever typed the command, in one sentence."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import errno
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from backend_client.errors import ConfigurationError, NPUError
+from backend_client.settings import CONFIG_VARIABLE, ClientSettings
+
+_REMEDIES = {
+    errno.ENOSPC: "free some space, or write to a larger disk",
+    errno.EDQUOT: "free some space, or write to a larger disk",
+    errno.EROFS: "choose a directory that can be written",
+    errno.EACCES: "choose a file or directory that this user may use",
+    errno.EPERM: "choose a file or directory that this user may use",
+    errno.EMFILE: "raise the limit of open files: ulimit -n 4096",
+    errno.ENETUNREACH: "check the network and the node's address",
+    errno.EADDRINUSE: "choose another --port",
+}
+
+
+def sentence(error: OSError) -> str:
+    """What happened, where, and what to do about it."""
+    where = f"{error.filename}: " if error.filename else ""
+    reason = (error.strerror or str(error) or type(error).__name__).lower()
+    remedy = _REMEDIES.get(error.errno or 0)
+    return f"{where}{reason}" + (f"; {remedy}" if remedy else "")
+
+
+# Ends a command: errors as one sentence on standard error, and an exit status.
+
+
+class WrongUsage(ConfigurationError):
+    """The values of a command's flags make no sense."""
+
+
+def reported(work: Callable[[], int]) -> int:
+    """The status of `work`, or that of the error it raised: 1 with a message, 2 for WrongUsage, 130 interrupted."""
+    try:
+        return work()
+    except WrongUsage as error:
+        return _fail(error.message, 2)
+    except NPUError as error:
+        return _fail(error.message)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
+    except BrokenPipeError:
+        # As `npu-client embed | head`: who reads our output has seen enough. Nothing may be written at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        return _fail(sentence(error))
+
+
+def _fail(message: str, status: int = 1) -> int:
+    print(f"npu-client: {message}", file=sys.stderr)
+    return status
+
+
+# `npu-client`: one program, one file of `backend_client.cli.commands` a subcommand.
+
+# In the order in which a user meets them.
+COMMANDS = ("health", "dashboard", "embed", "generate", "dataset", "bench")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="npu-client",
+        description="Call NPU nodes. Settings come from flags, then NPU_CLIENT_* in the environment, then the file.",
+    )
+    parser.add_argument("--version", action="version", version=f"npu-client {_version()}")
+    _add_settings(parser)
+    # Without a command the help is shown: a first look is no mistake.
+    parser.set_defaults(run=None, start=None)
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for name in COMMANDS:
+        importlib.import_module(f"backend_client.cli.commands.{name}").add_parser(subparsers)
+    for command in subparsers.choices.values():
+        _add_settings(command.add_argument_group("settings, here or before the command"), "_behind")
+    return parser
+
+
+def _add_settings(parser: argparse._ActionsContainer, suffix: str = "") -> None:
+    """The flags that may stand before the command and behind it: what is behind has names of its own, with `suffix`."""
+    add = parser.add_argument
+    add("--config", dest=f"config{suffix}", type=Path, help=f"TOML file (else the one {CONFIG_VARIABLE} names)")
+    add("--node", dest=f"nodes{suffix}", action="append", metavar="URL", help="a node; may be given again")
+    add("--local-only", dest=f"local_only{suffix}", action="store_true", default=None, help="never ask the cloud")
+
+
+def _settings(args: argparse.Namespace) -> ClientSettings:
+    """The settings, with the flags: what stands behind the command is nearer, and all nodes count."""
+    flags: dict[str, Any] = {}
+    if args.nodes or args.nodes_behind:
+        flags["nodes"] = [*(args.nodes or ()), *(args.nodes_behind or ())]
+    if args.local_only or args.local_only_behind:
+        flags["local_only"] = True
+    return ClientSettings.load(args.config_behind or args.config, **flags)
+
+
+def _version() -> str:
+    try:
+        return version("npu-node")
+    except PackageNotFoundError:
+        return "(not installed as a package)"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns its exit status: 0 done, 1 failed with a message, 2 wrong usage, 130 interrupted.
+
+    The commands for data sets have more: see `backend_client.bulk.ExitCode`.
+    """
+    return reported(lambda: _main(argv))
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    if args.run is None:
+        parser.print_help()
+        return 0
+    settings = _settings(args)
+    # A command that has a process of its own for its work starts its event loop there.
+    if args.start is not None:
+        status: int = args.start(args, settings)
+    else:
+        status = asyncio.run(args.run(args, settings))
+    if sys.stdout is not None:
+        # Closed by the caller (>&-). The installed commands never get here: `npu_commands` opens it on /dev/null.
+        sys.stdout.flush()
+    return status

@@ -1,0 +1,241 @@
+"""NPUClient: embedding and generation on a fleet of nodes."""
+
+from __future__ import annotations
+
+import random
+import ssl
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from pydantic import SecretStr
+
+from backend_client.calls import BaseClient
+from backend_client.cloud.ledger import Ledger
+from backend_client.deadline import Clock
+from backend_client.errors import ConfigurationError
+from backend_client.fleet.breaker import BreakerState
+from backend_client.fleet.discovery import source_of
+from backend_client.fleet.pool import Pool
+from backend_client.fleet.spaces import Bindings
+from backend_client.http.addresses import NodeAddress, parse_nodes
+from backend_client.http.node_api import Transport
+from backend_client.http.tls import Identity, keys_by_node, proxy_url, tls_context
+from backend_client.http.transport import HttpTransport
+from backend_client.options import ClientOptions
+from backend_client.routing.backend import FleetBackend
+from backend_client.routing.fallback import FallbackBackend
+from backend_client.routing.runtime import Runtime
+from backend_client.settings import ClientSettings, checked_key, options_problem
+from backend_client.status import ClientStatus, NodeStatus, client_status, node_status
+
+if TYPE_CHECKING:
+    from backend_client.cloud.client import CloudClient
+
+
+class NPUClient(BaseClient):
+    """Calls the node that can serve it soonest, and another one when that fails, within one deadline.
+
+    `nodes` are URLs, or where to find them (`dns://`, `srv://`, `file://`; see docs/client.md). The client may be made
+    anywhere, and belongs to the event loop of its first call. `spaces` binds models to vector spaces in advance; else a
+    model is bound to the space of its first answer, and vectors of another space are never returned.
+
+    `node_keys` are API keys of single nodes by URL. `ca_file` replaces the system's authorities for nodes with https;
+    `client_cert` and `client_key` are the client's own certificate; or give an `ssl_context`. Nodes are reached by a
+    `proxy` only where it is given here. `transport` makes what carries the requests (tests). Raises ConfigurationError.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[str],
+        *,
+        api_key: SecretStr | str | None = None,
+        spaces: Mapping[str, str] | None = None,
+        options: ClientOptions | None = None,
+        node_keys: Mapping[str, str] | None = None,
+        ca_file: Path | str | None = None,
+        client_cert: Path | str | None = None,
+        client_key: Path | str | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+        proxy: str | None = None,
+        transport: Callable[[], Transport] | None = None,
+        clock: Clock = time.monotonic,
+        rng: random.Random | None = None,
+    ) -> None:
+        options = ClientOptions() if options is None else options
+        nodes = nodes if isinstance(nodes, str) or not isinstance(nodes, Iterable) else list(nodes)
+        problem = _problem(nodes, api_key, spaces, options)
+        if problem is not None:
+            raise ConfigurationError(problem)
+        rng = rng or random.Random()
+        key = SecretStr(api_key) if isinstance(api_key, str) else api_key
+        identity = Identity(
+            key=key.get_secret_value() if key else "",
+            node_keys=keys_by_node(node_keys),
+            tls=tls_context(ssl_context, ca_file, client_cert, client_key),
+            proxy=proxy_url(proxy),
+        )
+        self._pool = Pool(options, clock, rng)
+        urls, lists = _parsed(nodes)
+        self._pool.add(urls)
+        runtime = Runtime(
+            self._pool,
+            Bindings(self._pool, spaces or {}),
+            transport or (lambda: HttpTransport(identity, options)),
+            options,
+            rng,
+            [source_of(address) for address in lists],
+        )
+        self._fleet = FleetBackend(runtime, options)
+        super().__init__(self._fleet, options, clock)
+
+    @classmethod
+    def from_settings(cls, settings: ClientSettings | None = None, **options: Any) -> Self:
+        """The client that the settings describe (read from file and environment when not given).
+
+        `options` are settings that go before those. Raises ConfigurationError.
+        """
+        settings = ClientSettings.with_values(settings, options)
+        return cls(
+            settings.nodes,
+            api_key=settings.api_key,
+            spaces=settings.spaces,
+            options=settings.options(),
+            node_keys={node: key.get_secret_value() for node, key in settings.node_keys.items()},
+            ca_file=settings.ca_file,
+            client_cert=settings.client_cert,
+            client_key=settings.client_key,
+            proxy=settings.proxy.get_secret_value() if settings.proxy else None,
+        )
+
+    @property
+    def backend(self) -> FleetBackend:
+        """The fleet, for InferenceClient to put a fallback behind."""
+        return self._fleet
+
+    @property
+    def options(self) -> ClientOptions:
+        """What the client was made with."""
+        return self._core.options
+
+    @property
+    def spaces(self) -> Mapping[str, str]:
+        """The vector space that each model is bound to."""
+        return self._fleet.runtime.bindings.spaces
+
+    def status(self) -> tuple[NodeStatus, ...]:
+        """What is known of each node now, without asking."""
+        return tuple(node_status(node) for node in list(self._pool.nodes.values()))
+
+    async def health(self) -> tuple[NodeStatus, ...]:
+        """What is known of each node, once every node's first probe has ended."""
+        await self._fleet.runtime.known()
+        return self.status()
+
+    def healthz(self) -> ClientStatus:
+        """What a service may show on its own health endpoint; it makes no network calls."""
+        return client_status(self.status(), self._fleet.runtime.budget.balance)
+
+    def __repr__(self) -> str:
+        return f"NPUClient({list(self._pool.nodes)})"
+
+
+def _parsed(nodes: Sequence[str]) -> tuple[list[str], list[NodeAddress]]:
+    """`parse_nodes` for arguments. Raises ConfigurationError."""
+    if isinstance(nodes, str):
+        raise ConfigurationError("nodes is a list of URLs")
+    try:
+        return parse_nodes(nodes)
+    except ValueError as error:
+        problem = str(error)
+    raise ConfigurationError(problem)
+
+
+def _problem(nodes: object, api_key: object, spaces: object, options: object) -> str | None:
+    """What is wrong with the arguments of a client, or None. Node URLs are checked where they are parsed."""
+    if not isinstance(nodes, Iterable) or not all(isinstance(node, str) for node in nodes):
+        return "nodes is a list of URLs"
+    if api_key is not None and not isinstance(api_key, str | SecretStr):
+        return f"api_key is a str, not {type(api_key).__name__}"
+    try:
+        checked_key(SecretStr(api_key) if isinstance(api_key, str) else api_key)
+    except ValueError as error:
+        return str(error)
+    if spaces is not None and not (
+        isinstance(spaces, Mapping) and all(isinstance(part, str) and part for item in spaces.items() for part in item)
+    ):
+        return "spaces maps names of models to vector spaces (the `space` of a result)"
+    return (
+        options_problem(options) if isinstance(options, ClientOptions) else "options is a backend_client.ClientOptions"
+    )
+
+
+class InferenceClient(BaseClient):
+    """The same methods as NPUClient; what no node can serve goes to the cloud, where that is allowed.
+
+    `ledger` counts what was kept local, what went to the cloud, and its cost. `local_only` forbids the cloud for all
+    calls, and can be given to each. Closing it closes both clients.
+    """
+
+    def __init__(
+        self,
+        npu: NPUClient,
+        cloud: CloudClient | None = None,
+        *,
+        local_only: bool = False,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        if not isinstance(npu, NPUClient) or not isinstance(cloud, BaseClient | None):
+            raise ConfigurationError("InferenceClient takes an NPUClient and, for the fallback, a CloudClient")
+        self.npu = npu
+        self._cloud = cloud
+        self._local_only = local_only
+        self.ledger = cloud.ledger if cloud else Ledger({})
+        backend = FallbackBackend(
+            npu.backend,
+            cloud.backend if cloud else None,
+            self.ledger,
+            npu.options.fallback,
+            local_only=local_only,
+        )
+        super().__init__(backend, npu.options, clock)
+
+    @classmethod
+    def from_settings(cls, settings: ClientSettings | None = None, **options: Any) -> Self:
+        """The client that the settings describe (read from file and environment when not given).
+
+        `options` are settings that go before those. Raises ConfigurationError.
+        """
+        settings = ClientSettings.with_values(settings, options)
+        cloud = None
+        if settings.cloud is not None:
+            # Imported lazily: slow, and only the cloud needs it.
+
+            from backend_client.cloud.client import CloudClient  # noqa: PLC0415  (imports the OpenAI SDK)
+
+            cloud = CloudClient(settings.cloud, options=settings.options())
+        return cls(NPUClient.from_settings(settings), cloud, local_only=settings.local_only)
+
+    @property
+    def cloud_breaker(self) -> BreakerState | None:
+        """Whether the cloud is ejected after failures; None without a cloud."""
+        return None if self._cloud is None else self._cloud.backend.breaker.state
+
+    def healthz(self) -> ClientStatus:
+        """What a service may show on its own health endpoint; it makes no network calls."""
+        nodes = self.npu.healthz()
+        if self._cloud is None:
+            return nodes
+        breaker = self._cloud.backend.breaker
+        reachable = breaker.admits() and not self._local_only and not self._core.calls.closed
+        return replace(
+            nodes,
+            serving=nodes.serving or reachable,
+            cloud=breaker.state.value,
+            cloud_cost=f"{self.ledger.cloud.cost:f}",
+        )
+
+    def __repr__(self) -> str:
+        return f"InferenceClient({self.npu!r})"

@@ -1,0 +1,196 @@
+"""One request to the cloud: its cost is reserved before, its outcome is settled once after."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import openai
+
+from backend_client.cloud.ledger import Ledger
+from backend_client.deadline import Clock, Deadline
+from backend_client.errors import CloudError, CloudRejected, CloudUnavailable
+from backend_client.fleet.breaker import Breaker
+from backend_client.http.answers import NotAnAnswer
+from backend_client.http.errors import retry_after_of
+from backend_client.http.messages import Job
+from backend_client.lifetime import OpenCalls
+from backend_client.results import Attempt, FailureKind, Usage
+from backend_client.sdk.client import httpx
+
+R = TypeVar("R")
+
+_ABOUT_THE_REQUEST = frozenset({400, 413, 422})
+_HINTS = {
+    401: "check cloud.api_key",
+    402: "check the account",
+    403: "check cloud.api_key and what it may use",
+    404: "check cloud.base_url and the model names in cloud",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CloudState:
+    """What all requests to one cloud share. `name` is the cloud's name in attempts."""
+
+    name: str
+    breaker: Breaker
+    ledger: Ledger
+    clock: Clock
+    calls: OpenCalls = field(default_factory=OpenCalls)
+
+
+class CloudAttempt:
+    """Make it to reserve the cost; `run` what there is to wait for; then call `succeeded`, or `abandoned`.
+
+    `run` settles a failure itself. Raises CloudUnavailable while the breaker is open, SpendCapReached.
+    """
+
+    def __init__(self, state: CloudState, job: Job, model: str, bound: Usage) -> None:
+        state.calls.check()
+        if not state.breaker.admits():
+            pause = state.breaker.opens_in
+            raise CloudUnavailable(
+                f"the cloud at {state.name} is ejected for {pause:.1f} s more after consecutive failures"
+            )
+        self.model = model
+        self.job = job
+        self._state = state
+        self._reservation = state.ledger.reserve(model, bound)
+        self._ticket = state.breaker.begin()
+        self._began = state.clock()
+        self._settled = False
+
+    @property
+    def state_name(self) -> str:
+        """What attempts call the cloud."""
+        return self._state.name
+
+    @property
+    def bound(self) -> Usage:
+        """The most that the request may use."""
+        return self._reservation.bound
+
+    async def run(self, work: Awaitable[R], until: Deadline | None = None) -> R:
+        """Await the SDK within the deadline. Raises CloudError, with this attempt in its history, or ClientClosed."""
+        remaining = (until or self.job.deadline).remaining()
+        problem: CloudError
+        try:
+            with self._state.calls.open():
+                async with asyncio.timeout(remaining):
+                    return await work
+        except TimeoutError:
+            problem, failure, owed = self._unavailable("did not answer within the call's time"), FailureKind.NONE, True
+        except (openai.OpenAIError, httpx.HTTPError, OSError, ValueError, RecursionError, StopAsyncIteration) as error:
+            problem, failure, owed = self._translate(error)
+        except BaseException:
+            self.abandoned()
+            raise
+        self._fail(problem, failure, owed=owed)
+        # Raised out here: the SDK's error holds the request with its headers and must not become the context of ours.
+        raise problem
+
+    def succeeded(self, usage: Usage | None) -> None:
+        """Settle with the usage of the complete answer; None if the answer did not report it."""
+        if not self._settled:
+            self._settled = True
+            self._state.breaker.succeeded(self._ticket)
+            self._state.ledger.settle(self._reservation, usage)
+
+    def abandoned(self) -> None:
+        """Settle when the caller left: the usage is unknown, and this shows nothing about the cloud's health."""
+        if not self._settled:
+            self._settled = True
+            self._state.breaker.abandoned(self._ticket)
+            self._state.ledger.settle(self._reservation, None)
+
+    def record(self, outcome: str, status: int | None = None, *, sent: bool = True) -> Attempt:
+        """This request as an entry of the history, ended now."""
+        duration = self._state.clock() - self._began
+        return Attempt(self._state.name, outcome, 0.0, duration, sent, status, source="cloud")
+
+    def _fail(self, problem: CloudError, failure: FailureKind, *, owed: bool) -> None:
+        self._settled = True
+        status = problem.status if isinstance(problem, CloudRejected | CloudUnavailable) else None
+        problem.attempts = (self.record(type(problem).__name__, status, sent=owed or status is not None),)
+        problem.request_id = self.job.request_id
+        if failure is not FailureKind.NONE:
+            self._state.breaker.failed(self._ticket, failure)
+        elif isinstance(problem, CloudRejected):
+            self._state.breaker.succeeded(self._ticket)
+        else:
+            self._state.breaker.abandoned(self._ticket)
+        if owed:
+            self._state.ledger.settle(self._reservation, None)
+        else:
+            self._state.ledger.release(self._reservation)
+
+    def _translate(self, error: Exception) -> tuple[CloudError, FailureKind, bool]:
+        """Our error, what it says of the cloud's health, and whether the request may have been billed.
+
+        Nothing of the cloud's own message is taken over: it may quote the prompt.
+        """
+        if isinstance(error, openai.APIStatusError):
+            problem, failure, owed = self._status_error(error.status_code)
+            if isinstance(problem, CloudUnavailable):
+                problem.retry_after = retry_after_of(error.response.headers)
+            return problem, failure, owed
+        if isinstance(error, openai.APIConnectionError):
+            # What came of a request whose connection broke after it was made is not known.
+            never_sent = isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout)
+            return self._unavailable("cannot be reached"), FailureKind.CONNECTION, not never_sent
+        if isinstance(error, NotAnAnswer):
+            return self._unavailable(f"returned a malformed response: {error}"), FailureKind.SERVER, True
+        return self._unavailable(f"broke off its answer ({type(error).__name__})"), FailureKind.CONNECTION, True
+
+    def _status_error(self, status: int) -> tuple[CloudError, FailureKind, bool]:
+        """What a status means. Only 400, 413 and 422 are about the request; our key, model or URL may be wrong too."""
+        if status in _ABOUT_THE_REQUEST:
+            text = f"the cloud at {self._state.name} rejected the request: HTTP {status}"
+            return CloudRejected(text, node=self._state.name, status=status), FailureKind.NONE, False
+        if status in {408, 429}:
+            return self._unavailable(f"is busy (HTTP {status})", status), FailureKind.NONE, False
+        if status >= 500:
+            return self._unavailable(f"failed (HTTP {status})", status), FailureKind.SERVER, False
+        hint = _HINTS.get(status, "check cloud.base_url")
+        return self._unavailable(f"does not accept us (HTTP {status}): {hint}", status), FailureKind.NONE, False
+
+    def _unavailable(self, what: str, status: int | None = None) -> CloudUnavailable:
+        return CloudUnavailable(f"the cloud at {self._state.name} {what}", status=status)
+
+
+# What a reply of the cloud says of itself: which model answered, and the tokens that it used. No I/O.
+
+# What a cloud adds to the name of a model for one of its versions: -2024-08-06, -0613, -001.
+_VERSION = re.compile(r"-\d{4}-\d{2}-\d{2}|-\d{3,8}")
+
+
+def check_model(asked: str, body: Any) -> None:
+    """Raise NotAnAnswer for a reply that names another model than the one that was asked, or a version of it."""
+    answered = body.get("model") if isinstance(body, dict) else None
+    if answered is None or answered == "":
+        return
+    base = asked.removesuffix("-latest")
+    if not isinstance(answered, str) or not (
+        answered == asked or (answered.startswith(base) and _VERSION.fullmatch(answered, len(base)))
+    ):
+        raise NotAnAnswer(f"another model answered than {asked}; name in the settings the one that answers")
+
+
+def usage_in(body: Any, bound: Usage, text: str = "") -> Usage | None:
+    """The tokens that a reply with that text says it used; None if it does not say, or says what cannot be.
+
+    None is counted at the request's `bound`, so that no reply can lower what was spent.
+    """
+    usage = body.get("usage") if isinstance(body, dict) else None
+    usage = usage if isinstance(usage, dict) else {}
+    prompt = usage.get("prompt_tokens")
+    completion = usage.get("completion_tokens") if bound.completion_tokens else 0
+    if type(prompt) is not int or type(completion) is not int:
+        return None
+    if not 1 <= prompt <= bound.prompt_tokens or not bool(text) <= completion <= bound.completion_tokens:
+        return None
+    return Usage(prompt, completion)

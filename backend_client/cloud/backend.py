@@ -1,0 +1,493 @@
+"""Chats that go to the cloud in OpenAI's dialect: one attempt, within the deadline and the spend cap."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+from backend_client.cloud.attempt import CloudAttempt, CloudState, check_model, usage_in
+from backend_client.deadline import Deadline
+from backend_client.errors import ClientClosed, CloudError, CloudRejected, StreamInterrupted
+from backend_client.fleet.breaker import Breaker
+from backend_client.http import messages
+from backend_client.http.answers import NotAnAnswer, Vectors, choices_in, read_answer, read_json, reading, vectors_in
+from backend_client.http.health import ModelReport
+from backend_client.http.messages import Answer, EmbedJob, EventStream, Exchange, GenerateJob, Job, plain_name
+from backend_client.http.openai_stream import FORMS, Json, StreamEvent, failure_in, read_event
+from backend_client.http.sse import EventParser
+from backend_client.lifetime import before_loop_ends
+from backend_client.results import ChatChoice, EmbedBatch, GenerateResult, RawReply, Timing, Usage, origin_fields
+from backend_client.sdk.client import httpx
+from backend_client.settings import CloudSettings
+
+_CHAT = "/v1/chat/completions"
+_FORM = FORMS[_CHAT]
+# What local servers know beside OpenAI's parameters.
+_LOCAL = (
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "min_tokens",
+    "stop_token_ids",
+    "ignore_eos",
+    "chat_template_kwargs",
+    "num_ctx",
+    "repeat_penalty",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "truncate_prompt_tokens",
+    "n_predict",
+    "priority",
+    "keep_alive",
+)
+# Under a spend cap the cloud gets nothing else: what these cost is bounded by their bytes and the answer's tokens.
+_BOUNDED = frozenset({
+    "messages", "max_tokens", "max_completion_tokens", "n", "stop", "seed", "temperature", "top_p",
+    "presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "top_logprobs", "response_format", "tools",
+    "tool_choice", "parallel_tool_calls", "functions", "function_call", "prediction", "reasoning_effort", "verbosity",
+    "metadata", "store", "user", "safety_identifier", "prompt_cache_key", "stream_options",
+    *_LOCAL,
+}) - {"n_predict", "priority"}  # fmt: skip
+_BOUNDED_IN_MESSAGES = frozenset({
+    "role", "content", "name", "tool_calls", "tool_call_id", "function_call", "refusal", "reasoning_content",
+})  # fmt: skip
+# A chat template and special tokens add a few.
+_TEMPLATE_TOKENS = 64
+# The most that any of OpenAI's models counts for one image in high detail.
+_IMAGE_TOKENS = 50_000
+
+
+class CloudExchanges:
+    """`start` reserves the cost of a request and returns its attempt; it raises what forbids the request."""
+
+    def __init__(
+        self,
+        settings: CloudSettings,
+        client: Callable[[Exchange], AsyncOpenAI],
+        start: Callable[[Exchange, str, Usage], CloudAttempt],
+    ) -> None:
+        self._settings = settings
+        self._client = client
+        self._start = start
+
+    def refusal(self, job: Exchange) -> str | None:
+        """Why the cloud cannot serve it, or None."""
+        body = job.body or {}
+        if job.only_on_nodes:
+            return job.only_on_nodes
+        if not (job.model or self._settings.chat_model):
+            return "cloud.chat_model is not set"
+        local = [name for name in _LOCAL if body.get(name) is not None]
+        if local and not self._settings.base_url:
+            return f"OpenAI has no {', '.join(local)}"
+        unbounded = _unbounded(body) if self._settings.spend_cap is not None else []
+        return f"the spend cap cannot bound what {', '.join(unbounded)} costs" if unbounded else None
+
+    async def exchange(self, job: Exchange) -> RawReply:
+        """The whole reply. Raises CloudError."""
+        attempt, body = self._attempt(job)
+        found, usage = await attempt.run(self._whole(job, attempt, body))
+        attempt.succeeded(usage)
+        return _reply(attempt, usage, found)
+
+    async def open_exchange(self, job: Exchange, opened_by: Deadline | None = None) -> EventStream:
+        """The reply as a stream; returns when the answer has begun. Raises CloudError."""
+        attempt, body = self._attempt(job)
+        events = self._events(job, attempt, body)
+        held = await attempt.run(_begun(events), opened_by)
+        return _follow(attempt, _all(held, events))
+
+    def _attempt(self, job: Exchange) -> tuple[CloudAttempt, Json]:
+        """The reservation of the most that the request may cost, and its body."""
+        body = self._body(job)
+        texts, images = _without_images(body)
+        # No tokenizer makes more than one token of a byte.
+        prompt = len(messages.encode(texts)) + _TEMPLATE_TOKENS + images * _IMAGE_TOKENS
+        # What was predicted in vain is billed as written.
+        predicted = len(messages.encode({"": body["prediction"]})) if body.get("prediction") else 0
+        bound = Usage(prompt, (self._limit(body) + predicted) * (body.get("n") or 1))
+        return self._start(job, body["model"], bound), body
+
+    def _limit(self, body: Mapping[str, Any]) -> int:
+        return body.get("max_completion_tokens") or body.get("max_tokens") or self._settings.max_tokens
+
+    def _body(self, job: Exchange) -> Json:
+        given = dict(job.body or {})
+        limit = self._limit(given)
+        for name in ("max_tokens", "max_completion_tokens", "stream"):
+            given.pop(name, None)
+        # OpenAI's newer models refuse max_tokens; servers that speak its API may know nothing else.
+        name = "max_tokens" if self._settings.base_url else "max_completion_tokens"
+        form = given.get("response_format")
+        if isinstance(form, dict) and isinstance(form.get("json_schema"), dict):
+            # Nodes enforce a schema always, OpenAI only a strict one.
+            given["response_format"] = {**form, "json_schema": {"strict": True, **form["json_schema"]}}
+        return {**given, "model": job.model or self._settings.chat_model or "", name: limit}
+
+    async def _whole(self, job: Exchange, attempt: CloudAttempt, body: Json) -> tuple[Json, Usage | None]:
+        response = await self._client(job).post("/chat/completions", cast_to=httpx.Response, body=body)
+        found: Json = read_json(response.content)
+        choices: tuple[ChatChoice, ...] = read_answer(_CHAT, body, found)
+        check_model(attempt.model, found)
+        return found, usage_in(found, attempt.bound, "".join(choice.text for choice in choices))
+
+    async def _events(self, job: Exchange, attempt: CloudAttempt, body: Json) -> AsyncGenerator[StreamEvent, None]:
+        """The events up to `[DONE]`, which is there also where the cloud sends none."""
+        read = _FORM.reader(body)
+        create = self._client(job).chat.completions.with_streaming_response.create
+        async with create(messages=[], model="", extra_body=_FORM.request(body)) as response:
+            async for event in _parsed(response.iter_bytes()):
+                if event.data is None:
+                    break
+                if failure_in(event) is not None or not isinstance(event.data.get("choices"), list):
+                    raise NotAnAnswer("no part of a chat completion")
+                check_model(attempt.model, event.data)
+                yield read(event)
+        yield read(StreamEvent("message", None))
+
+
+async def _parsed(chunks: AsyncIterator[bytes]) -> AsyncGenerator[StreamEvent, None]:
+    parser = EventParser()
+    async for chunk in chunks:
+        for event in parser.feed(chunk):
+            yield read_event(event)
+
+
+async def _begun(events: AsyncGenerator[StreamEvent, None]) -> list[StreamEvent]:
+    """The events up to the first one with a part of the answer."""
+    held = [await anext(events)]
+    while not _FORM.begins(held[-1]):
+        held.append(await anext(events))
+    return held
+
+
+async def _all(held: list[StreamEvent], events: AsyncGenerator[StreamEvent, None]) -> AsyncGenerator[StreamEvent, None]:
+    try:
+        for event in held:
+            yield event
+        async for event in events:
+            yield event
+    finally:
+        await events.aclose()
+
+
+async def _follow(attempt: CloudAttempt, events: AsyncGenerator[StreamEvent, None]) -> EventStream:
+    """Yield the events, the last one when the attempt has succeeded, and the reply.
+
+    Raises StreamInterrupted, with the text so far, when the stream fails.
+    """
+    parts: list[str] = []
+    said: Json = {}
+    usage: Usage | None = None
+    failed: CloudError | ClientClosed | None = None
+    try:
+        while (event := await attempt.run(anext(events))).data is not None:
+            parts.append(event.text)
+            said = event.data if event.data.get("usage") else said
+            yield event
+        usage = usage_in(said, attempt.bound, "".join(parts))
+        attempt.succeeded(usage)
+    except (CloudError, ClientClosed) as error:
+        failed = error
+    finally:
+        attempt.abandoned()
+        await events.aclose()
+    if failed is not None:
+        raise StreamInterrupted.after(parts, failed, attempts=failed.attempts, request_id=attempt.job.request_id)
+    yield event
+    yield _reply(attempt, usage, None)
+
+
+def _unbounded(body: Mapping[str, Any]) -> list[str]:
+    """The parts of a body that may cost more than its bound, by name."""
+    given = {name: value for name, value in body.items() if value is not None}
+    found = [name for name in given if name not in _BOUNDED]
+    if not _of_kinds(given.get("tools") or [], ("function",)):
+        found.append("tools of another type than function")
+    messages = given.get("messages")
+    for message in messages if isinstance(messages, list) else [None]:
+        if not isinstance(message, Mapping):
+            return [*found, "messages that are not a list of objects"]
+        found += [
+            f"{name} of a message" for name, value in message.items() if value and name not in _BOUNDED_IN_MESSAGES
+        ]
+        content = message.get("content")
+        if not isinstance(content, str | None) and not _of_kinds(content, ("text", "image_url", "refusal")):
+            found.append("content other than text and image_url")
+    return found
+
+
+def _of_kinds(parts: Any, kinds: Sequence[str]) -> bool:
+    """Whether it is a list of `{"type": KIND, KIND: …}` and nothing else."""
+    return isinstance(parts, list) and all(
+        isinstance(part, Mapping) and (kind := part.get("type")) in kinds and part.keys() <= {"type", kind}
+        for part in parts
+    )
+
+
+def _without_images(body: Json) -> tuple[Json, int]:
+    """The body without the images in its messages, and how many there are."""
+    count = 0
+    messages = []
+    for message in body.get("messages") or ():
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if isinstance(content, list):
+            images = [isinstance(part, Mapping) and part.get("type") == "image_url" for part in content]
+            count += sum(images)
+            parts = [
+                {**part, "image_url": None} if image else part for part, image in zip(content, images, strict=True)
+            ]
+            messages.append({**message, "content": parts})
+        else:
+            messages.append(message)
+    return {**body, "messages": messages}, count
+
+
+def _reply(attempt: CloudAttempt, usage: Usage | None, body: Json | None) -> RawReply:
+    return RawReply(
+        source="cloud",
+        node=attempt.state_name,
+        model=attempt.model,
+        device=None,
+        request_id=attempt.job.request_id,
+        attempts=(attempt.record("ok", 200),),
+        body=body,
+        usage=usage or attempt.bound,
+    )
+
+
+# The cloud as a backend: one attempt, within the call's deadline and the spend cap.
+
+# No tokenizer makes more than one token of a byte; special tokens add a few.
+_SPECIAL_TOKENS = 4
+_CONCURRENCY = 8
+
+
+class CloudBackend:
+    """Embeds and generates in the cloud. Each event loop and each forked child has connections of its own."""
+
+    def __init__(self, settings: CloudSettings, state: CloudState) -> None:
+        self._settings = settings
+        self._state = state
+        self._spaces = {model: space for space, model in settings.embedding_models.items()}
+        self._headers = {name.lower() for name in settings.extra_headers}
+        self._dimensions: dict[str, int] = {}
+        self._chat_models = {plain_name(name): model for name, model in settings.chat_models.items()}
+        # Made here and not by the first call: reading the certificates and importing the SDK's parts block for 100 ms
+        # and more, which the deadline of a call and the service's event loop cannot afford.
+        self._sdk = _sdk(settings)
+        self._pid = os.getpid()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._used = False
+        self._end: asyncio.Task[None] | None = None
+        self._exchanges = CloudExchanges(settings, self._client, self._attempt)
+
+    @property
+    def spaces(self) -> Collection[str]:
+        """The vector spaces that it has a model for."""
+        return self._settings.embedding_models
+
+    @property
+    def breaker(self) -> Breaker:
+        """Whether it is ejected after failures."""
+        return self._state.breaker
+
+    def chat_model_for(self, name: str | None) -> str | None:
+        """The cloud's model for one of the fleet (None: the fleet's default); None when none is declared for it."""
+        return self._settings.chat_model if name is None else self._chat_models.get(plain_name(name))
+
+    def refusal(self, job: Job) -> str | None:
+        """Why the cloud cannot serve a job, or None."""
+        if job.local_only:
+            return "local_only is set"
+        if job.require_device is not None:
+            return f"the call requires the device {job.require_device}"
+        if isinstance(job, EmbedJob):
+            return self._embedding_refusal(job)
+        if isinstance(job, GenerateJob):
+            raw = "it applies its own chat template, and the prompt is raw" if job.sampling.get("raw") else None
+            return raw or self._exchanges.refusal(_chat(job))
+        if isinstance(job, Exchange):
+            return self._exchanges.refusal(job)
+        return "it serves embeddings and generation only"
+
+    def concurrency(self) -> int:
+        """Batches of one `embed_many` that may be under way."""
+        return _CONCURRENCY
+
+    async def close(self) -> None:
+        """End all calls, then close the SDK's connections."""
+        await self._state.calls.close()
+        if self._end is not None and self._loop is asyncio.get_running_loop():
+            self._end.cancel()
+            await asyncio.gather(self._end, return_exceptions=True)
+        await self._sdk.close()
+
+    async def embed(self, job: EmbedJob) -> EmbedBatch:
+        """Embed with the model that is mapped to the job's space. Raises CloudError."""
+        model = self._embedding_model(job)
+        bound = sum(len(text.encode(errors="replace")) + _SPECIAL_TOKENS for text in job.texts)
+        attempt = self._attempt(job, model, Usage(bound))
+        vectors, usage = await attempt.run(self._embed(job, attempt))
+        attempt.succeeded(usage)
+        return EmbedBatch(
+            vectors=vectors,
+            space=job.space or self._spaces[model],
+            usage=usage or attempt.bound,
+            **self._origin(attempt),
+        )
+
+    async def generate(self, job: GenerateJob) -> GenerateResult:
+        """Answer with the chat model. Raises CloudError."""
+        self._check(job)
+        reply = await self._exchanges.exchange(_chat(job))
+        choice = choices_in(reply.body)[0]
+        return _generated(reply, choice.text, choice.finish_reason)
+
+    async def open_stream(self, job: GenerateJob, opened_by: Deadline | None = None) -> Answer:
+        """Open a stream; returns when the answer has begun. Raises CloudError."""
+        self._check(job)
+        return _answer(await self._exchanges.open_exchange(_chat(job), opened_by))
+
+    async def exchange(self, job: Exchange) -> RawReply:
+        """A chat in OpenAI's dialect. Raises CloudError."""
+        return await self._exchanges.exchange(job)
+
+    async def open_exchange(self, job: Exchange, opened_by: Deadline | None = None) -> EventStream:
+        """The same as a stream. Raises CloudError."""
+        return await self._exchanges.open_exchange(job, opened_by)
+
+    async def models(self) -> list[ModelReport]:
+        """None: its models are those of the settings."""
+        return []
+
+    async def _embed(self, job: EmbedJob, attempt: CloudAttempt) -> tuple[Vectors, Usage | None]:
+        model = attempt.model
+        body = {"model": model, "input": list(job.texts), "encoding_format": "float"}
+        response = await self._client(job).post("/embeddings", cast_to=httpx.Response, body=body)
+        found = read_json(response.content)
+        with reading("no list of embeddings"):
+            # Their order is in `index`, and nowhere else.
+            found["data"] = sorted(found["data"], key=lambda row: row["index"])
+        vectors = vectors_in(found, len(job.texts))
+        check_model(model, found)
+        dimensions, space = vectors.shape[1], job.space or self._spaces[model]
+        if dimensions != (job.dimensions or self._dimensions.setdefault(space, dimensions)):
+            known = job.dimensions or self._dimensions[space]
+            raise NotAnAnswer(f"vectors of {dimensions} dimensions, those of their space have {known}")
+        return vectors, usage_in(found, attempt.bound)
+
+    def _client(self, job: Job) -> AsyncOpenAI:
+        if os.getpid() != self._pid:
+            # A forked child: the connections are the parent's.
+            self._pid, self._inherited, self._sdk = os.getpid(), self._sdk, _sdk(self._settings)
+            self._loop, self._used = None, False
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            if self._used:
+                self._sdk = _sdk(self._settings)
+            self._loop, self._used, sdk = loop, True, self._sdk
+            self._end = before_loop_ends(lambda: self._loop_ends(sdk), "connections to the cloud")
+        headers = {name: value for name, value in job.extra_headers.items() if name.lower() in self._headers}
+        return self._sdk.with_options(timeout=job.deadline.remaining(), default_headers=headers or None)
+
+    async def _loop_ends(self, sdk: AsyncOpenAI) -> None:
+        if sdk is self._sdk:
+            self._loop = None
+        await sdk.close()
+
+    def _attempt(self, job: Job, model: str, bound: Usage) -> CloudAttempt:
+        self._check(job)
+        return CloudAttempt(self._state, job, model, bound)
+
+    def _check(self, job: Job) -> None:
+        refusal = self.refusal(job)
+        if refusal is not None:
+            raise CloudRejected(f"the cloud cannot serve this: {refusal}", node=self._state.name)
+
+    def _embedding_refusal(self, job: EmbedJob) -> str | None:
+        if job.truncate and not _fits(job):
+            return "it cannot truncate as the nodes do (truncate=True)"
+        if job.input_type is not None:
+            return "it does not know the prompts of the nodes' model (input_type)"
+        if job.space is None and job.dimensions is not None:
+            return "it does not cut vectors as the nodes do (dimensions)"
+        if self._embedding_model(job):
+            return None
+        if job.space is None:
+            return "name one of the models of cloud.embedding_models"
+        return f"no cloud model is declared for the vector space {job.space} (cloud.embedding_models)"
+
+    def _embedding_model(self, job: EmbedJob) -> str:
+        """The mapped model; for a caller of the cloud itself, who names no space, the one that is named or the only
+        one.
+        """
+        if job.space is not None:
+            return self._settings.embedding_models.get(job.space, "")
+        if job.model in self._spaces:
+            return job.model or ""
+        return next(iter(self._spaces)) if job.model is None and len(self._spaces) == 1 else ""
+
+    def _origin(self, attempt: CloudAttempt) -> dict[str, Any]:
+        return {
+            "source": "cloud",
+            "node": self._state.name,
+            "model": attempt.model,
+            "device": None,
+            "request_id": attempt.job.request_id,
+            "attempts": (attempt.record("ok", 200),),
+        }
+
+
+def _chat(job: GenerateJob) -> Exchange:
+    """The prompt as a chat of one message."""
+    given = {{"max_new_tokens": "max_tokens"}.get(name, name): value for name, value in job.sampling.items()}
+    common = {part.name: getattr(job, part.name) for part in fields(Job)}
+    return Exchange(
+        path="/v1/chat/completions", body={"messages": [{"role": "user", "content": job.prompt}], **given}, **common
+    )
+
+
+def _generated(reply: RawReply, text: str, reason: str) -> GenerateResult:
+    return GenerateResult(text=text, finish_reason=reason, usage=reply.usage, timing=Timing(), **origin_fields(reply))
+
+
+async def _answer(events: EventStream) -> Answer:
+    parts: list[str] = []
+    reason = ""
+    try:
+        async for item in events:
+            if isinstance(item, RawReply):
+                yield _generated(item, "".join(parts), reason)
+            else:
+                reason = item.finish_reason or reason
+                if item.text:
+                    parts.append(item.text)
+                    yield item.text
+    finally:
+        await events.aclose()
+
+
+def _sdk(settings: CloudSettings) -> AsyncOpenAI:
+    sdk = AsyncOpenAI(
+        api_key=settings.api_key.get_secret_value(),
+        base_url=settings.base_url,
+        # One loop retries, ours.
+        max_retries=0,
+        # What is sent there is not to go anywhere else.
+        http_client=DefaultAsyncHttpxClient(follow_redirects=False),
+    )
+    # The SDK imports these when they are first asked for.
+    _ = sdk.embeddings, sdk.chat.completions
+    return sdk
+
+
+def _fits(job: EmbedJob) -> bool:
+    """Whether no text can be too long for the model, so that there is nothing to truncate."""
+    limit = job.context_limit
+    return limit is not None and all(len(text.encode()) + _SPECIAL_TOKENS <= limit for text in job.texts)

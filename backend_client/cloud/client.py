@@ -1,0 +1,55 @@
+"""CloudClient: the fallback by itself."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any, Self
+
+from backend_client.calls import BaseClient
+from backend_client.cloud.attempt import CloudState
+from backend_client.cloud.backend import CloudBackend
+from backend_client.cloud.ledger import Ledger
+from backend_client.deadline import Clock
+from backend_client.errors import ConfigurationError
+from backend_client.fleet.breaker import Breaker
+from backend_client.options import ClientOptions
+from backend_client.settings import ClientSettings, CloudSettings
+
+
+class CloudClient(BaseClient):
+    """Calls an OpenAI-compatible API, with the same methods as NPUClient. `ledger` counts tokens and cost.
+
+    Embeddings are served by the models of `settings.embedding_models` only; their results are in the mapped space.
+    """
+
+    def __init__(
+        self,
+        settings: CloudSettings,
+        *,
+        options: ClientOptions | None = None,
+        ledger: Ledger | None = None,
+        clock: Clock = time.monotonic,
+        rng: random.Random | None = None,
+    ) -> None:
+        if not isinstance(settings, CloudSettings):
+            raise ConfigurationError("CloudClient takes CloudSettings")
+        options = options or ClientOptions()
+        self.ledger = ledger or Ledger(settings.prices, settings.spend_cap)
+        name = settings.base_url or "https://api.openai.com/v1"
+        breaker = Breaker(options.breaker, clock, rng or random.Random())
+        self._cloud = CloudBackend(settings, CloudState(name, breaker, self.ledger, clock))
+        super().__init__(self._cloud, options, clock)
+
+    @classmethod
+    def from_settings(cls, settings: ClientSettings | None = None, **options: Any) -> Self:
+        """The client for the settings' `cloud`. Raises ConfigurationError when there is none."""
+        settings = ClientSettings.with_values(settings, options)
+        if settings.cloud is None:
+            raise ConfigurationError("no cloud is configured: set NPU_CLIENT_CLOUD__API_KEY")
+        return cls(settings.cloud, options=settings.options())
+
+    @property
+    def backend(self) -> CloudBackend:
+        """The cloud, for InferenceClient to put behind the fleet."""
+        return self._cloud

@@ -1,0 +1,364 @@
+"""Which nodes are eligible for a request, and which one is chosen. Pure functions."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from backend_client.errors import (
+    AuthenticationFailed,
+    FleetOverloaded,
+    ModelNotFound,
+    NotOffered,
+    NPUError,
+    NPUUnavailableError,
+    VectorSpaceMismatch,
+)
+from backend_client.fleet.node import Node, Requirement
+from backend_client.http.health import HealthReport, ModelReport
+
+
+class RefusalReason(Enum):
+    """Kinds of refusal; they decide which error the caller gets."""
+
+    UNKNOWN = auto()
+    DOWN = auto()
+    NOT_SERVING = auto()
+    BUSY = auto()
+    LACKS_MODEL = auto()
+    LACKS_DEVICE = auto()
+    OTHER_SPACE = auto()
+    KEY_REFUSED = auto()
+    OTHER_NODE = auto()
+    LOADING = auto()
+
+
+# A node in its slow start gets at least a request in so many seconds.
+_LEAST_EVERY_S = 2.0
+# When to look whether the trial of an ejected node, or model, has ended.
+_TRIAL_S = 0.1
+# When to look whether a model is loaded, if its node gives no estimate.
+_LOAD_S = 1.0
+# A call waits for a silent model to be tried again if it has so many times as long as those that it did not answer.
+_PATIENT = 4.0
+# So many nodes are named in a message; thousands of them would fill the log.
+_NAMED = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a node cannot take a request now; `until` is the clock's time at which it may, where that is known, and
+    `patience` the seconds that a call must have left for it to be worth waiting for.
+    """
+
+    node: str
+    reason: RefusalReason
+    why: str
+    until: float | None = None
+    patience: float = 0.0
+
+
+def refusal(node: Node, need: Requirement, now: float) -> Refusal | None:
+    """Why `node` may not get the request, or None."""
+    if need.node is not None and need.node != node.url:
+        return Refusal(node.url, RefusalReason.OTHER_NODE, f"does not store what {need.node} stores")
+    if node.stale:
+        return Refusal(node.url, RefusalReason.UNKNOWN, "has not been probed lately")
+    if need.model is not None and node.models and node.resolve(need.model) is None:
+        # Of a node that is down, too: nobody expects a model of it that its last report does not list.
+        return Refusal(node.url, RefusalReason.LACKS_MODEL, f"does not serve {need.model}")
+    return _node_refusal(node, need, now)
+
+
+def _node_refusal(node: Node, need: Requirement, now: float) -> Refusal | None:
+    report = node.report
+    if report is None:
+        reason = RefusalReason.DOWN if node.probed else RefusalReason.UNKNOWN
+        return Refusal(node.url, reason, node.trouble or "has not been probed yet")
+    if not node.breaker.closed and (node.probe_failures or not node.breaker.admits()):
+        why = f"ejected for {node.breaker.opens_in:.1f} s more ({node.trouble or 'failures'})"
+        # Its probes pass, so a trial is worth waiting for.
+        until = None if node.probe_failures else now + max(node.breaker.opens_in, _TRIAL_S)
+        return Refusal(node.url, RefusalReason.DOWN, why, until)
+    if not (report.serving or report.loading):
+        return Refusal(node.url, RefusalReason.NOT_SERVING, _not_serving(report, need))
+    misfit = _model_refusal(node, need, now) if report.lists_models else None
+    if misfit is None and node.key_refused_until > now:
+        return Refusal(node.url, RefusalReason.KEY_REFUSED, f"refused the API key: {node.key_refusal}")
+    return misfit
+
+
+def _not_serving(report: HealthReport, need: Requirement) -> str:
+    if not report.models:
+        return "has no models"
+    states = [f"{model.id} {model.state}" for model in report.models if need.model in {None, model.id}]
+    return f"is {report.status}" + (f" ({', '.join(states)})" if states and report.status != "draining" else "")
+
+
+def _model_refusal(node: Node, need: Requirement, now: float) -> Refusal | None:
+    if need.model is None:
+        # A model that failed before its kind was known may be the one that is meant.
+        if failed := [model.id for model in node.models.values() if not (model.kind or model.serving)]:
+            return Refusal(node.url, RefusalReason.NOT_SERVING, f"has {failed[0]} in the state failed")
+        return Refusal(node.url, RefusalReason.LACKS_MODEL, f"serves no {need.kind} model")
+    model = node.resolve(need.model)
+    if model is None:
+        return Refusal(node.url, RefusalReason.LACKS_MODEL, "lists no model")
+    misfit = _misfit(model, need)
+    if misfit is not None:
+        return Refusal(node.url, *misfit)
+    paused = _pause(node, model, need, now)
+    if paused is None and model.loading:
+        # A request would wait there, so any other node goes first.
+        return Refusal(node.url, RefusalReason.LOADING, f"is loading {model.id}", _loaded_at(node, model, now))
+    return paused
+
+
+def _pause(node: Node, model: ModelReport, need: Requirement, now: float) -> Refusal | None:
+    """Why the node is to get no request for the model for a while, or None."""
+    breaker = node.breakers.get(model.id)
+    if breaker is not None and not breaker.admits():
+        why = f"has {model.id} ejected for {breaker.opens_in:.1f} s more ({node.ejections[model.id]})"
+        silence = node.silences.get(model.id)
+        # Why it was silent is known when its engine is being restarted; else it may need longer than it was given.
+        patience = 0.0 if model.loading or silence is None else _PATIENT * silence.longest
+        return Refusal(node.url, RefusalReason.DOWN, why, now + max(breaker.opens_in, _TRIAL_S), patience)
+    hold = node.holds.get((model.id, need.device))
+    if hold is None:
+        return None
+    until = hold.until
+    if until <= now and model.loading and not hold.busy:
+        # What it refused while it loads, however often it is asked, it takes once it has loaded.
+        until = _loaded_at(node, model, now)
+    if until <= now:
+        return None
+    reason = RefusalReason.BUSY if hold.busy else RefusalReason.NOT_SERVING
+    return Refusal(node.url, reason, f"{hold.why}, {until - now:.1f} s more", until if hold.passing else None)
+
+
+def _loaded_at(node: Node, model: ModelReport, now: float) -> float:
+    """When a model that is loading is likely to be loaded, else when to look again."""
+    expected = now if model.ready_in_s is None else node.checked_at + model.ready_in_s
+    return expected if expected > now else now + _LOAD_S
+
+
+def _misfit(model: ModelReport, need: Requirement) -> tuple[RefusalReason, str] | None:
+    if not model.serves(need.kind):
+        return RefusalReason.LACKS_MODEL, f"has {model.id} for {model.kind}, not {need.kind}"
+    if not (model.serving or model.loading):
+        return RefusalReason.NOT_SERVING, f"has {model.id} in the state {model.state}"
+    if need.device is not None and need.device not in model.placements:
+        return RefusalReason.LACKS_DEVICE, f"has no placement of {model.id} on {need.device}"
+    if need.space is not None and model.space != need.space and model.space is not None:
+        return RefusalReason.OTHER_SPACE, f"answers for {model.id} in the vector space {model.space}"
+    return None
+
+
+def load(node: Node, model: ModelReport | None, now: float, slow_start: float) -> float:
+    """Outstanding work for the model there, ours and others', the request to place included.
+
+    A node that returned less than `slow_start` seconds ago looks busier than it is, at first ten times.
+    """
+    work = 1.0 + (_work(node, model) if model is not None else 0)
+    if node.returned_at is not None and now - node.returned_at < slow_start:
+        work /= max(0.1, (now - node.returned_at) / slow_start)
+    return work
+
+
+def _work(node: Node, model: ModelReport) -> int:
+    """The requests for the model that are under way there, ours and others'."""
+    return node.outstanding[model.id] + node.foreign.get(model.id, 0)
+
+
+def starved(node: Node, now: float, slow_start: float) -> bool:
+    """Whether a node in its slow start has had no request for so long that it gets the next one."""
+    return (
+        node.returned_at is not None
+        and now - node.returned_at < slow_start
+        and now - max(node.leased_at, node.returned_at) >= _LEAST_EVERY_S
+    )
+
+
+def choose(candidates: Sequence[Node], need: Requirement, now: float, *, slow_start: float, rng: random.Random) -> Node:
+    """One of the candidates (at least one): power of two choices on their load.
+
+    A half-open node goes first: it gets one request, and whether the node is back depends on it. Nodes that are known
+    to serve the model go before those that might know the name, and nodes come last that refused a request lately when
+    they had no more work than now, though the pause that they asked for is over.
+    """
+    name = need.model or ""
+    for node in candidates:
+        found = node.resolve(name)
+        if node.half_open(found.id if found else name):
+            return node
+    if len(candidates) == 1:
+        return candidates[0]
+    for node in candidates:
+        # Beside idle nodes, one that starts slowly would get nothing at all.
+        if starved(node, now, slow_start):
+            return node
+    models = {node.url: node.resolve(name) for node in candidates}
+    sure = [node for node in candidates if models[node.url] is not None] or candidates
+    # Nobody waits for a model to load where another node has it in memory.
+    sure = [node for node in sure if (model := models[node.url]) is not None and model.loaded] or sure
+    sure = [node for node in sure if not _looks_full(node, models[node.url], need)] or sure
+    # Two different ones by their index, each equally likely; the first of them wins a tie.
+    one = int(rng.random() * len(sure))
+    other = (one + 1 + int(rng.random() * (len(sure) - 1))) % len(sure)
+    first, second = sure[one], sure[other]
+    if load(second, second.resolve(name), now, slow_start) < load(first, first.resolve(name), now, slow_start):
+        return second
+    return first
+
+
+def _looks_full(node: Node, model: ModelReport | None, need: Requirement) -> bool:
+    """Whether the node has as much work for the model as when it refused a request lately."""
+    hold = node.holds.get((model.id, need.device)) if model is not None else None
+    return model is not None and hold is not None and _work(node, model) >= hold.work
+
+
+def eligible(
+    nodes: Mapping[str, Node], need: Requirement, tried: Collection[str], now: float, trouble: str | None
+) -> list[Node]:
+    """The nodes to choose from, of all: those outside of `tried` if there are any. `trouble`: why no node was found.
+
+    Raises the error that says why none can take the request, with each node's reason.
+    """
+    candidates: list[Node] = []
+    refusals: list[Refusal] = []
+    for node in nodes.values():
+        reason = refusal(node, need, now)
+        if reason is None:
+            candidates.append(node)
+        else:
+            refusals.append(reason)
+    fresh = [node for node in candidates if node.url not in tried] if tried else candidates
+    if not nodes and trouble is not None:
+        raise NPUUnavailableError(f"no node is known: {trouble}")
+    if not (fresh or candidates):
+        candidates = [nodes[item.node] for item in refusals if item.reason is RefusalReason.LOADING]
+        fresh = [node for node in candidates if node.url not in tried]
+    if not (fresh or candidates):
+        problem = explain(need, refusals, now)
+        if tried or not isinstance(problem, AuthenticationFailed):
+            raise problem
+        # Every node has refused the API key: one of them may say whether that is still so.
+        candidates = [nodes[item.node] for item in refusals if item.reason is RefusalReason.KEY_REFUSED]
+    return fresh or candidates
+
+
+def explain(need: Requirement, refusals: Collection[Refusal], now: float) -> NPUError:
+    """The error for a request that no node can take, with every node's reason."""
+    if not refusals:
+        return NPUUnavailableError("no node is configured: set NPU_CLIENT_NODES")
+    # With a node prescribed, the others' reasons say nothing.
+    refusals = [item for item in refusals if item.reason is not RefusalReason.OTHER_NODE] or refusals
+    reasons = _told(refusals)
+    kinds = {item.reason for item in refusals}
+    if RefusalReason.KEY_REFUSED in kinds and kinds <= {RefusalReason.KEY_REFUSED, RefusalReason.LACKS_MODEL}:
+        return AuthenticationFailed(f"no node accepts the API key: {reasons}", status=401)
+    if kinds == {RefusalReason.LACKS_MODEL}:
+        return _model_not_found(need, reasons)
+    untils = [item.until for item in refusals if item.until is not None]
+    retry_after = min(untils) - now if untils else None
+    if RefusalReason.BUSY in kinds:
+        return FleetOverloaded(f"every node that could serve it is busy: {reasons}", retry_after=retry_after)
+    if RefusalReason.OTHER_SPACE in kinds:
+        return VectorSpaceMismatch(f"no node answers in the vector space {need.space}: {reasons}")
+    return NPUUnavailableError(f"no node can serve it: {reasons}", retry_after=retry_after)
+
+
+def unavailable_holders(nodes: Iterable[Node], need: Requirement, now: float) -> list[Refusal]:
+    """Why the nodes that are known to have the model, or of which nothing is known, cannot take the request now."""
+    name = need.model or ""
+    holders = [node for node in nodes if node.resolve(name) is not None or not node.models]
+    refusals = [refusal(node, need, now) for node in holders]
+    unfit = {RefusalReason.LACKS_MODEL, RefusalReason.OTHER_NODE}
+    return [item for item in refusals if item is not None and item.reason not in unfit]
+
+
+def _told(refusals: Collection[Refusal]) -> str:
+    """The nodes with their reasons; of many nodes some, with each kind of reason among them."""
+    first = {item.reason: item for item in reversed(list(refusals))}
+    named = list(refusals)
+    if len(named) > _NAMED:
+        others = [item for item in named if item is not first[item.reason]]
+        named = [*first.values(), *others][:_NAMED]
+    reasons = "; ".join(f"{item.node} {item.why}" for item in named)
+    return reasons if len(refusals) == len(named) else f"{reasons}; and {len(refusals) - len(named)} more nodes"
+
+
+def _model_not_found(need: Requirement, reasons: str) -> ModelNotFound:
+    if need.model is None:
+        return NotOffered(f"no node offers {need.kind}: {reasons}", code="model_not_found", status=404)
+    return ModelNotFound(f"no node serves the model {need.model}: {reasons}", code="model_not_found", status=404)
+
+
+# Chooses the nodes of a large fleet that a call considers, so that its cost is the same with thousands of nodes.
+#
+# Power of two choices among a few nodes drawn at random is power of two choices among all. Only nodes with precedence
+# must not be missed: those whose trial is due, and those in slow start that had no request for a while. They are among
+# the nodes that were in trouble or came back, which are few and remembered here.
+
+# Fleets of up to so many nodes are looked at as a whole.
+SMALL_FLEET = 16
+_DRAWN = 8
+
+
+class Sample:
+    """The nodes of a fleet in an order to draw from, and those that may go before others."""
+
+    def __init__(self, slow_start: float, rng: random.Random) -> None:
+        self._slow_start = slow_start
+        self._rng = rng
+        self._nodes: list[Node] = []
+        self._watched: dict[Node, None] = {}
+
+    def add(self, node: Node) -> None:
+        """Add a node of the fleet."""
+        self._nodes.append(node)
+
+    def remove(self, node: Node) -> None:
+        """Remove a node of the fleet."""
+        self._nodes.remove(node)
+        self._watched.pop(node, None)
+
+    def watch(self, node: Node) -> None:
+        """Always consider the node until it is calm: it failed in something, or came back."""
+        self._watched[node] = None
+
+    def eligible(self, need: Requirement, tried: Collection[str], now: float) -> list[Node] | None:
+        """Nodes outside of `tried` to choose from as from all that could take the request.
+
+        None where all have to be looked at: the fleet is small, or few of the drawn nodes have the model in memory.
+        """
+        if len(self._nodes) <= SMALL_FLEET:
+            return None
+        name = need.model or ""
+        drawn = {
+            node: None
+            for node in self._rng.sample(self._nodes, _DRAWN)
+            if node.url not in tried and refusal(node, need, now) is None
+        }
+        ready = sum((model := node.resolve(name)) is not None and model.loaded for node in drawn)
+        if ready < 2:
+            return None
+        first = [node for node in self._restless(now) if node not in drawn and self._goes_first(node, name, now)]
+        return [*(n for n in first if n.url not in tried and refusal(n, need, now) is None), *drawn]
+
+    def _goes_first(self, node: Node, name: str, now: float) -> bool:
+        model = node.resolve(name)
+        return node.half_open(model.id if model else name) or starved(node, now, self._slow_start)
+
+    def _restless(self, now: float) -> list[Node]:
+        """The watched nodes, without those that have no precedence any more."""
+        calm = [node for node in self._watched if self._is_calm(node, now)]
+        for node in calm:
+            del self._watched[node]
+        return list(self._watched)
+
+    def _is_calm(self, node: Node, now: float) -> bool:
+        started = node.returned_at is None or now - node.returned_at >= self._slow_start
+        return started and node.breaker.closed and all(breaker.closed for breaker in node.breakers.values())

@@ -1,0 +1,310 @@
+"""Signs of life of one model on one node: a hung engine behind a healthy /health is found by its silence.
+
+An attempt that ended without an answer, because its limit, its call's deadline or its caller ended it, is weighed by
+how long the model had been silent by then: no answer and no token for any request of this client. It weighs 1 when that
+is `silence_factor` times the usual time to an answer, less when it is shorter, and nothing below the usual time: a
+caller who allows 5 ms for what takes 50 must not harm the node for others. Attempts at the same time together weigh no
+more than the silence was long. Any answer or token resets the sum."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from backend_client.deadline import Clock
+from backend_client.errors import BadReply, NodeError
+from backend_client.fleet.breaker import Breaker
+from backend_client.http.health import HealthReport, ModelKind, ModelReport
+from backend_client.http.messages import plain_name
+from backend_client.options import BreakerOptions
+
+_WEIGHT_OF_NEW = 0.2
+_REMEMBERED = 512
+# As for probes: so many timeouts in a row may be the fault of a blocked event loop.
+_LATE_IN_A_ROW = 3
+
+
+class Usual:
+    """The usual seconds from a request to the first sign of its answer, by model and size of the request."""
+
+    def __init__(self) -> None:
+        self._means: dict[tuple[str, int], float] = {}
+
+    def add(self, model: str, size: int, seconds: float) -> None:
+        """Record the seconds until an answer or its first token."""
+        key = (model, size)
+        mean = self._means.get(key)
+        if mean is None and len(self._means) >= _REMEMBERED:
+            self._means.clear()
+        self._means[key] = seconds if mean is None else mean + _WEIGHT_OF_NEW * (seconds - mean)
+
+    def get(self, model: str, size: int) -> float | None:
+        """Seconds, None while unknown."""
+        return self._means.get((model, size))
+
+
+class Silence:
+    """The unanswered attempts for one model on one node since its last sign of life.
+
+    `since` is when that silence began, and `longest` the longest time that one of them waited, in seconds.
+    """
+
+    def __init__(self) -> None:
+        self.heard_at = float("-inf")
+        self.weight = 0.0
+        self.since: float | None = None
+        self.longest = 0.0
+        self._excused = 0
+
+    def heard(self, now: float) -> None:
+        """Record an answer or a token."""
+        self.heard_at = now
+        self.weight = 0.0
+        self.since = None
+        self.longest = 0.0
+        self._excused = 0
+
+    def excuse(self) -> bool:
+        """The event loop was blocked when an attempt's time was up. Returns whether that is why no answer was seen."""
+        self._excused += 1
+        return self._excused <= _LATE_IN_A_ROW
+
+    def unanswered(self, began: float, now: float, usual: float | None, options: BreakerOptions) -> bool:
+        """Record an attempt that began then and got no answer. Returns whether it is evidence about the model there."""
+        silent = now - max(began, self.heard_at)
+        self.longest = max(self.longest, now - began)
+        if self.since is None:
+            self.since = now - silent
+        if usual is None:
+            whole = options.silence_unknown
+            weight = float(silent >= whole)
+        else:
+            whole = max(options.silence_least, options.silence_factor * usual)
+            weight = 0.0 if silent < usual else min(1.0, silent / whole)
+        # Callers who waited at the same time have seen one silence, however many they were.
+        self.weight = min(self.weight + weight, (now - self.since) / whole)
+        return weight > 0
+
+
+# The client's state of one node.
+
+# How long a refusal is remembered: until the next probe, that is less than the 5 s in which a node serves again.
+_REMEMBERED_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """What a request asks of the node that serves it. `model` None: the node's default of that kind.
+
+    `node`: only this one will do, because it stores what the request refers to.
+    """
+
+    kind: ModelKind
+    model: str | None = None
+    device: str | None = None
+    space: str | None = None
+    node: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A node asked not to get requests for one model until `promised` (`busy`: it is full; else it cannot serve).
+    `passing`: it is likely to serve afterwards.
+
+    It asked at `since`, with `work` requests for the model there, as far as the client knew. It gets none until
+    `until`, which is earlier when a report shows that it is no longer busy; not so when the hold is `firm`. However
+    short the pause, for 3 s it counts as full when it has as much work as when it refused more.
+    """
+
+    until: float
+    busy: bool
+    why: str
+    passing: bool = True
+    since: float = float("-inf")
+    work: int = 0
+    firm: bool = False
+    promised: float = float("-inf")
+
+    @classmethod
+    def of(cls, pause: float, why: str, now: float, *, work: int = 0, before: Hold | None = None) -> Hold:
+        """A busy node asked for a pause; `before` is what it asked before."""
+        # Its reports said once that it was free, and it was not: now it is taken at its word.
+        firm = before is not None and before.promised > now and before.until <= now
+        return cls(now + pause, busy=True, why=why, since=now, work=work, firm=firm, promised=now + pause)
+
+    def after(self, model: ModelReport | None, reported: float) -> Hold | None:
+        """What is left of it after a report on the model that was asked for at `reported`; None for nothing."""
+        if not self.busy and model is not None and model.loading:
+            # What was refused while the model loads is asked again when the model serves.
+            return self
+        if not self.busy or self.promised <= reported:
+            return replace(self, until=self.since) if reported < self.since + _REMEMBERED_S else None
+        # The time that a busy node names is an estimate: half of the work done, it is worth asking.
+        free = model is not None and 2 * (model.queue_depth + model.in_flight) <= self.work
+        return replace(self, until=self.since) if free and reported > self.since and not self.firm else self
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """One node: its last report (`models` are those in it), its breaker, and what this client has under way there.
+
+    `probe_failures` counts probes that failed since the last good one; `checked_at` is when a probe last ended, and
+    `stale` means that this is too long ago to rely on; `replied_at` is when it last answered a request;
+    `returned_at` is when it came back after an absence, for slow start; `leased_at` is when it last got a request.
+    `foreign` is the load of other clients by model, as of the last report. `names` are the ids and aliases that it
+    lists: the node gets no requests for others. `breakers` and `silences` are those of single models that gave cause,
+    `ejections` why they were ejected last; `key_refused_until` is when the API key may be tried again after a 401, and
+    `key_refusal` what the node said.
+    """
+
+    url: str
+    breaker: Breaker
+    report: HealthReport | None = None
+    models: dict[str, ModelReport] = field(default_factory=dict)
+    trouble: str | None = None
+    probed: bool = False
+    probe_failures: int = 0
+    checked_at: float = float("-inf")
+    stale: bool = False
+    replied_at: float = float("-inf")
+    returned_at: float | None = None
+    leased_at: float = float("-inf")
+    outstanding: Counter[str] = field(default_factory=Counter)
+    foreign: dict[str, int] = field(default_factory=dict)
+    breakers: dict[str, Breaker] = field(default_factory=dict)
+    silences: dict[str, Silence] = field(default_factory=dict)
+    ejections: dict[str, str] = field(default_factory=dict)
+    key_refused_until: float = float("-inf")
+    key_refusal: str = ""
+    holds: dict[tuple[str, str | None], Hold] = field(default_factory=dict)
+    names: dict[str, ModelReport] = field(default_factory=dict)
+
+    def resolve(self, name: str) -> ModelReport | None:
+        """The model of that id or alias."""
+        return self.names.get(plain_name(name))
+
+    def half_open(self, model: str) -> bool:
+        """Whether a request for the model would be a trial."""
+        breaker = self.breakers.get(model)
+        return not self.breaker.closed or (breaker is not None and not breaker.closed)
+
+    def take_report(self, report: HealthReport) -> None:
+        """Record a new report from a probe."""
+        models = {model.id: model for model in report.models}
+        for model in report.models:
+            before = self.models.get(model.id)
+            if model.serving and before is not None and not before.serving and model.id in self.breakers:
+                # Its engine was restarted: evidence of recovery.
+                self.breakers[model.id].shorten_quarantine()
+        self.report = report
+        self.models = models
+        self.names = {plain_name(alias): model for model in report.models for alias in model.aliases}
+        self.names |= {plain_name(model.id): model for model in report.models}
+        self.foreign = {
+            model.id: max(0, model.queue_depth + model.in_flight - self.outstanding[model.id])
+            for model in report.models
+        }
+
+
+# A node leased to one request.
+
+
+@dataclass(eq=False, slots=True)
+class Lease:
+    """A node is lent to one request of that `size`, at the time `began`. `on_lost` is called when its probes fail.
+
+    `ticket` and `model_ticket` are those of the breakers. `heard`: the answer has begun. `queued`: the request waits
+    for a free connection. `late`: the event loop was blocked when its time was up. `loading`: the model was not in
+    memory. `waiting_since`: the client waits for the node since then; None while the caller reads.
+    """
+
+    node: Node
+    need: Requirement
+    model: str
+    ticket: int
+    began: float
+    size: int = 0
+    model_ticket: int = 0
+    heard: bool = False
+    queued: bool = False
+    late: bool = False
+    loading: bool = False
+    lost: bool = False
+    ended: bool = False
+    waiting_since: float | None = None
+    on_lost: Callable[[], None] | None = None
+    on_heard: Callable[[], None] | None = None
+
+    def check_answer(self, model: str | None, device: str | None) -> None:
+        """Raise BadReply for the head, or the end, of an answer that names another model, or not the required device.
+
+        See `check_model`.
+        """
+        self.check_model(model)
+        if self.need.device not in {None, device}:
+            what = "does not name its device" if device is None else "names another device"
+            what = f"{self.need.device} was required, and the answer {what}"
+            raise BadReply(what, node=self.node.url, contradicts=True)
+
+    def check_model(self, answered: object) -> None:
+        """Raise BadReply for the answer of another model than the one that was asked, by its id or a listed alias.
+
+        None: the answer does not name its model.
+        """
+        asked = self.need.model
+        if answered is None or asked is None:
+            return
+        name = answered if isinstance(answered, str) else ""
+        if plain_name(name) in {plain_name(asked), plain_name(self.model)}:
+            return
+        found = self.node.resolve(name)
+        # Where the node was set up anew during the call, its next report may already name the model that answered.
+        if found is None or found is not self.node.resolve(asked):
+            # A name that the node does not list may be any text.
+            what = found.id if found else "a model that its /health does not list"
+            raise BadReply(f"was asked for {asked} and answered as {what}", node=self.node.url, contradicts=True)
+
+
+# The breakers of single models on a node: one model is ejected while the node's others serve.
+
+log = logging.getLogger(__name__)
+
+
+class ModelBreakers:
+    """A breaker is made for a model at its first failure, and kept at its node."""
+
+    def __init__(self, options: BreakerOptions, clock: Clock, rng: random.Random) -> None:
+        self._options = replace(options, longest=options.longest_model)
+        self._clock = clock
+        self._rng = rng
+
+    def abandon(self, lease: Lease) -> None:
+        """Record a request that shows nothing about the model."""
+        if (breaker := lease.node.breakers.get(lease.model)) is not None:
+            breaker.abandoned(lease.model_ticket)
+
+    def eject(self, lease: Lease, why: str) -> None:
+        """Send the model no requests on this node for a while. Requests sent before its ejection tell nothing new."""
+        breaker = self._of(lease)
+        if breaker.closed or lease.model_ticket:
+            breaker.trip()
+            self._ejected(lease, why)
+
+    def failed(self, lease: Lease, error: NodeError) -> None:
+        """Record a failure of the engine; too many failures eject the model."""
+        if self._of(lease).failed(lease.model_ticket, error.failure):
+            self._ejected(lease, error.what)
+
+    def _ejected(self, lease: Lease, why: str) -> None:
+        lease.node.ejections[lease.model] = why
+        pause = self._of(lease).opens_in
+        log.warning("%s on node %s is ejected for %.1f s: %s", lease.model, lease.node.url, pause, why)
+
+    def _of(self, lease: Lease) -> Breaker:
+        breaker = lease.node.breakers.get(lease.model)
+        if breaker is None:
+            breaker = lease.node.breakers[lease.model] = Breaker(self._options, self._clock, self._rng)
+        return breaker

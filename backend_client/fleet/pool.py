@@ -1,0 +1,285 @@
+"""The nodes of a client: leases one to each request, and learns from the request's outcome."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from backend_client.deadline import Clock
+from backend_client.errors import (
+    AttemptTimeout,
+    AuthenticationFailed,
+    BadReply,
+    KeyRefused,
+    NodeError,
+    NodeNotServing,
+    NodeOverloaded,
+    RequestRejected,
+    SpaceChanged,
+)
+from backend_client.fleet.breaker import Breaker, BreakerState
+from backend_client.fleet.choose import Sample, choose, eligible, explain, refusal
+from backend_client.fleet.node import Hold, Lease, ModelBreakers, Node, Requirement, Silence, Usual
+from backend_client.http.health import HealthReport
+from backend_client.options import ClientOptions
+from backend_client.results import FailureKind
+
+log = logging.getLogger(__name__)
+
+# How long a 429 or 503 without a Retry-After is taken to mean.
+_DEFAULT_HOLD_S = 1.0
+# How long a node that refused the API key is not asked again: long enough to spare it, short after a key is rotated.
+_KEY_REFUSED_S = 5.0
+
+
+@dataclass(slots=True)
+class Pool:
+    """Pure state of the fleet; it takes the results of probes and requests and never does I/O.
+
+    `complete` is False while nodes are still being looked for the first time; `trouble` says why none was found.
+    """
+
+    options: ClientOptions
+    clock: Clock
+    rng: random.Random = field(default_factory=random.Random)
+    nodes: dict[str, Node] = field(default_factory=dict)
+    complete: bool = True
+    trouble: str | None = None
+    usual: Usual = field(default_factory=Usual)
+    _leases: dict[str, dict[Lease, None]] = field(default_factory=dict)
+    _breakers: ModelBreakers = field(init=False)
+    _sample: Sample = field(init=False)
+    _unprobed: dict[str, None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._breakers = ModelBreakers(self.options.breaker, self.clock, self.rng)
+        self._sample = Sample(self.options.breaker.slow_start, self.rng)
+
+    def add(self, urls: Iterable[str]) -> list[Node]:
+        """Add nodes; return those that are new."""
+        new = []
+        for url in urls:
+            if url not in self.nodes:
+                node = self.nodes[url] = Node(url, Breaker(self.options.breaker, self.clock, self.rng))
+                self._leases[url] = {}
+                self._unprobed[url] = None
+                self._sample.add(node)
+                new.append(node)
+        return new
+
+    def remove(self, url: str) -> None:
+        """Remove a node; requests that are under way there end as they will."""
+        self._sample.remove(self.nodes.pop(url))
+        del self._leases[url]
+        self._unprobed.pop(url, None)
+
+    @property
+    def unknown(self) -> bool:
+        """Whether some node's state is not known: it was not probed yet or not lately, or discovery has not ended."""
+        return not self.complete or any(node.stale or not node.probed for node in self.nodes.values())
+
+    @property
+    def unseen(self) -> bool:
+        """Whether some node's first probe has not ended yet, or discovery has not."""
+        return not self.complete or bool(self._unprobed)
+
+    def acquire(self, need: Requirement, tried: Collection[str] = (), size: int = 0) -> Lease:
+        """Lend a node to a request, one outside of `tried` while there is any. `size`: requests of one size compare.
+
+        A node that is loading the model is lent when no other can take the request: it waits there.
+
+        Raises ModelNotFound, FleetOverloaded, VectorSpaceMismatch or NPUUnavailableError, with each node's reason.
+        """
+        now = self.clock()
+        candidates = self._sample.eligible(need, tried, now)
+        candidates = candidates or eligible(self.nodes, need, tried, now, self.trouble)
+        node = choose(candidates, need, now, slow_start=self.options.breaker.slow_start, rng=self.rng)
+        found = node.resolve(need.model) if need.model else None
+        model = found.id if found else need.model or ""
+        breaker = node.breakers.get(model)
+        lease = Lease(
+            node,
+            need,
+            model,
+            node.breaker.begin(),
+            now,
+            size,
+            model_ticket=breaker.begin() if breaker else 0,
+            loading=found is not None and not found.loaded,
+        )
+        node.outstanding[lease.model] += 1
+        node.leased_at = now
+        self._leases[node.url][lease] = None
+        return lease
+
+    def key_refused(self, need: Requirement) -> bool:
+        """Whether no node can take it, and the API key is why."""
+        now = self.clock()
+        reasons = [refusal(node, need, now) for node in self.nodes.values()]
+        refused = [reason for reason in reasons if reason is not None]
+        return len(refused) == len(reasons) and isinstance(explain(need, refused, now), AuthenticationFailed)
+
+    def settle(self, lease: Lease, error: BaseException | None) -> None:
+        """A request ended: with an answer (None), with the node's refusal or failure, or given up (anything else)."""
+        if lease.ended:
+            return
+        lease.ended = True
+        node = lease.node
+        if error is not None:
+            self._sample.watch(node)
+        node.outstanding[lease.model] -= 1
+        if node.outstanding[lease.model] <= 0:
+            del node.outstanding[lease.model]
+        self._leases.get(node.url, {}).pop(lease, None)
+        if isinstance(error, NodeError) and error.failure is FailureKind.CONNECTION:
+            self._breakers.abandon(lease)
+            # Nothing but another request can show that such a node recovered, while its probes pass all the time.
+            longest = None if node.probe_failures else self.options.breaker.longest_probed
+            if node.breaker.failed(lease.ticket, error.failure, longest):
+                self._left(node, error.what)
+            return
+        answered = error is None or isinstance(error, NodeError) or (isinstance(error, RequestRejected) and error.node)
+        if lease.lost or isinstance(error, AttemptTimeout) or not answered:
+            self._unanswered(lease, error)
+        else:
+            self._answered(lease, error)
+
+    def heard(self, lease: Lease) -> None:
+        """Record a sign of life: the request's answer, or a token of it."""
+        now = self.clock()
+        if not lease.heard:
+            lease.heard = True
+            self.usual.add(lease.model, lease.size, now - lease.began)
+        silence = lease.node.silences.get(lease.model)
+        if silence is None:
+            silence = lease.node.silences[lease.model] = Silence()
+        silence.heard(now)
+        if lease.on_heard is not None:
+            lease.on_heard()
+
+    def _unanswered(self, lease: Lease, error: BaseException | None) -> None:
+        """The request got no answer in its time, or was given up. Judge the model there by how long it was silent."""
+        node, now = lease.node, self.clock()
+        said = False
+        silence = node.silences.setdefault(lease.model, Silence())
+        breaker = node.breakers.get(lease.model)
+        # What was under way when the model was ejected tells nothing new.
+        ejected = breaker is not None and not breaker.closed and not lease.model_ticket
+        excused = ejected or lease.lost or lease.queued or lease.loading or (lease.late and silence.excuse())
+        if lease.waiting_since is not None and not excused:
+            usual = self.usual.get(lease.model, lease.size)
+            said = silence.unanswered(lease.waiting_since, now, usual, self.options.breaker)
+            brief = now - (silence.since or now) < self.options.breaker.silence_last
+            enough = said and silence.weight >= self.options.breaker.silent_attempts
+            enough = enough and (self._elsewhere(lease) or not brief)
+            if enough or (said and lease.model_ticket):
+                silence.weight = 0.0
+                self._breakers.eject(lease, "it answers nothing")
+        if said and isinstance(error, AttemptTimeout):
+            node.breaker.failed(lease.ticket, FailureKind.NONE)
+        else:
+            node.breaker.abandoned(lease.ticket)
+        self._breakers.abandon(lease)
+
+    def _elsewhere(self, lease: Lease) -> bool:
+        """Whether another node could take such a request now."""
+        now = self.clock()
+        return any(refusal(node, lease.need, now) is None for node in self.nodes.values() if node is not lease.node)
+
+    def _answered(self, lease: Lease, error: BaseException | None) -> None:
+        node = lease.node
+        was_open = node.breaker.state is not BreakerState.CLOSED
+        node.breaker.succeeded(lease.ticket)
+        node.replied_at = self.clock()
+        if was_open and node.breaker.state is BreakerState.CLOSED:
+            node.returned_at = self.clock()
+            log.info("node %s serves again", node.url)
+        self._learn_of_model(lease, error)
+        node.key_refused_until = float("-inf")
+        if isinstance(error, KeyRefused):
+            node.key_refused_until = self.clock() + _KEY_REFUSED_S
+            node.key_refusal = error.what
+        elif isinstance(error, NodeNotServing) and error.code == "draining" and node.report is not None:
+            node.report = node.report.model_copy(update={"status": "draining"})
+        elif isinstance(error, NodeNotServing | NodeOverloaded | SpaceChanged):
+            self._hold(lease, error)
+
+    def _hold(self, lease: Lease, error: NodeError) -> None:
+        """Send the node no request for the model for as long as it asked, and at least for a first backoff."""
+        node, now = lease.node, self.clock()
+        key = lease.model, lease.need.device
+        pause = _DEFAULT_HOLD_S if error.retry_after is None else max(error.retry_after, self.options.retry.pause)
+        if isinstance(error, NodeOverloaded):
+            # The request that ended here is not among them any more.
+            work = node.outstanding[lease.model] + node.foreign.get(lease.model, 0)
+            node.holds[key] = Hold.of(pause, "is busy", now, work=work, before=node.holds.get(key))
+        else:
+            why = f"answered {error.code or error.status or 'in another vector space'}"
+            passing = not isinstance(error, SpaceChanged)
+            node.holds[key] = Hold(now + pause, busy=False, why=why, passing=passing, since=now)
+
+    def _learn_of_model(self, lease: Lease, error: BaseException | None) -> None:
+        """Only an answer of the engine closes its breaker; a refusal at the node's edge says nothing of it."""
+        if error is None:
+            self.heard(lease)
+            if (breaker := lease.node.breakers.get(lease.model)) is not None:
+                breaker.succeeded(lease.model_ticket)
+        elif isinstance(error, BadReply) and error.contradicts:
+            self._breakers.eject(lease, error.what)
+        elif isinstance(error, NodeError) and error.failure is FailureKind.SERVER:
+            self._breakers.failed(lease, error)
+        else:
+            self._breakers.abandon(lease)
+
+    def probe_passed(self, node: Node, report: HealthReport, *, began: float) -> None:
+        """A probe, begun then, brought a report (of a node that serves, or says that it does not)."""
+        first = not node.probed
+        back = report.serving and not (node.report is not None and node.report.serving)
+        recovered = node.probe_failures > 0
+        self._probed(node)
+        node.probe_failures = 0
+        node.trouble = None
+        if node.report is not None and node.report.status != report.status:
+            log.info("node %s is %s", node.url, report.status)
+        node.take_report(report)
+        left = {key: hold.after(node.models.get(key[0]), began) for key, hold in node.holds.items()}
+        node.holds = {key: hold for key, hold in left.items() if hold is not None}
+        if back and not first:
+            node.returned_at = self.clock()
+        if back or recovered:
+            self._sample.watch(node)
+        # A node that was started again first says that it does not serve yet.
+        if (recovered or back) and report.serving:
+            node.breaker.shorten_quarantine()
+
+    def probe_failed(self, node: Node, why: str, *, began: float, silent: bool) -> None:
+        """A probe failed. A `silent` one (it timed out) does not count when the node has answered a request since
+        `began`.
+        """
+        self._probed(node)
+        if silent and node.replied_at >= began:
+            return
+        node.probe_failures += 1
+        node.trouble = why
+        self._sample.watch(node)
+        if node.breaker.state is BreakerState.HALF_OPEN or (
+            node.breaker.state is BreakerState.CLOSED and node.probe_failures >= self.options.probe.failures
+        ):
+            node.breaker.trip()
+            self._left(node, why)
+            for lease in list(self._leases.get(node.url, ())):
+                lease.lost = True
+                if lease.on_lost is not None:
+                    lease.on_lost()
+
+    def _probed(self, node: Node) -> None:
+        node.probed = True
+        self._unprobed.pop(node.url, None)
+        node.stale = False
+        node.checked_at = self.clock()
+
+    def _left(self, node: Node, why: str) -> None:
+        node.trouble = why
+        log.warning("node %s is ejected for %.1f s: %s", node.url, node.breaker.opens_in, why)

@@ -1,0 +1,128 @@
+"""Active health checks: one supervised task per node requests /health periodically. The fleet's only I/O."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+
+from backend_client.errors import NodeError
+from backend_client.fleet.node import Node
+from backend_client.fleet.pool import Pool
+from backend_client.http.health import HealthReport
+from backend_client.lifetime import supervise
+from backend_client.options import ProbeOptions
+
+Ask = Callable[[str], Awaitable[HealthReport]]
+
+# A timeout that fires this late measured a blocked event loop, not the node. After a few in a row it counts anyway.
+LATE_S = 0.1
+_LATE_IN_A_ROW = 3
+
+
+class Prober:
+    """Keeps the pool informed. `ask` fetches one node's /health and raises NodeError when it gets none.
+
+    While calls are made, every node is probed each `interval`. A client without calls probes less and less often, down
+    to every `idle_interval`; its next call waits for a fresh probe first.
+    """
+
+    def __init__(self, pool: Pool, ask: Ask, options: ProbeOptions, rng: random.Random) -> None:
+        self._pool = pool
+        self._ask = ask
+        self._options = options
+        self._rng = rng
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._probe_ended = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._active_at = pool.clock()
+
+    def watch(self, node: Node) -> None:
+        """Start to probe a node."""
+        self._tasks[node.url] = supervise(lambda: self._watch(node), f"probe {node.url}")
+
+    def forget(self, url: str) -> None:
+        """Stop probing a node."""
+        self._tasks.pop(url).cancel()
+
+    def note_call(self) -> None:
+        """Record that a call starts: probe at the full rate, and distrust old results."""
+        now = self._pool.clock()
+        if now - self._active_at >= self._options.idle_after:
+            for node in self._pool.nodes.values():
+                node.stale = node.probed and now - node.checked_at > self._options.fresh
+            self._notify(self._wake)
+        self._active_at = now
+
+    async def wait_for_probe(self) -> None:
+        """Wait until the next probe of any node has ended, or `notify`."""
+        await self._probe_ended.wait()
+
+    def notify(self) -> None:
+        """Wake all callers of `wait_for_probe`."""
+        self._notify(self._probe_ended)
+
+    async def close(self) -> None:
+        """End all probes."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        self._tasks.clear()
+
+    async def _watch(self, node: Node) -> None:
+        while True:
+            began = self._pool.clock()
+            await self.probe(node)
+            in_doubt = 0 < node.probe_failures < self._options.failures
+            if in_doubt:
+                await asyncio.sleep(self._options.retry_interval)
+            else:
+                await self._pause(began)
+
+    async def _pause(self, began: float) -> None:
+        """Wait from one probe, which began then, to the next."""
+        jitter = 1 + self._rng.uniform(-self._options.jitter, self._options.jitter)
+        now = self._pool.clock()
+        idle = now - self._active_at
+        if idle < self._options.idle_after:
+            await asyncio.sleep(max(0.0, began + self._options.interval * jitter - now))
+            return
+        # As long again as the client has been idle, so that the pauses double.
+        try:
+            async with asyncio.timeout(min(self._options.idle_interval, idle) * jitter):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+
+    async def probe(self, node: Node) -> bool:
+        """Probe once. Returns whether the node answered."""
+        try:
+            for late in range(_LATE_IN_A_ROW, -1, -1):
+                began = self._pool.clock()
+                try:
+                    async with asyncio.timeout(self._options.timeout):
+                        report = await self._ask(node.url)
+                except TimeoutError:
+                    if late and self._pool.clock() - began > self._options.timeout + LATE_S:
+                        continue
+                    why = f"did not answer its probe within {self._options.timeout:g} s"
+                    self._pool.probe_failed(node, why, began=began, silent=True)
+                    return False
+                self._pool.probe_passed(node, report, began=began)
+                return True
+            return False
+        except NodeError as error:
+            self._pool.probe_failed(node, error.what, began=began, silent=False)
+            return False
+        except Exception as error:
+            # Counts as a failed probe, so that nobody waits for a result; then it is logged and the task restarted.
+            why = f"its probe failed with {type(error).__name__}"
+            self._pool.probe_failed(node, why, began=began, silent=False)
+            raise
+        finally:
+            self.notify()
+
+    @staticmethod
+    def _notify(event: asyncio.Event) -> None:
+        event.set()
+        event.clear()

@@ -1,0 +1,323 @@
+"""Whether a reply answers its request: one check for each route, whoever asked and whoever answered. No I/O.
+
+Every function raises NotAnAnswer."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from numbers import Integral, Real
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from backend_client.errors import InvalidArgument
+from backend_client.results import ChatChoice, ToolCall, TranscriptionSegment, TranscriptionWord
+
+Vectors = npt.NDArray[np.float32]
+# OpenAI's, Together's "eos" and Mistral's "model_length". Others mean that there is no answer: "abort" (vLLM), "error".
+FinishReason = Literal["stop", "length", "tool_calls", "function_call", "content_filter", "eos", "model_length"]
+
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+# What a transcription may be asked for that is not JSON; fields of a form are lists.
+_PLAIN = ("text", "srt", "vtt", ["text"], ["srt"], ["vtt"])
+
+
+class NotAnAnswer(ValueError):
+    """A reply is not an answer to its request; the text says why and quotes nothing."""
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Read a reply of which any field may be missing or of any type."""
+    try:
+        yield
+    except NotAnAnswer:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise NotAnAnswer(f"{what} ({type(error).__name__})") from None
+
+
+def read_json(body: bytes | str) -> Any:
+    """The value of a JSON text. Halves of surrogate pairs, which no text can hold, are replaced."""
+    try:
+        text = body if isinstance(body, str) else body.decode("utf-8-sig")
+        value = json.loads(text)
+        if _HALF.search(text):
+            whole = json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass")
+            value = json.loads(whole.decode("utf-16", "replace"))
+    except (ValueError, RecursionError):
+        pass
+    else:
+        return value
+    # Raised out here: the error that came up there holds the text.
+    raise NotAnAnswer("the reply is not JSON")
+
+
+def read_answer(path: str, request: Mapping[str, Any], body: Any) -> Any:
+    """What the body of a reply of `path` says, where the route has a check."""
+    read = _ROUTES.get(path)
+    return body if read is None else read(request, body)
+
+
+def check_vectors(vectors: Vectors, count: int | None) -> Vectors:
+    """The vectors, if there is one with a direction for each of `count` texts (None: any number)."""
+    if count is not None and len(vectors) != count:
+        raise NotAnAnswer(f"{count} texts were sent, {len(vectors)} vectors came back")
+    if not vectors.shape[1]:
+        raise NotAnAnswer("the vectors are empty")
+    # In float32, as callers compute it: such vectors compare with no other one.
+    with np.errstate(invalid="ignore", over="ignore", under="ignore"):
+        norms = np.einsum("ij,ij->i", vectors, vectors)
+    if not np.isfinite(norms).all():
+        raise NotAnAnswer("the vectors hold NaN or infinity, or have an infinite norm: the device answers garbage")
+    if not norms.all():
+        raise NotAnAnswer("a vector is all zeros, or so small that its norm is 0: the device answers garbage")
+    return vectors
+
+
+def vectors_in(body: Any, count: int | None) -> Vectors:
+    """The vectors of a reply in OpenAI's form, in the order of their texts."""
+    with reading("no list of embeddings"):
+        rows = body["data"]
+        vectors = [_vector(row["embedding"]) for row in rows]
+        _check_indices([row["index"] for row in rows], len(rows), in_order=True)
+    if not vectors or len({len(vector) for vector in vectors}) != 1:
+        raise NotAnAnswer("not one vector of the same length for each text")
+    return check_vectors(np.stack(vectors), count)
+
+
+def _vector(value: Any) -> Vectors:
+    """A list of numbers, or float32 as base64."""
+    if isinstance(value, str):
+        return np.frombuffer(base64.b64decode(value, validate=True), "<f4")
+    if not isinstance(value, list) or not {*map(type, value)} <= {int, float}:
+        raise TypeError
+    with np.errstate(over="ignore"):
+        return np.asarray(value, np.float32)
+
+
+def _check_indices(indices: list[Any], count: int, *, in_order: bool = False) -> None:
+    """Each of `indices` is a place below `count` and is there once; `in_order`: they are all places, in order."""
+    if not all(type(index) is int and 0 <= index < count for index in indices) or len({*indices}) != len(indices):
+        raise NotAnAnswer("an index is out of range or there twice")
+    if in_order and indices != list(range(count)):
+        raise NotAnAnswer("the rows are not in the order of the texts")
+
+
+def ranking_in(body: Any, count: int, most: int) -> list[tuple[int, float]]:
+    """The indices of `most` of `count` documents with their scores, as a reply has them."""
+    with reading("no ranking"):
+        ranked = [(row["index"], row["relevance_score"]) for row in body["results"]]
+        if len(ranked) != min(most, count):
+            raise NotAnAnswer(f"{min(most, count)} documents were asked for, {len(ranked)} came")
+        _check_indices([index for index, _ in ranked], count)
+        if not {type(score) for _, score in ranked} <= {int, float}:
+            raise TypeError
+        scores = [(index, float(score)) for index, score in ranked]
+    if not all(math.isfinite(score) for _, score in scores):
+        raise NotAnAnswer("a score is NaN or infinite")
+    return scores
+
+
+def count_in(body: Any) -> int:
+    """The token count of a reply of /tokenize."""
+    with reading("no token count"):
+        count = body["count"]
+        if type(count) is not int or count < 0:
+            raise TypeError
+        return count
+
+
+def choices_in(body: Any) -> tuple[ChatChoice, ...]:
+    """The choices of a chat completion."""
+    with reading("no chat completion"):
+        choices = tuple(map(_choice, body["choices"]))
+        if not choices:
+            raise LookupError
+        return choices
+
+
+def check_ends(ends: Mapping[int, tuple[object, bool]], count: int) -> None:
+    """Check the choices of an answer, whole or streamed: `count` came, and each of them has ended.
+
+    `ends`: for each index the finish_reason, and whether there is a tool call.
+    """
+    for reason, calls in ends.values():
+        if not reason:
+            raise NotAnAnswer("the answer ended without a finish_reason")
+        if reason not in get_args(FinishReason):
+            raise NotAnAnswer("the answer ended with a finish_reason that OpenAI's API does not have")
+        if reason == "tool_calls" and not calls:
+            raise NotAnAnswer("the finish_reason is tool_calls, and no tool is called")
+    if ends.keys() != {*range(count)}:
+        raise NotAnAnswer(f"the answer must have {count} choices and has {len(ends)}")
+
+
+def choices_asked(request: Mapping[str, Any]) -> int:
+    """How many choices a chat, or the prompts of a completion, ask for."""
+    prompts = 1 if "messages" in request else _texts_in(request.get("prompt")) or 1
+    return prompts * int(request.get("n") or 1)
+
+
+def _completion(request: Mapping[str, Any], body: Any) -> tuple[ChatChoice, ...]:
+    choices = choices_in(body)
+    with reading("no chat completion"):
+        parts = [(part.get("index", place), part["message"]) for place, part in enumerate(body["choices"])]
+        called = [bool(message.get("tool_calls")) for _, message in parts]
+        ends = zip([choice.finish_reason for choice in choices], called, strict=True)
+        check_ends(dict(zip([index for index, _ in parts], ends, strict=True)), choices_asked(request))
+    return choices
+
+
+def _choice(choice: Mapping[str, Any]) -> ChatChoice:
+    message = choice["message"]
+    return ChatChoice(
+        text=_text(message.get("content")),
+        # Other kinds of tools are in the message.
+        tool_calls=tuple(_call(call) for call in message.get("tool_calls") or () if call.get("type") != "custom"),
+        finish_reason=_text(choice.get("finish_reason")),
+        reasoning=_text(message.get("reasoning_content")),
+        logprobs=choice.get("logprobs"),
+        message={name: value for name, value in message.items() if value is not None or name == "content"},
+    )
+
+
+def _call(call: Mapping[str, Any]) -> ToolCall:
+    name, arguments = call["function"]["name"], call["function"]["arguments"]
+    if not name:
+        raise TypeError
+    # Not every server behind the cloud's API numbers its calls.
+    return ToolCall(str(call.get("id") or ""), _typed(name, str), _typed(arguments, str))
+
+
+def _text(value: object) -> str:
+    """A text, "" where it is null."""
+    return _typed(value, str, none=True) or ""
+
+
+def transcription_in(body: Any) -> dict[str, Any]:
+    """What a transcription in JSON says: the fields of `Transcription`."""
+    with reading("no transcription"):
+        return {
+            "text": _typed(body["text"], str),
+            "language": _typed(body.get("language"), str, none=True),
+            "duration": _seconds(body.get("duration"), none=True),
+            "segments": tuple(
+                TranscriptionSegment(_seconds(part["start"]), _seconds(part["end"]), _typed(part["text"], str))
+                for part in _parts(body.get("segments"))
+            ),
+            "words": tuple(
+                TranscriptionWord(_seconds(part["start"]), _seconds(part["end"]), _typed(part["word"], str))
+                for part in _parts(body.get("words"))
+            ),
+        }
+
+
+def _transcription(request: Mapping[str, Any], body: Any) -> Any:
+    if request.get("response_format") not in _PLAIN:
+        return transcription_in(body)
+    if not isinstance(body, bytes):
+        raise NotAnAnswer("no plain text")
+    return body
+
+
+def _parts(value: Any) -> Iterator[dict[str, Any]]:
+    return iter(value or ())
+
+
+def _typed(value: Any, kind: type, *, none: bool = False) -> Any:
+    if not isinstance(value, kind) and not (none and value is None):
+        raise TypeError
+    return value
+
+
+def _seconds(value: Any, *, none: bool = False) -> Any:
+    if none and value is None:
+        return None
+    # OpenAI itself sends the duration as a text in some versions.
+    seconds = float(value)
+    if isinstance(value, bool) or not math.isfinite(seconds):
+        raise ValueError
+    return seconds
+
+
+def _texts_in(given: object) -> int | None:
+    """How many texts an `input` or `prompt` holds; None for what is not one."""
+    if not isinstance(given, str | list) or not given:
+        return None
+    # Token ids without a list around them are one text.
+    return 1 if isinstance(given, str) or isinstance(given[0], int) else len(given)
+
+
+def _ranking(request: Mapping[str, Any], body: Any) -> list[tuple[int, float]]:
+    documents, most = request.get("documents"), request.get("top_n")
+    count = len(documents) if isinstance(documents, list) else 0
+    return ranking_in(body, count, count if most is None else most)
+
+
+_ROUTES: Mapping[str, Callable[[Mapping[str, Any], Any], Any]] = {
+    "/v1/embeddings": lambda request, body: vectors_in(body, _texts_in(request.get("input"))),
+    "/v1/rerank": _ranking,
+    "/v2/rerank": _ranking,
+    "/v1/chat/completions": _completion,
+    "/tokenize": lambda _, body: count_in(body),
+    "/v1/audio/transcriptions": _transcription,
+    "/v1/audio/translations": _transcription,
+}
+
+
+# The numbers of a request, checked before anything is sent: a wrong one could lift a limit. No I/O.
+
+# The least value of each field. Where it is an int, the field takes whole numbers only. Local servers call -1 "all".
+_LEAST: Mapping[str, float] = {
+    "max_new_tokens": 1,
+    "max_tokens": 1,
+    "max_completion_tokens": 1,
+    "max_output_tokens": 1,
+    "max_tokens_per_doc": 1,
+    "min_tokens": 0,
+    "n": 1,
+    "best_of": 1,
+    "top_n": 1,
+    "top_k": -1,
+    "top_logprobs": 0,
+    "dimensions": 1,
+    "num_ctx": 1,
+    "n_predict": -1,
+    "truncate_prompt_tokens": -1,
+    "temperature": 0.0,
+    "top_p": 0.0,
+    "min_p": 0.0,
+    "repetition_penalty": 0.0,
+    "repeat_penalty": 0.0,
+    "presence_penalty": -math.inf,
+    "frequency_penalty": -math.inf,
+}
+
+
+def check_numbers(fields: Mapping[str, Any], path: str = "") -> None:
+    """Raise InvalidArgument for a wrong number in the body of a request to `path`. None means not given."""
+    for name in fields.keys() & _LEAST.keys():
+        value, least = fields[name], _LEAST[name]
+        if path == "/v1/completions" and name == "max_tokens":
+            # With `echo`, for the prompt alone.
+            least = 0
+        whole = type(least) is int
+        if value is None or (_is_number(value, whole=whole) and value >= least):
+            continue
+        kind = "whole" if whole else "finite"
+        bound = "" if math.isinf(least) else f" of at least {least:g}"
+        given = value if _is_number(value, whole=False) and abs(value) < 10**15 else type(value).__name__
+        raise InvalidArgument(f"{name} must be a {kind} number{bound}, not {given}", param=name)
+
+
+def _is_number(value: object, *, whole: bool) -> bool:
+    if isinstance(value, bool) or not isinstance(value, Integral if whole else Real):
+        return False
+    return isinstance(value, Integral) or math.isfinite(value)

@@ -1,0 +1,230 @@
+"""Maps a reply other than an answer, by status and error object, to an error of the client. No I/O."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+from backend_client.errors import (
+    AuthenticationFailed,
+    BadReply,
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    ModelMissing,
+    NodeFailed,
+    NodeNotServing,
+    NodeOverloaded,
+    NPUError,
+    PayloadTooLarge,
+    RequestRejected,
+)
+from backend_client.http.messages import integer
+
+# What each code of a node means, in our words: no text of a reply gets into an error, because a proxy in front of a
+# node may echo the prompt or the key.
+_MEANINGS = {
+    "context_length_exceeded": "the prompt, or prompt and output together, are longer than the model's context",
+    "deadline_exceeded": "the deadline passed on the node; increase `timeout` or send less",
+    "draining": "the node is shutting down and takes no new requests",
+    "engine_unavailable": "the engine of the model died, hung, or is not ready yet",
+    "forbidden": "the node does not serve this host name or origin; call it by the name or address that it listens on",
+    "insufficient_memory": "the model does not fit the memory of the node beside the models in use",
+    "internal_error": "internal error of the node; its log has the details under the request id",
+    "invalid_api_key": "the API key is missing or wrong; check NPU_CLIENT_API_KEY (or api_key)",
+    "invalid_request": "the request is invalid",
+    "method_not_allowed": "the node has this URL, but not with this method",
+    "model_error": "the model's files could not be prepared",
+    "model_in_use": "the model has requests in flight and cannot be removed",
+    "model_loading": "the model is loading",
+    "model_not_found": "the node does not serve this model",
+    "not_found": "the node has no such URL; it may be older than this client",
+    "not_implemented": "the node does not offer this",
+    "npu_not_proven": "the NPU was required, and its busy counter does not show that it ran",
+    "npu_unavailable": "the required device is not available now",
+    "overloaded": "the node is busy",
+    "payload_too_large": "the request is larger than the node accepts",
+    "request_breaks_engine": "the request takes down the engine that runs it; do not send it again",
+    "request_timeout": "the request was not sent completely in time",
+    "response_not_found": "no such response is stored on the node",
+    "unavailable": "the node cannot take the request now",
+    "unsupported_parameter": "a parameter is not supported by the model or its device",
+}
+# The same code, where it is known whether the request carried a key.
+_KEY_MEANINGS: dict[bool | None, str] = {
+    False: "the node needs an API key and none was sent; set NPU_CLIENT_API_KEY (or api_key)",
+    True: "the node does not know the API key that was sent; check NPU_CLIENT_API_KEY (or api_key)",
+}
+# Names that a `param` may hold, by their first part: `messages[0].content` becomes `messages`.
+_PARAMS = frozenset(
+    [
+        "texts",
+        "truncate",
+        "input_type",
+        "dimensions",
+        "model",
+        "prompt",
+        "raw",
+        "max_new_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "stop",
+        "seed",
+        "stream",
+        "messages",
+        "tools",
+        "tool_choice",
+        "response_format",
+        "max_tokens",
+        "max_completion_tokens",
+        "n",
+        "logprobs",
+        "top_logprobs",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "logit_bias",
+        "stop_token_ids",
+        "ignore_eos",
+        "min_tokens",
+        "parallel_tool_calls",
+        "reasoning_effort",
+        "stream_options",
+        "input",
+        "dimensions",
+        "encoding_format",
+        "instructions",
+        "previous_response_id",
+        "store",
+        "text",
+        "tokens",
+        "include",
+        "documents",
+        "query",
+        "top_n",
+        "file",
+        "language",
+        "best_of",
+        "echo",
+        "suffix",
+        "user",
+        "functions",
+        "function_call",
+        "audio",
+        "prediction",
+        "modalities",
+        "keep_alive",
+        "options",
+        "format",
+        "images",
+        "metadata",
+        "service_tier",
+        "web_search_options",
+    ]
+)
+# Errors inside a stream come without a status; these are the ones that their codes have elsewhere, 503 the rest.
+_STATUS_OF = {
+    "context_length_exceeded": 400,
+    "deadline_exceeded": 504,
+    "internal_error": 500,
+    "invalid_request": 400,
+    "overloaded": 429,
+    "request_breaks_engine": 400,
+    "unsupported_parameter": 400,
+}
+_NODE_ERRORS = {408: NodeNotServing, 429: NodeOverloaded, 503: NodeNotServing}
+# What these mean does not depend on who answers: a wrong key, a slow or large request, a rate limit. Any other 4xx
+# comes from a node only if it has the error body of one.
+_MEANT_BY_ANYBODY = frozenset({401, 403, 408, 413, 429})
+# Nodes name at most a minute or two. A proxy that names a year must not take a node out of service for that long.
+_LONGEST_PAUSE_S = 300.0
+
+
+def status_error(
+    node: str, status: int, headers: Mapping[str, str], body: bytes, model: str | None, *, keyed: bool | None = None
+) -> NPUError:
+    """The error that a reply other than 200 means. `model` is the one that was asked for; `keyed`: a key was sent."""
+    try:
+        fields = json.loads(body)["error"]
+    except (ValueError, RecursionError, KeyError, TypeError):
+        fields = None
+    if needs_node_error(status) and not _of_a_node(fields):
+        why = "without the error body of a node; check the address, and the proxy if there is one"
+        return BadReply(f"answered HTTP {status} {why}", node=node, status=status)
+    return _error(node, status, headers, fields, model, keyed)
+
+
+def needs_node_error(status: int) -> bool:
+    """Whether a status means something only with the error body of a node."""
+    return 400 <= status < 500 and status not in _MEANT_BY_ANYBODY
+
+
+def event_error(node: str, data: object, model: str | None) -> NPUError:
+    """The error that an `error` event in a stream means; such an event has no status."""
+    fields = data.get("error") if isinstance(data, dict) else None
+    code = fields.get("code") if isinstance(fields, dict) else None
+    return _error(node, _STATUS_OF.get(str(code), 503), {}, fields, model)
+
+
+def _error(
+    node: str,
+    status: int,
+    headers: Mapping[str, str],
+    fields: object,
+    model: str | None,
+    keyed: bool | None = None,
+) -> NPUError:
+    known = fields if isinstance(fields, dict) else {}
+    code = _code(known.get("code"))
+    param = _param(known.get("param"))
+    meaning = _KEY_MEANINGS.get(keyed) if code == "invalid_api_key" else None
+    text = f"HTTP {status}" if code is None else f"{meaning or _MEANINGS[code]} (HTTP {status}, {code})"
+    if param is not None:
+        text += f"; check {param}"
+    if status == 404 and code == "model_not_found" and model is not None:
+        return ModelMissing(text, node=node, status=status, code=code)
+    rejected = _rejection(status, code)
+    if rejected is not None:
+        return rejected(f"{node}: {text}", node=node, status=status, code=code, param=param)
+    if status == 504 and code == "deadline_exceeded":
+        # Any other 504 comes from a proxy that gave up: the call's deadline has not passed.
+        return DeadlineExceeded(f"{node}: {text}")
+    kind = _NODE_ERRORS.get(status, NodeFailed if status >= 500 else None)
+    if kind is not None:
+        return kind(text, node=node, status=status, code=code, retry_after=retry_after_of(headers))
+    return BadReply(f"answered HTTP {status}, which a node never does", node=node, status=status)
+
+
+def _of_a_node(fields: object) -> bool:
+    """Whether this is the `error` object of a node: `{"message", "type", "code", "param"}`."""
+    return isinstance(fields, dict) and all(
+        isinstance(fields.get(name, ...), str | None) for name in ("message", "type", "code", "param")
+    )
+
+
+def _code(value: object) -> str | None:
+    """A code of the table; None for any other."""
+    return value if isinstance(value, str) and value in _MEANINGS else None
+
+
+def _param(value: object) -> str | None:
+    """The name of a parameter that requests have, without what follows it; None for anything else."""
+    name = re.split(r"[.\[]", value, maxsplit=1)[0] if isinstance(value, str) else None
+    return name if name in _PARAMS else None
+
+
+def _rejection(status: int, code: str | None) -> type[RequestRejected] | None:
+    if not 400 <= status < 500 or status in {408, 429}:
+        return None
+    if code == "context_length_exceeded":
+        return ContextLengthExceeded
+    return {401: AuthenticationFailed, 403: AuthenticationFailed, 413: PayloadTooLarge}.get(status, RequestRejected)
+
+
+def retry_after_of(headers: Mapping[str, str]) -> float | None:
+    """Seconds, from retry-after-ms or Retry-After (whole seconds; nodes send no dates), limited."""
+    milliseconds = integer(headers.get("retry-after-ms"))
+    seconds = integer(headers.get("Retry-After")) if milliseconds is None else milliseconds / 1000
+    return None if seconds is None else min(float(seconds), _LONGEST_PAUSE_S)

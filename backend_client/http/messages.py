@@ -1,0 +1,463 @@
+"""The node's HTTP dialect: encodes requests and decodes replies. No I/O."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+
+from backend_client.deadline import Deadline
+from backend_client.errors import BadReply, InvalidArgument
+from backend_client.http.answers import FinishReason, NotAnAnswer, check_numbers, check_vectors
+from backend_client.http.forms import TRANSCRIPTS
+from backend_client.http.health import ModelKind, ModelReport
+from backend_client.http.openai_stream import FORMS, StreamEvent, StreamForm
+from backend_client.results import CallOptions, EmbedBatch, GenerateResult, Priority, RawReply, Timing, Usage
+
+T = TypeVar("T")
+
+_FLOAT32 = np.dtype("<f4")
+_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+# What the encoder escapes a text with; for a short text, setting an encoder up takes longer than encoding it.
+_TEXT = json.encoder.encode_basestring
+
+
+@dataclass(slots=True)
+class WireCall:
+    """One request as it goes to nodes, encoded once for all attempts. `texts` are its prompts, kept out of the repr.
+
+    `model` is the name in the body; a 404 for it is another node's chance. `trace` are further headers. `path` is
+    that of an exchange in OpenAI's dialect. `may_wait`: the node may keep it while an engine is restarted; else it is
+    refused, and another node is asked.
+    """
+
+    encoded: bytes = field(repr=False)
+    texts: Sequence[str] = field(repr=False)
+    deadline: Deadline
+    request_id: str
+    model: str | None = None
+    priority: str = "interactive"
+    require_device: str | None = None
+    trace: Mapping[str, str] = field(default_factory=dict)
+    method: str = "POST"
+    path: str = ""
+    content_type: str = "application/json"
+    refused: Reply | None = None
+    may_wait: bool = True
+
+    def headers(self, accept: str) -> dict[str, str]:
+        """Its headers; the remaining time is that of this moment."""
+        headers = {
+            "Content-Type": self.content_type,
+            "Accept": accept,
+            "X-Request-ID": self.request_id,
+            "X-Request-Timeout-Ms": str(self.deadline.remaining_ms()),
+        }
+        if self.priority != "interactive":
+            headers["X-Priority"] = self.priority
+        if not self.may_wait:
+            headers["X-NPU-Restart-Wait-Ms"] = "0"
+        if self.require_device is not None:
+            headers["X-NPU-Require-Device"] = self.require_device
+        headers.update(self.trace)
+        return headers
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An HTTP reply of any status. The names of its headers are in lower case.
+
+    `keyed`: whether the request carried an API key; None where that is not known.
+    """
+
+    status: int
+    headers: Mapping[str, str] = field(repr=False)
+    body: bytes = field(default=b"", repr=False)
+    keyed: bool | None = None
+
+
+class RouteInfo(NamedTuple):
+    """What the headers of an inference reply say."""
+
+    model: str | None
+    device: str | None
+    reason: str | None
+    prompt_tokens: int
+    busy_delta_us: int | None
+    emulated: bool
+    headers: Mapping[str, str] = {}
+
+
+@dataclass(slots=True)
+class EmbedReply:
+    """Vectors, float32 (n, d), and where they were made."""
+
+    vectors: npt.NDArray[np.float32] = field(repr=False)
+    space: str
+    route: RouteInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The end of a generation."""
+
+    route: RouteInfo
+    finish_reason: str
+    usage: Usage
+    timing: Timing
+
+    @property
+    def model(self) -> str:
+        """The model that answered."""
+        return self.route.model or ""
+
+
+def encode(body: Mapping[str, Any]) -> bytes:
+    """The body as JSON. Raises InvalidArgument for what JSON or UTF-8 cannot carry."""
+    try:
+        return _JSON.encode(body).encode()
+    except (TypeError, ValueError):
+        pass
+    # Raised here and not inside the handler: the error that came up there holds the text.
+    raise InvalidArgument("the request has a value that JSON cannot carry, or text that is not Unicode")
+
+
+def encode_texts(
+    texts: Sequence[str],
+    model: str | None,
+    *,
+    truncate: bool,
+    input_type: str | None = None,
+    dimensions: int | None = None,
+) -> bytes:
+    """The body of a request to /embeddings, as `encode` would make it."""
+    more = ',"truncate":true' if truncate else ""
+    if input_type:
+        more += f',"input_type":{_TEXT(input_type)}'
+    if dimensions is not None:
+        more += f',"dimensions":{dimensions}'
+    if model:
+        more += f',"model":{_TEXT(model)}'
+    try:
+        return f'{{"texts":[{",".join(map(_TEXT, texts))}]{more}}}'.encode()
+    except UnicodeEncodeError:
+        pass
+    raise InvalidArgument("a text or the model's name is not Unicode")
+
+
+def route_info(headers: Mapping[str, str]) -> RouteInfo:
+    """Read the reply headers; invalid numbers count as missing."""
+    found = {name.lower(): value for name, value in headers.items()}
+    return RouteInfo(
+        found.get("x-model"),
+        found.get("x-npu-node-device"),
+        found.get("x-npu-node-route-reason"),
+        integer(found.get("x-npu-node-token-count")) or 0,
+        integer(found.get("x-npu-busy-delta-us")),
+        found.get("x-npu-emulated") == "true",
+        found,
+    )
+
+
+def embed_reply(node: str, headers: Mapping[str, str], body: bytes | bytearray, expected: int) -> EmbedReply:
+    """The vectors of a binary reply to `expected` texts, in its memory where that can be written. Raises BadReply."""
+    rows, _, columns = headers.get("X-Shape", "").partition(",")
+    count, dimensions = integer(rows), integer(columns)
+    space = headers.get("X-Space")
+    if count is None or not dimensions or not space:
+        raise BadReply("the reply lacks a valid X-Shape or X-Space: this is not a node's /embeddings", node=node)
+    if len(body) != count * dimensions * 4:
+        raise BadReply(f"{len(body)} bytes came for {count} × {dimensions} float32", node=node)
+    # Bytes are copied: an array over them is read-only, and callers normalise in place.
+    vectors = np.ndarray((count, dimensions), _FLOAT32, body if isinstance(body, bytearray) else bytearray(body))
+    return EmbedReply(read_from(node, check_vectors, vectors, expected), space, route_info(headers))
+
+
+class _Part(BaseModel):
+    # A newer node may say more, and that must not make it unusable.
+    model_config = ConfigDict(extra="ignore", strict=True, hide_input_in_errors=True)
+
+
+class _Tokens(_Part):
+    prompt_tokens: int = Field(ge=0)
+    completion_tokens: int = Field(ge=0)
+
+
+class _Milliseconds(_Part):
+    queue: FiniteFloat | None = None
+    tokenize: FiniteFloat | None = None
+    first_token: FiniteFloat | None = None
+    generate: FiniteFloat | None = None
+    total: FiniteFloat | None = None
+
+
+class _Answer(_Part):
+    """The body of an answer to /inference, or the data of its last event, as far as the client uses it."""
+
+    model: str
+    device: str
+    finish_reason: FinishReason
+    usage: _Tokens
+    timing_ms: _Milliseconds | None = None
+    npu_busy_delta_us: int | None = Field(default=None, ge=0)
+    emulated: bool = False
+
+
+def done(node: str, headers: Mapping[str, str], data: Any) -> Done:
+    """The reply to a generation without its text. Raises BadReply, which names the fields that are wrong."""
+    try:
+        answer = _Answer.model_validate(data)
+    except ValidationError as error:
+        fields = ", ".join(sorted({".".join(map(str, problem["loc"])) or "body" for problem in error.errors()}))
+    else:
+        # A stream's busy time is known only at its end, so the body is asked before the headers.
+        route = route_info(headers)._replace(
+            model=answer.model,
+            device=answer.device,
+            busy_delta_us=answer.npu_busy_delta_us,
+            emulated=answer.emulated,
+        )
+        timing = Timing(**answer.timing_ms.model_dump()) if answer.timing_ms else Timing()
+        usage = Usage(answer.usage.prompt_tokens, answer.usage.completion_tokens)
+        return Done(route=route, finish_reason=answer.finish_reason, usage=usage, timing=timing)
+    raise BadReply(f"the reply lacks a valid {fields}: this is not a node's /inference", node=node)
+
+
+def read_from(node: str, read: Callable[..., T], *args: Any) -> T:
+    """Call a function of `answers`. Raises BadReply of the node, where it raises NotAnAnswer."""
+    try:
+        return read(*args)
+    except NotAnAnswer as error:
+        problem = BadReply(str(error), node=node)
+    raise problem
+
+
+def integer(value: str | None) -> int | None:
+    """The number that a header holds; None for none, or for what is no number."""
+    return int(value) if value is not None and len(value) < 16 and value.isascii() and value.isdigit() else None
+
+
+# Whether a reply belongs to the request that was sent: nodes repeat its `X-Request-ID`. No I/O.
+#
+# HTTP/1.1 pairs requests and replies by their order alone. One reply too many on a connection that is kept alive
+# would be
+# taken for the answer to the next request: another text's vector.
+
+# As many ids as are remembered: a surplus reply is one to an earlier request on the same connection.
+_REMEMBERED = 4096
+
+
+def new_request_id() -> str:
+    """An id as nodes make them: `req_` and 24 hex digits. It must be unlike all others, not hard to guess."""
+    return f"req_{random.getrandbits(96):024x}"
+
+
+class RequestIds:
+    """Compares the ids of replies with those that were sent.
+
+    A node whose last probe was answered with its id repeats the ids of all requests. Of others (older nodes, proxies
+    that give requests ids of their own) any reply is accepted but one to another request of this client.
+    """
+
+    def __init__(self) -> None:
+        self._sent: dict[str, None] = {}
+        self._repeating: set[str] = set()
+
+    def send(self, identifier: str) -> None:
+        """Record that a request with this id is sent to a node."""
+        self._sent[identifier] = None
+        if len(self._sent) > _REMEMBERED:
+            del self._sent[next(iter(self._sent))]
+
+    def probed(self, node: str, sent: str, received: str | None) -> None:
+        """Record the id in the reply to a probe."""
+        (self._repeating.add if received == sent else self._repeating.discard)(node)
+
+    def check(self, node: str, sent: str, received: str | None, *, by_node: bool) -> None:
+        """A reply came; `by_node`: it is one that only nodes send, and no proxy writes itself.
+
+        Raises BadReply for one to another request; its connection must not be used again.
+        """
+        if received != sent and (received in self._sent or (by_node and node in self._repeating)):
+            raise BadReply(
+                "the reply does not repeat the X-Request-ID that was sent: it is another request's", node=node
+            )
+
+
+# A call as the backends get it, whichever of them serves it.
+
+J = TypeVar("J", bound="Job")
+
+_COMMON = frozenset(CallOptions.__annotations__)
+# A body that has one of them means an option of the call, or of the SDK, which would be lost.
+_NO_FIELDS = ("local_only", "require_device", "extra_headers", "extra_body", "extra_query")
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """What all calls have.
+
+    `extra_headers` are the caller's, for nodes, and for the cloud where its settings list them; `trace` are those that
+    tie a node's spans to the caller's (W3C trace context). `cloud_takes_over`: whether the cloud gets it when
+    no node can take it now; None: no.
+    """
+
+    deadline: Deadline
+    request_id: str = field(default_factory=new_request_id)
+    model: str | None = None
+    priority: Priority = "interactive"
+    require_device: str | None = None
+    local_only: bool = False
+    trace: Mapping[str, str] = field(default_factory=dict)
+    extra_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    cloud_takes_over: Callable[[], bool] = field(default=lambda: False, repr=False, compare=False)
+
+    @property
+    def node_headers(self) -> Mapping[str, str]:
+        """The headers that nodes get beside the usual ones."""
+        return {**self.extra_headers, **self.trace} if self.extra_headers else self.trace
+
+    def within(self, deadline: Deadline) -> Self:
+        """The same job with less time."""
+        return replace(self, deadline=deadline)
+
+
+@dataclass(slots=True, kw_only=True)
+class EmbedJob(Job):
+    """Texts for one request. `dimensions` is what the caller asked for.
+
+    In the cloud `space` and `dimensions` are what the vectors must have, where that is known; `context_limit` is the
+    most tokens of a text that their model takes.
+    """
+
+    texts: Sequence[str] = field(repr=False)
+    truncate: bool = False
+    input_type: str | None = None
+    space: str | None = None
+    dimensions: int | None = None
+    context_limit: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raise InvalidArgument for a wrong number."""
+        check_numbers({"dimensions": self.dimensions})
+
+
+@dataclass(slots=True, kw_only=True)
+class GenerateJob(Job):
+    """A prompt. `sampling` holds what the caller gave of `GenerateOptions`, and nothing else."""
+
+    prompt: str = field(repr=False)
+    sampling: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        """Raise InvalidArgument for a wrong number."""
+        check_numbers(self.sampling)
+
+
+@dataclass(slots=True, kw_only=True)
+class Exchange(Job):
+    """A request in OpenAI's dialect, sent as it is but for the model's name.
+
+    `body` is JSON without `model`; with a `file` (name and bytes) its fields and the file are sent as a form. `node`:
+    only this one can serve it. `refused` gets the replies of nodes that refused it, for callers who hand them on.
+    """
+
+    path: str
+    kind: ModelKind = "generation"
+    method: str = "POST"
+    body: Mapping[str, Any] | None = field(default=None, repr=False)
+    file: tuple[str, bytes] | None = field(default=None, repr=False)
+    node: str | None = None
+    refused: list[Reply] = field(default_factory=list, repr=False)
+
+    def __post_init__(self) -> None:
+        """Raise InvalidArgument for a wrong number, or an option of the call among the fields of the body."""
+        for name in _NO_FIELDS:
+            if name in (self.body or ()):
+                option = f"give the option {name}" if name in _COMMON else "put its fields into the body itself"
+                raise InvalidArgument(f"the body has {name}: {option}", param=name)
+        # The fields of a form are texts.
+        if self.file is None:
+            check_numbers(self.body or {}, self.path)
+
+    @property
+    def only_on_nodes(self) -> str | None:
+        """Why no cloud serves it, or None."""
+        if self.path == "/v1/chat/completions" and self.method == "POST":
+            return None
+        if self.path == "/v1/embeddings":
+            return "of /v1/embeddings it serves texts without other fields only: call embed or embed_many"
+        return f"it serves chats and embeddings only, and this is {self.path}"
+
+    @property
+    def form(self) -> StreamForm | None:
+        """How its answer is streamed; None where it comes whole."""
+        if self.file is not None:
+            return TRANSCRIPTS if self.body and self.body.get("stream") else None
+        return FORMS.get(self.path) if self.method == "POST" else None
+
+
+EventStream: TypeAlias = AsyncGenerator[StreamEvent | RawReply, None]
+"""Events as they come; the last item is who answered, with the usage and without a body."""
+
+Answer: TypeAlias = AsyncGenerator[str | GenerateResult, None]
+"""Pieces of text, as they come; the result is the last item."""
+
+
+class Backend(Protocol):
+    """What can do the work: the fleet, the cloud, or the two in that order."""
+
+    async def embed(self, job: EmbedJob) -> EmbedBatch:
+        """Embed the texts in one request."""
+        ...
+
+    async def generate(self, job: GenerateJob) -> GenerateResult:
+        """Answer the prompt."""
+        ...
+
+    async def open_stream(self, job: GenerateJob, opened_by: Deadline | None = None) -> Answer:
+        """Return once the first piece of the answer is there, at the latest at `opened_by` (else the deadline)."""
+        ...
+
+    async def exchange(self, job: Exchange) -> RawReply:
+        """The whole reply to a request in OpenAI's dialect."""
+        ...
+
+    async def open_exchange(self, job: Exchange, opened_by: Deadline | None = None) -> EventStream:
+        """Return once a part of the answer is there; what came before it is among the first events."""
+        ...
+
+    async def models(self) -> Sequence[ModelReport]:
+        """The models of all nodes, as they report them; none for the cloud."""
+        ...
+
+    def concurrency(self) -> int:
+        """How many batches of one `embed_many` may be under way at once."""
+        ...
+
+    async def close(self) -> None:
+        """Release connections and tasks."""
+        ...
+
+
+def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Common options as fields of a Job, and the others."""
+    common = {name: value for name, value in options.items() if name in _COMMON and name != "timeout"}
+    others = {name: value for name, value in options.items() if name not in _COMMON}
+    return common, others
+
+
+# How names of models compare.
+
+
+@lru_cache(1024)
+def plain_name(name: str) -> str:
+    """The form in which nodes compare names: lower case, without `:latest`."""
+    return name.strip().lower().removesuffix(":latest")

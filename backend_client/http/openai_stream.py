@@ -1,0 +1,335 @@
+"""Streams of OpenAI's dialect: when an answer begins, ends or fails, and its whole. No I/O."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+from backend_client.http.answers import NotAnAnswer, check_ends, choices_asked, read_json
+from backend_client.http.sse import Event
+
+Json = dict[str, Any]
+DONE = "[DONE]"
+_TEXT_DELTAS = frozenset({"response.output_text.delta", "transcript.text.delta"})
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEvent:
+    """One event of a stream; `data` is its JSON, None for `[DONE]`."""
+
+    name: str
+    data: Json | None = field(repr=False)
+
+    @property
+    def text(self) -> str:
+        """The text that it adds to the first answer; "" for none."""
+        if self.data is None:
+            return ""
+        if self.data.get("type") in _TEXT_DELTAS:
+            found = self.data.get("delta")
+        else:
+            choice = self._choice
+            found = choice.get("text") or _object(choice.get("delta")).get("content")
+        return found if isinstance(found, str) else ""
+
+    @property
+    def finish_reason(self) -> str:
+        """Why the first answer ends with it; "" where it does not."""
+        return self._choice.get("finish_reason") or ""
+
+    @property
+    def _choice(self) -> Json:
+        choices = _objects((self.data or {}).get("choices"))
+        return next((choice for choice in choices if not choice.get("index")), {})
+
+    def encode(self) -> bytes:
+        """As it stands in a stream."""
+        head = "" if self.name == "message" else f"event: {self.name}\n"
+        data = DONE if self.data is None else json.dumps(self.data, ensure_ascii=False, separators=(",", ":"))
+        return f"{head}data: {data}\n\n".encode(errors="replace")
+
+
+Read: TypeAlias = Callable[[StreamEvent], StreamEvent]
+
+
+class StreamForm(Protocol):
+    """How the streams of one route are read."""
+
+    def reader(self, request: Mapping[str, Any]) -> Read:
+        """Reads the events of the stream that answers a request: returns each as callers get it.
+
+        Raises NotAnAnswer for one whose parts are not what they must be, and for an end before the answer is complete.
+        """
+        ...
+
+    def begins(self, event: StreamEvent) -> bool:
+        """Whether the event has a part of the answer: after it there is no second attempt."""
+        ...
+
+    def ends(self, event: StreamEvent) -> bool:
+        """Whether it is the last event of a complete answer."""
+        ...
+
+    def request(self, body: Mapping[str, Any]) -> Json:
+        """The body that asks for a stream with its usage."""
+        ...
+
+    def whole(self, events: Sequence[StreamEvent]) -> Json:
+        """The reply that a request without a stream gets, from all the events that a reader returned."""
+        ...
+
+
+class ChunkForm:
+    """Chunks with `choices`: chat completions, and completions of a prompt (`kind` text_completion)."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def reader(self, request: Mapping[str, Any]) -> Read:
+        """Every choice, delta and call is an object, every text is one, and every choice that was asked for ends with a
+        reason and has nothing after it.
+        """
+        return _Chunks(choices_asked(request)).read
+
+    def begins(self, event: StreamEvent) -> bool:
+        """A chunk with text, reasoning, a tool call, or a finish reason."""
+        return event.data is None or any(
+            choice.get("finish_reason") or _adds(choice) for choice in _objects(event.data.get("choices"))
+        )
+
+    def ends(self, event: StreamEvent) -> bool:
+        """`[DONE]`."""
+        return event.data is None
+
+    def request(self, body: Mapping[str, Any]) -> Json:
+        """With `stream_options.include_usage`."""
+        options = body.get("stream_options")
+        if options is None or isinstance(options, dict):
+            options = {**(options or {}), "include_usage": True}
+        # Anything else is for the node to refuse.
+        return {**body, "stream": True, "stream_options": options}
+
+    def whole(self, events: Sequence[StreamEvent]) -> Json:
+        """A chat.completion, or a text_completion."""
+        reply: Json = {}
+        choices: dict[int, Json] = {}
+        for event in events:
+            data = event.data or {}
+            for name, value in data.items():
+                if name not in {"choices", "object"} and value is not None:
+                    reply[name] = value
+            for part in _objects(data.get("choices")):
+                self._add(choices, part)
+        reply["object"] = self._kind
+        reply["choices"] = [self._finished(choices[index]) for index in sorted(choices)]
+        return reply
+
+    def _add(self, choices: dict[int, Json], part: Json) -> None:
+        index = part.get("index") or 0
+        choice = choices.setdefault(index, {"index": index, "finish_reason": None, "logprobs": None, "parts": []})
+        choice["parts"].append(part)
+        choice["finish_reason"] = part.get("finish_reason") or choice["finish_reason"]
+        for name, values in _object(part.get("logprobs")).items():
+            if isinstance(values, list):
+                joined = choice["logprobs"] = choice["logprobs"] or {}
+                joined[name] = [*(joined.get(name) or []), *values]
+
+    def _finished(self, choice: Json) -> Json:
+        parts = choice.pop("parts")
+        if self._kind == "text_completion":
+            return {**choice, "text": "".join(part.get("text") or "" for part in parts)}
+        deltas = [_object(part.get("delta")) for part in parts]
+        calls = _calls(deltas)
+        content = "".join(delta.get("content") or "" for delta in deltas)
+        message: Json = {"role": "assistant", "content": None if calls and not content.strip() else content}
+        message["refusal"] = None
+        if reasoning := "".join(delta.get("reasoning_content") or "" for delta in deltas):
+            message["reasoning_content"] = reasoning
+        if calls:
+            message["tool_calls"] = calls
+        return {**choice, "message": message}
+
+
+class _Chunks:
+    """What the chunks of one stream have said so far: how its `count` choices ended, whether they call tools, and the
+    names of these.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._ends: dict[int, tuple[str | None, bool]] = {}
+        self._names: dict[tuple[int, int], str] = {}
+
+    def read(self, event: StreamEvent) -> StreamEvent:
+        if event.data is None:
+            check_ends(self._ends, self._count)
+            if not all(self._names.values()):
+                raise NotAnAnswer("a tool call has no name")
+            return event
+        choices = event.data.get("choices")
+        if not _all(choices, _valid_choice):
+            raise NotAnAnswer("an event of the stream is not a part of an answer")
+        for choice in choices or ():
+            self._read(choice)
+        return event
+
+    def _read(self, choice: Json) -> None:
+        index, reason = choice.get("index") or 0, choice.get("finish_reason") or None
+        if not 0 <= index < self._count:
+            raise NotAnAnswer(f"an event has the choice {index} of {self._count}")
+        ended, called = self._ends.get(index, (None, False))
+        if ended and (_adds(choice) or reason not in {None, ended}):
+            raise NotAnAnswer("the answer went on after its finish_reason")
+        calls = (choice.get("delta") or {}).get("tool_calls") or ()
+        self._ends[index] = reason or ended, called or bool(calls)
+        for call in calls:
+            if call.get("function") is not None:
+                self._name(index, call)
+
+    def _name(self, index: int, call: Json) -> None:
+        """Drop a name that the server repeats in each event: callers join the parts of a name."""
+        place = index, call.get("index") or 0
+        function = call["function"]
+        known = self._names.setdefault(place, "")
+        if function.get("name") == known:
+            del function["name"]
+        else:
+            self._names[place] += function.get("name") or ""
+
+
+class ResponsesForm:
+    """Events of /v1/responses: the last one holds the whole response."""
+
+    _ENDS = frozenset({"response.completed", "response.incomplete"})
+    _BEFORE = frozenset({"response.created", "response.in_progress", "response.queued"})
+
+    def reader(self, request: Mapping[str, Any]) -> Read:  # noqa: ARG002  (all are read alike)
+        """An event that ends the response holds it, and a delta of text is text."""
+        return self._read
+
+    def _read(self, event: StreamEvent) -> StreamEvent:
+        if event.data is None:
+            raise NotAnAnswer("the stream ended before the response was complete")
+        kind = event.data.get("type")
+        if kind in self._ENDS and not isinstance(event.data.get("response"), dict):
+            raise NotAnAnswer("the last event has no response")
+        if kind == "response.output_text.delta" and not isinstance(event.data.get("delta"), str):
+            raise NotAnAnswer("a delta of text is not text")
+        return event
+
+    def begins(self, event: StreamEvent) -> bool:
+        """Anything after the announcements."""
+        return event.data is not None and event.data.get("type") not in self._BEFORE
+
+    def ends(self, event: StreamEvent) -> bool:
+        """The response is complete, or as complete as it gets."""
+        return event.data is not None and event.data.get("type") in self._ENDS
+
+    def request(self, body: Mapping[str, Any]) -> Json:
+        """With `stream`."""
+        return {**body, "stream": True}
+
+    def whole(self, events: Sequence[StreamEvent]) -> Json:
+        """The response that the last event holds."""
+        return _object((events[-1].data or {}).get("response"))
+
+
+FORMS: Mapping[str, StreamForm] = {
+    "/v1/chat/completions": ChunkForm("chat.completion"),
+    "/v1/completions": ChunkForm("text_completion"),
+    "/v1/responses": ResponsesForm(),
+}
+"""The routes whose answers can be streamed."""
+
+
+def read_event(event: Event) -> StreamEvent:
+    """Raises NotAnAnswer for data that is not a JSON object."""
+    if event.data.strip() == DONE:
+        return StreamEvent(event.name, None)
+    data = read_json(event.data)
+    if not isinstance(data, dict):
+        raise NotAnAnswer("an event of the stream is not an object")
+    return StreamEvent(event.name, data)
+
+
+def failure_in(event: StreamEvent) -> Json | None:
+    """The error object of an event that reports a failure, in the form of error replies; else None."""
+    data = event.data or {}
+    kind = data.get("type")
+    if isinstance(kind, str) and kind == "response.failed":
+        return {"error": _object(data.get("response")).get("error")}
+    if kind == "error" and "error" not in data:
+        return {"error": data}
+    return data if data.get("error") is not None and not str(kind).startswith("response.") else None
+
+
+def usage_of(body: Mapping[str, Any]) -> tuple[int, int]:
+    """Tokens in and out that a reply names, 0 for what it does not."""
+    usage = _object(body.get("usage"))
+    # A ranking has no output, and says its total alone.
+    prompt = usage.get("prompt_tokens", usage.get("input_tokens", usage.get("total_tokens")))
+    completion = usage.get("completion_tokens", usage.get("output_tokens"))
+    return _count(prompt), _count(completion)
+
+
+def _count(value: object) -> int:
+    return value if type(value) is int and value >= 0 else 0
+
+
+def _calls(deltas: Iterable[Json]) -> list[Json]:
+    calls: dict[int, Json] = {}
+    for delta in deltas:
+        for part in _objects(delta.get("tool_calls")):
+            call = calls.setdefault(
+                part.get("index") or 0, {"id": None, "type": "function", "function": {"name": "", "arguments": ""}}
+            )
+            call["id"] = part.get("id") or call["id"]
+            function = _object(part.get("function"))
+            call["function"]["name"] += function.get("name") or ""
+            call["function"]["arguments"] += function.get("arguments") or ""
+    return [calls[index] for index in sorted(calls)]
+
+
+def _adds(choice: Json) -> bool:
+    """Whether a choice of an event has a part of the answer."""
+    delta = _object(choice.get("delta"))
+    return bool(choice.get("text") or any(delta.get(name) for name in ("content", "reasoning_content", "tool_calls")))
+
+
+def _valid_choice(choice: Json) -> bool:
+    delta = choice.get("delta")
+    if delta is None:
+        return _typed(choice, index=int, text=str, finish_reason=str)
+    return (
+        _typed(choice, index=int, delta=dict, finish_reason=str)
+        and _typed(delta, content=str, reasoning_content=str)
+        and _all(delta.get("tool_calls"), _valid_call)
+    )
+
+
+def _valid_call(call: Json) -> bool:
+    return _typed(call, index=int, id=str, function=dict) and _typed(
+        call.get("function") or {}, name=str, arguments=str
+    )
+
+
+def _typed(value: Json, **kinds: type) -> bool:
+    """Whether what is there of these fields is of these types."""
+    return all((found := value.get(name)) is None or type(found) is kind for name, kind in kinds.items())
+
+
+def _all(value: object, valid: Callable[[Json], bool]) -> bool:
+    """Whether it is missing, or a list of valid objects."""
+    if value is None:
+        return True
+    return isinstance(value, list) and all(isinstance(item, dict) and valid(item) for item in value)
+
+
+def _object(value: object) -> Json:
+    return value if isinstance(value, dict) else {}
+
+
+def _objects(value: object) -> list[Json]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

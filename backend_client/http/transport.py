@@ -1,0 +1,453 @@
+"""Bodies of requests and replies as aiohttp carries them, and its errors as ours."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import ssl
+from collections.abc import AsyncIterator
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Protocol
+
+import aiohttp
+from aiohttp.tracing import Trace
+
+from backend_client.errors import BadReply, ConnectionLost, NodeError, NodeUnreachable
+from backend_client.http.sse import Event, EventParser, MalformedStream
+
+if TYPE_CHECKING:
+    from aiohttp.connector import Connection
+import socket
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AbstractAsyncContextManager
+
+from aiohttp.abc import AbstractResolver, ResolveResult
+from yarl import URL
+
+from backend_client.errors import NPUError
+from backend_client.http.errors import needs_node_error
+from backend_client.http.messages import Reply, RequestIds, WireCall
+from backend_client.http.node_api import BINARY, REQUEST_ID, NodeApi
+from backend_client.http.tls import Identity
+from backend_client.lifetime import Shared
+from backend_client.options import ClientOptions
+
+_LARGE = 512 * 1024
+_BODIES_SMALL = 64 * 1024
+
+
+def payload(body: bytes) -> bytes | io.BytesIO:
+    """The body as aiohttp wants it: one that is large in pieces, so that the event loop does other work in between."""
+    return body if len(body) <= _LARGE else io.BytesIO(body)
+
+
+async def read_body(response: aiohttp.ClientResponse, limit: int) -> bytes:
+    """The body. Raises _TooLong for one over `limit` bytes, without reading it all."""
+    if response.content_length is not None and response.content_length <= limit:
+        return await response.read()
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in response.content.iter_any():
+        size += len(chunk)
+        if size > limit:
+            raise _TooLong
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+async def read_numbers(response: aiohttp.ClientResponse, limit: int) -> bytes | bytearray:
+    """As `read_body`; a large one in memory that can be written, so that an array can lie in it without a copy."""
+    length = response.content_length
+    if length is None or not _BODIES_SMALL < length <= limit:
+        return await read_body(response, limit)
+    whole = bytearray(length)
+    size = 0
+    async for chunk in response.content.iter_any():
+        whole[size : size + len(chunk)] = chunk
+        size += len(chunk)
+    return whole
+
+
+async def events_of(content: aiohttp.StreamReader, limit: int) -> AsyncIterator[Event]:
+    """The events of a stream. Raises _TooLong for one over `limit` bytes."""
+    parser = EventParser()
+    size = 0
+    async for chunk in content.iter_any():
+        size += len(chunk)
+        if size > limit:
+            raise _TooLong
+        for event in parser.feed(chunk):
+            yield event
+
+
+class _TooLong(ValueError):
+    """The reply is longer than `max_reply_bytes`, or than a probe's or a refusal may be."""
+
+    def __str__(self) -> str:
+        return "it is too long"
+
+
+def connection_error(node: str, error: Exception) -> NodeError:
+    """Ours for what aiohttp or the socket raised. Nothing of the original's text is taken over but the system's
+    words.
+    """
+    alert = _alert(error)
+    if alert is not None:
+        kind = NodeUnreachable if isinstance(error, aiohttp.ClientConnectorError) else ConnectionLost
+        return kind(f"the node refused the TLS handshake ({alert}); check client_cert and client_key", node=node)
+    if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
+        return NodeUnreachable(_unreachable(error), node=node)
+    if isinstance(error, aiohttp.SocketTimeoutError):
+        return ConnectionLost("the stream fell silent", node=node)
+    if isinstance(error, aiohttp.ClientResponseError | MalformedStream | _TooLong):
+        # The text of aiohttp's errors may quote the reply.
+        why = "invalid HTTP" if isinstance(error, aiohttp.ClientResponseError) else error
+        return BadReply(f"the reply is not one of a node: {why}", node=node)
+    what = f"the connection broke before the answer was complete ({type(error).__name__})"
+    if node.startswith("https:") and isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError):
+        # TLS 1.3: the client may send before the node has looked at its certificate, and seldom gets to see the alert.
+        what += "; a node with tls_client_ca ends connections so when client_cert is missing or not valid there"
+    return ConnectionLost(what, node=node)
+
+
+def _unreachable(error: aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError) -> str:
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        # It has neither the reason nor the errno of the classes that it is derived from.
+        why = getattr(error.certificate_error, "verify_message", "") or type(error.certificate_error).__name__
+        return f"its certificate cannot be verified: {why}; see ca_file"
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return "cannot connect: no answer in time"
+    return f"cannot connect: {error.os_error.strerror or type(error.os_error).__name__}"
+
+
+def _alert(error: BaseException) -> str | None:
+    """OpenSSL's name of the alert by which the other side ended the handshake; None for any other error."""
+    for found in (error, error.__cause__, getattr(error, "os_error", None)):
+        reason = getattr(found, "reason", None) if isinstance(found, ssl.SSLError) else None
+        if isinstance(reason, str) and "_ALERT_" in reason:
+            return reason
+    return None
+
+
+# Whether an attempt still waits for a free connection: that time shows nothing about the node.
+
+
+class Waiter(Protocol):
+    """An attempt. `queued`: it waits for one of the limited connections to its node."""
+
+    queued: bool
+
+
+current: ContextVar[Waiter | None] = ContextVar("attempt", default=None)
+"""The attempt of this task, set by the dispatcher and marked by the transport."""
+
+
+def mark(*, queued: bool) -> None:
+    """Record that the attempt of this task begins or ends to wait for a connection."""
+    waiter = current.get()
+    if waiter is not None:
+        waiter.queued = queued
+
+
+# Whether a connection that timed out had its full time, or the caller blocked the event loop meanwhile.
+
+
+class ConnectionWatch:
+    """Watches the connecting of one request.
+
+    A timeout and the answer that it waits for may both be due when a blocked event loop goes on, and then the timeout
+    wins. A timer at half of the time tells whether the loop was blocked: it fires much too late, or not at all.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+        self._lateness: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connecting(self) -> None:
+        """Record that the connection attempt starts."""
+        self.ended()
+        self._lateness = None
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_at(loop.time() + self._limit / 2, self._half, loop.time() + self._limit / 2)
+
+    def ended(self) -> None:
+        """Record that there is a connection, or an error."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    @property
+    def was_blocked(self) -> bool:
+        """Whether the event loop was blocked at half of the time, for at least a quarter of it."""
+        return self._lateness is None or self._lateness > self._limit / 4
+
+    def _half(self, due: float) -> None:
+        self._timer = None
+        self._lateness = asyncio.get_running_loop().time() - due
+
+
+# Connections that say what a request waits for: a free one, or a new one that the event loop may have held up.
+
+_used: ContextVar[asyncio.Transport | None] = ContextVar("connection", default=None)
+
+
+def break_connection() -> None:
+    """Close the connection of this task's last request, though it may be among the free ones by now."""
+    transport = _used.get()
+    if transport is not None:
+        transport.abort()
+
+
+class WatchingConnector(aiohttp.TCPConnector):
+    """Connects again as long as a blocked event loop was what timed out; `connect_limit`: seconds for each.
+
+    It traces the connecting alone. Traces of a session follow the whole request, which costs each request more than
+    everything else that this package does to it.
+    """
+
+    def __init__(self, connect_limit: float, **options: Any) -> None:
+        super().__init__(**options)
+        self._connect_limit = connect_limit
+
+    async def connect(
+        self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
+    ) -> Connection:
+        """As in aiohttp. Raises TimeoutError."""
+        while True:
+            steps = _Steps(self._connect_limit)
+            try:
+                connection = await super().connect(req, [*traces, steps], timeout)
+                if steps.reused and connection.protocol is not None and connection.protocol.should_close:
+                    # What came while it was free would be taken for the reply to this request.
+                    connection.close()
+                    continue
+                _used.set(connection.transport)
+                return connection
+            except TimeoutError:
+                if not steps.was_blocked:
+                    raise
+            finally:
+                steps.ended()
+
+
+class _Steps(ConnectionWatch, Trace):
+    """What happens on the way to one connection; `reused`: it was free."""
+
+    reused = False
+
+    async def send_connection_queued_start(self) -> None:
+        mark(queued=True)
+
+    async def send_connection_queued_end(self) -> None:
+        mark(queued=False)
+
+    async def send_connection_reuseconn(self) -> None:
+        self.reused = True
+
+    async def send_connection_create_start(self) -> None:
+        self.connecting()
+
+    async def send_connection_create_end(self) -> None:
+        self.ended()
+
+    async def send_dns_resolvehost_start(self, host: str) -> None:
+        """The time limit is for the connection alone: it begins after the name was resolved."""
+
+    async def send_dns_resolvehost_end(self, host: str) -> None:  # noqa: ARG002  (aiohttp's signature)
+        self.connecting()
+
+    async def send_dns_cache_hit(self, host: str) -> None:  # noqa: ARG002
+        self.connecting()
+
+    async def send_dns_cache_miss(self, host: str) -> None:
+        """Nothing to watch."""
+
+
+# Addresses of host names for connections, from a resolver that may hang or fail.
+
+# With the addresses of last time at hand there is little to wait for; without, a probe waits 0.8 s.
+_KNOWN_WAIT_S = 0.2
+_UNKNOWN_WAIT_S = 2.0
+
+
+class RememberingResolver(AbstractResolver):
+    """The system's resolver; while it hangs or fails, the addresses that it returned last."""
+
+    def __init__(self) -> None:
+        self._shared = Shared()
+        self._last: dict[tuple[str, int, int], list[ResolveResult]] = {}
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        """Raises OSError when nothing is known."""
+        key = (host, port, int(family))
+        last = self._last.get(key)
+        try:
+            async with asyncio.timeout(_UNKNOWN_WAIT_S if last is None else _KNOWN_WAIT_S):
+                found = await self._shared.run(key, lambda: _look_up(host, port, family), f"resolve {host}")
+        except OSError as error:
+            if last is not None:
+                return last
+            raise OSError(None, error.strerror or f"the resolver does not answer for {host}") from None
+        self._last[key] = found
+        return found
+
+    async def close(self) -> None:
+        """Stop waiting for lookups."""
+        await self._shared.close()
+
+
+def _look_up(host: str, port: int, family: socket.AddressFamily) -> list[ResolveResult]:
+    found = socket.getaddrinfo(host, port, family=family, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
+    return [
+        ResolveResult(
+            hostname=host,
+            host=str(address[0]),
+            port=int(address[1]),
+            family=kind,
+            proto=protocol,
+            flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
+        )
+        for kind, _, protocol, _, address in found
+    ]
+
+
+# Requests to nodes over HTTP: one attempt each, no retries here.
+
+_EVENTS = "text/event-stream"
+# /health of a node with dozens of models is a few kB; an error body is less.
+_SMALL = 1024 * 1024
+
+
+class HttpTransport(NodeApi):
+    """The transport over HTTP. Make it inside a running event loop."""
+
+    def __init__(self, identity: Identity, options: ClientOptions) -> None:
+        self._identity = identity
+        self._max_reply = options.max_reply_bytes
+        self._connect_timeout = options.timeouts.connect
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=options.timeouts.connect)
+        self._stream_timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=options.timeouts.connect, sock_read=options.timeouts.idle
+        )
+        self._urls: dict[tuple[str, str], URL] = {}
+        self._ids = RequestIds()
+        self._resolver = RememberingResolver()
+        self._session = self._make_session(options.connections_per_node)
+        # Probes have connections of their own: a probe that waits for one of 128 busy connections says nothing about
+        # the node.
+        self._probes = self._make_session(0)
+
+    def _make_session(self, connections_per_node: int) -> aiohttp.ClientSession:
+        key = self._identity.key
+        return aiohttp.ClientSession(
+            connector=WatchingConnector(
+                self._connect_timeout,
+                limit=0,
+                limit_per_host=connections_per_node,
+                resolver=self._resolver,
+                ssl=self._identity.tls or True,
+            ),
+            headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {}),
+            proxy=self._identity.proxy,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+        )
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._session.close()
+        await self._probes.close()
+        await self._resolver.close()
+
+    async def events(self, node: str, call: WireCall) -> AsyncGenerator[Reply | Event, None]:
+        """See NodeApi."""
+        problem: NPUError
+        try:
+            async with self._request(
+                self._session, node, call.method, call.path, call.encoded, call.headers(_EVENTS), self._stream_timeout
+            ) as response:
+                self._check_id(node, call.request_id, response)
+                headers = {name.lower(): value for name, value in response.headers.items()}
+                if response.status != 200:
+                    body = await read_body(response, _SMALL)
+                    call.refused = Reply(response.status, headers, body)
+                    problem = self.refusal(node, response.status, response.headers, body, call)
+                elif response.content_type == "application/json":
+                    yield Reply(200, headers, await read_body(response, self._max_reply))
+                    return
+                elif response.content_type != _EVENTS:
+                    problem = BadReply("the reply is not an event stream", node=node)
+                else:
+                    yield Reply(200, headers)
+                    async for event in events_of(response.content, self._max_reply):
+                        yield event
+                    return
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            problem = connection_error(node, error)
+        # Raised out here, so that the error which came up inside, and holds the request's headers, is not its context.
+        raise problem
+
+    def _request(
+        self,
+        session: aiohttp.ClientSession,
+        node: str,
+        method: str,
+        path: str,
+        body: bytes | None,
+        headers: dict[str, str],
+        timeout: aiohttp.ClientTimeout,
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        """A request; entered, it is sent, and the head of its reply is there."""
+        if session is self._session:
+            self._ids.send(headers[REQUEST_ID])
+        if self._identity.node_keys:
+            headers = {**self._identity.authorization(node), **headers}
+        return session.request(
+            method,
+            self._url(node, path),
+            data=None if body is None else payload(body),
+            headers=headers,
+            allow_redirects=False,
+            timeout=timeout,
+        )
+
+    def _check_id(self, node: str, sent: str, response: aiohttp.ClientResponse) -> None:
+        """Raises BadReply for a reply to another request, and closes its connection."""
+        by_node = response.status == 200 or needs_node_error(response.status)
+        try:
+            self._ids.check(node, sent, response.headers.get(REQUEST_ID), by_node=by_node)
+        except BadReply:
+            break_connection()
+            raise
+
+    def _url(self, node: str, path: str) -> URL:
+        """Parsed once: parsing costs as much as everything else that is done to a request here."""
+        url = self._urls.get((node, path))
+        if url is None:
+            url = self._urls[node, path] = URL(node + path)
+        return url
+
+    def has_key(self, node: str) -> bool:
+        """Whether requests to a node carry an API key."""
+        return self._identity.has_key(node)
+
+    async def request(
+        self, node: str, method: str, path: str, body: bytes | None, headers: dict[str, str], *, probe: bool = False
+    ) -> tuple[int, Mapping[str, str], bytes | bytearray]:
+        """See NodeApi."""
+        session, limit = (self._probes, _SMALL) if probe else (self._session, self._max_reply)
+        try:
+            async with self._request(session, node, method, path, body, headers, self._timeout) as response:
+                if probe:
+                    self._ids.probed(node, headers[REQUEST_ID], response.headers.get(REQUEST_ID))
+                else:
+                    self._check_id(node, headers[REQUEST_ID], response)
+                read = read_numbers if response.status == 200 and headers.get("Accept") == BINARY else read_body
+                return response.status, response.headers, await read(response, limit)
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            problem = connection_error(node, error)
+        # As above: out here the original, with the request's headers, is not the context.
+        raise problem

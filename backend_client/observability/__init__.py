@@ -1,0 +1,289 @@
+"""Prometheus metrics and OpenTelemetry spans, with the names of the GenAI semantic conventions.
+
+    from backend_client.observability import instrument
+
+    client = instrument(InferenceClient.from_settings())
+
+Needs `npu-node[observability]`. Spans go to whatever tracer provider the application has set up. Nodes are sent the
+span's `traceparent`, so that their spans belong to the same trace; the cloud is not. Metrics go to the default
+registry, or the one given. No prompt, answer or key is an attribute or a label.
+
+| metric | labels |
+|---|---|
+| `gen_ai_client_operation_duration_seconds` (histogram) | operation, source, model, error |
+| `gen_ai_client_token_usage` (histogram) | operation, source, model, type (input, output) |
+| `npu_client_attempts_total` | node, outcome: each try, so the retries too |
+
+The labels are the conventions' attributes by shorter names: `operation` is chat, text_completion (a raw prompt),
+embeddings, rerank, transcribe (translations too), tokenize or detokenize, `source` (npu, cloud) stands for the
+provider, `model` is the one that answered, `error` is an exception's class. Chats and completions have output tokens,
+transcriptions no tokens at all. Beside these there is what `state_metrics` reads from the clients: nodes, breakers,
+the retry budget, what the cloud cost."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from threading import Lock
+from typing import Any, ClassVar, TypeVar
+from weakref import WeakKeyDictionary
+
+from opentelemetry import trace
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+
+from backend_client.calls import BaseClient
+from backend_client.client import InferenceClient, NPUClient
+from backend_client.deadline import Deadline
+from backend_client.errors import NPUError
+from backend_client.http.health import ModelReport
+from backend_client.http.messages import Answer, Backend, EmbedJob, EventStream, Exchange, GenerateJob, J, Job
+from backend_client.observability.attributes import of_answer, of_request, of_server, operation_name, tokens_of
+from backend_client.observability.state import StateCollector
+from backend_client.results import Attempt, EmbedBatch, GenerateResult, Origin, RawReply, Source, Usage
+from backend_client.sync import Blocking
+
+I = TypeVar("I")  # noqa: E741  (an item of a stream)
+C = TypeVar("C", bound=BaseClient | Blocking[Any])
+
+# Only this: the application's baggage is private to it.
+_PROPAGATOR = TraceContextTextMapPropagator()
+# From a cached embedding's millisecond to a long generation's minutes.
+_SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+# The conventions': powers of 4.
+_TOKENS = tuple(4**power for power in range(14))
+
+
+class Metrics:
+    """The metrics of the clients of one registry. A second one for the same registry shares those of the first."""
+
+    _shared: ClassVar[WeakKeyDictionary[CollectorRegistry, dict[str, Any]]] = WeakKeyDictionary()
+    _lock: ClassVar[Lock] = Lock()
+
+    duration: Histogram
+    tokens: Histogram
+    attempts: Counter
+    state: StateCollector
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        with self._lock:
+            if registry not in self._shared:
+                self._register(registry)
+                self._shared[registry] = vars(self)
+        vars(self).update(self._shared[registry])
+
+    def counts(self, other: Metrics) -> bool:
+        """Whether a call that `other` observes is counted here too: they are of one registry."""
+        return self.duration is other.duration
+
+    def _register(self, registry: CollectorRegistry) -> None:
+        self.duration = Histogram(
+            "gen_ai_client_operation_duration_seconds",
+            "Duration of a call, retries and fallback included.",
+            ("operation", "source", "model", "error"),
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.tokens = Histogram(
+            "gen_ai_client_token_usage",
+            "Tokens of an answered call, as the models count them.",
+            ("operation", "source", "model", "type"),
+            buckets=_TOKENS,
+            registry=registry,
+        )
+        self.attempts = Counter(
+            "npu_client_attempts",
+            "Requests to nodes and to the cloud, by how they ended.",
+            ("node", "outcome"),
+            registry=registry,
+        )
+        self.state = StateCollector()
+        registry.register(self.state)
+
+
+def instrument(client: C, *, metrics: Metrics | None = None, tracer: Tracer | None = None) -> C:
+    """Observe every call of a client, blocking or not, and return it.
+
+    Without `metrics`, they go to the default registry. Call it for as many clients as there are; a client that the
+    same registry observes already is returned as it is.
+    """
+    metrics = metrics or Metrics()
+    tracer = tracer or trace.get_tracer("backend_client")
+    calls = client.inner if isinstance(client, Blocking) else client
+    asked: Source = "npu" if isinstance(calls, NPUClient | InferenceClient) else "cloud"
+
+    def wrapped(backend: Backend) -> Backend:
+        return backend if _observes(backend, metrics) else ObservedBackend(backend, metrics, tracer, asked)
+
+    calls.wrap_backend(wrapped)
+    metrics.state.watch(calls)
+    return client
+
+
+@dataclass(slots=True)
+class _Observation:
+    """One call that is under way."""
+
+    span: Span
+    origin: Origin | None = None
+    usage: Usage | None = None
+    finish_reason: str | None = None
+
+    def answered(self, origin: Origin, usage: Usage, finish_reason: str | None = None) -> None:
+        """The call has its answer."""
+        self.origin, self.usage, self.finish_reason = origin, usage, finish_reason
+
+    def traced(self, job: J) -> J:
+        """The job, with the headers that make the node's spans children of this one."""
+        headers: dict[str, str] = {}
+        _PROPAGATOR.inject(headers, trace.set_span_in_context(self.span))
+        return replace(job, trace=headers)
+
+
+class ObservedBackend:
+    """A backend whose calls are measured; `asked` is whom they go to first."""
+
+    def __init__(self, inner: Backend, metrics: Metrics, tracer: Tracer, asked: Source) -> None:
+        self.inner = inner
+        self._metrics = metrics
+        self._tracer = tracer
+        self._asked: Source = asked
+
+    def counts_in(self, metrics: Metrics) -> bool:
+        """Whether its calls are counted in these metrics."""
+        return self._metrics.counts(metrics)
+
+    async def embed(self, job: EmbedJob) -> EmbedBatch:
+        """Embed, observed."""
+        with self._observed(job) as seen:
+            batch = await self.inner.embed(seen.traced(job))
+            seen.answered(batch, batch.usage)
+        return batch
+
+    async def generate(self, job: GenerateJob) -> GenerateResult:
+        """Generate, observed."""
+        with self._observed(job) as seen:
+            result = await self.inner.generate(seen.traced(job))
+            seen.answered(result, result.usage, result.finish_reason)
+        return result
+
+    async def open_stream(self, job: GenerateJob, opened_by: Deadline | None = None) -> Answer:
+        """Stream, observed from the opening to the last piece."""
+        observed = self._stream(job, opened_by)
+        # The first step opens the stream; its first item is passed on before the rest.
+        first = await anext(observed)
+        return _led(first, observed)
+
+    async def exchange(self, job: Exchange) -> RawReply:
+        """A request in OpenAI's dialect, observed."""
+        with self._observed(job) as seen:
+            reply = await self.inner.exchange(seen.traced(job))
+            seen.answered(reply, reply.usage)
+        return reply
+
+    async def open_exchange(self, job: Exchange, opened_by: Deadline | None = None) -> EventStream:
+        """The same as a stream, observed from the opening to the last event."""
+        observed = self._events(job, opened_by)
+        first = await anext(observed)
+        return _led(first, observed)
+
+    async def models(self) -> Sequence[ModelReport]:
+        """As inside."""
+        return await self.inner.models()
+
+    async def _events(self, job: Exchange, opened_by: Deadline | None) -> EventStream:
+        with self._observed(job, stream=True) as seen:
+            events = await self.inner.open_exchange(seen.traced(job), opened_by)
+            try:
+                async for item in events:
+                    if isinstance(item, RawReply):
+                        seen.answered(item, item.usage)
+                    yield item
+            finally:
+                await events.aclose()
+
+    def concurrency(self) -> int:
+        """As inside."""
+        return self.inner.concurrency()
+
+    async def close(self) -> None:
+        """Close what is inside."""
+        await self.inner.close()
+
+    async def _stream(self, job: GenerateJob, opened_by: Deadline | None) -> Answer:
+        with self._observed(job, stream=True) as seen:
+            answer = await self.inner.open_stream(seen.traced(job), opened_by)
+            try:
+                async for item in answer:
+                    if isinstance(item, GenerateResult):
+                        seen.answered(item, item.usage, item.finish_reason)
+                    yield item
+            finally:
+                await answer.aclose()
+
+    @contextmanager
+    def _observed(self, job: Job, *, stream: bool = False) -> Iterator[_Observation]:
+        operation = operation_name(job)
+        attributes = of_request(job, operation, self._asked, stream=stream)
+        began = time.perf_counter()
+        # A stream's span cannot be the current one: it is open while the caller's own code runs.
+        span = self._tracer.start_span(
+            f"{operation} {job.model}" if job.model else operation, kind=SpanKind.CLIENT, attributes=attributes
+        )
+        seen = _Observation(span)
+        error = ""
+        try:
+            yield seen
+        except Exception as failure:
+            error = type(failure).__name__
+            span.set_attribute("error.type", error)
+            # Not record_exception, which keeps the traceback: the type says enough.
+            span.set_status(Status(StatusCode.ERROR, error))
+            if isinstance(failure, NPUError) and failure.attempts:
+                self._count_attempts(failure.attempts)
+                last = failure.attempts[-1]
+                span.set_attributes(of_server(last.source, last.node))
+            raise
+        except (asyncio.CancelledError, GeneratorExit):
+            # The caller left, which is no error.
+            error = "cancelled"
+            raise
+        finally:
+            self._finish(operation, seen, time.perf_counter() - began, error)
+            span.end()
+
+    def _finish(self, operation: str, seen: _Observation, seconds: float, error: str) -> None:
+        origin, usage = seen.origin, seen.usage
+        source, model = (origin.source, origin.model) if origin else ("", "")
+        self._metrics.duration.labels(operation, source, model, error).observe(seconds)
+        if origin is None or usage is None:
+            return
+        self._count_attempts(origin.attempts)
+        seen.span.set_attributes(of_answer(operation, origin, usage, seen.finish_reason))
+        for kind, count in tokens_of(operation, usage).items():
+            self._metrics.tokens.labels(operation, source, model, kind).observe(count)
+
+    def _count_attempts(self, attempts: tuple[Attempt, ...]) -> None:
+        for attempt in attempts:
+            self._metrics.attempts.labels(attempt.node, attempt.outcome).inc()
+
+
+def _observes(backend: Backend, metrics: Metrics) -> bool:
+    while isinstance(backend, ObservedBackend):
+        if backend.counts_in(metrics):
+            return True
+        backend = backend.inner
+    return False
+
+
+async def _led(first: I, rest: AsyncGenerator[I, None]) -> AsyncGenerator[I, None]:
+    try:
+        yield first
+        async for item in rest:
+            yield item
+    finally:
+        await rest.aclose()

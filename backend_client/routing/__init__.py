@@ -1,0 +1,3 @@
+"""One call over the fleet and the cloud: attempts, retries, fallback."""
+
+from __future__ import annotations

@@ -1,0 +1,420 @@
+"""One call through the fleet: attempts on one node after another, and the whole policy of what follows a failed one."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
+from tenacity.wait import wait_exception
+
+from backend_client.deadline import Deadline, RetryBudget
+from backend_client.errors import (
+    AttemptTimeout,
+    AuthenticationFailed,
+    DeadlineExceeded,
+    FleetOverloaded,
+    KeyRefused,
+    ModelMissing,
+    ModelNotFound,
+    NodeError,
+    NodeLost,
+    NodeNotServing,
+    NodeOverloaded,
+    NPUError,
+    NPUUnavailableError,
+    RequestRejected,
+    SpaceChanged,
+    VectorSpaceMismatch,
+)
+from backend_client.fleet.choose import explain, refusal, unavailable_holders
+from backend_client.fleet.node import Lease, Requirement
+from backend_client.fleet.pool import Pool
+from backend_client.fleet.probes import LATE_S, Prober
+from backend_client.fleet.spaces import Bindings
+from backend_client.http import transport
+from backend_client.http.messages import Job
+from backend_client.lifetime import OpenCalls, end_now, renew
+from backend_client.options import HedgeOptions, RetryOptions
+from backend_client.results import Attempt
+
+R = TypeVar("R")
+
+# Another attempt makes sense when this many times the usual time to an answer remains for it.
+_ROOM = 1.5
+# Timers are not exact: less than this before the deadline is the deadline.
+_MOMENT_S = 0.001
+# Not all that wait for the same moment may come back at it: a pause is up to this share longer.
+_SPREAD = 0.2
+# How often a call that waits for the retry budget, or for a node, looks again.
+_LOOK_FOR_BUDGET_S = 0.1
+_LOOK_FOR_NODE_S = 1.0
+
+
+@dataclass(slots=True)
+class Call:
+    """One call of the client's user, over all its attempts. `size`: the power of two of its length.
+
+    `may_wait`: the present attempt may wait for a model that is loading, since no other node could take it.
+    `sent`: how many requests nodes may have seen; `tried`: the nodes that were asked. `failed`: the last error of an
+    attempt at a node that may have the model. `cloud_takes_over`: whether the cloud gets the call when no node can take
+    it now; then it does not wait for one.
+    """
+
+    need: Requirement
+    deadline: Deadline
+    request_id: str
+    attempt_timeout: float | None
+    began: float
+    cloud_takes_over: Callable[[], bool]
+    size: int = 0
+    hedge: bool = False
+    may_wait: bool = True
+    sent: int = 0
+    tried: set[str] = field(default_factory=set)
+    attempts: list[Attempt] = field(default_factory=list)
+    failed: NodeError | None = None
+
+
+@dataclass(slots=True)
+class Served(Generic[R]):
+    """The value of the attempt that succeeded, with its node still lent: `Dispatcher.settle` gives it back."""
+
+    value: R
+    lease: Lease
+
+
+class Dispatcher:
+    """Runs calls. Every error it raises has the call's attempts and request id.
+
+    `share`: the part of its remaining time that an attempt gets while another node could take over.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        bindings: Bindings,
+        prober: Prober,
+        budget: RetryBudget,
+        options: RetryOptions,
+        rng: random.Random,
+        share: float,
+    ) -> None:
+        self.calls = OpenCalls()
+        self._pool = pool
+        self._bindings = bindings
+        self._prober = prober
+        self._budget = budget
+        self._options = options
+        self._rng = rng
+        self._share = share
+
+    def call(self, job: Job, need: Requirement, length: int, attempt_timeout: float | None = None) -> Call:
+        """A call that begins now. `length` is that of its request: requests of one size compare."""
+        now = self._pool.clock()
+        size = length.bit_length()
+        return Call(need, job.deadline, job.request_id, attempt_timeout, now, job.cloud_takes_over, size)
+
+    async def run(self, call: Call, send: Callable[[Lease], Awaitable[R]]) -> Served[R]:
+        """Return the first success of `send`, tried on one node after another.
+
+        Raises NPUUnavailableError or one of its kind when no node served it, RequestRejected when one refused it.
+        """
+        self._prober.note_call()
+        if not call.hedge:
+            # A hedge is paid from the budget; it must not pay into it.
+            self._budget.deposit()
+        try:
+            with self.calls.open():
+                try:
+                    return await self._attempt(call, send)
+                except (NodeError, NPUUnavailableError) as error:
+                    failed = error
+                return await self._retry(call, send, failed)
+        except NodeError as error:
+            problem = self._verdict(call, error)
+        except NPUError as error:
+            problem = error
+        problem.attempts = tuple(call.attempts)
+        problem.request_id = call.request_id
+        raise problem
+
+    async def _retry(
+        self, call: Call, send: Callable[[Lease], Awaitable[R]], failed: NodeError | NPUUnavailableError
+    ) -> Served[R]:
+        """Retry for as long as that may help. Raises the error of the last attempt.
+
+        The first attempt has `failed` outside of tenacity: its loop would add a quarter to the CPU time of a call.
+        """
+        errors = [failed]
+
+        async def attempt() -> Served[R]:
+            if errors:
+                raise errors.pop()
+            return await self._attempt(call, send)
+
+        async def pay(state: RetryCallState) -> None:
+            error = state.outcome.exception() if state.outcome else None
+            await self._pay(call, error, state.upcoming_sleep)
+
+        return await AsyncRetrying(
+            retry=retry_if_exception(lambda error: self._may_succeed_again(call, error)),
+            wait=wait_exception(lambda error: self._pause(call, error)),
+            stop=lambda state: call.sent >= self._options.attempts or state.upcoming_sleep >= call.deadline.remaining(),
+            before_sleep=pay,
+            reraise=True,
+        )(attempt)
+
+    def _may_succeed_again(self, call: Call, error: BaseException) -> bool:
+        """Whether another attempt may succeed, after a pause if need be."""
+        if isinstance(error, NodeNotServing | AttemptTimeout):
+            # On the same node it would wait, and for that there may be the cloud.
+            return self.elsewhere(call) or self.later(call)
+        if isinstance(error, NPUUnavailableError):
+            # No node could be asked: to wait for one that is busy is always worth it, for another if the call may.
+            return error.retry_after is not None and (isinstance(error, FleetOverloaded) or self.later(call))
+        return isinstance(error, NodeError)
+
+    def _pause(self, call: Call, error: BaseException) -> float:
+        """Seconds until the next attempt: none if another node could take it now."""
+        if isinstance(error, NodeError) and self.elsewhere(call):
+            return 0.0
+        retry_after = error.retry_after if isinstance(error, NodeError | NPUUnavailableError) else None
+        if retry_after is None:
+            return self._rng.uniform(0, self._options.pause * 2**call.sent)
+        pause = retry_after * self._rng.uniform(1.0, 1.0 + _SPREAD) + _MOMENT_S
+        # A probe may show earlier that the reason is gone; to look again costs nothing.
+        return min(pause, _LOOK_FOR_NODE_S) if pause < call.deadline.remaining() else pause
+
+    async def _pay(self, call: Call, error: BaseException | None, pause: float) -> None:
+        """Take a retry from the budget, or wait for one while that is worth it. Raises `error` if there is none.
+
+        What no node has seen costs nothing. Nor does what a node cannot serve, or not before it has loaded the model:
+        it is not asked again, so other attempts cannot multiply load.
+        """
+        if not isinstance(error, NodeError) or not error.sent or error.misrouted or self._still_loads(call, error):
+            return
+        half = (call.deadline.remaining() - pause) / 2
+        # Where no other node waits for the retry, `patience` would give up what the deadline still allows.
+        patience = min(self._options.patience, half) if self.elsewhere(call) else half
+        until = self._pool.clock() + patience
+        # The newest call may go first: when failures go on, most calls are then retried at once and some not at all.
+        while not self._budget.affords_one and self._worth_waiting(call, error):
+            step = self._rng.uniform(0.5, 1.0) * _LOOK_FOR_BUDGET_S
+            if self._pool.clock() + step > until:
+                break
+            await asyncio.sleep(step)
+        if not self._budget.withdraw():
+            raise error
+
+    def _still_loads(self, call: Call, error: NodeError) -> bool:
+        """Whether the node refused the request because it is loading the model, as it reports too."""
+        node = self._pool.nodes.get(error.node)
+        model = node.resolve(call.need.model or "") if node else None
+        return error.code == "model_loading" and model is not None and model.loading
+
+    def _worth_waiting(self, call: Call, error: NodeError) -> bool:
+        """Whether to wait until the budget has a retry: the only engine may be restarting, and nothing is lost then."""
+        return self.elsewhere(call) or (isinstance(error, NodeNotServing) and self.later(call))
+
+    def settle(self, call: Call, lease: Lease, error: BaseException | None) -> None:
+        """The request on this node is over; learn from it and note it in the call's history."""
+        now = self._pool.clock()
+        self._pool.settle(lease, error)
+        known = error if isinstance(error, NodeError | RequestRejected) else None
+        if isinstance(error, NodeError) and not isinstance(error, ModelMissing):
+            call.failed = error
+        call.attempts.append(
+            Attempt(
+                lease.node.url,
+                "ok" if error is None else type(error).__name__,
+                lease.began - call.began,
+                now - lease.began,
+                not isinstance(error, NodeError) or error.sent,
+                known.status if known else None,
+                known.code if known else None,
+            )
+        )
+
+    async def guard(self, call: Call, lease: Lease, work: Awaitable[R], limit: float | None = None) -> R:
+        """Await a node's work within the call's deadline and `limit` seconds, and no longer than the node lives.
+
+        Raises DeadlineExceeded, AttemptTimeout, NodeLost, ClientClosed, or what the work raised.
+        """
+        remaining = call.deadline.remaining()
+        url = lease.node.url
+        token = transport.current.set(lease)
+        try:
+            async with asyncio.timeout(remaining if limit is None else min(limit, remaining)) as scope:
+                lease.on_lost = lambda: end_now(scope)
+                if limit is not None:
+                    # Each sign of life renews the limit.
+                    lease.on_heard = lambda: renew(scope, limit, call.deadline)
+                lease.waiting_since = self._pool.clock()
+                value = await work
+            lease.waiting_since = None
+            return value
+        except TimeoutError:
+            # A node's 504 is a TimeoutError too.
+            if not scope.expired():
+                raise
+            lease.late = asyncio.get_running_loop().time() - (scope.when() or 0.0) > LATE_S
+        finally:
+            transport.current.reset(token)
+            lease.on_lost = lease.on_heard = None
+        if lease.lost:
+            raise NodeLost("stopped answering its probes while it worked on the request", node=url)
+        if limit is not None and call.deadline.remaining() > _MOMENT_S:
+            why = f"no connection to it became free within {limit:.3g} s" if lease.queued else None
+            raise AttemptTimeout(why or f"did not answer within {limit:.3g} s", node=url)
+        raise DeadlineExceeded(f"the call's deadline passed while {url} worked on it; increase `timeout` or send less")
+
+    def limit(self, call: Call, lease: Lease) -> float | None:
+        """Seconds that this node gets for its next sign of life; None: all that remains.
+
+        A share of the remaining time while another node could take over and a retry is affordable, unless too little
+        would remain for that one. A node that has to load the model first gets longer than an attempt usually may, but
+        no more than the share where the cloud could take over.
+        """
+        longest = None if lease.loading else call.attempt_timeout
+        share = call.deadline.remaining() * self._share
+        if call.may_wait:
+            return share if lease.loading and call.cloud_takes_over() else longest
+        usual = self._pool.usual.get(lease.model, lease.size)
+        if usual is not None and share < _ROOM * usual:
+            return longest
+        return share if longest is None else min(share, longest)
+
+    async def _attempt(self, call: Call, send: Callable[[Lease], Awaitable[R]]) -> Served[R]:
+        lease = await self._lend(call)
+        call.tried.add(lease.node.url)
+        call.sent += 1
+        may_retry = call.sent < self._options.attempts and self._budget.affords_one
+        call.may_wait = not (may_retry and self.elsewhere(call))
+        try:
+            value = await self.guard(call, lease, send(lease), self.limit(call, lease))
+        except AuthenticationFailed as error:
+            url = lease.node.url
+            # A refusal costs a node next to nothing, and this one is not asked again for seconds.
+            call.sent -= 1
+            refused = KeyRefused(error.message.removeprefix(f"{url}: "), node=url, status=error.status, code=error.code)
+            self.settle(call, lease, refused)
+            if self._pool.key_refused(call.need):
+                raise
+            raise refused from None
+        except BaseException as error:
+            if isinstance(error, NodeError) and not error.sent:
+                call.sent -= 1
+            self.settle(call, lease, error)
+            raise
+        return Served(value, lease)
+
+    async def _lend(self, call: Call) -> Lease:
+        """Lease a node for the next attempt. While a node's state is unknown, wait for its first probe."""
+        while True:
+            if call.deadline.remaining() <= 0:
+                raise DeadlineExceeded("the call's time was up before a node could be asked")
+            if not self._bindings.undecided(call.need):
+                call.need = self._bindings.complete(call.need)
+                try:
+                    return self._pool.acquire(call.need, call.tried, call.size)
+                except (NPUUnavailableError, RequestRejected):
+                    if not self._pool.unknown:
+                        raise
+            try:
+                async with asyncio.timeout(call.deadline.remaining()):
+                    await self._prober.wait_for_probe()
+            except TimeoutError:
+                continue
+
+    def elsewhere(self, call: Call) -> bool:
+        """Whether a node that the call has not asked yet could take it now."""
+        now = self._pool.clock()
+        return any(
+            url not in call.tried and refusal(node, call.need, now) is None for url, node in self._pool.nodes.items()
+        )
+
+    def later(self, call: Call) -> bool:
+        """Whether the call may wait, and some node could take it now or names a time at which it may."""
+        if call.cloud_takes_over():
+            return False
+        now, left = self._pool.clock(), call.deadline.remaining()
+        reasons = [refusal(node, call.need, now) for node in self._pool.nodes.values()]
+        return any(reason is None or (reason.until is not None and left > reason.patience) for reason in reasons)
+
+    def _verdict(self, call: Call, last: NodeError) -> NPUError:
+        """The error of the call as a whole, given that of its last attempt."""
+        if isinstance(last, ModelMissing):
+            nodes, name = self._pool.nodes, call.need.model or ""
+            # That others do not know the model says nothing while a node that has it is down or busy.
+            if holders := unavailable_holders(nodes.values(), call.need, self._pool.clock()):
+                return explain(call.need, holders, self._pool.clock())
+            unasked = any(node.resolve(name) is not None for url, node in nodes.items() if url not in call.tried)
+            if call.failed is None and not unasked:
+                message = _told(last, call)
+                return ModelNotFound(message, node=last.node, status=last.status, code=last.code)
+            last = call.failed or last
+        message = _told(last, call)
+        if isinstance(last, SpaceChanged):
+            return VectorSpaceMismatch(message)
+        kind = FleetOverloaded if isinstance(last, NodeOverloaded) else NPUUnavailableError
+        return kind(message, retry_after=last.retry_after)
+
+
+def _told(last: NodeError, call: Call) -> str:
+    return f"no node served it in {len(call.attempts)} attempts; the last one: {last.message}"
+
+
+# Hedging: an embedding that takes longer than most is sent to a second node as well, and the first answer counts.
+
+
+class Latencies:
+    """The latencies of recent calls of one size. `percentile` is O(1), `add` O(log n) and a move of memory."""
+
+    def __init__(self, options: HedgeOptions) -> None:
+        self._options = options
+        self._recent: deque[float] = deque(maxlen=options.samples)
+        self._sorted: list[float] = []
+
+    def add(self, seconds: float) -> None:
+        """Record the latency of a call."""
+        if len(self._recent) == self._options.samples:
+            del self._sorted[bisect_left(self._sorted, self._recent[0])]
+        self._recent.append(seconds)
+        insort(self._sorted, seconds)
+
+    def percentile(self) -> float | None:
+        """Seconds that the configured share of calls stays below; None with too few samples to tell."""
+        if self._options.percentile is None or len(self._sorted) < self._options.least:
+            return None
+        return self._sorted[min(len(self._sorted) - 1, int(len(self._sorted) * self._options.percentile))]
+
+
+async def hedged(
+    first: Callable[[], Awaitable[R]], second: Callable[[], Awaitable[R]], *, after: float, may: Callable[[], bool]
+) -> R:
+    """The first success of `first` and, if that takes longer than `after` seconds and `may` agrees then, `second`.
+
+    The other is cancelled. When both fail, the error of `first` is raised: it knows the retries.
+    """
+    tasks = [asyncio.ensure_future(first())]
+    try:
+        done, _ = await asyncio.wait(tasks, timeout=after)
+        if not done and may():
+            tasks.append(asyncio.ensure_future(second()))
+        pending = set(tasks)
+        while pending:
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                if task.exception() is None:
+                    return task.result()
+        return await tasks[0]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

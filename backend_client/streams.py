@@ -1,0 +1,165 @@
+"""Replies of OpenAI's dialect as typed results."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from dataclasses import fields, replace
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from pydantic import BaseModel
+
+from backend_client.http.answers import choices_in
+from backend_client.http.messages import Answer, EventStream
+from backend_client.http.openai_stream import FORMS, StreamEvent
+from backend_client.lifetime import OneLoop
+from backend_client.results import ChatDelta, ChatResult, GenerateResult, RawReply, ToolCallDelta, origin_fields
+from backend_client.schema import validated
+
+ChatItems = AsyncGenerator[ChatDelta | ChatResult, None]
+_CHAT = FORMS["/v1/chat/completions"]
+
+
+def chat_result(reply: RawReply, schema: type[BaseModel] | None) -> ChatResult:
+    """Raises InvalidAnswer for an answer that does not match `schema`, or is not complete."""
+    choices = choices_in(reply.body)
+    result = ChatResult(choices=choices, usage=reply.usage, **origin_fields(reply))
+    return result if schema is None else replace(result, parsed=validated(schema, result))
+
+
+async def chat_items(events: EventStream, schema: type[BaseModel] | None) -> ChatItems:
+    """The deltas of a streamed chat, and its result. Raises what the stream raises, and as `chat_result`."""
+    seen: list[StreamEvent] = []
+    try:
+        async for item in events:
+            if isinstance(item, StreamEvent):
+                seen.append(item)
+                for delta in _deltas(item.data or {}):
+                    yield delta
+                continue
+            body = _CHAT.whole(seen)
+            reply = RawReply(**{**{field.name: getattr(item, field.name) for field in fields(RawReply)}, "body": body})
+            yield chat_result(reply, schema)
+    finally:
+        await events.aclose()
+
+
+def _deltas(data: Mapping[str, Any]) -> Iterator[ChatDelta]:
+    choices = data.get("choices")
+    for choice in choices if isinstance(choices, list) else ():
+        delta = choice.get("delta") if isinstance(choice, dict) else None
+        if not isinstance(delta, dict):
+            continue
+        text, reasoning = delta.get("content"), delta.get("reasoning_content")
+        found = ChatDelta(
+            text=text if isinstance(text, str) else "",
+            tool_calls=tuple(_call_delta(call) for call in delta.get("tool_calls") or () if isinstance(call, dict)),
+            reasoning=reasoning if isinstance(reasoning, str) else "",
+            choice=choice.get("index") or 0,
+        )
+        if found.text or found.tool_calls or found.reasoning:
+            yield found
+
+
+def _call_delta(call: Mapping[str, Any]) -> ToolCallDelta:
+    function = call.get("function") or {}
+    return ToolCallDelta(call.get("index") or 0, call.get("id"), function.get("name"), function.get("arguments") or "")
+
+
+# Streamed answers, as the caller sees them.
+
+I = TypeVar("I")  # noqa: E741  (an item of a stream)
+P = TypeVar("P")
+R = TypeVar("R")
+
+
+class ResultStream(Generic[P, R]):
+    """Iterate over it for the pieces; `result` is there after the last one.
+
+    Nothing is sent before the first piece is asked for. Leaving the loop early, or `aclose`, stops the node's work.
+    `async with` closes for sure, also when the loop is left by an exception.
+
+    Several tasks of one event loop may iterate over it: each piece goes to one of them. `aclose` in one task ends the
+    iteration in the others.
+    """
+
+    def __init__(self, open_answer: Callable[[], Awaitable[AsyncGenerator[P | R, None]]], result: type[R]) -> None:
+        self._items = OneLoop(_answer(open_answer))
+        self._result_type = result
+        # An async generator allows only one reader at a time.
+        self._turn = asyncio.Lock()
+        self._reader: asyncio.Task[Any] | None = None
+        self._closed = self._interrupted = False
+        self.result: R | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> P:
+        # In a forked child the turn may be the parent's for good.
+        self._items.check()
+        async with self._turn:
+            if not self._closed:
+                piece = await self._read()
+                if piece is not None:
+                    return piece
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """Stop the answer."""
+        if not self._closed and self._reader is not None:
+            self._interrupted = self._reader.cancel()
+        self._closed = True
+        async with self._turn:
+            await self._items.aclose()
+
+    async def _read(self) -> P | None:
+        """The next piece; None at the end, and when `aclose` interrupts."""
+        self._reader = reader = asyncio.current_task()
+        cancelled_before = reader.cancelling() if reader else 0
+        try:
+            async for item in self._items:
+                if not isinstance(item, self._result_type):
+                    return item  # type: ignore[return-value]  # all others are pieces
+                self.result = item
+        except asyncio.CancelledError:
+            # As in asyncio.timeout: only the cancellation that `aclose` requested ends here.
+            if not self._interrupted or reader is None or reader.cancelling() > cancelled_before + 1:
+                raise
+        finally:
+            self._reader = None
+            if self._interrupted and reader is not None:
+                reader.uncancel()
+        return None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+class TokenStream(ResultStream[str, GenerateResult]):
+    """A streamed generation: pieces of text, then the result. See `ResultStream`."""
+
+    def __init__(self, open_answer: Callable[[], Awaitable[Answer]]) -> None:
+        super().__init__(open_answer, GenerateResult)
+
+
+class ChatStream(ResultStream[ChatDelta, ChatResult]):
+    """A streamed chat: deltas of text and tool calls, then the result. See `ResultStream`."""
+
+    def __init__(self, open_answer: Callable[[], Awaitable[ChatItems]]) -> None:
+        super().__init__(open_answer, ChatResult)
+
+
+async def _answer(open_answer: Callable[[], Awaitable[AsyncGenerator[I, None]]]) -> AsyncGenerator[I, None]:
+    answer = await open_answer()
+    try:
+        async for item in answer:
+            yield item
+    finally:
+        await answer.aclose()
