@@ -55,11 +55,19 @@ def reported(work: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
     except BrokenPipeError:
-        # As `npu-client embed | head`: who reads our output has seen enough. Nothing may be written at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # As `npu-client embed | head`: the reader of our output has seen enough.
+        _drop_output()
         return 128 + signal.SIGPIPE
     except OSError as error:
+        try:
+            sys.stdout.flush()
+        except OSError:  # such as a full disk: what is left of the output would be written again at exit
+            _drop_output()
         return _fail(sentence(error))
+
+
+def _drop_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(message: str, status: int = 1) -> int:

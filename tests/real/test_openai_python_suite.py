@@ -6,9 +6,9 @@ its own under these names.
 
 import contextlib
 import json
-import shutil
 import signal
 import sys
+import tarfile
 from importlib.metadata import version
 from pathlib import Path
 
@@ -80,7 +80,9 @@ def source():
     def make(directory):
         wanted = ("--no-deps", "--no-binary=openai", f"openai=={VERSION}")
         pip(sys.executable, "download", f"--dest={directory}", *wanted)
-        shutil.unpack_archive(directory / f"openai-{VERSION}.tar.gz", directory, filter="data")
+        with tarfile.open(directory / f"openai-{VERSION}.tar.gz") as opened:
+            opened.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 and newer have it
+            opened.extractall(directory)  # noqa: S202
 
     return kept(f"openai-{VERSION}-source", make) / f"openai-{VERSION}"
 

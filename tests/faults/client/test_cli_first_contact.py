@@ -139,6 +139,7 @@ def test_a_full_output_is_one_sentence():
     with open("/dev/full", "w") as full:  # noqa: PTH123
         done = subprocess.run(
             [sys.executable, "-m", "backend_client", "--node", "127.0.0.1:1", "health"],
+            env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
