@@ -11,9 +11,8 @@ import pyarrow.parquet as pq
 
 from backend_client.bulk import BulkRequest, run_job
 from backend_client.bulk import plan as plans
-from backend_client.bulk.fragments import Fragment, InputFile, listing_digest
-from backend_client.bulk.inputs import list_inputs
-from backend_client.bulk.receipts import Receipt
+from backend_client.bulk.inputs import Fragment, InputFile, list_inputs, listing_digest
+from backend_client.bulk.output import Receipt
 from backend_client.settings import ClientSettings
 
 ROOT = Path(__file__).parents[1]

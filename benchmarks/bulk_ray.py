@@ -20,12 +20,11 @@ import ray
 from ray.cluster_utils import Cluster
 
 from backend_client.bulk import run_job
-from backend_client.bulk.actor import Actor
-from backend_client.bulk.driver import Driver, Progress
 from backend_client.bulk.inputs import list_inputs
+from backend_client.bulk.output import Receipt
 from backend_client.bulk.ray_executor import OPTIONS, RESOURCE, RayExecutor
-from backend_client.bulk.receipts import Receipt
-from backend_client.bulk.worker import Worker
+from backend_client.bulk.run import Driver, Progress
+from backend_client.bulk.worker import Actor, Worker
 from backend_client.settings import ClientSettings
 from benchmarks.bulk_parts import empty_fragments, made_up_nodes, make_input, request_for
 

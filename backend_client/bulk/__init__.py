@@ -9,10 +9,9 @@ anywhere, the same call continues. On the command line: `npu-client embed-datase
 extra `bulk` (`pip install 'npu-node[bulk]'`). See docs/cluster.md.
 """
 
-from backend_client.bulk.driver import Progress, TooManyRejected
-from backend_client.bulk.report import BulkReport, ExitCode
+from backend_client.bulk.output import BulkReport, ExitCode
 from backend_client.bulk.request import BulkRequest
-from backend_client.bulk.run import run_job, status
+from backend_client.bulk.run import Progress, TooManyRejected, run_job, status
 from backend_client.bulk.stores import OutputFailed
 
 __all__ = ["BulkReport", "BulkRequest", "ExitCode", "OutputFailed", "Progress", "TooManyRejected", "run_job", "status"]

@@ -9,19 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from backend_client.bulk.common_type import (
-    Kind,
-    NoCommonType,
-    common_type,
-    duplicates,
-    is_text_like,
-    merged,
-)
-from backend_client.bulk.fragments import InputFile
+from backend_client.bulk.inputs import InputFile
 from backend_client.bulk.job import BulkJob
 from backend_client.bulk.optional import need
 from backend_client.bulk.readers import columns_in, json_lines
 from backend_client.bulk.readers.source import InputChanged
+from backend_client.bulk.types import Kind, NoCommonType, common_type, duplicates, is_text_like, merged
 from backend_client.errors import ConfigurationError
 from backend_client.lifetime import map_in_daemon_threads
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, Self
 
@@ -97,3 +98,83 @@ class BulkJob:
 def _shown(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+# Rows of a fragment: chunks as they are read, and rows that are rejected.
+
+CHUNK_BYTES = 8 * 1024 * 1024
+"""A chunk of so many bytes is full, however few rows it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A rejected row and the reason; `count` rows from `row` on, where they cannot be told apart.
+
+    `row` is the number of the row in its file; in JSONL, the offset of its line in bytes. `rest`: it stands for the
+    rest of its file, of which the number of rows is unknown.
+    """
+
+    row: int
+    reason: str
+    id: Any = None
+    count: int = 1
+    rest: bool = False
+
+    def line(self, file: str) -> bytes:
+        """As a line of JSON."""
+        known = {} if self.id is None else {"id": self.id}
+        more: dict[str, Any] = {} if self.count == 1 else {"rows": self.count}
+        more |= {"rest": True} if self.rest else {}
+        entry = {**known, "file": file, "row": self.row, "reason": self.reason, **more}
+        return json.dumps(entry, default=str).encode() + b"\n"
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Rows as they were read: `table` has their columns, `rows` their places, `inputs` what is sent for each.
+
+    An input is None where there is none, and bytes where it is no valid text. `rejected` are rows that could not be
+    read into the table at all.
+    """
+
+    table: Any
+    rows: list[int]
+    inputs: list[Any] = field(repr=False)
+    rejected: list[Rejection]
+    ids: list[Any] | None = None
+
+    def id_of(self, index: int) -> Any:
+        """The id of a row, None where the job has no id column."""
+        return None if self.ids is None else self.ids[index]
+
+
+# The steps of the protocol that commits a fragment, by name, for tests that stop a process at each of them.
+
+STEPS = (
+    "job described",
+    "plan stored",
+    "fragment begun",
+    "rows read",
+    "rows served",
+    "rows written",
+    "temporary file complete",
+    "rejected rows committed",
+    "data committed",
+    "receipt written",
+    "all fragments committed",
+    "success written",
+)
+"""In the order in which a run of one fragment passes them."""
+
+_observers: list[Callable[[str], None]] = []
+
+
+def observe(observer: Callable[[str], None]) -> None:
+    """Call `observer` with the name of each step that this process reaches."""
+    _observers.append(observer)
+
+
+def reached(step: str) -> None:
+    """This process has completed the step."""
+    for observer in _observers:
+        observer(step)

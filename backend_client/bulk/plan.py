@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple
 
-from backend_client.bulk.fragments import Fragment, InputFile, cut_bytes, cut_parquet
+from backend_client.bulk.inputs import Fragment, InputFile, cut_bytes, cut_parquet
 from backend_client.bulk.optional import need
 from backend_client.bulk.readers.source import InputChanged, opened
 

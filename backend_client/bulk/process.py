@@ -16,15 +16,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
-from backend_client.bulk.fragments import Fragment
-from backend_client.bulk.job import BulkJob
+from backend_client.bulk.answers import Results
+from backend_client.bulk.inputs import Fragment
+from backend_client.bulk.job import BulkJob, Chunk, Rejection, reached
+from backend_client.bulk.output import METADATA_KEY, REJECTED, Receipt, committed
 from backend_client.bulk.readers import CHUNK_ROWS, read
-from backend_client.bulk.receipts import METADATA_KEY, REJECTED, Receipt, committed
-from backend_client.bulk.results import Results
-from backend_client.bulk.rows import Chunk, Rejection
-from backend_client.bulk.steps import reached
 from backend_client.bulk.stores import OutputFailed, Store
-from backend_client.bulk.together import cancelled, uninterrupted
+from backend_client.bulk.window import cancelled, uninterrupted
 from backend_client.bulk.writer import Writer
 from backend_client.lifetime import in_daemon_thread
 

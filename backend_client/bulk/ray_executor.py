@@ -14,14 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from backend_client.bulk.actor import Actor
-from backend_client.bulk.executors import WorkerLost
-from backend_client.bulk.fragments import Fragment
+from backend_client.bulk.inputs import Fragment
 from backend_client.bulk.job import BulkJob
 from backend_client.bulk.optional import need
-from backend_client.bulk.receipts import Receipt
+from backend_client.bulk.output import Receipt
 from backend_client.bulk.request import BulkRequest
-from backend_client.bulk.worker import Probe
+from backend_client.bulk.worker import Actor, Probe, WorkerLost
 from backend_client.errors import ConfigurationError, NPUUnavailableError
 from backend_client.lifetime import in_daemon_thread
 from backend_client.settings import ClientSettings

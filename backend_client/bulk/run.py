@@ -1,26 +1,338 @@
-"""A run of a job from its request to its report."""
+"""The driver of a run: hands fragments to an executor, counts attempts, and stops when too much is wrong."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
-from backend_client.bulk.acceptance import rejection_check, verdict
-from backend_client.bulk.driver import Driver, Progress, TooManyRejected
-from backend_client.bulk.executors import Executor
-from backend_client.bulk.finish import SUCCESS
-from backend_client.bulk.fragments import Fragment
-from backend_client.bulk.opened import OpenedJob, describe, open_job, read_job, was_completed
-from backend_client.bulk.quarantine import Quarantined, record, recorded
-from backend_client.bulk.report import BulkReport, ExitCode
+from backend_client.bulk import plan as plans
+from backend_client.bulk.answers import Unanswered
+from backend_client.bulk.columns import with_columns
+from backend_client.bulk.inputs import Fragment, check_apart, list_inputs, listing_digest, of_shard
+from backend_client.bulk.job import BulkJob, reached
+from backend_client.bulk.output import (
+    SUCCESS,
+    BulkReport,
+    ExitCode,
+    Quarantined,
+    Receipt,
+    finish,
+    read_receipts,
+    record,
+    recorded,
+)
+from backend_client.bulk.readers.source import InputChanged
 from backend_client.bulk.request import BulkRequest
-from backend_client.bulk.stores import Store, open_store, prove_exclusive
+from backend_client.bulk.stores import OutputFailed, Store, open_store, prove_exclusive
 from backend_client.bulk.supervisor import History, Note
-from backend_client.bulk.window import shared_by_small, whole
-from backend_client.bulk.worker import Worker
+from backend_client.bulk.window import SLOT, Parts, cancelled, shared_by_small, whole
+from backend_client.bulk.worker import Executor, Worker, WorkerLost
+from backend_client.errors import (
+    AuthenticationFailed,
+    ConfigurationError,
+    NPUError,
+    NPUUnavailableError,
+)
 from backend_client.lifetime import in_daemon_thread
 from backend_client.settings import ClientSettings
+
+# These would meet every fragment alike: trying again, or going on, helps nobody.
+_FATAL = (AuthenticationFailed, ConfigurationError, NPUUnavailableError, OutputFailed)
+# Before a fragment that failed is tried again; doubled each time.
+_FIRST_PAUSE_S = 1.0
+_LAST_PAUSE_S = 30.0
+
+
+class Progress:
+    """The progress of a run: sums over the fragments that are committed, by this run and before."""
+
+    def __init__(self, fragments: int) -> None:
+        self.fragments = fragments
+        self.done = 0
+        self.rows = 0
+        self.rejected = 0
+        self.incomplete = 0
+        self.rows_now = 0
+        self.running = 0
+        self.failures = 0
+        self.lost = 0
+        self.served: Counter[str] = Counter()
+        self.quarantined: list[Quarantined] = []
+
+    def add(self, receipt: Receipt, *, before: bool = False) -> None:
+        """Add a committed fragment; `before`: of an earlier run. Fragments that others committed do not count as this
+        run's.
+        """
+        self.done += 1
+        self.rows += receipt.rows
+        self.rejected += receipt.rejected
+        self.incomplete += receipt.incomplete
+        if receipt.won and not before:
+            self.rows_now += receipt.rows
+            self.served.update(receipt.served)
+
+
+class TooManyRejected(NPUError):
+    """More rows were rejected than the job allows."""
+
+
+class Driver:
+    """One run over the fragments that have no file yet.
+
+    `attempts`: a fragment that failed so often is quarantined, deaths of earlier processes included, and `keep` is
+    called with it. `report` is called after each change. `check` raises TooManyRejected. `parts`: of the `SLOT` parts
+    of a slot, how many a fragment takes.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        progress: Progress,
+        *,
+        attempts: int,
+        report: Callable[[Progress], None],
+        check: Callable[[Progress], None],
+        keep: Callable[[Quarantined], Awaitable[None]] | None = None,
+        history: History | None = None,
+        parts: Parts = whole,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._history = history or History()
+        self._executor = executor
+        self._progress = progress
+        self._progress.lost = self._history.lost
+        self._attempts = attempts
+        self._report = report
+        self._check = check
+        self._keep = keep
+        self._kept = 0
+        self._parts = parts
+        self._sleep = sleep
+        self._failed: Counter[str] = Counter()
+
+    async def run(self, fragments: Iterable[Fragment]) -> None:
+        """Process all of them. Raises the first error that would meet every fragment; nothing runs on after that."""
+        waiting = deque(fragment for fragment in fragments if not self._deadly(fragment))
+        running: dict[asyncio.Task[Receipt], Fragment] = {}
+        taken = 0
+        changed = asyncio.create_task(self._executor.changed())
+        try:
+            await self._keep_quarantined()
+            while waiting or running:
+                while waiting and taken + self._parts(waiting[0]) <= SLOT * self._executor.slots:
+                    fragment = waiting.popleft()
+                    taken += self._parts(fragment)
+                    running[asyncio.create_task(self._attempt(fragment))] = fragment
+                self._progress.running = len(running)
+                if changed.done():
+                    changed.result()
+                    changed = asyncio.create_task(self._executor.changed())
+                done, _ = await asyncio.wait([*running, changed], return_when=asyncio.FIRST_COMPLETED)
+                for task in [task for task in running if task in done]:
+                    fragment = running.pop(task)
+                    taken -= self._parts(fragment)
+                    if self._settle(fragment, task):
+                        waiting.append(fragment)
+                self._progress.lost = self._history.lost + self._executor.lost
+                self._report(self._progress)
+                await self._keep_quarantined()
+        finally:
+            await cancelled([*running, changed])
+            self._progress.running = 0
+
+    async def _keep_quarantined(self) -> None:
+        new = self._progress.quarantined[self._kept :]
+        self._kept = len(self._progress.quarantined)
+        if self._keep is not None:
+            for given_up in new:
+                await self._keep(given_up)
+
+    def _deadly(self, fragment: Fragment) -> bool:
+        """Whether it has killed its process as often as it may fail; then it is quarantined."""
+        deaths = self._history.deaths.get(fragment.id, 0)
+        if deaths < self._attempts:
+            return False
+        self._progress.quarantined.append(Quarantined(fragment, deaths, "its process died"))
+        return True
+
+    async def _attempt(self, fragment: Fragment) -> Receipt:
+        failed = self._failed[fragment.id]
+        if failed:
+            await self._sleep(min(_FIRST_PAUSE_S * 2 ** (failed - 1), _LAST_PAUSE_S))
+        return await self._executor.submit(fragment)
+
+    def _settle(self, fragment: Fragment, task: asyncio.Task[Receipt]) -> bool:
+        """Record the outcome of an attempt. Returns whether the fragment is to be tried again."""
+        error = task.exception()
+        if error is None:
+            self._progress.add(task.result())
+            self._check(self._progress)
+            return False
+        if isinstance(error, InputChanged):
+            raise ConfigurationError(str(error))
+        if isinstance(error, _FATAL) or not isinstance(error, Exception):
+            raise error
+        self._failed[fragment.id] += 1
+        self._progress.failures += 1
+        failed = self._failed[fragment.id] + self._history.deaths.get(fragment.id, 0)
+        # A request that was not answered for long enough has had its attempts: those of the whole fragment cost more.
+        if failed < self._attempts and not isinstance(error, Unanswered):
+            return True
+        reason = "its worker died" if isinstance(error, WorkerLost) else f"{type(error).__name__}: {error}"
+        self._progress.quarantined.append(Quarantined(fragment, failed, reason[:300]))
+        return False
+
+
+# How many rejected rows a job accepts: checked while it runs, and judged when it is complete.
+
+
+def rejection_check(share: float, fragments: Sequence[Fragment]) -> Callable[[Progress], None]:
+    """Raises TooManyRejected once more rows are rejected than the share of all; their number may be an estimate.
+
+    Files that are damaged or end early do not end a run: they are counted when all others are done.
+    """
+    known = sum(fragment.rows for fragment in fragments if fragment.rows is not None)
+    unknown = sum(fragment.rows is None for fragment in fragments)
+
+    def check(progress: Progress) -> None:
+        rejected = progress.rejected - progress.incomplete
+        seen = progress.rows + rejected
+        # Of files without a row count, as many rows in each fragment as there were on average so far.
+        expected = known if not unknown else max(seen, seen * len(fragments) / max(1, progress.done))
+        if rejected > share * expected:
+            raise TooManyRejected(_message(progress, share))
+
+    return check
+
+
+def verdict(share: float, progress: Progress) -> tuple[ExitCode, str]:
+    """How a complete job ends, and why."""
+    if progress.incomplete and share < 1:
+        return ExitCode.TOO_MANY_REJECTED, (
+            f"{progress.incomplete} files are damaged or end early, and nobody knows how many rows they lack: see "
+            "rejected/; all else is done, --max-rejected 1 accepts it"
+        )
+    if progress.rejected > share * (progress.rows + progress.rejected):
+        return ExitCode.TOO_MANY_REJECTED, _message(progress, share)
+    return ExitCode.COMPLETE, ""
+
+
+def _message(progress: Progress, share: float) -> str:
+    return (
+        f"{progress.rejected} rows are rejected, more than {share:.3%} of them: see rejected/; "
+        "increase --max-rejected and run the same command to continue"
+    )
+
+
+# A job as its output describes it: opened or created, planned, and split into what is done and what is left.
+
+_JOB, _PLAN = "job.json", "_plan.json"
+
+
+@dataclass(slots=True)
+class OpenedJob:
+    """A job of an output: all `fragments`, those of this shard (`mine`), and of these the ones without a file (`todo`).
+
+    `receipts` are those of earlier runs, by fragment.
+    """
+
+    job: BulkJob
+    store: Store
+    fragments: list[Fragment]
+    mine: list[Fragment]
+    todo: list[Fragment]
+    receipts: dict[str, Receipt] = field(default_factory=dict)
+
+    def progress(self) -> Progress:
+        """Read the receipts of the fragments that have a file, and return the sums over them."""
+        progress = Progress(len(self.mine))
+        todo = {fragment.id for fragment in self.todo}
+        done = [fragment for fragment in self.mine if fragment.id not in todo]
+        self.receipts = read_receipts(self.store, done)
+        for receipt in self.receipts.values():
+            progress.add(receipt, before=True)
+        # A writer may have died before its receipt: the fragment is done all the same.
+        progress.done = len(done)
+        return progress
+
+    def finish_if_complete(self) -> bool:
+        """Write `_SUCCESS` if every fragment of the job has a file; return whether the job is complete."""
+        present = self.store.names()
+        if SUCCESS in present:
+            return True
+        if any(fragment.name not in present for fragment in self.fragments):
+            return False
+        finish(self.store, self.fragments, self.receipts)
+        return True
+
+
+def was_completed(store: Store) -> bool:
+    """Whether an earlier run has completed the job of this output."""
+    return all(store.has(name) for name in (SUCCESS, _JOB, _PLAN))
+
+
+async def describe(request: BulkRequest, store: Store, worker: Executor) -> BulkJob:
+    """Return the job of the output, which is created for the request if there is none.
+
+    Raises ConfigurationError when the output holds another job than the request asks for.
+    """
+    check_apart(request.source, request.out)
+    files = await in_daemon_thread(lambda: list_inputs(request.source), "list input")
+    listing = listing_digest(files)
+    data = await in_daemon_thread(lambda: store.read(_JOB), "read job")
+    if data is None:
+        probe = await worker.probe(None)
+        job = request.job(listing, model=probe.model, space=probe.space, dimensions=probe.dimensions)
+        job = await in_daemon_thread(lambda: with_columns(job, files), "find columns")
+        await in_daemon_thread(lambda: store.create(_JOB, job.dump()), "describe job")
+        # Of two drivers that start at once, both take the description that was written first.
+        data = await in_daemon_thread(lambda: store.read(_JOB), "read job")
+    stored = BulkJob.load(data or b"", f"{request.out}/{_JOB}")
+    model = request.model or stored.model
+    wanted = request.job(listing, model=model, space=stored.space, dimensions=stored.dimensions)
+    # Columns are determined only once: the equal listing shows that the files are the same.
+    if differences := stored.differences(replace(wanted, schema=stored.schema, json_types=stored.json_types)):
+        lines = "\n  ".join(differences)
+        raise ConfigurationError(
+            f"{request.out} holds another job:\n  {lines}\nrun it with what job.json says, or choose another output"
+        )
+    reached("job described")
+    return stored
+
+
+def open_job(request: BulkRequest, job: BulkJob, store: Store) -> OpenedJob:
+    """Plan the fragments of the job unless its output has a plan. Raises ConfigurationError if the input changed."""
+    data = store.read(_PLAN)
+    if data is None:
+        files = list_inputs(request.source)
+        if listing_digest(files) != job.listing:
+            raise ConfigurationError("the input changed while the job was planned: run it again")
+        store.create(_PLAN, plans.dump(plans.plan(files, job.rows_per_fragment)))
+        data = store.read(_PLAN) or b""
+    reached("plan stored")
+    return _split(request, job, store, plans.load(data))
+
+
+def read_job(request: BulkRequest, store: Store) -> OpenedJob:
+    """Return the job of an output without changing it. Raises ConfigurationError if the output has no job."""
+    data = store.read(_JOB)
+    stored = store.read(_PLAN)
+    if data is None or stored is None:
+        raise ConfigurationError(f"{request.out} holds no job")
+    return _split(request, BulkJob.load(data, f"{request.out}/{_JOB}"), store, plans.load(stored))
+
+
+def _split(request: BulkRequest, job: BulkJob, store: Store, fragments: list[Fragment]) -> OpenedJob:
+    mine = of_shard(fragments, request.shard)
+    present = store.names()
+    return OpenedJob(job, store, fragments, mine, [part for part in mine if part.name not in present])
+
+
+# A run of a job from its request to its report.
 
 _NOTHING_LEFT = "the job was finished before: nothing was left to do"
 _QUARANTINED = "{} fragments are quarantined: the same command tries them again"

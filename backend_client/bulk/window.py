@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, TypeVar
 
-from backend_client.bulk.fragments import BYTES_PER_ROW, Fragment
+from backend_client.bulk.inputs import BYTES_PER_ROW, Fragment
 
 SLOT = 8
 """The parts of a slot."""
@@ -38,3 +40,45 @@ def shared_by_small(rows_per_fragment: int) -> Parts:
         return 1 if rows <= most_rows and size <= _FEW_BYTES else SLOT
 
     return parts
+
+
+# Several coroutines as one: the first failure cancels the others and is raised as it is, not in a group.
+
+R = TypeVar("R")
+
+
+async def together(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run all of them. Raises the first error; none of them runs on after this returns."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        if tasks:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                task.result()
+    finally:
+        await cancelled(tasks)
+
+
+async def cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel the tasks and wait until they have ended."""
+    ended = list(tasks)
+    for task in ended:
+        task.cancel()
+    # Also of those that had ended: asyncio logs errors that nobody looked at.
+    await asyncio.gather(*ended, return_exceptions=True)
+
+
+async def uninterrupted(coroutine: Coroutine[Any, Any, R]) -> R:
+    """Run a coroutine to its end, however often the caller is cancelled meanwhile; it is raised only then."""
+    task = asyncio.create_task(coroutine)
+    interruption: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            interruption = error
+    if interruption is None:
+        return task.result()
+    if not task.cancelled():
+        task.exception()  # it has been looked at: nothing is logged
+    raise interruption

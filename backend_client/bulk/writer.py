@@ -7,13 +7,12 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+from backend_client.bulk.answers import Results
 from backend_client.bulk.columns import schema_of
-from backend_client.bulk.conform import conform
-from backend_client.bulk.fragments import Fragment
-from backend_client.bulk.job import BulkJob
+from backend_client.bulk.inputs import Fragment
+from backend_client.bulk.job import BulkJob, Chunk
 from backend_client.bulk.optional import need
-from backend_client.bulk.results import Results
-from backend_client.bulk.rows import Chunk
+from backend_client.bulk.types import conform
 
 # Row groups smaller than this make a file slow to scan; larger ones only cost memory here.
 _ROWS_PER_GROUP = 8192

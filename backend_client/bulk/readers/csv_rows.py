@@ -6,13 +6,12 @@ import csv
 from collections.abc import Iterator
 from typing import Any
 
-from backend_client.bulk.common_type import Kind
-from backend_client.bulk.fragments import Fragment, InputFile
-from backend_client.bulk.job import BulkJob
+from backend_client.bulk.inputs import Fragment, InputFile
+from backend_client.bulk.job import CHUNK_BYTES, BulkJob, Chunk, Rejection
 from backend_client.bulk.optional import need
-from backend_client.bulk.readers.lines import LONGEST_LINE, Damaged, lines
+from backend_client.bulk.readers.json_lines import LONGEST_LINE, Damaged, lines
 from backend_client.bulk.readers.source import opened
-from backend_client.bulk.rows import CHUNK_BYTES, Chunk, Rejection
+from backend_client.bulk.types import Kind
 from backend_client.errors import ConfigurationError
 
 

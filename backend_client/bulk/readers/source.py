@@ -5,8 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from backend_client.bulk.fragments import InputFile
-from backend_client.bulk.inputs import changed
+from backend_client.bulk.inputs import InputFile, changed
 from backend_client.bulk.optional import file_system
 
 

@@ -1,4 +1,4 @@
-"""The store of a directory."""
+"""Processes of this machine: the temporary files of one that has ended are nobody's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,17 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from backend_client.bulk.stores.processes import has_ended
+
+def has_ended(pid: str) -> bool:
+    """Whether that process of this machine has ended; one that nobody waited for is still listed, as a zombie."""
+    try:
+        stat = Path("/proc", pid, "stat").read_bytes()
+    except OSError:
+        return True
+    return stat.rpartition(b")")[2].split()[:1] == [b"Z"]
+
+
+# The store of a directory.
 
 R = TypeVar("R")
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from backend_client.bulk.stores.processes import has_ended
+from backend_client.bulk.stores.local import has_ended
 
 
 class ObjectStore:

@@ -97,7 +97,7 @@ def _drive(
     `deadly` is (row, signal, times): the fragment of the Parquet file that begins at the row ends its process so often.
     Without `root`, permissions of files count, whoever runs the tests.
     """
-    from backend_client.bulk import steps
+    from backend_client.bulk import job
     from backend_client.cli.main import main
 
     # Ignored in what a shell starts in the background, as this run of the tests may be.
@@ -117,7 +117,7 @@ def _drive(
                 else:
                     os.kill(os.getpid(), getattr(signal, sign))
 
-    steps.observe(kill)
+    job.observe(kill)
     if not root:
         _give_up_capabilities()
     if deadly is not None:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from backend_client.bulk import Progress
-from backend_client.bulk.receipts import Receipt
+from backend_client.bulk.output import Receipt
 from backend_client.cli.commands.dataset import Bar, bar_line, clock_time
 from backend_client.cli.main import main
 from backend_client.testing import FakeFleet, status

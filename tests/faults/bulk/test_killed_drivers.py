@@ -2,7 +2,7 @@
 
 import pytest
 
-from backend_client.bulk.steps import STEPS
+from backend_client.bulk.job import STEPS
 from tests.faults.bulk.data_sets import assert_whole, rows_of
 
 SIGKILL = -9

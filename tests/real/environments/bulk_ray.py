@@ -19,8 +19,8 @@ import ray
 from ray.cluster_utils import Cluster
 
 from backend_client.bulk import BulkRequest, ExitCode, run_job
-from backend_client.bulk.actor import Actor
 from backend_client.bulk.ray_executor import OPTIONS, RESOURCE, RayExecutor
+from backend_client.bulk.worker import Actor
 from backend_client.settings import ClientSettings
 from backend_client.testing import FakeFleet
 from tests.faults.bulk.data_sets import assert_whole, make_input, rows_of

@@ -32,8 +32,8 @@ import ray
 from ray.cluster_utils import Cluster
 
 from backend_client.bulk import BulkRequest, ExitCode, run_job
-from backend_client.bulk.actor import Actor
 from backend_client.bulk.ray_executor import OPTIONS, RESOURCE, RayExecutor
+from backend_client.bulk.worker import Actor
 from backend_client.errors import NPUUnavailableError
 from backend_client.settings import ClientSettings
 from tests.faults.bulk.data_sets import rows_of

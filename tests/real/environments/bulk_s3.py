@@ -16,7 +16,7 @@ from pathlib import Path
 import fsspec
 from moto.server import ThreadedMotoServer
 
-from backend_client.bulk import steps
+from backend_client.bulk import job
 from backend_client.cli.main import main
 from backend_client.testing import FakeFleet
 from tests.faults.bulk.data_sets import assert_whole, make_input
@@ -32,7 +32,7 @@ def drive(out, step):
             os.kill(os.getppid(), signal.SIGKILL)
             os.kill(os.getpid(), signal.SIGKILL)
 
-    steps.observe(kill)
+    job.observe(kill)
     return main(["embed-dataset", SOURCE, out, "--rows-per-fragment", "175", "--max-rejected", "0.1"])
 
 

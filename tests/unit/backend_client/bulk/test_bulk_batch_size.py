@@ -2,7 +2,7 @@
 
 import pytest
 
-from backend_client.bulk.embedding import BatchSize
+from backend_client.bulk.answers import BatchSize
 
 
 @pytest.mark.parametrize(

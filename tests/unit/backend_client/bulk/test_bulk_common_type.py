@@ -13,10 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from backend_client.bulk.common_type import Kind, NoCommonType, common_type
-from backend_client.bulk.conform import conform, json_of
 from backend_client.bulk.inputs import list_inputs
 from backend_client.bulk.readers import parquet
+from backend_client.bulk.types import Kind, NoCommonType, common_type, conform, json_of
 
 NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 NAN_FREE = [0.0, 1.5, -0.1, 5e-324, 1.7976931348623157e308, float("inf"), 2.0**53 + 2, 1e22]

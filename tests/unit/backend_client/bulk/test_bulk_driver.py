@@ -5,13 +5,13 @@ from collections import Counter
 
 import pytest
 
-from backend_client.bulk.driver import Driver, Progress, TooManyRejected
-from backend_client.bulk.executors import WorkerLost
-from backend_client.bulk.fragments import Fragment, InputFile
-from backend_client.bulk.patience import Unanswered
-from backend_client.bulk.receipts import Receipt
+from backend_client.bulk.answers import Unanswered
+from backend_client.bulk.inputs import Fragment, InputFile
+from backend_client.bulk.output import Receipt
+from backend_client.bulk.run import Driver, Progress, TooManyRejected
 from backend_client.bulk.stores import OutputFailed
 from backend_client.bulk.window import SLOT, whole
+from backend_client.bulk.worker import WorkerLost
 from backend_client.errors import ConfigurationError
 
 FILE = InputFile("file:///in.parquet", 1, "v", "parquet")

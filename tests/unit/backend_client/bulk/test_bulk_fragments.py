@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend_client.bulk.fragments import Fragment, InputFile, cut_bytes, cut_parquet, of_shard
-from backend_client.bulk.inputs import list_inputs
+from backend_client.bulk.inputs import Fragment, InputFile, cut_bytes, cut_parquet, list_inputs, of_shard
 from backend_client.bulk.plan import dump, load, plan
 
 PARQUET = InputFile("file:///in.parquet", 1, "v", "parquet")

@@ -9,8 +9,8 @@ import pytest
 
 from backend_client.bulk.inputs import list_inputs
 from backend_client.bulk.plan import plan
-from backend_client.bulk.readers import parquet_pages
-from backend_client.bulk.readers.parquet_pages import page_sizes
+from backend_client.bulk.readers import parquet
+from backend_client.bulk.readers.parquet import page_sizes
 from backend_client.bulk.readers.source import opened
 from tests.support.bulk_rows import JOB, rows_in
 
@@ -56,7 +56,7 @@ def test_the_sizes_of_all_pages_are_what_the_footer_says_in_sum(tmp_path, form):
 
 @pytest.fixture
 def limit(monkeypatch):
-    monkeypatch.setattr(parquet_pages, "LARGEST_PAGE", 20_000)
+    monkeypatch.setattr(parquet, "LARGEST_PAGE", 20_000)
 
 
 @pytest.mark.usefixtures("limit")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from backend_client.bulk.patience import Patience, Unanswered
+from backend_client.bulk.answers import Patience, Unanswered
 from backend_client.errors import (
     AuthenticationFailed,
     CloudRejected,

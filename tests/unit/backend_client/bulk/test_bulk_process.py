@@ -12,13 +12,12 @@ import pytest
 
 from backend_client import lifetime
 from backend_client.bulk import process as processing
+from backend_client.bulk.answers import Results, Vectors
 from backend_client.bulk.columns import with_columns
 from backend_client.bulk.inputs import list_inputs
 from backend_client.bulk.plan import plan
 from backend_client.bulk.readers import CHUNK_ROWS
-from backend_client.bulk.results import Results
 from backend_client.bulk.stores import open_store
-from backend_client.bulk.vectors import Vectors
 from tests.support.bulk_rows import JOB
 
 

@@ -1,7 +1,7 @@
 """What the output keeps of fragments that a run gave up."""
 
-from backend_client.bulk.fragments import Fragment, InputFile
-from backend_client.bulk.quarantine import FOLDER, Quarantined, forget, record, recorded
+from backend_client.bulk.inputs import Fragment, InputFile
+from backend_client.bulk.output import QUARANTINE_FOLDER, Quarantined, forget, record, recorded
 from backend_client.bulk.stores import open_store
 
 FRAGMENT = Fragment(InputFile("file:///in.parquet", 1, "v", "parquet"), 0, 10, 10)
@@ -18,5 +18,5 @@ def test_why_a_fragment_was_given_up_is_kept_until_it_is_forgotten(tmp_path):
 
 def test_a_record_that_the_machine_lost_with_its_power_still_tells_of_the_fragment(tmp_path):
     store = open_store(str(tmp_path))
-    store.put(f"{FOLDER}/{FRAGMENT.id}.json", b"")
+    store.put(f"{QUARANTINE_FOLDER}/{FRAGMENT.id}.json", b"")
     assert "lost" in recorded(store, [FRAGMENT])[FRAGMENT.id]

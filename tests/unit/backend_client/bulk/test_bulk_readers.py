@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend_client.bulk.fragments import BYTES_PER_ROW
-from backend_client.bulk.inputs import list_inputs
+from backend_client.bulk.inputs import BYTES_PER_ROW, list_inputs
 from backend_client.bulk.plan import plan
-from backend_client.bulk.readers import lines, read
-from backend_client.bulk.readers.lines import split
+from backend_client.bulk.readers import json_lines, read
+from backend_client.bulk.readers.json_lines import split
 from backend_client.bulk.readers.source import InputChanged
 from tests.support.bulk_rows import JOB, rows_in
 
@@ -112,7 +111,7 @@ def test_a_line_that_is_no_row_is_rejected_with_its_place(tmp_path):
 
 
 def test_a_line_that_is_too_long_is_rejected_without_being_held(tmp_path, monkeypatch):
-    monkeypatch.setattr(lines, "LONGEST_LINE", 1000)
+    monkeypatch.setattr(json_lines, "LONGEST_LINE", 1000)
     path = tmp_path / "in.jsonl"
     path.write_text('{"text": "' + "x" * 5000 + '"}\n{"text": "short"}\n')
     found, rejected = rows_in(plan(list_inputs(str(path)), 1000))

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from backend_client.bulk.together import uninterrupted
+from backend_client.bulk.window import uninterrupted
 
 
 @pytest.mark.parametrize("cancellations", [1, 3])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from backend_client.bulk.fragments import Fragment, InputFile
+from backend_client.bulk.inputs import Fragment, InputFile
 from backend_client.bulk.window import SLOT, shared_by_small, whole
 
 MIB = 1024 * 1024

@@ -1,12 +1,12 @@
 """The type of a column in the output, where the files of the input have several: it holds every value of each exactly.
 
 A number is never rounded and no cast may fail once rows are served, so a type is chosen only if all values of all
-types fit into it, or if statistics prove that those of this input do.
-"""
+types fit into it, or if statistics prove that those of this input do."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -291,3 +291,89 @@ def _inner_duplicates(type_: Any) -> list[str]:
     if fields:
         return duplicates([field.name for field in type_], fields)
     return [name for part in _parts(type_) for name in _inner_duplicates(part)]
+
+
+# Arrow types with other leaves: the same values in types that all of Arrow's functions treat well.
+
+
+def without_views(schema: Any) -> Any:
+    """The schema without string views, which Arrow can write and read, but of which it cannot pick rows."""
+    pa = need("pyarrow")
+
+    def plain(leaf: Any) -> Any:
+        if pa.types.is_string_view(leaf):
+            return pa.string()
+        return pa.binary() if pa.types.is_binary_view(leaf) else leaf
+
+    return pa.schema([field.with_type(_mapped(field.type, plain)) for field in schema], schema.metadata)
+
+
+def in_utc(kind: Any) -> Any:
+    """The type with moments in UTC: in text, other zones lose the seconds of old offsets such as +00:53:28."""
+    pa = need("pyarrow")
+
+    def moment(leaf: Any) -> Any:
+        return pa.timestamp(leaf.unit, "UTC") if pa.types.is_timestamp(leaf) and leaf.tz is not None else leaf
+
+    return _mapped(kind, moment)
+
+
+def _mapped(kind: Any, leaf: Callable[[Any], Any]) -> Any:
+    pa = need("pyarrow")
+    types = pa.types
+
+    def element() -> Any:
+        return kind.value_field.with_type(_mapped(kind.value_type, leaf))
+
+    made: tuple[tuple[Callable[[Any], bool], Callable[[], Any]], ...] = (
+        (types.is_list, lambda: pa.list_(element())),
+        (types.is_large_list, lambda: pa.large_list(element())),
+        (types.is_fixed_size_list, lambda: pa.list_(element(), kind.list_size)),
+        (types.is_map, lambda: pa.map_(_mapped(kind.key_type, leaf), _mapped(kind.item_type, leaf), kind.keys_sorted)),
+        (types.is_struct, lambda: pa.struct([field.with_type(_mapped(field.type, leaf)) for field in kind])),
+    )
+    return next((make() for test, make in made if test(kind)), None) or leaf(kind)
+
+
+# Chunks in the columns of the output: each file's own types become those that were found for the whole input.
+
+_NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+
+
+def conform(table: Any, schema: Any, as_json: Collection[str] = ()) -> Any:
+    """The table with the columns of the schema: missing ones are null, those of `as_json` JSON of their values.
+
+    Raises pyarrow.ArrowInvalid for a value that its type cannot hold.
+    """
+    pa = need("pyarrow")
+    present = set(table.column_names)
+    columns = [
+        pa.nulls(table.num_rows, column.type)
+        if column.name not in present
+        else json_of(table.column(column.name))
+        if column.name in as_json
+        else _cast(table.column(column.name), column.type)
+        for column in schema
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _cast(column: Any, kind: Any) -> Any:
+    if column.type.equals(kind):
+        return column
+    pa = need("pyarrow")
+    if pa.types.is_null(column.type):
+        return pa.nulls(len(column), kind)
+    return column.cast(in_utc(column.type)).cast(kind)
+
+
+def json_of(column: Any) -> Any:
+    """JSON of each value as text: numbers and booleans as they are, all else as strings."""
+    pa = need("pyarrow")
+    kind = plain_type(column.type)
+    texts = _cast(column, pa.string()).to_pylist()
+    if pa.types.is_floating(kind):
+        texts = [_NOT_FINITE.get(text, text) for text in texts]
+    elif not (pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_decimal(kind)):
+        texts = [None if text is None else json.dumps(text, ensure_ascii=False) for text in texts]
+    return pa.array(texts, pa.string())

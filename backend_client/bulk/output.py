@@ -1,0 +1,252 @@
+"""Receipts of committed fragments: counts and checksum, stored beside the data by the writer that won."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from enum import IntEnum
+from typing import Any, Self
+
+from backend_client.bulk.inputs import Fragment
+from backend_client.bulk.job import FORMAT, reached
+from backend_client.bulk.optional import need
+from backend_client.bulk.stores import Store, read_many
+
+FOLDER = "_receipts"
+REJECTED = "rejected"
+METADATA_KEY = "npu_bulk"
+"""Under this key a data file's metadata has its receipt, without the checksum and the size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """Of one fragment. `rejected_file` is in the folder of rejected rows, "" without any. `incomplete`
+    files ended early, or could not be read at all: each counts as one rejected row. `served` counts rows by node
+    and device. `won`: this attempt's file is the one that has the name.
+    """
+
+    fragment: str
+    rows: int
+    rejected: int
+    rejected_file: str = ""
+    incomplete: int = 0
+    tokens: int = 0
+    generated_tokens: int = 0
+    npu_busy_us: int = 0
+    seconds: float = 0.0
+    served: Mapping[str, int] = field(default_factory=dict)
+    size: int = 0
+    sha256: str = ""
+    won: bool = True
+
+    @property
+    def name(self) -> str:
+        """The receipt's own file."""
+        return f"{FOLDER}/{self.fragment}.json"
+
+    def dump(self) -> bytes:
+        """As JSON."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def load(cls, data: bytes) -> Self:
+        """Read `dump`. Raises ValueError, TypeError."""
+        return cls(**json.loads(data))
+
+
+def read_receipts(store: Store, fragments: Iterable[Fragment]) -> dict[str, Receipt]:
+    """The receipts that there are, by fragment."""
+    stored = store.names(FOLDER)
+    wanted = [fragment.id for fragment in fragments if f"{fragment.id}.json" in stored]
+    found = read_many(store, [f"{FOLDER}/{name}.json" for name in wanted])
+    receipts = (_loaded(data) for data in found.values())
+    return {receipt.fragment: receipt for receipt in receipts if receipt is not None}
+
+
+def _loaded(data: bytes) -> Receipt | None:
+    try:
+        return Receipt.load(data)
+    except (ValueError, TypeError):
+        return None
+
+
+def rebuilt(store: Store, fragment: Fragment) -> Receipt:
+    """The receipt of a data file whose writer died before it wrote one. Raises OSError."""
+    pq = need("pyarrow.parquet")
+    with store.open(fragment.name) as file:
+        metadata = pq.ParquetFile(file).metadata.metadata
+        file.seek(0)
+        digest, size = hashlib.sha256(), 0
+        while block := file.read(1024 * 1024):
+            digest.update(block)
+            size += len(block)
+    return Receipt(**{**json.loads(metadata[METADATA_KEY.encode()]), "size": size, "sha256": digest.hexdigest()})
+
+
+def committed(store: Store, fragment: Fragment) -> Receipt | None:
+    """The receipt of a fragment that another process has committed; None while there is no file. Raises OSError."""
+    if not store.has(fragment.name):
+        return None
+    data = store.read(f"{FOLDER}/{fragment.id}.json")
+    receipt = (_loaded(data) if data is not None else None) or rebuilt(store, fragment)
+    return replace(receipt, won=False)
+
+
+def totals(receipts: Iterable[Receipt]) -> dict[str, Any]:
+    """Their sums."""
+    every = list(receipts)
+    served: Counter[str] = Counter()
+    for receipt in every:
+        served.update(receipt.served)
+    names = ("rows", "rejected", "incomplete", "tokens", "generated_tokens", "npu_busy_us", "size")
+    sums = {name: sum(getattr(receipt, name) for receipt in every) for name in names}
+    return {**sums, "served": dict(served.most_common())}
+
+
+# Fragments that a run gave up, as the output keeps them: `--status` tells them, and the next run tries them again.
+
+QUARANTINE_FOLDER = "_quarantine"
+
+
+@dataclass(slots=True)
+class Quarantined:
+    """A fragment that is given up for this run, and why."""
+
+    fragment: Fragment
+    attempts: int
+    reason: str
+
+    def __str__(self) -> str:
+        """The file, the range and the reason."""
+        return f"{self.fragment.file.url} {self.fragment.start}-{self.fragment.stop}: {self.reason}"
+
+
+def record(store: Store, given_up: Quarantined) -> None:
+    """Keep it in the output. Raises OSError."""
+    entry = {"attempts": given_up.attempts, "reason": str(given_up)}
+    store.put(f"{QUARANTINE_FOLDER}/{given_up.fragment.id}.json", json.dumps(entry).encode())
+
+
+def recorded(store: Store, fragments: Iterable[Fragment]) -> dict[str, str]:
+    """Why the last run that tried them gave up some of these fragments, by their ids. Raises OSError."""
+    kept = store.names(QUARANTINE_FOLDER)
+    wanted = [f"{QUARANTINE_FOLDER}/{fragment.id}.json" for fragment in fragments if f"{fragment.id}.json" in kept]
+    return {name.split("/")[1].removesuffix(".json"): _reason(data) for name, data in read_many(store, wanted).items()}
+
+
+def _reason(data: bytes) -> str:
+    try:
+        reason: str = json.loads(data)["reason"]
+    except ValueError:
+        return "the reason was lost: the machine lost its power"
+    return reason
+
+
+def forget(store: Store) -> None:
+    """Remove what is kept: every fragment has a file. Raises OSError."""
+    store.remove(f"{QUARANTINE_FOLDER}/{name}" for name in store.names(QUARANTINE_FOLDER))
+
+
+# The end of a job: when every fragment has a file, counts and checksums of all of them are written once.
+
+SUCCESS = "_SUCCESS"
+_REBUILT_AT_ONCE = 8
+
+
+def finish(store: Store, fragments: Sequence[Fragment], known: Mapping[str, Receipt]) -> dict[str, Any]:
+    """Write `_SUCCESS` for a job whose fragments are all committed; returns its content. Blocking. Raises OSError.
+
+    `known` are receipts that were read already. Any number of processes may do this at once.
+    """
+    reached("all fragments committed")
+    receipts = {**known, **read_receipts(store, [part for part in fragments if part.id not in known])}
+    missing = [fragment for fragment in fragments if fragment.id not in receipts]
+    with ThreadPoolExecutor(_REBUILT_AT_ONCE, "receipts") as pool:
+        for receipt in pool.map(lambda fragment: rebuilt(store, fragment), missing):
+            store.put(receipt.name, receipt.dump())
+            receipts[receipt.fragment] = receipt
+    every = [receipts[fragment.id] for fragment in fragments]
+    content = {
+        "format": FORMAT,
+        "fragments": len(fragments),
+        **totals(every),
+        "files": {f"part-{receipt.fragment}.parquet": _file(receipt) for receipt in every},
+    }
+    store.create(SUCCESS, json.dumps(content, indent=1).encode() + b"\n")
+    reached("success written")
+    # Files of rejected rows whose attempt did not win, and what processes that died left.
+    referred = {receipt.rejected_file for receipt in every}
+    store.remove(f"{REJECTED}/{name}" for name in store.names(REJECTED) if name not in referred)
+    forget(store)
+    store.sweep(every=True)
+    return content
+
+
+def _file(receipt: Receipt) -> dict[str, Any]:
+    rejected = {"rejected_file": f"{REJECTED}/{receipt.rejected_file}"} if receipt.rejected_file else {}
+    return {
+        "rows": receipt.rows,
+        "rejected": receipt.rejected,
+        "sha256": receipt.sha256,
+        "size": receipt.size,
+        **rejected,
+    }
+
+
+# The report of a run, or of a job's progress.
+
+
+class ExitCode(IntEnum):
+    """The exit status of a run."""
+
+    COMPLETE = 0
+    """Every fragment of the job, or of the shard, has a file."""
+    FAILED = 1
+    """The run stopped with an error; what was committed is kept."""
+    QUARANTINED = 3
+    """Everything has a file but the fragments that are listed."""
+    TOO_MANY_REJECTED = 4
+    """More rows were rejected than `max_rejected` allows."""
+    INCOMPLETE = 5
+    """Of `status`: there are fragments to do yet, and none is quarantined."""
+    INTERRUPTED = 130
+    """Stopped by a signal; run the same command to continue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BulkReport:
+    """`done` of `fragments` have a file, with `rows` rows; `rejected` were set aside. `rows_now`: of this run.
+
+    `quarantined` says why, by fragment. `served` counts rows of this run by node and device. `excluded` are nodes that
+    answer in another vector space. `lost`: workers that died. `success`: `_SUCCESS` is written.
+    """
+
+    exit_code: ExitCode
+    fragments: int
+    done: int
+    rows: int
+    rejected: int
+    rows_now: int = 0
+    seconds: float = 0.0
+    quarantined: Mapping[str, str] = field(default_factory=dict)
+    served: Mapping[str, int] = field(default_factory=dict)
+    excluded: tuple[str, ...] = ()
+    failures: int = 0
+    lost: int = 0
+    success: bool = False
+    message: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return {
+            **values,
+            "exit_code": int(self.exit_code),
+            "quarantined": dict(self.quarantined),
+            "served": dict(self.served),
+            "rows_per_second": round(self.rows_now / self.seconds, 1) if self.seconds else 0.0,
+        }
