@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import base64
 import hashlib
@@ -23,6 +24,7 @@ from pydantic import SecretStr
 from backend_client.client import NPUClient
 from backend_client.errors import ConfigurationError
 from backend_client.lifetime import supervise
+from backend_client.settings import ClientSettings
 from backend_client.status import NodeStatus
 
 # Connections of the dashboard that idle clients cannot hold open, so that readers always get one.
@@ -344,3 +346,22 @@ def _inline_hash(html: str, tag: str) -> str:
     _, _, rest = html.partition(f"<{tag}>")
     digest = hashlib.sha256(rest.partition(f"</{tag}>")[0].encode()).digest()
     return f"sha256-{base64.b64encode(digest).decode()}"
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "dashboard",
+        help="serve a page with every node, live",
+        description="`npu-client dashboard`: a page that shows every node of the fleet, live.",
+    )
+    parser.add_argument("--port", type=int, default=0, help="port on 127.0.0.1 (a free one)")
+    parser.set_defaults(run=run)
+
+
+async def run(args: argparse.Namespace, settings: ClientSettings) -> int:
+    """Serve until interrupted."""
+    async with NPUClient.from_settings(settings) as client, served(client, settings.api_key, args.port) as url:
+        print(f"the dashboard is at {url}", flush=True)
+        await asyncio.Event().wait()
+    return 0

@@ -75,7 +75,7 @@ def _fail(message: str, status: int = 1) -> int:
     return status
 
 
-# `npu-client`: one program, one file of `backend_client.cli.commands` a subcommand.
+# `npu-client`: one program, one file of `backend_client.cli` a subcommand.
 
 # In the order in which a user meets them.
 COMMANDS = ("health", "dashboard", "embed", "generate", "dataset", "bench")
@@ -93,7 +93,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.set_defaults(run=None, start=None)
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name in COMMANDS:
-        importlib.import_module(f"backend_client.cli.commands.{name}").add_parser(subparsers)
+        importlib.import_module(f"backend_client.cli.{name}").add_parser(subparsers)
     for command in subparsers.choices.values():
         _add_settings(command.add_argument_group("settings, here or before the command"), "_behind")
     return parser

@@ -25,7 +25,7 @@ sys.exit(npu_commands.{entry}())
     [
         ("client", "backend_client"),
         ("client", "backend_client.errors"),
-        ("client", "backend_client.cli.commands.health"),
+        ("client", "backend_client.cli.health"),
         ("node", "worker_node"),
         ("node", "worker_node.cli.main"),
         ("node", "worker_node.cli.serve"),

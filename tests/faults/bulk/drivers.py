@@ -62,7 +62,7 @@ def drivers(environment):
 def _serve():
     import pyarrow.parquet  # noqa: F401  (imported before the forks)
 
-    import backend_client.cli.commands.dataset  # noqa: F401
+    import backend_client.cli.dataset  # noqa: F401
 
     for line in sys.stdin:
         order = json.loads(line)

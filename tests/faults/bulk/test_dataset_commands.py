@@ -12,7 +12,7 @@ import pytest
 
 from backend_client.bulk import Progress
 from backend_client.bulk.output import Receipt
-from backend_client.cli.commands.dataset import Bar, bar_line, clock_time
+from backend_client.cli.dataset import Bar, bar_line, clock_time
 from backend_client.cli.main import main
 from backend_client.testing import FakeFleet, status
 from tests.faults.bulk.data_sets import make_input

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from backend_client import NPUClient
-from backend_client.cli.commands import embed
+from backend_client.cli import embed
 from backend_client.cli.main import main
 from tests.faults.scripted_node import ScriptedNode, error_response, vectors_for, vectors_in
 from tests.faults.served import served_in_thread

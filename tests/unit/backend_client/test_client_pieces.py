@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from backend_client import ClientSettings, CloudSettings, ConfigurationError, SpendCapReached, Usage
-from backend_client.cli.commands.common import table
+from backend_client.cli.flags import table
 from backend_client.cloud.ledger import Ledger
 from backend_client.embed_many import cut
 from backend_client.errors import BadReply, InvalidArgument

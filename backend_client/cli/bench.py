@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 
 import numpy as np
 
-from backend_client.cli.commands.common import add_call_options, call_options, table
+from backend_client.cli.flags import add_call_options, call_options, table
 from backend_client.cli.main import WrongUsage
 from backend_client.client import NPUClient
 from backend_client.errors import NPUError, NPUUnavailableError

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from backend_client.cli.commands.common import table
+from backend_client.cli.flags import table
 from backend_client.client import NPUClient
 from backend_client.http.health import ModelReport
 from backend_client.settings import ClientSettings

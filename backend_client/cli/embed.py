@@ -16,7 +16,7 @@ from typing import Any, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from backend_client.cli.commands.common import add_call_options, call_options
+from backend_client.cli.flags import add_call_options, call_options
 from backend_client.client import InferenceClient
 from backend_client.errors import ConfigurationError
 from backend_client.results import EmbedBatch, EmbedOptions

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from backend_client.cli.commands.common import add_call_options, call_options, text_or_stdin
+from backend_client.cli.flags import add_call_options, call_options, text_or_stdin
 from backend_client.client import InferenceClient
 from backend_client.results import GenerateResult
 from backend_client.settings import ClientSettings
