@@ -1,4 +1,4 @@
-"""NPUClient: embedding and generation on a fleet of nodes."""
+"""The clients: `NPUClient` on a fleet of nodes, `InferenceClient` with a cloud behind them."""
 
 from __future__ import annotations
 

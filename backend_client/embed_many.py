@@ -1,4 +1,7 @@
-"""Joins the vectors of one call: the only place that does, and only for vectors of one vector space."""
+"""Many texts in one call: cut into batches, embedded several at a time, and joined.
+
+`Assembly` is the only place that joins vectors, and joins only those of one vector space.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recordings as callers give them."""
+"""Recordings as callers give them: a path, bytes or an open file, read whole and within a bound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replies of OpenAI's dialect as typed results."""
+"""Replies of OpenAI's dialect as typed results, and the streams that callers read."""
 
 from __future__ import annotations
 

@@ -9,6 +9,9 @@ anywhere, the same call continues. On the command line: `npu-client embed-datase
 extra `bulk` (`pip install 'npu-node[bulk]'`). See docs/cluster.md.
 """
 
+# May import every package of the client but `cli`. Begin reading with `run.run_job`, then `worker` and `process` (one
+# fragment), `job` (what the output depends on) and `stores` (who wins).
+
 from backend_client.bulk.output import BulkReport, ExitCode
 from backend_client.bulk.request import BulkRequest
 from backend_client.bulk.run import Progress, TooManyRejected, run_job, status

@@ -1,4 +1,4 @@
-"""The vectors of a chunk, request by request as they came: nothing is copied on the way to the file."""
+"""Answers for the rows of a chunk: batches to embed, prompts to answer, patience with the fleet, and the results."""
 
 from __future__ import annotations
 

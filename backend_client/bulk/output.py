@@ -1,4 +1,4 @@
-"""Receipts of committed fragments: counts and checksum, stored beside the data by the writer that won."""
+"""What stands beside the data: receipts of committed fragments, the quarantine, `_SUCCESS`, and the report of a run."""
 
 from __future__ import annotations
 

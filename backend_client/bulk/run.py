@@ -1,4 +1,7 @@
-"""The driver of a run: hands fragments to an executor, counts attempts, and stops when too much is wrong."""
+"""A run of a job, from its request to its report.
+
+Begin with `run_job`. `Driver` hands fragments to an executor, counts attempts, and stops when too much is wrong.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""`npu-client` on the command line.
+"""`npu-client`, the command line, and the dashboard of a fleet. It may import every other package; nothing imports it.
 
-`main` finds the commands: each has a module with `add_parser`, and `run`, a coroutine that returns the exit status.
+Begin with `main`, which finds the commands: each has a module with `add_parser`, and `run`, a coroutine that returns
+the exit status. The docstring of the module is what its `--help` says.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The files that `npu-client embed --out` writes."""
+"""`npu-client embed`: embed texts given as arguments, the lines of standard input, or a file.
+
+With --in and --out it can be interrupted and started again: what is done is kept beside the output until all is.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an error of the operating system means to whoever typed the command, in one sentence."""
+"""`npu-client`: the parser of all commands, the settings of its flags, and errors as one line on stderr."""
 
 from __future__ import annotations
 

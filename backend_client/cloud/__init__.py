@@ -6,6 +6,8 @@
 `CloudClient` only.
 """
 
+# May import `sdk`, `calls` and what is below. Begin reading with `backend`, then `attempt` and `ledger`.
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""Chats that go to the cloud in OpenAI's dialect: one attempt, within the deadline and the spend cap."""
+"""The cloud behind a client: embeddings and chats in OpenAI's dialect, one attempt each, within the spend cap."""
 
 from __future__ import annotations
 

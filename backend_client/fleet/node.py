@@ -1,10 +1,11 @@
-"""Signs of life of one model on one node: a hung engine behind a healthy /health is found by its silence.
+"""What a client knows of one node: its report, its breakers, the work in flight, and the lease of one request.
 
-An attempt that ended without an answer, because its limit, its call's deadline or its caller ended it, is weighed by
-how long the model had been silent by then: no answer and no token for any request of this client. It weighs 1 when that
-is `silence_factor` times the usual time to an answer, less when it is shorter, and nothing below the usual time: a
-caller who allows 5 ms for what takes 50 must not harm the node for others. Attempts at the same time together weigh no
-more than the silence was long. Any answer or token resets the sum."""
+`Silence` finds a hung engine behind a healthy /health. An attempt that ended without an answer, because its limit, its
+call's deadline or its caller ended it, is weighed by how long the model had been silent by then: no answer and no token
+for any request of this client. It weighs 1 when that is `silence_factor` times the usual time to an answer, less when
+it is shorter, and nothing below the usual time: a caller who allows 5 ms for what takes 50 must not harm the node for
+others. Attempts at the same time together weigh no more than the silence was long. Any answer or token resets the sum.
+"""
 
 from __future__ import annotations
 

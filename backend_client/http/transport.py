@@ -1,4 +1,4 @@
-"""Bodies of requests and replies as aiohttp carries them, and its errors as ours."""
+"""Requests to nodes over aiohttp: connections, name resolution, bodies, and its errors as ours."""
 
 from __future__ import annotations
 

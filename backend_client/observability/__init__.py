@@ -20,6 +20,8 @@ provider, `model` is the one that answered, `error` is an exception's class. Cha
 transcriptions no tokens at all. Beside these there is what `state_metrics` reads from the clients: nodes, breakers,
 the retry budget, what the cloud cost."""
 
+# May import the clients and what is below them. Begin reading with `instrument`; `state` reads what the clients know.
+
 from __future__ import annotations
 
 import asyncio

@@ -1,4 +1,7 @@
-"""A streamed answer of one node: held back until it has begun, then handed on as it comes, without a second attempt."""
+"""The fleet behind a client: a method for each kind of call, which sends it through `call.Dispatcher`.
+
+A streamed answer is held back until it has begun, then handed on as it comes, without a second attempt.
+"""
 
 from __future__ import annotations
 

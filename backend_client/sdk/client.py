@@ -1,4 +1,7 @@
-"""The HTTP library that the installed OpenAI SDK is built on: httpx2 from version 3 on, httpx before."""
+"""OpenAI's clients with a transport over the fleet, for the HTTP library that the installed SDK is built on.
+
+That is httpx2 from version 3 of the SDK on, httpx before.
+"""
 
 from __future__ import annotations
 

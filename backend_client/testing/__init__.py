@@ -13,6 +13,8 @@ Vectors depend on the text alone, so order and identity can be checked (`fake_ve
 `pytest_plugins = ["backend_client.testing.plugin"]`, then `def test_it(fake_fleet): …`.
 """
 
+# May import the clients and what is below them. Begin reading with `node.FakeNode`, the script; `fleet` serves it.
+
 from backend_client.testing.fleet import FakeFleet
 from backend_client.testing.node import FakeNode, Sent, Step, cut, drop, fake_vector, hang, status
 

@@ -1,4 +1,4 @@
-"""Scripted nodes in memory: no sockets, no threads, and the client's own code down to its requests."""
+"""A fleet of scripted nodes, on real sockets or in memory: there no sockets, no threads, and the client's own code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a scripted node does instead of answering, and what it was sent."""
+"""A scripted node: its answers, what it does instead of answering, and what it was sent."""
 
 from __future__ import annotations
 

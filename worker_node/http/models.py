@@ -294,12 +294,12 @@ class PullJob:
         self._changed = asyncio.Event()
 
     def stage(self, name: str, total: int | None = None) -> None:
-        """See `models.progress.Progress`."""
+        """See `core.types.Progress`."""
         self._stage, self._total, self._done = name, total, 0
         self._notify()
 
     def update(self, done: int) -> None:
-        """See `models.progress.Progress`."""
+        """See `core.types.Progress`."""
         self._done = done
         self._notify()
 

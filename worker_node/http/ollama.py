@@ -242,13 +242,13 @@ class _Progress:
         self._ended = False
 
     def stage(self, name: str, total: int | None = None) -> None:
-        """See `models.progress.Progress`."""
+        """See `core.types.Progress`."""
         self._total = total
         self._stages.append({"status": name, **({} if total is None else {"total": total, "completed": 0})})
         self._news.set()
 
     def update(self, done: int) -> None:
-        """See `models.progress.Progress`."""
+        """See `core.types.Progress`."""
         if self._total is None:
             return
         if self._stages and "total" in self._stages[-1]:

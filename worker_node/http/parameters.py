@@ -1,7 +1,7 @@
 """One table: which parameter of each dialect is which field of `Sampling`.
 
 A parameter means the same through every dialect because it is read here and nowhere else. A parameter that is absent or
-null is left open: the model's own default counts, or Ollama's in its dialect (`serving.sampling_defaults`)."""
+null is left open: the model's own default counts, or Ollama's in its dialect (`OLLAMA_DEFAULTS`)."""
 
 from __future__ import annotations
 

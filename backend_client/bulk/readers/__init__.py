@@ -1,4 +1,6 @@
-"""Readers: a fragment as chunks of rows, never more than one chunk in memory. Blocking; run in a thread."""
+"""Readers: a fragment as chunks of rows, never more than one chunk in memory. Blocking; run in a thread.
+
+Begin with `read` below; there is a module for each format, and `source` opens what all of them read."""
 
 from __future__ import annotations
 

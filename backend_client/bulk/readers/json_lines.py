@@ -1,4 +1,4 @@
-"""Lines of a file with the places where they begin, in bounded memory."""
+"""Rows of JSON lines: lines with the places where they begin, in bounded memory, and the types of their fields."""
 
 from __future__ import annotations
 

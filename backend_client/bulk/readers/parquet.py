@@ -1,4 +1,4 @@
-"""What the footer of a Parquet file tells of the values in its columns."""
+"""Rows of Parquet files; what the footer tells of their values, and a bound on the size of pages."""
 
 from __future__ import annotations
 

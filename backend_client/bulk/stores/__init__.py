@@ -1,4 +1,6 @@
-"""Opening the store of an output."""
+"""Where a job's output goes. The one promise everything rests on: of several writers of a name, the first wins.
+
+Begin with `store.Store`; `local` is a directory, `objects` an object store. `open_store` below chooses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes of this machine: the temporary files of one that has ended are nobody's."""
+"""The store of a directory. Temporary files of a process that has ended are removed."""
 
 from __future__ import annotations
 

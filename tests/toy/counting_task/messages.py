@@ -21,7 +21,7 @@ class CountJob(msgspec.Struct, frozen=True, tag="count", array_like=True):
 
 
 class Counted(Outcome, frozen=True, array_like=True):
-    """The counts of one job, with what `serving.single.SingleResult` asks for."""
+    """The counts of one job, with what `serving.run.SingleResult` asks for."""
 
     id: int
     counts: list[int]

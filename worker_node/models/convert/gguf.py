@@ -1,4 +1,4 @@
-"""Keeps files that are mapped out of a process's resident memory: weights of gigabytes that are read once or twice."""
+"""GGUF files: their tensors, the graph that GenAI makes of them, and mapped weights kept out of resident memory."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class ConversionJob(msgspec.Struct, frozen=True, kw_only=True):
     """Make a model directory in `target` from the files in `source`; both exist, `target` is empty.
 
     What is None is read from the files themselves. `origin` and `source_sha256` go into the manifest as they are.
-    `pooling` (a `pooling.Pooling`) and `normalize` count for encoders whose files do not specify them.
+    `pooling` (an `encoder.Pooling`) and `normalize` count for encoders whose files do not specify them.
     `prompts` and `matryoshka` are those of the catalog, for encoders whose files declare none.
     `movable` files may be moved out of `source` instead of copied.
     """

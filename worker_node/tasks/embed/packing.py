@@ -59,7 +59,7 @@ POSITION_IDS = "position_ids"
 # The number of the text that a token is of, from 1; padding is of text 0.
 SEGMENT_IDS = "segment_ids"
 
-_OTHER_TEXT = -10000.0  # as for padding in `models.conversion.bert`
+_OTHER_TEXT = -10000.0  # as for padding in `models.convert.encoder`
 _MIN_TOKENS = 1e-9
 
 

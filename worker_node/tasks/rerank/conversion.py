@@ -1,7 +1,8 @@
-"""Builds a cross-encoder of the BERT family as one OpenVINO graph, from the tokens of a pair to its logits.
+"""Makes rerankers: cross-encoders of the BERT family as one OpenVINO graph, and decoders reduced to their two words.
 
-Inputs `input_ids`, `attention_mask` and, where the model has token types, `token_type_ids`, all i64 [batch, length];
-output `logits`, f32 [batch, labels]. The shapes are dynamic and may be reshaped to static ones."""
+The graph takes the tokens of a pair to its logits. Inputs `input_ids`, `attention_mask` and, where the model has token
+types, `token_type_ids`, all i64 [batch, length]; output `logits`, f32 [batch, labels]. The shapes are dynamic and may
+be reshaped to static ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The body of a reranking request, in the forms of TEI, Cohere and Jina: the field names tell them apart."""
+"""The routes of reranking. TEI, Cohere and Jina name the fields of the body differently: the names tell them apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The architectures of cross-encoders that can be built, by the name that `config.json` has for them, and decoders."""
+"""Published files of rerankers: cross-encoders by the architecture that `config.json` names, and decoders that rank."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Transcript(Outcome, frozen=True, array_like=True):
-    """What was said in one window, with its times as far as they were asked for; see `serving.single.SingleResult`.
+    """What was said in one window, with its times as far as they were asked for; see `serving.run.SingleResult`.
 
     `tokens` counts what was generated. The window's encoder positions were computed in `measured_s` seconds.
     """

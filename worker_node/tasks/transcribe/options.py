@@ -15,7 +15,7 @@ from worker_node.tasks.transcribe.task import KIND
 @declare
 @dataclass(frozen=True, kw_only=True)
 class AudioOptions(Options):
-    """Bounds of one upload, and whether silence is skipped: see `voice.regions.VoiceRules`."""
+    """Bounds of one upload, and whether silence is skipped: see `voice.VoiceRules`."""
 
     title: ClassVar[str] = "Speech recognition"
     task: ClassVar[str] = KIND

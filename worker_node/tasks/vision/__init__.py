@@ -1,1 +1,4 @@
-"""Vision-language models: their files, engines and canary. They are generation models, served by `tasks.generate`."""
+"""Vision-language models: their files, engines and canary. They are generation models, served by `tasks.generate`.
+
+Begin with `building`, then `engine`. Imports everything below `tasks`, and `tasks.generate`.
+"""

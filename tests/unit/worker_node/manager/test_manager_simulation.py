@@ -158,7 +158,7 @@ class World:
                 for pid in list(self.machine.memory):
                     if rng.random() < 0.3:
                         self.machine.memory[pid] = max(10, self.machine.memory[pid] + rng.randint(-30, 30))
-            case 4:  # an engine goes down and comes back, as the hosting layer lets it
+            case 4:  # an engine goes down and comes back, as its supervisor lets it
                 engine = rng.choice(model.placements).engine
                 if engine.state is EngineState.READY and not self.working[model.id]:
                     engine._end(EngineState.BACKING_OFF)
