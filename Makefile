@@ -62,18 +62,18 @@ $(SUITE): tests/support/schema_suite.py | $(STAMP)
 
 test: install $(SUITE)  ## run the whole suite on real models
 	$(PULL)
-	$(BIN)/python -m pytest -n auto --dist loadfile --max-worker-restart 0
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 test-fast: install $(SUITE)  ## unit tests, and contract tests that need no model
-	$(BIN)/python -m pytest -n auto --dist loadfile --max-worker-restart 0 tests/unit tests/contract -m "not real and not slow"
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0 tests/unit tests/contract -m "not real and not slow"
 
 test-all: install $(SUITE)  ## the whole suite with its long forms (soak, fuzz, benchmarks), and coverage
 	$(PULL)
-	$(BIN)/python -m pytest -n auto --dist loadfile --max-worker-restart 0 --long --cov --cov-report=term
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --long --cov --cov-report=term
 
 test-ops: $(VENV)/.installed-ops $(OPS)/.installed   ## provision machines with Ansible, alert, draw dashboards: what needs more than Python
 	$(PULL)
-	$(BIN)/python -m pytest -n auto --dist loadfile --max-worker-restart 0 $(OPS_TESTS)
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(OPS_TESTS)
 
 # Ansible has an environment of its own: what it is pinned to is not what the node is pinned to.
 $(OPS)/.installed: ansible/requirements.txt

@@ -83,7 +83,7 @@ def test_a_small_embedding_waits_for_turns_of_a_large_one_and_a_large_one_to_its
         with pytest.raises(Overloaded, match=r"wait of about 500\.0 s"):
             admission.check(200, FAR, work=Work(500_000))
         with admission.permit(1, FAR, work=Work(500)):
-            assert admission.expected_wait() == pytest.approx((1.5 * TURN_TOKENS + 500) / 1000, rel=0.01)
+            assert admission.expected_wait() == pytest.approx((TURN_TOKENS + 500) / 1000, rel=0.01)
     assert admission.expected_wait() == 0
 
 
@@ -132,7 +132,7 @@ def test_interactive_work_waits_for_interactive_work_and_one_step_of_batch_work(
     with admission.permit(500, FAR, work=Work(100_000), interactive=False):
         assert admission.expected_wait(interactive=True) == pytest.approx(0.5)
         # The turns of the large request if it is small itself, and to its end if it is as large.
-        assert admission.expected_wait(interactive=False) == pytest.approx(1.5 * TURN_TOKENS / 100, rel=0.01)
+        assert admission.expected_wait(interactive=False) == pytest.approx((TURN_TOKENS + 50) / 100, rel=0.01)
         admission.check(1, clock.now + 2)
         with pytest.raises(Overloaded):
             admission.check(1, FAR, work=Work(50_000), interactive=False)
