@@ -35,6 +35,7 @@ from worker_node.models.convert.encoder import (
     sentence_config_of,
 )
 from worker_node.models.convert.job import ConversionJob, Converted
+from worker_node.models.convert.tokenizer import TOKENIZER_FILE, write_tokenizer
 from worker_node.models.directory import (
     CANARY_TEXTS,
     MODEL_FILE,
@@ -43,27 +44,6 @@ from worker_node.models.directory import (
     write_embedding_canary,
 )
 from worker_node.models.sources.downloads import file_sha256
-
-TOKENIZER_FILE = "tokenizer.json"
-
-
-def write_tokenizer(source: Path, target: Path) -> str:
-    """Copy a tokenizer with its truncation and padding taken out; returns the sha256 of what it says.
-
-    The hash is over a canonical form, so that it depends on what the tokenizer does and not on its layout.
-    Raises ConversionFailed when the file is missing or no tokenizer.
-    """
-    try:
-        content = json.loads(source.read_bytes())
-        content["truncation"] = content["padding"] = None
-        canonical = json.dumps(content, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
-        Tokenizer.from_str(canonical)
-    except Exception as error:
-        # The tokenizers library raises plain Exception for what it cannot read.
-        raise ConversionFailed(f"{source}: not a readable tokenizer ({error})") from error
-    target.write_text(canonical, encoding="utf-8")
-    return hashlib.sha256(canonical.encode()).hexdigest()
-
 
 _HEX_DIGITS = 32
 

@@ -13,7 +13,7 @@ from worker_node.models.directory import InstalledModel
 from worker_node.serving.encoders import EncoderTask, Floats, known_answers_canary, known_that_fit
 from worker_node.serving.task import ModelParts, Shapes
 from worker_node.settings import ModelSettings
-from worker_node.tasks.rerank.conversion import read_rerank_canary
+from worker_node.tasks.rerank.canary import read_rerank_canary
 from worker_node.tasks.rerank.options import RerankOptions
 from worker_node.tasks.rerank.prompt import PromptedTokenizer, RerankPrompt, read_prompt
 from worker_node.tasks.rerank.service import RerankModel, pair_job

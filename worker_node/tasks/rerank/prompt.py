@@ -15,7 +15,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from worker_node.core.errors import ConfigurationError, ConversionFailed
-from worker_node.models.convert.embedding import TOKENIZER_FILE, write_tokenizer
+from worker_node.models.convert.tokenizer import TOKENIZER_FILE, write_tokenizer
 from worker_node.tasks.rerank.tokenizer import PairTokenizer
 
 PROMPT_FILE = "rerank_prompt.json"

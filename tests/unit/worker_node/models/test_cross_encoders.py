@@ -13,7 +13,7 @@ from tests.support.numpy_bert import bert_logits, hidden_states, roberta_logits
 from worker_node.core.errors import ConversionFailed
 from worker_node.models.convert.__main__ import perform
 from worker_node.models.directory import read_model
-from worker_node.tasks.rerank.conversion import CANARY_PAIRS, read_rerank_canary
+from worker_node.tasks.rerank.canary import CANARY_PAIRS, read_rerank_canary
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,8 @@ from worker_node.core.errors import ConfigurationError, ContextLengthExceeded, C
 from worker_node.models.convert.job import recognised
 from worker_node.models.prepare import open_directory
 from worker_node.settings import ModelSettings
-from worker_node.tasks.rerank.conversion import classifier_of, convert_decoder, read_rerank_canary
+from worker_node.tasks.rerank.canary import read_rerank_canary
+from worker_node.tasks.rerank.conversion import classifier_of, convert_decoder
 from worker_node.tasks.rerank.prompt import PromptedTokenizer, RerankPrompt, read_prompt
 
 pytestmark = pytest.mark.slow

@@ -1,0 +1,34 @@
+"""A node is installed with the extra `node` alone (by Ansible, as a package): it serves without what the others bring."""
+
+import subprocess
+import sys
+
+PROGRAM = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"av", "gguf", "huggingface_hub", "PIL", "safetensors", "tqdm"} or name in {
+            "opentelemetry.exporter", "opentelemetry.sdk"
+        }:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+import worker_node.bounded.profile
+import worker_node.cli.main
+import worker_node.cli.serve
+import worker_node.server
+from worker_node import registry
+
+for task in registry.tasks().values():
+    registry.load(task.serving)
+    if task.api is not None:
+        registry.load(task.api)
+print(*sorted(registry.tasks()))
+"""
+
+
+def test_serving_every_task_imports_no_other_extra():
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr == ""
+    assert len(done.stdout.split()) >= 5
