@@ -1,4 +1,4 @@
-"""A node is installed with the extra `node` alone (by Ansible, as a package): it serves without what the others bring."""
+"""A node is installed with the extra `node` alone (Ansible, packages): it serves without what the others bring."""
 
 import subprocess
 import sys
