@@ -15,11 +15,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from backend_client.deadline import Clock
 from backend_client.errors import BadReply, NodeError
 from backend_client.fleet.breaker import Breaker
 from backend_client.http.health import HealthReport, ModelKind, ModelReport
 from backend_client.http.messages import plain_name
+from backend_client.lifetime import Clock
 from backend_client.options import BreakerOptions
 
 _WEIGHT_OF_NEW = 0.2
@@ -187,11 +187,6 @@ class Node:
         """The model of that id or alias."""
         return self.names.get(plain_name(name))
 
-    def half_open(self, model: str) -> bool:
-        """Whether a request for the model would be a trial."""
-        breaker = self.breakers.get(model)
-        return not self.breaker.closed or (breaker is not None and not breaker.closed)
-
     def take_report(self, report: HealthReport) -> None:
         """Record a new report from a probe."""
         models = {model.id: model for model in report.models}
@@ -239,12 +234,8 @@ class Lease:
     on_lost: Callable[[], None] | None = None
     on_heard: Callable[[], None] | None = None
 
-    def check_answer(self, model: str | None, device: str | None) -> None:
-        """Raise BadReply for the head, or the end, of an answer that names another model, or not the required device.
-
-        See `check_model`.
-        """
-        self.check_model(model)
+    def check_device(self, device: object) -> None:
+        """Raise BadReply for the head, or the end, of an answer that does not name the required device."""
         if self.need.device not in {None, device}:
             what = "does not name its device" if device is None else "names another device"
             what = f"{self.need.device} was required, and the answer {what}"

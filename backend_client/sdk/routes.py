@@ -10,7 +10,6 @@ from typing import Any
 
 from backend_client import arguments
 from backend_client.calls import ClientBase
-from backend_client.deadline import Deadline
 from backend_client.errors import (
     DeadlineExceeded,
     NPUUnavailableError,
@@ -19,8 +18,8 @@ from backend_client.errors import (
 from backend_client.http.forms import read_form, writing_kind
 from backend_client.http.health import ModelKind, ModelReport
 from backend_client.http.messages import EmbedJob, Exchange
-from backend_client.http.openai_stream import FORMS
-from backend_client.lifetime import in_daemon_thread
+from backend_client.http.stream_forms import FORMS, form_of
+from backend_client.lifetime import Deadline, in_daemon_thread
 from backend_client.sdk.replies import (
     HttpReply,
     embedding_reply,
@@ -131,7 +130,7 @@ class OpenAIRoutes:
             refused=refused,
             **options,
         )
-        if job.form is None:
+        if form_of(job) is None:
             return whole_reply(await self._client.core.backend.exchange(job))
         return streamed(job, await self._client.core.backend.open_exchange(job), with_usage=True)
 
@@ -146,7 +145,7 @@ class OpenAIRoutes:
         return whole_reply(await self._client.core.backend.exchange(job))
 
     async def _models(self, wanted: str) -> HttpReply:
-        reports = await self._client.core.backend.models()
+        reports = await self._client.core.nodes.models()
         found: dict[str, ModelReport] = {}
         for report in reports:
             found.setdefault(report.id, report)
