@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, NoReturn, Self, TypeVar, Unpack
+from typing import Any, NoReturn, Protocol, Self, TypeVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +19,9 @@ from backend_client.embed_many import Progress, Source, embed_in_batches, embed_
 from backend_client.errors import DeadlineExceeded, InvalidArgument
 from backend_client.http.answers import count_in, ranking_in, transcription_in
 from backend_client.http.forms import writing_kind
-from backend_client.http.health import ModelKind
-from backend_client.http.messages import Backend, EmbedJob, Exchange, GenerateJob, encode, split_options
+from backend_client.http.health import ModelKind, ModelReport
+from backend_client.http.messages import EmbedJob, Exchange, encode, split_options
+from backend_client.http.stream_forms import EventStream
 from backend_client.lifetime import OneLoop, OpenCalls
 from backend_client.options import ClientOptions
 from backend_client.recordings import Audio, form_value, read_recording
@@ -43,7 +44,51 @@ from backend_client.results import (
     origin_fields,
 )
 from backend_client.schema import is_model, model_class, response_format
-from backend_client.streams import ChatItems, ChatStream, TokenStream, chat_items, chat_result
+from backend_client.streams import (
+    Answer,
+    ChatItems,
+    ChatStream,
+    TokenStream,
+    chat_items,
+    chat_result,
+    generate_items,
+    generate_result,
+)
+
+
+class Backend(Protocol):
+    """What can do the work: the fleet, the cloud, or the two in that order."""
+
+    async def embed(self, job: EmbedJob) -> EmbedBatch:
+        """Embed the texts in one request."""
+        ...
+
+    async def exchange(self, job: Exchange) -> RawReply:
+        """The whole reply to a request."""
+        ...
+
+    async def open_exchange(self, job: Exchange, opened_by: Deadline | None = None) -> EventStream:
+        """Return once a part of the answer is there, at the latest at `opened_by` (else the deadline).
+
+        What came before it is among the first events.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Release connections and tasks."""
+        ...
+
+
+class Nodes(Protocol):
+    """What clients ask beside calls."""
+
+    async def models(self) -> Sequence[ModelReport]:
+        """The models of all nodes, as they report them; none for the cloud."""
+        ...
+
+    def concurrency(self) -> int:
+        """How many batches of one `embed_many` may be under way at once."""
+        ...
 
 
 @dataclass(slots=True)
@@ -51,6 +96,7 @@ class Core:
     """What a client and all its views share."""
 
     backend: Backend
+    nodes: Nodes
     options: ClientOptions
     clock: Clock
     calls: OpenCalls = field(default_factory=OpenCalls)
@@ -68,8 +114,8 @@ def not_picklable(client: object) -> TypeError:
 class ClientBase:
     """Use as `async with`, or `close()` it."""
 
-    def __init__(self, backend: Backend, options: ClientOptions, clock: Clock = time.monotonic) -> None:
-        self._core = Core(backend, options, clock)
+    def __init__(self, backend: Backend, nodes: Nodes, options: ClientOptions, clock: Clock = time.monotonic) -> None:
+        self._core = Core(backend, nodes, options, clock)
         self._defaults: Mapping[str, Any] = {}
 
     @property
@@ -346,8 +392,8 @@ class BaseClient(ChatMethods, TaskMethods):
             _checked(texts),
             embed,
             options=self._core.options.batch,
-            concurrency=self._core.backend.concurrency(),
-            probing=max(1, self._core.backend.concurrency() // self._core.options.batch.per_node),
+            concurrency=self._core.nodes.concurrency(),
+            probing=max(1, self._core.nodes.concurrency() // self._core.options.batch.per_node),
             calls=self._core.calls,
             until=whole,
             progress=progress,
@@ -371,14 +417,14 @@ class BaseClient(ChatMethods, TaskMethods):
             _checked(texts),
             embed,
             options=self._core.options.batch,
-            window=self._core.backend.concurrency(),
+            window=self._core.nodes.concurrency(),
             calls=self._core.calls,
         )
         return OneLoop(batches)
 
     async def generate(self, prompt: str, **options: Unpack[GenerateOptions]) -> GenerateResult:
         """The answer to a prompt."""
-        return await self._core.backend.generate(self._generate_job("generate", prompt, options))
+        return generate_result(await self._core.backend.exchange(self._generate_job("generate", prompt, options)))
 
     def stream(self, prompt: str, **options: Unpack[GenerateOptions]) -> TokenStream:
         """The answer to a prompt, piece by piece: `async for piece in client.stream(prompt)`.
@@ -386,7 +432,11 @@ class BaseClient(ChatMethods, TaskMethods):
         Raises StreamInterrupted, which holds the text so far, when the answer stops after its first piece.
         """
         job = self._generate_job("stream", prompt, options)
-        return TokenStream(lambda: self._core.backend.open_stream(job))
+
+        async def opened() -> Answer:
+            return generate_items(await self._core.backend.open_exchange(job))
+
+        return TokenStream(opened)
 
     def _one_text(self, method: str, text: str, options: EmbedOptions) -> EmbedJob:
         given = self._given(method, options, EmbedOptions)
@@ -398,11 +448,12 @@ class BaseClient(ChatMethods, TaskMethods):
             texts=texts, deadline=self._deadline(given, self._core.options.timeouts.embed), **common, **others
         )
 
-    def _generate_job(self, method: str, prompt: str, options: GenerateOptions) -> GenerateJob:
+    def _generate_job(self, method: str, prompt: str, options: GenerateOptions) -> Exchange:
         given = self._given(method, options, GenerateOptions)
         deadline = self._deadline(given, self._core.options.timeouts.generate)
         common, sampling = split_options(given)
-        return GenerateJob(prompt=arguments.text(prompt, "prompt"), deadline=deadline, sampling=sampling, **common)
+        body = {"prompt": arguments.text(prompt, "prompt"), **sampling}
+        return Exchange(path="/inference", body=body, deadline=deadline, **common)
 
 
 def _checked(texts: Source) -> Source:

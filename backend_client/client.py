@@ -25,9 +25,8 @@ from backend_client.http.node_api import Transport
 from backend_client.http.tls import Identity, keys_by_node, proxy_url, tls_context
 from backend_client.http.transport import HttpTransport
 from backend_client.options import ClientOptions
-from backend_client.routing.backend import FleetBackend
+from backend_client.routing.backend import FleetBackend, Runtime
 from backend_client.routing.fallback import FallbackBackend
-from backend_client.routing.runtime import Runtime
 from backend_client.settings import ClientSettings, checked_key, options_problem
 from backend_client.status import ClientStatus, NodeStatus, client_status, node_status
 
@@ -89,7 +88,7 @@ class NPUClient(BaseClient):
             [source_of(address) for address in lists],
         )
         self._fleet = FleetBackend(runtime, options)
-        super().__init__(self._fleet, options, clock)
+        super().__init__(self._fleet, self._fleet, options, clock)
 
     @classmethod
     def from_settings(cls, settings: ClientSettings | None = None, **options: Any) -> Self:
@@ -200,7 +199,7 @@ class InferenceClient(BaseClient):
             npu.options.fallback,
             local_only=local_only,
         )
-        super().__init__(backend, npu.options, clock)
+        super().__init__(backend, npu.backend, npu.options, clock)
 
     @classmethod
     def from_settings(cls, settings: ClientSettings | None = None, **options: Any) -> Self:

@@ -1,4 +1,4 @@
-"""Replies of OpenAI's dialect as typed results, and the streams that callers read."""
+"""Replies to chats and prompts as typed results, whole and streamed."""
 
 from __future__ import annotations
 
@@ -11,13 +11,23 @@ from typing import Any, Generic, Self, TypeVar
 from pydantic import BaseModel
 
 from backend_client.http.answers import choices_in
-from backend_client.http.messages import Answer, EventStream
-from backend_client.http.openai_stream import FORMS, StreamEvent
+from backend_client.http.stream_forms import FORMS, INFERENCE, EventStream, StreamEvent
 from backend_client.lifetime import OneLoop
-from backend_client.results import ChatDelta, ChatResult, GenerateResult, RawReply, ToolCallDelta, origin_fields
+from backend_client.results import (
+    ChatDelta,
+    ChatResult,
+    GenerateResult,
+    RawReply,
+    Timing,
+    ToolCallDelta,
+    origin_fields,
+)
 from backend_client.schema import validated
 
 ChatItems = AsyncGenerator[ChatDelta | ChatResult, None]
+Answer = AsyncGenerator[str | GenerateResult, None]
+"""Pieces of text, as they come; the result is the last item."""
+
 _CHAT = FORMS["/v1/chat/completions"]
 
 
@@ -38,9 +48,36 @@ async def chat_items(events: EventStream, schema: type[BaseModel] | None) -> Cha
                 for delta in _deltas(item.data or {}):
                     yield delta
                 continue
-            body = _CHAT.whole(seen)
-            reply = RawReply(**{**{field.name: getattr(item, field.name) for field in fields(RawReply)}, "body": body})
-            yield chat_result(reply, schema)
+            yield chat_result(replace(item, body=_CHAT.whole(seen)), schema)
+    finally:
+        await events.aclose()
+
+
+def generate_result(reply: RawReply) -> GenerateResult:
+    """The reply of /inference."""
+    body = reply.body
+    times = body.get("timing_ms") or {}
+    timing = Timing(**{part.name: times.get(part.name) for part in fields(Timing)})
+    return GenerateResult(
+        text=body["text"],
+        finish_reason=body["finish_reason"],
+        usage=reply.usage,
+        timing=timing,
+        **origin_fields(reply),
+    )
+
+
+async def generate_items(events: EventStream) -> Answer:
+    """The pieces of a streamed answer of /inference, and its result. Raises what the stream raises."""
+    seen: list[StreamEvent] = []
+    try:
+        async for item in events:
+            if isinstance(item, RawReply):
+                yield generate_result(replace(item, body=INFERENCE.whole(seen)))
+                continue
+            seen.append(item)
+            if item.text:
+                yield item.text
     finally:
         await events.aclose()
 

@@ -1,11 +1,11 @@
-"""The cloud behind a client: embeddings and chats in OpenAI's dialect, one attempt each, within the spend cap."""
+"""The cloud as a backend: one attempt in OpenAI's dialect, within the call's deadline and the spend cap."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
@@ -17,11 +17,11 @@ from backend_client.fleet.breaker import Breaker
 from backend_client.http import messages
 from backend_client.http.answers import NotAnAnswer, Vectors, choices_in, read_answer, read_json, reading, vectors_in
 from backend_client.http.health import ModelReport
-from backend_client.http.messages import Answer, EmbedJob, EventStream, Exchange, GenerateJob, Job, plain_name
-from backend_client.http.openai_stream import FORMS, Json, StreamEvent, failure_in, read_event
+from backend_client.http.messages import EmbedJob, Exchange, Job, plain_name
 from backend_client.http.sse import EventParser
+from backend_client.http.stream_forms import FORMS, EventStream, Json, StreamEvent, failure_in, read_event
 from backend_client.lifetime import before_loop_ends
-from backend_client.results import ChatChoice, EmbedBatch, GenerateResult, RawReply, Timing, Usage, origin_fields
+from backend_client.results import ChatChoice, EmbedBatch, RawReply, Usage
 from backend_client.sdk.client import httpx
 from backend_client.settings import CloudSettings
 
@@ -60,49 +60,144 @@ _BOUNDED_IN_MESSAGES = frozenset({
 _TEMPLATE_TOKENS = 64
 # The most that any of OpenAI's models counts for one image in high detail.
 _IMAGE_TOKENS = 50_000
+# No tokenizer makes more than one token of a byte; special tokens add a few.
+_SPECIAL_TOKENS = 4
+_CONCURRENCY = 8
 
 
-class CloudExchanges:
-    """`start` reserves the cost of a request and returns its attempt; it raises what forbids the request."""
+class CloudBackend:
+    """Embeds and generates in the cloud. Each event loop and each forked child has connections of its own."""
 
-    def __init__(
-        self,
-        settings: CloudSettings,
-        client: Callable[[Exchange], AsyncOpenAI],
-        start: Callable[[Exchange, str, Usage], CloudAttempt],
-    ) -> None:
+    def __init__(self, settings: CloudSettings, state: CloudState) -> None:
         self._settings = settings
-        self._client = client
-        self._start = start
+        self._state = state
+        self._spaces = {model: space for space, model in settings.embedding_models.items()}
+        self._headers = {name.lower() for name in settings.extra_headers}
+        self._dimensions: dict[str, int] = {}
+        self._chat_models = {plain_name(name): model for name, model in settings.chat_models.items()}
+        # Made here and not by the first call: reading the certificates and importing the SDK's parts block for 100 ms
+        # and more, which the deadline of a call and the service's event loop cannot afford.
+        self._sdk = _sdk(settings)
+        self._pid = os.getpid()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._used = False
+        self._end: asyncio.Task[None] | None = None
 
-    def refusal(self, job: Exchange) -> str | None:
-        """Why the cloud cannot serve it, or None."""
-        body = job.body or {}
-        if job.only_on_nodes:
-            return job.only_on_nodes
-        if not (job.model or self._settings.chat_model):
-            return "cloud.chat_model is not set"
-        local = [name for name in _LOCAL if body.get(name) is not None]
-        if local and not self._settings.base_url:
-            return f"OpenAI has no {', '.join(local)}"
-        unbounded = _unbounded(body) if self._settings.spend_cap is not None else []
-        return f"the spend cap cannot bound what {', '.join(unbounded)} costs" if unbounded else None
+    @property
+    def spaces(self) -> Collection[str]:
+        """The vector spaces that it has a model for."""
+        return self._settings.embedding_models
+
+    @property
+    def breaker(self) -> Breaker:
+        """Whether it is ejected after failures."""
+        return self._state.breaker
+
+    def chat_model_for(self, name: str | None) -> str | None:
+        """The cloud's model for one of the fleet (None: the fleet's default); None when none is declared for it."""
+        return self._settings.chat_model if name is None else self._chat_models.get(plain_name(name))
+
+    def refusal(self, job: Job) -> str | None:
+        """Why the cloud cannot serve a job, or None."""
+        if job.local_only:
+            return "local_only is set"
+        if job.require_device is not None:
+            return f"the call requires the device {job.require_device}"
+        if isinstance(job, EmbedJob):
+            return self._embedding_refusal(job)
+        if isinstance(job, Exchange):
+            return self._chat_refusal(job)
+        return "it serves embeddings and generation only"
+
+    def concurrency(self) -> int:
+        """Batches of one `embed_many` that may be under way."""
+        return _CONCURRENCY
+
+    async def close(self) -> None:
+        """End all calls, then close the SDK's connections."""
+        await self._state.calls.close()
+        if self._end is not None and self._loop is asyncio.get_running_loop():
+            self._end.cancel()
+            await asyncio.gather(self._end, return_exceptions=True)
+        await self._sdk.close()
+
+    async def embed(self, job: EmbedJob) -> EmbedBatch:
+        """Embed with the model that is mapped to the job's space. Raises CloudError."""
+        model = self._embedding_model(job)
+        bound = sum(len(text.encode(errors="replace")) + _SPECIAL_TOKENS for text in job.texts)
+        self._check(job)
+        attempt = CloudAttempt(self._state, job, model, Usage(bound))
+        vectors, usage = await attempt.run(self._embed(job, attempt))
+        attempt.succeeded(usage)
+        return EmbedBatch(
+            vectors=vectors,
+            space=job.space or self._spaces[model],
+            usage=usage or attempt.bound,
+            **self._origin(attempt),
+        )
 
     async def exchange(self, job: Exchange) -> RawReply:
-        """The whole reply. Raises CloudError."""
-        attempt, body = self._attempt(job)
-        found, usage = await attempt.run(self._whole(job, attempt, body))
+        """The whole reply to a chat, or to a prompt. Raises CloudError."""
+        self._check(job)
+        chat = _as_chat(job)
+        attempt, body = self._chat_attempt(chat)
+        found, usage = await attempt.run(self._whole(chat, attempt, body))
         attempt.succeeded(usage)
+        if chat is not job:
+            choice = choices_in(found)[0]
+            found = {"text": choice.text, "finish_reason": choice.finish_reason}
         return _reply(attempt, usage, found)
 
     async def open_exchange(self, job: Exchange, opened_by: Deadline | None = None) -> EventStream:
         """The reply as a stream; returns when the answer has begun. Raises CloudError."""
-        attempt, body = self._attempt(job)
-        events = self._events(job, attempt, body)
+        self._check(job)
+        chat = _as_chat(job)
+        attempt, body = self._chat_attempt(chat)
+        events = self._events(chat, attempt, body)
         held = await attempt.run(_begun(events), opened_by)
-        return _follow(attempt, _all(held, events))
+        items = _follow(attempt, _all(held, events))
+        return items if chat is job else _as_inference(items)
 
-    def _attempt(self, job: Exchange) -> tuple[CloudAttempt, Json]:
+    async def models(self) -> list[ModelReport]:
+        """None: its models are those of the settings."""
+        return []
+
+    async def _embed(self, job: EmbedJob, attempt: CloudAttempt) -> tuple[Vectors, Usage | None]:
+        model = attempt.model
+        body = {"model": model, "input": list(job.texts), "encoding_format": "float"}
+        response = await self._client(job).post("/embeddings", cast_to=httpx.Response, body=body)
+        found = read_json(response.content)
+        with reading("no list of embeddings"):
+            # Their order is in `index`, and nowhere else.
+            found["data"] = sorted(found["data"], key=lambda row: row["index"])
+        vectors = vectors_in(found, len(job.texts))
+        check_model(model, found)
+        dimensions, space = vectors.shape[1], job.space or self._spaces[model]
+        if dimensions != (job.dimensions or self._dimensions.setdefault(space, dimensions)):
+            known = job.dimensions or self._dimensions[space]
+            raise NotAnAnswer(f"vectors of {dimensions} dimensions, those of their space have {known}")
+        return vectors, usage_in(found, attempt.bound)
+
+    def _client(self, job: Job) -> AsyncOpenAI:
+        if os.getpid() != self._pid:
+            # A forked child: the connections are the parent's.
+            self._pid, self._inherited, self._sdk = os.getpid(), self._sdk, _sdk(self._settings)
+            self._loop, self._used = None, False
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            if self._used:
+                self._sdk = _sdk(self._settings)
+            self._loop, self._used, sdk = loop, True, self._sdk
+            self._end = before_loop_ends(lambda: self._loop_ends(sdk), "connections to the cloud")
+        headers = {name: value for name, value in job.extra_headers.items() if name.lower() in self._headers}
+        return self._sdk.with_options(timeout=job.deadline.remaining(), default_headers=headers or None)
+
+    async def _loop_ends(self, sdk: AsyncOpenAI) -> None:
+        if sdk is self._sdk:
+            self._loop = None
+        await sdk.close()
+
+    def _chat_attempt(self, job: Exchange) -> tuple[CloudAttempt, Json]:
         """The reservation of the most that the request may cost, and its body."""
         body = self._body(job)
         texts, images = _without_images(body)
@@ -111,7 +206,7 @@ class CloudExchanges:
         # What was predicted in vain is billed as written.
         predicted = len(messages.encode({"": body["prediction"]})) if body.get("prediction") else 0
         bound = Usage(prompt, (self._limit(body) + predicted) * (body.get("n") or 1))
-        return self._start(job, body["model"], bound), body
+        return CloudAttempt(self._state, job, body["model"], bound), body
 
     def _limit(self, body: Mapping[str, Any]) -> int:
         return body.get("max_completion_tokens") or body.get("max_tokens") or self._settings.max_tokens
@@ -149,6 +244,59 @@ class CloudExchanges:
                 check_model(attempt.model, event.data)
                 yield read(event)
         yield read(StreamEvent("message", None))
+
+    def _check(self, job: Job) -> None:
+        refusal = self.refusal(job)
+        if refusal is not None:
+            raise CloudRejected(f"the cloud cannot serve this: {refusal}", node=self._state.name)
+
+    def _chat_refusal(self, job: Exchange) -> str | None:
+        body = job.body or {}
+        if job.path == "/inference" and body.get("raw"):
+            return "it applies its own chat template, and the prompt is raw"
+        body = _as_chat(job).body or {}
+        if job.only_on_nodes:
+            return job.only_on_nodes
+        if not (job.model or self._settings.chat_model):
+            return "cloud.chat_model is not set"
+        local = [name for name in _LOCAL if body.get(name) is not None]
+        if local and not self._settings.base_url:
+            return f"OpenAI has no {', '.join(local)}"
+        unbounded = _unbounded(body) if self._settings.spend_cap is not None else []
+        return f"the spend cap cannot bound what {', '.join(unbounded)} costs" if unbounded else None
+
+    def _embedding_refusal(self, job: EmbedJob) -> str | None:
+        if job.truncate and not _fits(job):
+            return "it cannot truncate as the nodes do (truncate=True)"
+        if job.input_type is not None:
+            return "it does not know the prompts of the nodes' model (input_type)"
+        if job.space is None and job.dimensions is not None:
+            return "it does not cut vectors as the nodes do (dimensions)"
+        if self._embedding_model(job):
+            return None
+        if job.space is None:
+            return "name one of the models of cloud.embedding_models"
+        return f"no cloud model is declared for the vector space {job.space} (cloud.embedding_models)"
+
+    def _embedding_model(self, job: EmbedJob) -> str:
+        """The mapped model; for a caller of the cloud itself, who names no space, the one that is named or the only
+        one.
+        """
+        if job.space is not None:
+            return self._settings.embedding_models.get(job.space, "")
+        if job.model in self._spaces:
+            return job.model or ""
+        return next(iter(self._spaces)) if job.model is None and len(self._spaces) == 1 else ""
+
+    def _origin(self, attempt: CloudAttempt) -> dict[str, Any]:
+        return {
+            "source": "cloud",
+            "node": self._state.name,
+            "model": attempt.model,
+            "device": None,
+            "request_id": attempt.job.request_id,
+            "attempts": (attempt.record("ok", 200),),
+        }
 
 
 async def _parsed(chunks: AsyncIterator[bytes]) -> AsyncGenerator[StreamEvent, None]:
@@ -261,214 +409,27 @@ def _reply(attempt: CloudAttempt, usage: Usage | None, body: Json | None) -> Raw
     )
 
 
-# The cloud as a backend: one attempt, within the call's deadline and the spend cap.
-
-# No tokenizer makes more than one token of a byte; special tokens add a few.
-_SPECIAL_TOKENS = 4
-_CONCURRENCY = 8
-
-
-class CloudBackend:
-    """Embeds and generates in the cloud. Each event loop and each forked child has connections of its own."""
-
-    def __init__(self, settings: CloudSettings, state: CloudState) -> None:
-        self._settings = settings
-        self._state = state
-        self._spaces = {model: space for space, model in settings.embedding_models.items()}
-        self._headers = {name.lower() for name in settings.extra_headers}
-        self._dimensions: dict[str, int] = {}
-        self._chat_models = {plain_name(name): model for name, model in settings.chat_models.items()}
-        # Made here and not by the first call: reading the certificates and importing the SDK's parts block for 100 ms
-        # and more, which the deadline of a call and the service's event loop cannot afford.
-        self._sdk = _sdk(settings)
-        self._pid = os.getpid()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._used = False
-        self._end: asyncio.Task[None] | None = None
-        self._exchanges = CloudExchanges(settings, self._client, self._attempt)
-
-    @property
-    def spaces(self) -> Collection[str]:
-        """The vector spaces that it has a model for."""
-        return self._settings.embedding_models
-
-    @property
-    def breaker(self) -> Breaker:
-        """Whether it is ejected after failures."""
-        return self._state.breaker
-
-    def chat_model_for(self, name: str | None) -> str | None:
-        """The cloud's model for one of the fleet (None: the fleet's default); None when none is declared for it."""
-        return self._settings.chat_model if name is None else self._chat_models.get(plain_name(name))
-
-    def refusal(self, job: Job) -> str | None:
-        """Why the cloud cannot serve a job, or None."""
-        if job.local_only:
-            return "local_only is set"
-        if job.require_device is not None:
-            return f"the call requires the device {job.require_device}"
-        if isinstance(job, EmbedJob):
-            return self._embedding_refusal(job)
-        if isinstance(job, GenerateJob):
-            raw = "it applies its own chat template, and the prompt is raw" if job.sampling.get("raw") else None
-            return raw or self._exchanges.refusal(_chat(job))
-        if isinstance(job, Exchange):
-            return self._exchanges.refusal(job)
-        return "it serves embeddings and generation only"
-
-    def concurrency(self) -> int:
-        """Batches of one `embed_many` that may be under way."""
-        return _CONCURRENCY
-
-    async def close(self) -> None:
-        """End all calls, then close the SDK's connections."""
-        await self._state.calls.close()
-        if self._end is not None and self._loop is asyncio.get_running_loop():
-            self._end.cancel()
-            await asyncio.gather(self._end, return_exceptions=True)
-        await self._sdk.close()
-
-    async def embed(self, job: EmbedJob) -> EmbedBatch:
-        """Embed with the model that is mapped to the job's space. Raises CloudError."""
-        model = self._embedding_model(job)
-        bound = sum(len(text.encode(errors="replace")) + _SPECIAL_TOKENS for text in job.texts)
-        attempt = self._attempt(job, model, Usage(bound))
-        vectors, usage = await attempt.run(self._embed(job, attempt))
-        attempt.succeeded(usage)
-        return EmbedBatch(
-            vectors=vectors,
-            space=job.space or self._spaces[model],
-            usage=usage or attempt.bound,
-            **self._origin(attempt),
-        )
-
-    async def generate(self, job: GenerateJob) -> GenerateResult:
-        """Answer with the chat model. Raises CloudError."""
-        self._check(job)
-        reply = await self._exchanges.exchange(_chat(job))
-        choice = choices_in(reply.body)[0]
-        return _generated(reply, choice.text, choice.finish_reason)
-
-    async def open_stream(self, job: GenerateJob, opened_by: Deadline | None = None) -> Answer:
-        """Open a stream; returns when the answer has begun. Raises CloudError."""
-        self._check(job)
-        return _answer(await self._exchanges.open_exchange(_chat(job), opened_by))
-
-    async def exchange(self, job: Exchange) -> RawReply:
-        """A chat in OpenAI's dialect. Raises CloudError."""
-        return await self._exchanges.exchange(job)
-
-    async def open_exchange(self, job: Exchange, opened_by: Deadline | None = None) -> EventStream:
-        """The same as a stream. Raises CloudError."""
-        return await self._exchanges.open_exchange(job, opened_by)
-
-    async def models(self) -> list[ModelReport]:
-        """None: its models are those of the settings."""
-        return []
-
-    async def _embed(self, job: EmbedJob, attempt: CloudAttempt) -> tuple[Vectors, Usage | None]:
-        model = attempt.model
-        body = {"model": model, "input": list(job.texts), "encoding_format": "float"}
-        response = await self._client(job).post("/embeddings", cast_to=httpx.Response, body=body)
-        found = read_json(response.content)
-        with reading("no list of embeddings"):
-            # Their order is in `index`, and nowhere else.
-            found["data"] = sorted(found["data"], key=lambda row: row["index"])
-        vectors = vectors_in(found, len(job.texts))
-        check_model(model, found)
-        dimensions, space = vectors.shape[1], job.space or self._spaces[model]
-        if dimensions != (job.dimensions or self._dimensions.setdefault(space, dimensions)):
-            known = job.dimensions or self._dimensions[space]
-            raise NotAnAnswer(f"vectors of {dimensions} dimensions, those of their space have {known}")
-        return vectors, usage_in(found, attempt.bound)
-
-    def _client(self, job: Job) -> AsyncOpenAI:
-        if os.getpid() != self._pid:
-            # A forked child: the connections are the parent's.
-            self._pid, self._inherited, self._sdk = os.getpid(), self._sdk, _sdk(self._settings)
-            self._loop, self._used = None, False
-        loop = asyncio.get_running_loop()
-        if loop is not self._loop:
-            if self._used:
-                self._sdk = _sdk(self._settings)
-            self._loop, self._used, sdk = loop, True, self._sdk
-            self._end = before_loop_ends(lambda: self._loop_ends(sdk), "connections to the cloud")
-        headers = {name: value for name, value in job.extra_headers.items() if name.lower() in self._headers}
-        return self._sdk.with_options(timeout=job.deadline.remaining(), default_headers=headers or None)
-
-    async def _loop_ends(self, sdk: AsyncOpenAI) -> None:
-        if sdk is self._sdk:
-            self._loop = None
-        await sdk.close()
-
-    def _attempt(self, job: Job, model: str, bound: Usage) -> CloudAttempt:
-        self._check(job)
-        return CloudAttempt(self._state, job, model, bound)
-
-    def _check(self, job: Job) -> None:
-        refusal = self.refusal(job)
-        if refusal is not None:
-            raise CloudRejected(f"the cloud cannot serve this: {refusal}", node=self._state.name)
-
-    def _embedding_refusal(self, job: EmbedJob) -> str | None:
-        if job.truncate and not _fits(job):
-            return "it cannot truncate as the nodes do (truncate=True)"
-        if job.input_type is not None:
-            return "it does not know the prompts of the nodes' model (input_type)"
-        if job.space is None and job.dimensions is not None:
-            return "it does not cut vectors as the nodes do (dimensions)"
-        if self._embedding_model(job):
-            return None
-        if job.space is None:
-            return "name one of the models of cloud.embedding_models"
-        return f"no cloud model is declared for the vector space {job.space} (cloud.embedding_models)"
-
-    def _embedding_model(self, job: EmbedJob) -> str:
-        """The mapped model; for a caller of the cloud itself, who names no space, the one that is named or the only
-        one.
-        """
-        if job.space is not None:
-            return self._settings.embedding_models.get(job.space, "")
-        if job.model in self._spaces:
-            return job.model or ""
-        return next(iter(self._spaces)) if job.model is None and len(self._spaces) == 1 else ""
-
-    def _origin(self, attempt: CloudAttempt) -> dict[str, Any]:
-        return {
-            "source": "cloud",
-            "node": self._state.name,
-            "model": attempt.model,
-            "device": None,
-            "request_id": attempt.job.request_id,
-            "attempts": (attempt.record("ok", 200),),
-        }
+def _as_chat(job: Exchange) -> Exchange:
+    """A prompt for /inference as a chat of one message; a chat as it is."""
+    if job.path != "/inference":
+        return job
+    given = {{"max_new_tokens": "max_tokens"}.get(name, name): value for name, value in (job.body or {}).items()}
+    body = {"messages": [{"role": "user", "content": given.pop("prompt")}], **given}
+    return replace(job, path=_CHAT, body=body)
 
 
-def _chat(job: GenerateJob) -> Exchange:
-    """The prompt as a chat of one message."""
-    given = {{"max_new_tokens": "max_tokens"}.get(name, name): value for name, value in job.sampling.items()}
-    common = {part.name: getattr(job, part.name) for part in fields(Job)}
-    return Exchange(
-        path="/v1/chat/completions", body={"messages": [{"role": "user", "content": job.prompt}], **given}, **common
-    )
-
-
-def _generated(reply: RawReply, text: str, reason: str) -> GenerateResult:
-    return GenerateResult(text=text, finish_reason=reason, usage=reply.usage, timing=Timing(), **origin_fields(reply))
-
-
-async def _answer(events: EventStream) -> Answer:
-    parts: list[str] = []
+async def _as_inference(events: EventStream) -> EventStream:
+    """The events of a chat as those of /inference."""
     reason = ""
     try:
         async for item in events:
             if isinstance(item, RawReply):
-                yield _generated(item, "".join(parts), reason)
-            else:
-                reason = item.finish_reason or reason
-                if item.text:
-                    parts.append(item.text)
-                    yield item.text
+                yield StreamEvent("done", {"finish_reason": reason})
+                yield item
+                continue
+            reason = item.finish_reason or reason
+            if item.text:
+                yield StreamEvent("token", {"text": item.text})
     finally:
         await events.aclose()
 

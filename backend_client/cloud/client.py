@@ -39,7 +39,7 @@ class CloudClient(BaseClient):
         name = settings.base_url or "https://api.openai.com/v1"
         breaker = Breaker(options.breaker, clock, rng or random.Random())
         self._cloud = CloudBackend(settings, CloudState(name, breaker, self.ledger, clock))
-        super().__init__(self._cloud, options, clock)
+        super().__init__(self._cloud, self._cloud, options, clock)
 
     @classmethod
     def from_settings(cls, settings: ClientSettings | None = None, **options: Any) -> Self:

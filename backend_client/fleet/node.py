@@ -239,12 +239,8 @@ class Lease:
     on_lost: Callable[[], None] | None = None
     on_heard: Callable[[], None] | None = None
 
-    def check_answer(self, model: str | None, device: str | None) -> None:
-        """Raise BadReply for the head, or the end, of an answer that names another model, or not the required device.
-
-        See `check_model`.
-        """
-        self.check_model(model)
+    def check_device(self, device: object) -> None:
+        """Raise BadReply for the head, or the end, of an answer that does not name the required device."""
         if self.need.device not in {None, device}:
             what = "does not name its device" if device is None else "names another device"
             what = f"{self.need.device} was required, and the answer {what}"

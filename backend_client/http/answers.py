@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from backend_client.errors import InvalidArgument
 from backend_client.results import ChatChoice, ToolCall, TranscriptionSegment, TranscriptionWord
@@ -141,6 +142,50 @@ def choices_in(body: Any) -> tuple[ChatChoice, ...]:
         if not choices:
             raise LookupError
         return choices
+
+
+# The reply to a prompt on the nodes' own /inference.
+
+
+class _Part(BaseModel):
+    # A newer node may say more, and that must not make it unusable.
+    model_config = ConfigDict(extra="ignore", strict=True, hide_input_in_errors=True)
+
+
+class _Tokens(_Part):
+    prompt_tokens: int = Field(ge=0)
+    completion_tokens: int = Field(ge=0)
+
+
+class _Milliseconds(_Part):
+    queue: FiniteFloat | None = None
+    tokenize: FiniteFloat | None = None
+    first_token: FiniteFloat | None = None
+    generate: FiniteFloat | None = None
+    total: FiniteFloat | None = None
+
+
+class _Generation(_Part):
+    """The body of an answer to /inference, or the data of its last event, as far as the client uses it."""
+
+    model: str
+    device: str
+    finish_reason: FinishReason
+    usage: _Tokens
+    timing_ms: _Milliseconds | None = None
+    npu_busy_delta_us: int | None = Field(default=None, ge=0)
+    emulated: bool = False
+
+
+def check_generation(body: Any) -> None:
+    """Check the body of a reply of /inference, or the data of its last event, but for the text."""
+    try:
+        _Generation.model_validate(body)
+    except ValidationError as error:
+        fields = ", ".join(sorted({".".join(map(str, problem["loc"])) or "body" for problem in error.errors()}))
+    else:
+        return
+    raise NotAnAnswer(f"the reply lacks a valid {fields}: this is not a node's /inference")
 
 
 def check_ends(ends: Mapping[int, tuple[object, bool]], count: int) -> None:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from backend_client.deadline import Deadline
 from backend_client.errors import BadReply, InvalidArgument
-from backend_client.http.answers import FinishReason, NotAnAnswer, check_numbers, check_vectors
-from backend_client.http.forms import TRANSCRIPTS
-from backend_client.http.health import ModelKind, ModelReport
-from backend_client.http.openai_stream import FORMS, StreamEvent, StreamForm
-from backend_client.results import CallOptions, EmbedBatch, GenerateResult, Priority, RawReply, Timing, Usage
+from backend_client.http.answers import NotAnAnswer, check_numbers, check_vectors
+from backend_client.http.health import ModelKind
+from backend_client.results import CallOptions, Priority
 
 T = TypeVar("T")
 
@@ -104,21 +101,6 @@ class EmbedReply:
     route: RouteInfo
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
-    """The end of a generation."""
-
-    route: RouteInfo
-    finish_reason: str
-    usage: Usage
-    timing: Timing
-
-    @property
-    def model(self) -> str:
-        """The model that answered."""
-        return self.route.model or ""
-
-
 def encode(body: Mapping[str, Any]) -> bytes:
     """The body as JSON. Raises InvalidArgument for what JSON or UTF-8 cannot carry."""
     try:
@@ -178,56 +160,6 @@ def embed_reply(node: str, headers: Mapping[str, str], body: bytes | bytearray, 
     # Bytes are copied: an array over them is read-only, and callers normalise in place.
     vectors = np.ndarray((count, dimensions), _FLOAT32, body if isinstance(body, bytearray) else bytearray(body))
     return EmbedReply(read_from(node, check_vectors, vectors, expected), space, route_info(headers))
-
-
-class _Part(BaseModel):
-    # A newer node may say more, and that must not make it unusable.
-    model_config = ConfigDict(extra="ignore", strict=True, hide_input_in_errors=True)
-
-
-class _Tokens(_Part):
-    prompt_tokens: int = Field(ge=0)
-    completion_tokens: int = Field(ge=0)
-
-
-class _Milliseconds(_Part):
-    queue: FiniteFloat | None = None
-    tokenize: FiniteFloat | None = None
-    first_token: FiniteFloat | None = None
-    generate: FiniteFloat | None = None
-    total: FiniteFloat | None = None
-
-
-class _Answer(_Part):
-    """The body of an answer to /inference, or the data of its last event, as far as the client uses it."""
-
-    model: str
-    device: str
-    finish_reason: FinishReason
-    usage: _Tokens
-    timing_ms: _Milliseconds | None = None
-    npu_busy_delta_us: int | None = Field(default=None, ge=0)
-    emulated: bool = False
-
-
-def done(node: str, headers: Mapping[str, str], data: Any) -> Done:
-    """The reply to a generation without its text. Raises BadReply, which names the fields that are wrong."""
-    try:
-        answer = _Answer.model_validate(data)
-    except ValidationError as error:
-        fields = ", ".join(sorted({".".join(map(str, problem["loc"])) or "body" for problem in error.errors()}))
-    else:
-        # A stream's busy time is known only at its end, so the body is asked before the headers.
-        route = route_info(headers)._replace(
-            model=answer.model,
-            device=answer.device,
-            busy_delta_us=answer.npu_busy_delta_us,
-            emulated=answer.emulated,
-        )
-        timing = Timing(**answer.timing_ms.model_dump()) if answer.timing_ms else Timing()
-        usage = Usage(answer.usage.prompt_tokens, answer.usage.completion_tokens)
-        return Done(route=route, finish_reason=answer.finish_reason, usage=usage, timing=timing)
-    raise BadReply(f"the reply lacks a valid {fields}: this is not a node's /inference", node=node)
 
 
 def read_from(node: str, read: Callable[..., T], *args: Any) -> T:
@@ -350,20 +282,8 @@ class EmbedJob(Job):
 
 
 @dataclass(slots=True, kw_only=True)
-class GenerateJob(Job):
-    """A prompt. `sampling` holds what the caller gave of `GenerateOptions`, and nothing else."""
-
-    prompt: str = field(repr=False)
-    sampling: Mapping[str, Any]
-
-    def __post_init__(self) -> None:
-        """Raise InvalidArgument for a wrong number."""
-        check_numbers(self.sampling)
-
-
-@dataclass(slots=True, kw_only=True)
 class Exchange(Job):
-    """A request in OpenAI's dialect, sent as it is but for the model's name.
+    """A request in OpenAI's dialect, or a prompt for the nodes' own /inference, sent as it is but for the model's name.
 
     `body` is JSON without `model`; with a `file` (name and bytes) its fields and the file are sent as a form. `node`:
     only this one can serve it. `refused` gets the replies of nodes that refused it, for callers who hand them on.
@@ -390,61 +310,11 @@ class Exchange(Job):
     @property
     def only_on_nodes(self) -> str | None:
         """Why no cloud serves it, or None."""
-        if self.path == "/v1/chat/completions" and self.method == "POST":
+        if self.path in {"/v1/chat/completions", "/inference"} and self.method == "POST":
             return None
         if self.path == "/v1/embeddings":
             return "of /v1/embeddings it serves texts without other fields only: call embed or embed_many"
         return f"it serves chats and embeddings only, and this is {self.path}"
-
-    @property
-    def form(self) -> StreamForm | None:
-        """How its answer is streamed; None where it comes whole."""
-        if self.file is not None:
-            return TRANSCRIPTS if self.body and self.body.get("stream") else None
-        return FORMS.get(self.path) if self.method == "POST" else None
-
-
-EventStream: TypeAlias = AsyncGenerator[StreamEvent | RawReply, None]
-"""Events as they come; the last item is who answered, with the usage and without a body."""
-
-Answer: TypeAlias = AsyncGenerator[str | GenerateResult, None]
-"""Pieces of text, as they come; the result is the last item."""
-
-
-class Backend(Protocol):
-    """What can do the work: the fleet, the cloud, or the two in that order."""
-
-    async def embed(self, job: EmbedJob) -> EmbedBatch:
-        """Embed the texts in one request."""
-        ...
-
-    async def generate(self, job: GenerateJob) -> GenerateResult:
-        """Answer the prompt."""
-        ...
-
-    async def open_stream(self, job: GenerateJob, opened_by: Deadline | None = None) -> Answer:
-        """Return once the first piece of the answer is there, at the latest at `opened_by` (else the deadline)."""
-        ...
-
-    async def exchange(self, job: Exchange) -> RawReply:
-        """The whole reply to a request in OpenAI's dialect."""
-        ...
-
-    async def open_exchange(self, job: Exchange, opened_by: Deadline | None = None) -> EventStream:
-        """Return once a part of the answer is there; what came before it is among the first events."""
-        ...
-
-    async def models(self) -> Sequence[ModelReport]:
-        """The models of all nodes, as they report them; none for the cloud."""
-        ...
-
-    def concurrency(self) -> int:
-        """How many batches of one `embed_many` may be under way at once."""
-        ...
-
-    async def close(self) -> None:
-        """Release connections and tasks."""
-        ...
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

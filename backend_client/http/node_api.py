@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Mapping
 from typing import Protocol
 
 from pydantic import ValidationError
 
-from backend_client.errors import BadReply, ConnectionLost, NPUError
+from backend_client.errors import BadReply, NPUError
 from backend_client.http import messages
 from backend_client.http.answers import read_json
-from backend_client.http.errors import event_error, status_error
+from backend_client.http.errors import status_error
 from backend_client.http.health import HealthReport
-from backend_client.http.messages import Done, EmbedReply, Reply, WireCall, new_request_id
+from backend_client.http.messages import EmbedReply, Reply, WireCall, new_request_id
 from backend_client.http.sse import Event
 
 BINARY = "application/octet-stream"
 REQUEST_ID = "X-Request-ID"
-_KNOWN_EVENTS = frozenset({"token", "done", "error"})
 
 
 class Transport(Protocol):
@@ -37,12 +35,8 @@ class Transport(Protocol):
         """POST /embeddings."""
         ...
 
-    def stream(self, node: str, call: WireCall) -> AsyncGenerator[Reply | str | Done, None]:
-        """POST /inference as a stream: the head of the reply, each piece of text as it comes, `Done` last."""
-        ...
-
     async def exchange(self, node: str, call: WireCall) -> Reply:
-        """A request in OpenAI's dialect; the reply of any status."""
+        """A request to `call.path`; the reply of any status."""
         ...
 
     def events(self, node: str, call: WireCall) -> AsyncGenerator[Reply | Event, None]:
@@ -97,27 +91,6 @@ class NodeApi(ABC):
             raise self.refusal(node, status, headers, bytes(body), call)
         return messages.embed_reply(node, headers, body, len(call.texts))
 
-    async def stream(self, node: str, call: WireCall) -> AsyncGenerator[Reply | str | Done, None]:
-        """POST /inference as server-sent events."""
-        call.path = "/inference"
-        async with aclosing(self.events(node, call)) as items:
-            head = Reply(200, {})
-            async for item in items:
-                if isinstance(item, Event):
-                    found = self._stream_item(node, head.headers, item, call)
-                    if found:
-                        yield found
-                    if isinstance(found, Done):
-                        return
-                    continue
-                yield (head := item)
-                if head.body:
-                    # A proxy, or an older node, that does not stream.
-                    for part in _whole_answer(node, head):
-                        yield part
-                    return
-        raise ConnectionLost("the stream ended before the answer did", node=node)
-
     async def exchange(self, node: str, call: WireCall) -> Reply:
         """Send a request to `call.path`; returns the reply, whatever its status."""
         status, headers, body = await self.request(
@@ -132,32 +105,3 @@ class NodeApi(ABC):
     def refusal(self, node: str, status: int, headers: Mapping[str, str], body: bytes, call: WireCall) -> NPUError:
         """The error that a reply of another status than 200 means."""
         return status_error(node, status, headers, body, call.model, keyed=self.has_key(node))
-
-    def _stream_item(self, node: str, headers: Mapping[str, str], event: Event, call: WireCall) -> str | Done:
-        """A piece of text, or the end; "" for an event of an unknown name, which a newer node may send.
-
-        Raises what an `error` event means, BadReply for a known event with other contents.
-        """
-        if event.name not in _KNOWN_EVENTS:
-            return ""
-        data = messages.read_from(node, read_json, event.data)
-        text = data.get("text") if isinstance(data, dict) else None
-        if event.name == "token" and isinstance(text, str):
-            return text
-        if event.name == "done":
-            return messages.done(node, headers, data)
-        if event.name == "error":
-            raise event_error(node, data, call.model)
-        raise BadReply("a token event in the stream has no text", node=node)
-
-
-def _whole_answer(node: str, reply: Reply) -> Iterator[str | Done]:
-    """What a reply of /inference that is not streamed holds. Raises BadReply."""
-    data = messages.read_from(node, read_json, reply.body)
-    done = messages.done(node, reply.headers, data)
-    text = data.get("text")
-    if not isinstance(text, str):
-        raise BadReply("the reply has no text", node=node)
-    if text:
-        yield text
-    yield done

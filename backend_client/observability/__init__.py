@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from threading import Lock
@@ -38,15 +38,15 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 
-from backend_client.calls import BaseClient
+from backend_client.calls import Backend, BaseClient
 from backend_client.client import InferenceClient, NPUClient
 from backend_client.deadline import Deadline
 from backend_client.errors import NPUError
-from backend_client.http.health import ModelReport
-from backend_client.http.messages import Answer, Backend, EmbedJob, EventStream, Exchange, GenerateJob, J, Job
+from backend_client.http.messages import EmbedJob, Exchange, J, Job
+from backend_client.http.stream_forms import EventStream, finish_reason_in
 from backend_client.observability.attributes import of_answer, of_request, of_server, operation_name, tokens_of
 from backend_client.observability.state import StateCollector
-from backend_client.results import Attempt, EmbedBatch, GenerateResult, Origin, RawReply, Source, Usage
+from backend_client.results import Attempt, EmbedBatch, Origin, RawReply, Source, Usage
 from backend_client.sync import Blocking
 
 I = TypeVar("I")  # noqa: E741  (an item of a stream)
@@ -133,9 +133,9 @@ class _Observation:
     span: Span
     origin: Origin | None = None
     usage: Usage | None = None
-    finish_reason: str | None = None
+    finish_reason: str = ""
 
-    def answered(self, origin: Origin, usage: Usage, finish_reason: str | None = None) -> None:
+    def answered(self, origin: Origin, usage: Usage, finish_reason: str) -> None:
         """The call has its answer."""
         self.origin, self.usage, self.finish_reason = origin, usage, finish_reason
 
@@ -163,69 +163,40 @@ class ObservedBackend:
         """Embed, observed."""
         with self._observed(job) as seen:
             batch = await self.inner.embed(seen.traced(job))
-            seen.answered(batch, batch.usage)
+            seen.answered(batch, batch.usage, "")
         return batch
 
-    async def generate(self, job: GenerateJob) -> GenerateResult:
-        """Generate, observed."""
-        with self._observed(job) as seen:
-            result = await self.inner.generate(seen.traced(job))
-            seen.answered(result, result.usage, result.finish_reason)
-        return result
-
-    async def open_stream(self, job: GenerateJob, opened_by: Deadline | None = None) -> Answer:
-        """Stream, observed from the opening to the last piece."""
-        observed = self._stream(job, opened_by)
-        # The first step opens the stream; its first item is passed on before the rest.
-        first = await anext(observed)
-        return _led(first, observed)
-
     async def exchange(self, job: Exchange) -> RawReply:
-        """A request in OpenAI's dialect, observed."""
+        """A request, observed."""
         with self._observed(job) as seen:
             reply = await self.inner.exchange(seen.traced(job))
-            seen.answered(reply, reply.usage)
+            seen.answered(reply, reply.usage, finish_reason_in(reply.body if isinstance(reply.body, dict) else None))
         return reply
 
     async def open_exchange(self, job: Exchange, opened_by: Deadline | None = None) -> EventStream:
         """The same as a stream, observed from the opening to the last event."""
         observed = self._events(job, opened_by)
+        # The first step opens the stream; its first item is passed on before the rest.
         first = await anext(observed)
         return _led(first, observed)
-
-    async def models(self) -> Sequence[ModelReport]:
-        """As inside."""
-        return await self.inner.models()
 
     async def _events(self, job: Exchange, opened_by: Deadline | None) -> EventStream:
         with self._observed(job, stream=True) as seen:
             events = await self.inner.open_exchange(seen.traced(job), opened_by)
+            reason = ""
             try:
                 async for item in events:
                     if isinstance(item, RawReply):
-                        seen.answered(item, item.usage)
+                        seen.answered(item, item.usage, reason)
+                    else:
+                        reason = item.finish_reason or reason
                     yield item
             finally:
                 await events.aclose()
 
-    def concurrency(self) -> int:
-        """As inside."""
-        return self.inner.concurrency()
-
     async def close(self) -> None:
         """Close what is inside."""
         await self.inner.close()
-
-    async def _stream(self, job: GenerateJob, opened_by: Deadline | None) -> Answer:
-        with self._observed(job, stream=True) as seen:
-            answer = await self.inner.open_stream(seen.traced(job), opened_by)
-            try:
-                async for item in answer:
-                    if isinstance(item, GenerateResult):
-                        seen.answered(item, item.usage, item.finish_reason)
-                    yield item
-            finally:
-                await answer.aclose()
 
     @contextmanager
     def _observed(self, job: Job, *, stream: bool = False) -> Iterator[_Observation]:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from opentelemetry.util.types import AttributeValue
 
-from backend_client.http.messages import EmbedJob, Exchange, GenerateJob, Job
+from backend_client.http.messages import EmbedJob, Exchange, Job
 from backend_client.results import Origin, Source, Usage
 
 Attributes = dict[str, AttributeValue]
@@ -33,13 +33,7 @@ _OTHER_OPERATIONS: Final = {
     "/v1/audio/translations": _TRANSCRIBE,
 }
 _PORTS: Final = {"http": 80, "https": 443}
-_SAMPLING: Final = (
-    ("max_tokens", "max_new_tokens"),
-    ("temperature", "temperature"),
-    ("top_p", "top_p"),
-    ("top_k", "top_k"),
-    ("seed", "seed"),
-)
+_SAMPLING: Final = ("max_tokens", "temperature", "top_p", "top_k", "seed")
 
 
 def operation_name(job: Job) -> str:
@@ -49,7 +43,11 @@ def operation_name(job: Job) -> str:
         return EMBEDDINGS
     if isinstance(job, Exchange) and job.path in _OTHER_OPERATIONS:
         return _OTHER_OPERATIONS[job.path]
-    return "text_completion" if isinstance(job, GenerateJob) and job.sampling.get("raw") else "chat"
+    return (
+        "text_completion"
+        if isinstance(job, Exchange) and job.path == "/inference" and (job.body or {}).get("raw")
+        else "chat"
+    )
 
 
 def tokens_of(operation: str, usage: Usage) -> Mapping[str, int]:
@@ -66,12 +64,10 @@ def of_request(job: Job, operation: str, asked: Source, *, stream: bool) -> Attr
     if stream:
         found["gen_ai.request.stream"] = True
     if isinstance(job, Exchange):
-        body = job.body or {}
-        names = [name for _, name in _SAMPLING if name != "max_new_tokens"]
-        found |= {f"gen_ai.request.{name}": body[name] for name in names if isinstance(body.get(name), int | float)}
-    if isinstance(job, GenerateJob):
-        given = job.sampling
-        found |= {f"gen_ai.request.{name}": given[ours] for name, ours in _SAMPLING if ours in given}
+        given = {{"max_new_tokens": "max_tokens"}.get(name, name): value for name, value in (job.body or {}).items()}
+        found |= {
+            f"gen_ai.request.{name}": given[name] for name in _SAMPLING if isinstance(given.get(name), int | float)
+        }
     return found
 
 
@@ -85,7 +81,7 @@ def of_server(source: Source, url: str) -> Attributes:
     return found
 
 
-def of_answer(operation: str, origin: Origin, usage: Usage, finish_reason: str | None) -> Attributes:
+def of_answer(operation: str, origin: Origin, usage: Usage, finish_reason: str) -> Attributes:
     """Who answered, and what it took."""
     found = of_server(origin.source, origin.node) | {
         "gen_ai.response.model": origin.model,

@@ -1,157 +1,145 @@
-"""The fleet behind a client: a method for each kind of call, which sends it through `call.Dispatcher`.
+"""The fleet as a backend: jobs become requests to nodes, and their replies results.
 
-A streamed answer is held back until it has begun, then handed on as it comes, without a second attempt.
+`FleetBackend` builds the requests and reads the replies, `Dispatcher` (call.py) decides about attempts, and `Runtime`
+holds what runs in the background.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+import os
+import random
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
-from backend_client.deadline import Deadline
-from backend_client.errors import BadReply, ConnectionLost, NPUError, RequestRejected, StreamInterrupted
+from backend_client.deadline import Deadline, RetryBudget
+from backend_client.errors import (
+    BadReply,
+    ClientClosed,
+    ConfigurationError,
+    ConnectionLost,
+    NPUError,
+    RequestRejected,
+    StreamInterrupted,
+)
+from backend_client.fleet.discovery import Follower, Source
 from backend_client.fleet.node import Lease, Requirement
 from backend_client.fleet.pool import Pool
+from backend_client.fleet.probes import Prober
+from backend_client.fleet.spaces import Bindings
 from backend_client.http import forms, messages
 from backend_client.http.answers import NotAnAnswer, read_answer, read_json
 from backend_client.http.errors import event_error, status_error
 from backend_client.http.health import ModelReport
-from backend_client.http.messages import (
-    Answer,
-    Done,
-    EmbedJob,
-    EmbedReply,
+from backend_client.http.messages import EmbedJob, EmbedReply, Exchange, Job, Reply, WireCall
+from backend_client.http.node_api import Transport
+from backend_client.http.stream_forms import (
+    INFERENCE,
     EventStream,
-    Exchange,
-    GenerateJob,
-    Job,
-    Reply,
-    RouteInfo,
-    WireCall,
+    StreamEvent,
+    StreamForm,
+    failure_in,
+    form_of,
+    read_event,
+    usage_of,
 )
-from backend_client.http.openai_stream import StreamEvent, StreamForm, failure_in, read_event, usage_of
-from backend_client.lifetime import in_daemon_thread
+from backend_client.lifetime import before_loop_ends, in_daemon_thread, supervise
 from backend_client.options import ClientOptions
-from backend_client.results import EmbedBatch, GenerateResult, RawReply, Usage
-from backend_client.routing.call import Call, Dispatcher, Latencies, hedged
+from backend_client.results import EmbedBatch, RawReply, Usage
+from backend_client.routing.call import Call, Dispatcher
+from backend_client.routing.hedge import Hedging
 from backend_client.routing.responses import StoredResponses
-from backend_client.routing.runtime import Running, Runtime
 
-I = TypeVar("I")  # noqa: E741  (an item of a stream)
-
-
-@dataclass(frozen=True, slots=True)
-class Reading(Generic[I]):
-    """How the items of a stream are read: which one begins and ends the answer, and the text that each adds."""
-
-    begins: Callable[[I], bool]
-    ends: Callable[[I], bool]
-    text: Callable[[I], str]
-
-
-@dataclass(slots=True)
-class Opened(Generic[I]):
-    """A stream that has begun; `held` are its items so far."""
-
-    items: AsyncGenerator[I, None]
-    held: list[I]
-
-
-async def open_stream(pool: Pool, lease: Lease, items: AsyncGenerator[I, None], reading: Reading[I]) -> Opened[I]:
-    """Return once the answer has begun. Raises what the stream raises."""
-    held: list[I] = []
-    try:
-        async for item in items:
-            held.append(item)
-            if reading.begins(item) or reading.ends(item):
-                pool.heard(lease)
-                return Opened(items, held)
-    except BaseException:
-        await items.aclose()
-        raise
-    raise ConnectionLost("the stream ended before the answer began", node=lease.node.url)
-
-
-async def read_whole(pool: Pool, lease: Lease, opened: Opened[I], reading: Reading[I]) -> list[I]:
-    """All items up to the last one. Raises what the stream raises."""
-    items = opened.held
-    try:
-        while not reading.ends(items[-1]):
-            try:
-                items.append(await anext(opened.items))
-            except StopAsyncIteration:
-                break
-            pool.heard(lease)
-        else:
-            return items
-    finally:
-        await opened.items.aclose()
-    raise ConnectionLost("the stream ended before the answer did", node=lease.node.url)
-
-
-async def follow(
-    pool: Pool, dispatcher: Dispatcher, call: Call, lease: Lease, opened: Opened[I], reading: Reading[I]
-) -> AsyncGenerator[I, None]:
-    """Yield all items up to the last one, and settle the lease.
-
-    Raises StreamInterrupted, with the text so far, when the stream fails; it is neither retried nor taken over.
-    """
-    parts: list[str] = []
-    item: I | None = None
-    # What holds when the caller leaves in the middle: it says nothing of the node.
-    ended: BaseException | None = asyncio.CancelledError()
-    try:
-        for item in opened.held[:-1]:
-            parts.append(reading.text(item))
-            yield item
-        item = opened.held[-1]
-        while not reading.ends(item):
-            parts.append(reading.text(item))
-            yield item
-            with dispatcher.calls.open():
-                item = await dispatcher.guard(call, lease, _following(opened, lease))
-            pool.heard(lease)
-        ended = None
-    except NPUError as error:
-        ended = error
-    finally:
-        dispatcher.settle(call, lease, ended)
-        await opened.items.aclose()
-    if ended is None and item is not None:
-        yield item
-    elif isinstance(ended, NPUError):
-        raise StreamInterrupted.after(parts, ended, attempts=call.attempts, request_id=call.request_id)
-
-
-async def _following(opened: Opened[I], lease: Lease) -> I:
-    try:
-        return await anext(opened.items)
-    except StopAsyncIteration:
-        pass
-    raise ConnectionLost("the stream ended before the answer did", node=lease.node.url)
-
-
-# Requests in OpenAI's dialect on the nodes of a runtime: routed, retried and followed like every other call.
-
-_Item = Reply | StreamEvent
 _LARGE_FILE = 1024 * 1024
 # They run on no device.
 _TOKENS = frozenset({"/tokenize", "/detokenize"})
 
 
-class FleetExchanges:
-    """Sends exchanges to nodes. Every error has the call's attempts; see `Dispatcher.run`."""
+class FleetBackend:
+    """Serves jobs on the nodes of a runtime. Every error has the call's attempts; see `Dispatcher.run`."""
 
     def __init__(self, runtime: Runtime, options: ClientOptions) -> None:
-        self._runtime = runtime
+        self.runtime = runtime
         self._options = options
-        self._stored = StoredResponses(runtime)
+        self._stored = StoredResponses(runtime.pool, runtime.known)
+        self._hedging = None if options.hedge.percentile is None else Hedging(options.hedge)
+
+    async def close(self) -> None:
+        """End the probes and close the connections."""
+        await self.runtime.close()
+
+    def concurrency(self) -> int:
+        """A few batches for every node."""
+        return max(1, len(self.runtime.pool.nodes)) * self._options.batch.per_node
+
+    async def models(self) -> list[ModelReport]:
+        """The models of all nodes that can be reached."""
+        await self.runtime.known()
+        return [model for node in self.runtime.pool.nodes.values() for model in node.models.values()]
+
+    async def embed(self, job: EmbedJob) -> EmbedBatch:
+        """One POST /embeddings, on one node after another until one serves it; on two at once when hedging says so."""
+        running = self.runtime.start()
+        need = Requirement("embedding", job.model, job.require_device)
+        length = sum(map(len, job.texts))
+        first = running.dispatcher.call(job, need, length, self._options.timeouts.attempt)
+        if self._hedging is None:
+            return await self._embed(running, first, job)
+        second = running.dispatcher.call(job, need, length, self._options.timeouts.attempt)
+        second.hedge = True
+        # The second goes elsewhere: it begins with the nodes that the first has asked.
+        second.tried = first.tried
+        return await self._hedging.run(
+            len(job.texts),
+            lambda: self._embed(running, first, job),
+            lambda: self._embed(running, second, job),
+            may=lambda: running.dispatcher.elsewhere(first) and self.runtime.budget.withdraw(),
+        )
+
+    async def _embed(self, running: Running, call: Call, job: EmbedJob) -> EmbedBatch:
+        async def send(lease: Lease) -> EmbedReply:
+            wired = call.wired
+            if wired is None:
+                model = call.need.model
+                encoded = messages.encode_texts(
+                    job.texts, model, truncate=job.truncate, input_type=job.input_type, dimensions=job.dimensions
+                )
+                wired = call.wired = _wired(job, call, encoded, texts=job.texts)
+            wired.may_wait = call.may_wait
+            reply = await running.transport.embed(lease.node.url, wired)
+            lease.check_model(reply.route.model)
+            lease.check_device(reply.route.device)
+            self.runtime.bindings.check(
+                lease,
+                model=reply.route.model or lease.model,
+                space=reply.space,
+                dimensions=reply.vectors.shape[1],
+                asked=job.dimensions,
+            )
+            return reply
+
+        served = await running.dispatcher.run(call, send)
+        running.dispatcher.settle(call, served.lease, None)
+        reply = served.value
+        return EmbedBatch(
+            vectors=reply.vectors,
+            space=reply.space,
+            usage=Usage(reply.route.prompt_tokens),
+            source="npu",
+            node=served.lease.node.url,
+            model=reply.route.model or served.lease.model,
+            device=reply.route.device,
+            request_id=call.request_id,
+            attempts=tuple(call.attempts),
+            route_reason=reply.route.reason,
+            npu_busy_delta_us=reply.route.busy_delta_us,
+            emulated=reply.route.emulated,
+            headers=reply.route.headers,
+        )
 
     async def exchange(self, job: Exchange) -> RawReply:
-        """The whole reply.
+        """The whole reply to a request, on one node after another until one serves it.
 
         Where the route can stream, it is streamed between node and client, so that a hung engine is distinguished from
         a long answer. Nothing has reached the caller before the end, so a failure in the middle is retried like any
@@ -163,60 +151,41 @@ class FleetExchanges:
         return reply
 
     async def _whole(self, job: Exchange) -> RawReply:
-        running = self._runtime.start()
-        form = job.form
+        running = self.runtime.start()
+        form = form_of(job)
         limit = None if form or job.kind == "transcription" else self._options.timeouts.attempt
         call = running.dispatcher.call(job, _need(job), _length(job), limit)
-        encode = _exchanges_encoder(job, form)
 
         async def send(lease: Lease) -> tuple[Reply, Any]:
-            wired = await _encoded(job, lambda: encode(call))
+            wired = await _encoded(job, call, form)
             if form is None:
                 return await self._send(running, lease, wired, job)
             opened = await self._open(running, lease, wired, job, form)
-            head, *events = await read_whole(self._runtime.pool, lease, opened, _reading(form))
-            body = form.whole([event for event in events if isinstance(event, StreamEvent)])
-            if not isinstance(head, Reply):
-                raise BadReply("the reply has no head", node=lease.node.url)
+            body = form.whole(await self._read_whole(lease, opened, form))
             _read_answer(lease.node.url, job, body)
-            return head, body
+            return opened.head, body
 
         served = await running.dispatcher.run(call, send)
         running.dispatcher.settle(call, served.lease, None)
         head, body = served.value
-        return _raw_reply(call, served.lease, head, body)
+        return _raw_reply(call, served.lease, head, body, body)
 
     async def open_exchange(self, job: Exchange, opened_by: Deadline | None = None) -> EventStream:
         """Open a stream on one node after another; once the answer has begun, that node's answer is the answer."""
-        running = self._runtime.start()
-        form = job.form
+        running = self.runtime.start()
+        form = form_of(job)
         if form is None:
             raise RequestRejected(f"{job.path} cannot be streamed")
         job = await self._stored.placed(job, self._whole)
         call = running.dispatcher.call(job, _need(job), _length(job))
         call.deadline = opened_by or job.deadline
-        encode = _exchanges_encoder(job, form)
 
-        async def send(lease: Lease) -> Opened[_Item]:
-            wired = await _encoded(job, lambda: encode(call))
-            return await self._open(running, lease, wired, job, form)
+        async def send(lease: Lease) -> _Opened:
+            return await self._open(running, lease, await _encoded(job, call, form), job, form)
 
         served = await running.dispatcher.run(call, send)
         call.deadline = job.deadline
-        items = follow(self._runtime.pool, running.dispatcher, call, served.lease, served.value, _reading(form))
-        return self._learning(job, _events(call, served.lease, items))
-
-    async def _learning(self, job: Exchange, events: EventStream) -> EventStream:
-        response: Any = None
-        try:
-            async for item in events:
-                if isinstance(item, StreamEvent):
-                    response = (item.data or {}).get("response") or response
-                else:
-                    self._stored.learn(job, item, response)
-                yield item
-        finally:
-            await events.aclose()
+        return self._follow(running, call, served.lease, job, served.value, form)
 
     async def _send(self, running: Running, lease: Lease, wired: WireCall, job: Exchange) -> tuple[Reply, Any]:
         node = lease.node.url
@@ -233,16 +202,85 @@ class FleetExchanges:
             self._check_space(lease, reply, found.shape[1], (job.body or {}).get("dimensions"))
         return reply, body
 
-    async def _open(
-        self, running: Running, lease: Lease, wired: WireCall, job: Exchange, form: StreamForm
-    ) -> Opened[_Item]:
+    async def _open(self, running: Running, lease: Lease, wired: WireCall, job: Exchange, form: StreamForm) -> _Opened:
+        """Return once the answer has begun. Raises what the stream raises."""
         wired.refused = None
+        items = _read(lease, job, running.transport.events(lease.node.url, wired), wired, form)
+        head = Reply(200, {})
+        held: list[StreamEvent] = []
         try:
-            items = _read(lease, job, running.transport.events(lease.node.url, wired), wired, form)
-            return await open_stream(self._runtime.pool, lease, items, _reading(form))
+            async for item in items:
+                if isinstance(item, Reply):
+                    head = item
+                    continue
+                held.append(item)
+                if form.begins(item) or form.ends(item):
+                    self.runtime.pool.heard(lease)
+                    return _Opened(head, held, items)
+        except BaseException:
+            await items.aclose()
+            raise
         finally:
             if wired.refused is not None:
                 job.refused.append(wired.refused)
+        raise ConnectionLost("the stream ended before the answer began", node=lease.node.url)
+
+    async def _read_whole(self, lease: Lease, opened: _Opened, form: StreamForm) -> list[StreamEvent]:
+        """All events up to the last one. Raises what the stream raises."""
+        events = opened.held
+        try:
+            while not form.ends(events[-1]):
+                events.append(await opened.following(lease))
+                self.runtime.pool.heard(lease)
+        finally:
+            await opened.rest.aclose()
+        return events
+
+    async def _follow(
+        self, running: Running, call: Call, lease: Lease, job: Exchange, opened: _Opened, form: StreamForm
+    ) -> EventStream:
+        """Yield all events up to the last one, settle the lease, and yield who answered.
+
+        Raises StreamInterrupted, with the text so far, when the stream fails; it is neither retried nor taken over.
+        """
+        dispatcher = running.dispatcher
+        parts: list[str] = []
+        said: dict[str, Any] = {}
+        response: object = None
+        held = iter(opened.held)
+        # What holds when the caller leaves in the middle: it says nothing of the node.
+        ended: BaseException | None = asyncio.CancelledError()
+        try:
+            while True:
+                event = next(held, None)
+                if event is None:
+                    with dispatcher.calls.open():
+                        event = await dispatcher.guard(call, lease, opened.following(lease))
+                    self.runtime.pool.heard(lease)
+                data = event.data or {}
+                response = data.get("response") or response
+                for part in (data, data.get("response")):
+                    if isinstance(part, dict) and isinstance(part.get("usage"), dict):
+                        said = part
+                if "npu_busy_delta_us" in data:
+                    said = said | {"npu_busy_delta_us": data["npu_busy_delta_us"]}
+                if form.ends(event):
+                    break
+                parts.append(event.text)
+                yield event
+            ended = None
+        except NPUError as error:
+            ended = error
+        finally:
+            dispatcher.settle(call, lease, ended)
+            await opened.rest.aclose()
+        if isinstance(ended, NPUError):
+            raise StreamInterrupted.after(parts, ended, attempts=call.attempts, request_id=call.request_id)
+        if event is not None:
+            yield event
+        reply = _raw_reply(call, lease, opened.head, said, None)
+        self._stored.learn(job, reply, response)
+        yield reply
 
     def _check_space(self, lease: Lease, reply: Reply, dimensions: int, asked: int | None) -> None:
         """Raises SpaceChanged for vectors of another space than the one that was requested, or is bound."""
@@ -250,13 +288,88 @@ class FleetExchanges:
         model = reply.headers.get("x-model") or lease.model
         if not space:
             raise BadReply("the reply lacks X-Space: this is not a node's /v1/embeddings", node=lease.node.url)
-        self._runtime.bindings.check(
-            lease,
-            model=model,
-            space=space,
-            dimensions=dimensions,
-            asked=asked,
-        )
+        self.runtime.bindings.check(lease, model=model, space=space, dimensions=dimensions, asked=asked)
+
+
+@dataclass(slots=True)
+class _Opened:
+    """A stream whose answer has begun: the head of its reply, its events so far, and the rest of them."""
+
+    head: Reply
+    held: list[StreamEvent]
+    rest: AsyncGenerator[Reply | StreamEvent, None]
+
+    async def following(self, lease: Lease) -> StreamEvent:
+        """The next event. Raises what the stream raises, ConnectionLost at its end."""
+        try:
+            event = await anext(self.rest)
+        except StopAsyncIteration:
+            event = None
+        if not isinstance(event, StreamEvent):
+            raise ConnectionLost("the stream ended before the answer did", node=lease.node.url)
+        return event
+
+
+async def _read(
+    lease: Lease, job: Exchange, items: AsyncGenerator[Any, None], wired: WireCall, form: StreamForm
+) -> AsyncGenerator[Reply | StreamEvent, None]:
+    """The head and the events of a stream. Raises what an event says that reports a failure, BadReply for what is no
+    event.
+    """
+    node, read = lease.node.url, form.reader(job.body or {})
+    try:
+        async for item in items:
+            if isinstance(item, Reply):
+                _check(lease, job, item.headers)
+                yield item
+                events = _unstreamed(node, item, form) if item.body else []
+            elif form is INFERENCE and item.name not in INFERENCE.NAMES:
+                continue
+            else:
+                events = [messages.read_from(node, read_event, item)]
+            for event in events:
+                failure = failure_in(event)
+                if failure is not None:
+                    raise event_error(node, failure, wired.model)
+                checked = messages.read_from(node, read, event)
+                _check(lease, job, None, checked.data, (checked.data or {}).get("response"))
+                yield checked
+    finally:
+        await items.aclose()
+
+
+def _unstreamed(node: str, reply: Reply, form: StreamForm) -> list[StreamEvent]:
+    """The events of a reply that is not streamed though it was asked for. Only of /inference is that an answer."""
+    if form is not INFERENCE:
+        raise BadReply("the reply is not an event stream", node=node)
+    data = messages.read_from(node, read_json, reply.body)
+    if not isinstance(data, dict) or not isinstance(data.get("text"), str):
+        raise BadReply("the reply has no text", node=node)
+    return [StreamEvent("token", {"text": data["text"]}), StreamEvent("done", data)]
+
+
+def _check(lease: Lease, job: Exchange, head: Mapping[str, str] | None, *bodies: Any) -> None:
+    """Check the head of a reply, and the model and the device that its parts name. Raises BadReply."""
+    if job.method != "POST" or job.body is None:
+        # What is stored names the model that made it.
+        return
+    if head is not None:
+        lease.check_model(head.get("x-model"))
+        lease.check_device(head.get("x-npu-node-device"))
+    for body in bodies:
+        if isinstance(body, dict):
+            lease.check_model(body.get("model"))
+            if "device" in body:
+                lease.check_device(body["device"])
+
+
+def _read_answer(node: str, job: Exchange, body: Any) -> Any:
+    """See `answers.read_answer`. Raises BadReply."""
+    try:
+        return read_answer(job.path, job.body or {}, body)
+    except NotAnAnswer as error:
+        problem = BadReply(f"the reply is not an answer of {job.path}: {error}", node=node)
+    raise problem
 
 
 class _Headers(dict[str, str]):
@@ -269,25 +382,30 @@ class _Headers(dict[str, str]):
         return super().get(key.lower(), default)
 
 
-def _check(lease: Lease, job: Exchange, head: Mapping[str, str] | None, *bodies: Any) -> None:
-    """See `Lease.check_answer`: the head of a reply, and the models that its parts name. Raises BadReply."""
-    if job.method != "POST" or job.body is None:
-        # What is stored names the model that made it.
-        return
-    if head is not None:
-        lease.check_answer(head.get("x-model"), head.get("x-npu-node-device"))
-    for body in bodies:
-        if isinstance(body, dict):
-            lease.check_model(body.get("model"))
-
-
-def _read_answer(node: str, job: Exchange, body: Any) -> Any:
-    """See `answers.read_answer`. Raises BadReply."""
-    try:
-        return read_answer(job.path, job.body or {}, body)
-    except NotAnAnswer as error:
-        problem = BadReply(f"the reply is not an answer of {job.path}: {error}", node=node)
-    raise problem
+def _raw_reply(call: Call, lease: Lease, head: Reply, said: Any, body: Any) -> RawReply:
+    """The reply with this `body`; `said` is what its body or its last events say of its costs."""
+    route = messages.route_info(head.headers)
+    said = said if isinstance(said, dict) else {}
+    # A stream's device and busy time are known only at its end, so the body goes before the headers.
+    busy, device, emulated = (said.get(name) for name in ("npu_busy_delta_us", "device", "emulated"))
+    prompt, completion = usage_of(said)
+    # Of a recording nodes count positions of audio, and only those of its first part.
+    counted = 0 if lease.need.kind == "transcription" else route.prompt_tokens
+    return RawReply(
+        source="npu",
+        node=lease.node.url,
+        model=route.model or lease.model,
+        device=device if isinstance(device, str) else route.device,
+        request_id=call.request_id,
+        attempts=tuple(call.attempts),
+        route_reason=route.reason,
+        npu_busy_delta_us=busy if type(busy) is int else route.busy_delta_us,
+        emulated=emulated if isinstance(emulated, bool) else route.emulated,
+        headers=head.headers,
+        status=head.status,
+        body=body,
+        usage=Usage(prompt or counted, completion),
+    )
 
 
 def _need(job: Exchange) -> Requirement:
@@ -299,335 +417,200 @@ def _length(job: Exchange) -> int:
     return len(job.file[1] if job.file else str(job.body or ""))
 
 
-def _reading(form: StreamForm) -> Reading[_Item]:
-    return Reading(
-        begins=lambda item: isinstance(item, StreamEvent) and form.begins(item),
-        ends=lambda item: isinstance(item, StreamEvent) and form.ends(item),
-        text=lambda item: item.text if isinstance(item, StreamEvent) else "",
+async def _encoded(job: Exchange, call: Call, form: StreamForm | None) -> WireCall:
+    """The request, encoded on its first attempt, when the model is known, and kept for the others."""
+    if call.wired is None:
+        large = job.file is not None and len(job.file[1]) > _LARGE_FILE
+        # Copying a long recording takes longer than the event loop may be held up.
+        call.wired = (
+            await in_daemon_thread(lambda: _encode(job, call, form), "encode a recording")
+            if large
+            else _encode(job, call, form)
+        )
+    call.wired.may_wait = call.may_wait
+    return call.wired
+
+
+def _encode(job: Exchange, call: Call, form: StreamForm | None) -> WireCall:
+    content, content_type = b"", "application/json"
+    if job.body is not None:
+        body = form.request(job.body) if form else dict(job.body)
+        body |= {"model": call.need.model} if call.need.model else {}
+        if job.file is None:
+            content = messages.encode(body)
+        else:
+            content, content_type = forms.encode_form(body, *job.file)
+    wired = _wired(job, call, content)
+    wired.method, wired.path, wired.content_type = job.method, job.path, content_type
+    return wired
+
+
+def _wired(job: Job, call: Call, encoded: bytes, texts: Sequence[str] = ()) -> WireCall:
+    return WireCall(
+        encoded,
+        texts,
+        job.deadline,
+        job.request_id,
+        call.need.model,
+        job.priority,
+        call.need.device,
+        job.node_headers,
     )
 
 
-async def _read(
-    lease: Lease, job: Exchange, items: AsyncGenerator[Any, None], wired: WireCall, form: StreamForm
-) -> AsyncGenerator[_Item, None]:
-    """The events of a stream. Raises what an event says that reports a failure, BadReply for what is no event."""
-    node, read = lease.node.url, form.reader(job.body or {})
-    try:
-        async for item in items:
-            if isinstance(item, Reply):
-                if item.body:
-                    raise BadReply("the reply is not an event stream", node=node)
-                _check(lease, job, item.headers)
-                yield item
-                continue
-            event = messages.read_from(node, read_event, item)
-            failure = failure_in(event)
-            if failure is not None:
-                raise event_error(node, failure, wired.model)
-            event = messages.read_from(node, read, event)
-            _check(lease, job, None, event.data, (event.data or {}).get("response"))
-            yield event
-    finally:
-        await items.aclose()
+# The running parts of a fleet: connections, probes, discovery; started by the first call, ended by `close`.
 
 
-async def _events(call: Call, lease: Lease, items: AsyncGenerator[_Item, None]) -> EventStream:
-    head = Reply(200, {})
-    usage: dict[str, Any] = {}
-    last: StreamEvent | None = None
-    try:
-        async for item in items:
-            if isinstance(item, Reply):
-                head = item
-                continue
-            for part in (item.data or {}, (item.data or {}).get("response")):
-                if isinstance(part, dict) and isinstance(part.get("usage"), dict):
-                    usage = part
-            if item.data is not None and "npu_busy_delta_us" in item.data:
-                usage = usage | {"npu_busy_delta_us": item.data["npu_busy_delta_us"]}
-            last = item
-            yield item
-    finally:
-        await items.aclose()
-    if last is not None:
-        yield _raw_reply(call, lease, head, usage, keep_body=False)
+@dataclass(frozen=True, slots=True)
+class Running:
+    """The parts of a started runtime."""
+
+    loop: asyncio.AbstractEventLoop
+    transport: Transport
+    prober: Prober
+    dispatcher: Dispatcher
 
 
-def _raw_reply(call: Call, lease: Lease, head: Reply, body: Any, *, keep_body: bool = True) -> RawReply:
-    route = messages.route_info(head.headers)
-    told = body if isinstance(body, dict) else {}
-    busy = told.get("npu_busy_delta_us")
-    prompt, completion = usage_of(told)
-    # Of a recording nodes count positions of audio, and only those of its first part.
-    counted = 0 if lease.need.kind == "transcription" else route.prompt_tokens
-    return RawReply(
-        source="npu",
-        node=lease.node.url,
-        model=route.model or lease.model,
-        device=route.device,
-        request_id=call.request_id,
-        attempts=tuple(call.attempts),
-        route_reason=route.reason,
-        # A stream's busy time is known only at its end, so the body goes before the headers.
-        npu_busy_delta_us=busy if type(busy) is int else route.busy_delta_us,
-        emulated=route.emulated,
-        headers=head.headers,
-        status=head.status,
-        body=body if keep_body else None,
-        usage=Usage(prompt or counted, completion),
-    )
+class Runtime:
+    """Belongs to the event loop in which it is started; when that has ended, the next call starts it in another one."""
 
-
-async def _encoded(job: Exchange, encode: Callable[[], WireCall]) -> WireCall:
-    """Copying a long recording takes longer than the event loop may be held up."""
-    if job.file is None or len(job.file[1]) <= _LARGE_FILE:
-        return encode()
-    return await in_daemon_thread(encode, "encode a recording")
-
-
-def _exchanges_encoder(job: Exchange, form: StreamForm | None) -> Callable[[Call], WireCall]:
-    """Encodes the request on its first attempt, when the model is known, and keeps it for the others."""
-    encoded: WireCall | None = None
-
-    def encode(call: Call) -> WireCall:
-        nonlocal encoded
-        if encoded is None:
-            content, content_type = b"", "application/json"
-            if job.body is not None:
-                body = form.request(job.body) if form else dict(job.body)
-                body |= {"model": call.need.model} if call.need.model else {}
-                content = messages.encode(body) if job.file is None else b""
-                if job.file is not None:
-                    content, content_type = forms.encode_form(body, *job.file)
-            encoded = WireCall(
-                content,
-                (),
-                job.deadline,
-                job.request_id,
-                call.need.model,
-                job.priority,
-                call.need.device,
-                job.node_headers,
-                job.method,
-                job.path,
-                content_type,
-            )
-        encoded.may_wait = call.may_wait
-        return encoded
-
-    return encode
-
-
-# The fleet as a backend: jobs become requests to nodes, replies become results.
-
-_READING: Reading[str | Done] = Reading(
-    begins=lambda _: True,
-    ends=lambda item: isinstance(item, Done),
-    text=lambda item: item if isinstance(item, str) else "",
-)
-
-
-class FleetBackend:
-    """Embeds and generates on the nodes of a runtime."""
-
-    def __init__(self, runtime: Runtime, options: ClientOptions) -> None:
-        self.runtime = runtime
+    def __init__(
+        self,
+        pool: Pool,
+        bindings: Bindings,
+        make_transport: Callable[[], Transport],
+        options: ClientOptions,
+        rng: random.Random,
+        sources: Sequence[Source] = (),
+    ) -> None:
+        self.pool = pool
+        self.bindings = bindings
+        self.budget = RetryBudget(options.retry, pool.clock)
+        self._make_transport = make_transport
         self._options = options
-        self._exchanges = FleetExchanges(runtime, options)
-        # By the size of the request, in powers of two: a batch is not slow for taking longer than a single text.
-        self._latencies = defaultdict[int, Latencies](lambda: Latencies(options.hedge))
+        self._rng = rng
+        self._sources = sources
+        self._follower: asyncio.Task[None] | None = None
+        self._running: Running | None = None
+        self._closed = False
+        self._closing: asyncio.Task[None] | None = None
+        self._end: asyncio.Task[None] | None = None
+        self._pid = os.getpid()
+        # Connections and tasks of the parent of a forked process. They are kept, because closing them here would write
+        # to the parent's connections.
+        self._inherited: list[object] = []
+
+    def start(self) -> Running:
+        """Start to probe, if that has not been done. Raises ClientClosed, or ConfigurationError while another loop has
+        it.
+        """
+        loop = asyncio.get_running_loop()
+        if os.getpid() != self._pid:
+            self._restart_after_fork()
+        running = self._running
+        if running is not None and running.loop is loop and not self._closed:
+            return running
+        if self._closed:
+            raise ClientClosed("this client is closed; make a new one")
+        if running is not None and not running.loop.is_closed():
+            raise ConfigurationError(
+                "this client belongs to another event loop, which has not ended; make one per loop, or use "
+                "backend_client.sync"
+            )
+        if running is not None:
+            self._forget()
+        transport = self._make_transport()
+        prober = Prober(self.pool, transport.health, self._options.probe, self._rng)
+        options = self._options
+        dispatcher = Dispatcher(
+            self.pool, self.bindings, prober, self.budget, options.retry, self._rng, options.timeouts.share
+        )
+        running = self._running = Running(loop, transport, prober, dispatcher)
+        self._end = before_loop_ends(lambda: self._loop_ends(running), "connections of the client")
+        for node in self.pool.nodes.values():
+            prober.watch(node)
+        if self._sources:
+            self.pool.complete = False
+            follower = Follower(self._sources, self.pool.nodes, add=self.add, remove=self.remove)
+            self._follower = supervise(lambda: self._follow(follower, prober), "node discovery")
+        return running
+
+    def _restart_after_fork(self) -> None:
+        """Restart in a forked child: the running parts belong to the parent. Bindings of spaces and models stay."""
+        self._pid = os.getpid()
+        self._inherited += [self._running, self._follower, self._closing, self._end]
+        self._rng.seed()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Nothing runs any more, and what was known of the nodes' health is out of date."""
+        self._running = self._follower = self._closing = self._end = None
+        urls = list(self.pool.nodes)
+        for url in urls:
+            self.pool.remove(url)
+        self.pool.add(urls)
+
+    async def known(self) -> None:
+        """Wait until every node's first probe has ended, or a new one after a time without calls."""
+        running = self.start()
+        running.prober.note_call()
+        with running.dispatcher.calls.open():
+            while self.pool.unknown:
+                await running.prober.wait_for_probe()
+
+    def add(self, urls: Iterable[str]) -> None:
+        """Take nodes in; they get requests once a probe has passed."""
+        for node in self.pool.add(urls):
+            if self._running is not None:
+                self._running.prober.watch(node)
+
+    def remove(self, urls: Iterable[str]) -> None:
+        """Remove nodes; requests that are under way there end as they will."""
+        for url in urls:
+            self.pool.remove(url)
+            if self._running is not None:
+                self._running.prober.forget(url)
 
     async def close(self) -> None:
-        """End the probes and close the connections."""
-        await self.runtime.close()
+        """End calls, probes and connections. Calls under way, and those that wait, raise ClientClosed.
 
-    def concurrency(self) -> int:
-        """A few batches for every node."""
-        return max(1, len(self.runtime.pool.nodes)) * self._options.batch.per_node
-
-    async def embed(self, job: EmbedJob) -> EmbedBatch:
-        """One POST /embeddings, on one node after another until one serves it; on two at once when hedging says so."""
-        running = self.runtime.start()
-        length = sum(map(len, job.texts))
-        need = Requirement("embedding", job.model, job.require_device)
-        first = running.dispatcher.call(job, need, length, self._options.timeouts.attempt)
-        after = None
-        if self._options.hedge.percentile is not None:
-            after = self._latencies[len(job.texts).bit_length()].percentile()
-        if after is None:
-            return await self._embed(running, first, job)
-        second = running.dispatcher.call(job, need, length, self._options.timeouts.attempt)
-        second.hedge = True
-        # The second goes elsewhere: it begins with the nodes that the first has asked.
-        second.tried = first.tried
-        return await hedged(
-            lambda: self._embed(running, first, job),
-            lambda: self._embed(running, second, job),
-            after=after,
-            may=lambda: running.dispatcher.elsewhere(first) and self.runtime.budget.withdraw(),
-        )
-
-    async def _embed(self, running: Running, call: Call, job: EmbedJob) -> EmbedBatch:
-        wired: WireCall | None = None
-
-        async def send(lease: Lease) -> EmbedReply:
-            nonlocal wired
-            if wired is None:
-                model = call.need.model
-                encoded = messages.encode_texts(
-                    job.texts, model, truncate=job.truncate, input_type=job.input_type, dimensions=job.dimensions
-                )
-                wired = _wired(job, encoded, job.texts, model)
-            wired.may_wait = call.may_wait
-            reply = await running.transport.embed(lease.node.url, wired)
-            lease.check_answer(reply.route.model, reply.route.device)
-            self.runtime.bindings.check(
-                lease,
-                model=reply.route.model or lease.model,
-                space=reply.space,
-                dimensions=reply.vectors.shape[1],
-                asked=job.dimensions,
-            )
-            return reply
-
-        served = await running.dispatcher.run(call, send)
-        running.dispatcher.settle(call, served.lease, None)
-        if self._options.hedge.percentile is not None:
-            self._latencies[len(job.texts).bit_length()].add(call.attempts[-1].duration)
-        reply = served.value
-        return EmbedBatch(
-            vectors=reply.vectors,
-            space=reply.space,
-            usage=Usage(reply.route.prompt_tokens),
-            **_origin(call, served.lease, reply.route),
-        )
-
-    async def generate(self, job: GenerateJob) -> GenerateResult:
-        """One POST /inference, on one node after another until one serves it.
-
-        Streamed, so that a hung engine is distinguished from a long answer. Nothing has reached the caller before the
-        end, so a failure in the middle is retried like any other.
+        A second call waits for the first. One that is cancelled leaves nothing open: closing goes on.
         """
-        running = self.runtime.start()
-        need = Requirement("generation", job.model, job.require_device)
-        call = running.dispatcher.call(job, need, len(job.prompt))
-        encode = _encoder(job, {"prompt": job.prompt, **job.sampling, "stream": True}, [job.prompt])
+        self._closed = True
+        if self._running is not None and not self._running.loop.is_closed():
+            if self._closing is None:
+                self._closing = asyncio.create_task(self._close(self._running), name="closing the client")
+            await asyncio.shield(self._closing)
 
-        async def send(lease: Lease) -> tuple[str, Done]:
-            opened = await self._open(running, call, lease, encode)
-            *parts, done = await read_whole(self.runtime.pool, lease, opened, _READING)
-            if not isinstance(done, Done):
-                raise BadReply("the stream has no end", node=lease.node.url)
-            return "".join(map(_READING.text, parts)), done
+    async def _close(self, running: Running) -> None:
+        await running.dispatcher.calls.close()
+        if self._end is not None:
+            self._end.cancel()
+            await asyncio.gather(self._end, return_exceptions=True)
+        follower = self._follower
+        self._forget()
+        await self._release(running, follower)
 
-        served = await running.dispatcher.run(call, send)
-        running.dispatcher.settle(call, served.lease, None)
-        text, done = served.value
-        return _generated(call, served.lease, done, text)
+    async def _loop_ends(self, running: Running) -> None:
+        """The loop's tasks were cancelled, so the calls under way are ending."""
+        if self._running is running and not self._closed:
+            follower = self._follower
+            self._forget()
+            await self._release(running, follower)
 
-    async def open_stream(self, job: GenerateJob, opened_by: Deadline | None = None) -> Answer:
-        """Open a stream on one node after another; once a piece has come, that node's answer is the answer."""
-        running = self.runtime.start()
-        need = Requirement("generation", job.model, job.require_device)
-        call = running.dispatcher.call(job, need, len(job.prompt))
-        call.deadline = opened_by or job.deadline
-        encode = _encoder(job, {"prompt": job.prompt, **job.sampling, "stream": True}, [job.prompt])
+    async def _release(self, running: Running, follower: asyncio.Task[None] | None) -> None:
+        if follower is not None:
+            follower.cancel()
+            await asyncio.gather(follower, return_exceptions=True)
+        for source in self._sources:
+            await source.close()
+        await running.prober.close()
+        await running.transport.close()
 
-        async def send(lease: Lease) -> Opened[str | Done]:
-            return await self._open(running, call, lease, encode)
-
-        served = await running.dispatcher.run(call, send)
-        call.deadline = job.deadline
-        items = follow(self.runtime.pool, running.dispatcher, call, served.lease, served.value, _READING)
-        return self._answer(call, served.lease, items)
-
-    async def exchange(self, job: Exchange) -> RawReply:
-        """One request in OpenAI's dialect, on one node after another until one serves it."""
-        return await self._exchanges.exchange(job)
-
-    async def open_exchange(self, job: Exchange, opened_by: Deadline | None = None) -> EventStream:
-        """The same as a stream; once the answer has begun, that node's answer is the answer."""
-        return await self._exchanges.open_exchange(job, opened_by)
-
-    async def models(self) -> list[ModelReport]:
-        """The models of all nodes that can be reached."""
-        await self.runtime.known()
-        return [model for node in self.runtime.pool.nodes.values() for model in node.models.values()]
-
-    async def _open(
-        self, running: Running, call: Call, lease: Lease, encode: Callable[[Call], WireCall]
-    ) -> Opened[str | Done]:
-        items = _checked(lease, running.transport.stream(lease.node.url, encode(call)))
-        return await open_stream(self.runtime.pool, lease, items, _READING)
-
-    async def _answer(self, call: Call, lease: Lease, items: AsyncGenerator[str | Done, None]) -> Answer:
-        parts: list[str] = []
-        try:
-            async for item in items:
-                if isinstance(item, str):
-                    parts.append(item)
-                    yield item
-                else:
-                    yield _generated(call, lease, item, "".join(parts))
-        finally:
-            await items.aclose()
-
-
-async def _checked(lease: Lease, items: AsyncGenerator[Reply | str | Done, None]) -> AsyncGenerator[str | Done, None]:
-    """The pieces and the end of an answer. Raises BadReply where its head or end names another model or device."""
-    try:
-        async for item in items:
-            if isinstance(item, Reply):
-                lease.check_answer(item.headers.get("x-model"), item.headers.get("x-npu-node-device"))
-                continue
-            if isinstance(item, Done):
-                lease.check_answer(item.route.model, item.route.device)
-            yield item
-    finally:
-        await items.aclose()
-
-
-def _origin(call: Call, lease: Lease, route: RouteInfo) -> dict[str, Any]:
-    return {
-        "source": "npu",
-        "node": lease.node.url,
-        "model": route.model or lease.model,
-        "device": route.device,
-        "request_id": call.request_id,
-        "attempts": tuple(call.attempts),
-        "route_reason": route.reason,
-        "npu_busy_delta_us": route.busy_delta_us,
-        "emulated": route.emulated,
-        "headers": route.headers,
-    }
-
-
-def _generated(call: Call, lease: Lease, done: Done, text: str) -> GenerateResult:
-    return GenerateResult(
-        text=text,
-        finish_reason=done.finish_reason,
-        usage=done.usage,
-        timing=done.timing,
-        **_origin(call, lease, done.route),
-    )
-
-
-def _encoder(job: Job, body: Mapping[str, Any], texts: Any) -> Callable[[Call], WireCall]:
-    """Encodes the request on its first attempt, when the model is known, and keeps it for the others."""
-    encoded: WireCall | None = None
-
-    def encode(call: Call) -> WireCall:
-        nonlocal encoded
-        if encoded is None:
-            model = call.need.model
-            encoded = _wired(job, messages.encode({**body, "model": model} if model else body), texts, model)
-        encoded.may_wait = call.may_wait
-        return encoded
-
-    return encode
-
-
-def _wired(job: Job, encoded: bytes, texts: Sequence[str], model: str | None) -> WireCall:
-    return WireCall(
-        encoded, texts, job.deadline, job.request_id, model, job.priority, job.require_device, job.node_headers
-    )
+    async def _follow(self, follower: Follower, prober: Prober) -> None:
+        while True:
+            await follower.look()
+            self.pool.trouble = follower.trouble
+            self.pool.complete = True
+            prober.notify()
+            await asyncio.sleep(self._options.discovery_interval)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -38,9 +36,9 @@ from backend_client.fleet.pool import Pool
 from backend_client.fleet.probes import LATE_S, Prober
 from backend_client.fleet.spaces import Bindings
 from backend_client.http import transport
-from backend_client.http.messages import Job
+from backend_client.http.messages import Job, WireCall
 from backend_client.lifetime import OpenCalls, end_now, renew
-from backend_client.options import HedgeOptions, RetryOptions
+from backend_client.options import RetryOptions
 from backend_client.results import Attempt
 
 R = TypeVar("R")
@@ -63,7 +61,7 @@ class Call:
     `may_wait`: the present attempt may wait for a model that is loading, since no other node could take it.
     `sent`: how many requests nodes may have seen; `tried`: the nodes that were asked. `failed`: the last error of an
     attempt at a node that may have the model. `cloud_takes_over`: whether the cloud gets the call when no node can take
-    it now; then it does not wait for one.
+    it now; then it does not wait for one. `wired`: the request, encoded once for all attempts.
     """
 
     need: Requirement
@@ -79,6 +77,7 @@ class Call:
     tried: set[str] = field(default_factory=set)
     attempts: list[Attempt] = field(default_factory=list)
     failed: NodeError | None = None
+    wired: WireCall | None = None
 
 
 @dataclass(slots=True)
@@ -368,53 +367,3 @@ class Dispatcher:
 
 def _told(last: NodeError, call: Call) -> str:
     return f"no node served it in {len(call.attempts)} attempts; the last one: {last.message}"
-
-
-# Hedging: an embedding that takes longer than most is sent to a second node as well, and the first answer counts.
-
-
-class Latencies:
-    """The latencies of recent calls of one size. `percentile` is O(1), `add` O(log n) and a move of memory."""
-
-    def __init__(self, options: HedgeOptions) -> None:
-        self._options = options
-        self._recent: deque[float] = deque(maxlen=options.samples)
-        self._sorted: list[float] = []
-
-    def add(self, seconds: float) -> None:
-        """Record the latency of a call."""
-        if len(self._recent) == self._options.samples:
-            del self._sorted[bisect_left(self._sorted, self._recent[0])]
-        self._recent.append(seconds)
-        insort(self._sorted, seconds)
-
-    def percentile(self) -> float | None:
-        """Seconds that the configured share of calls stays below; None with too few samples to tell."""
-        if self._options.percentile is None or len(self._sorted) < self._options.least:
-            return None
-        return self._sorted[min(len(self._sorted) - 1, int(len(self._sorted) * self._options.percentile))]
-
-
-async def hedged(
-    first: Callable[[], Awaitable[R]], second: Callable[[], Awaitable[R]], *, after: float, may: Callable[[], bool]
-) -> R:
-    """The first success of `first` and, if that takes longer than `after` seconds and `may` agrees then, `second`.
-
-    The other is cancelled. When both fail, the error of `first` is raised: it knows the retries.
-    """
-    tasks = [asyncio.ensure_future(first())]
-    try:
-        done, _ = await asyncio.wait(tasks, timeout=after)
-        if not done and may():
-            tasks.append(asyncio.ensure_future(second()))
-        pending = set(tasks)
-        while pending:
-            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                if task.exception() is None:
-                    return task.result()
-        return await tasks[0]
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, TypeVar
 from backend_client.cloud.ledger import Ledger
 from backend_client.deadline import Deadline
 from backend_client.errors import CloudError, CloudRejected, NPUUnavailableError
-from backend_client.http.health import ModelReport
-from backend_client.http.messages import Answer, EmbedJob, EventStream, Exchange, GenerateJob, J, Job
+from backend_client.http.messages import EmbedJob, Exchange, J, Job
+from backend_client.http.stream_forms import EventStream
 from backend_client.options import FallbackOptions
-from backend_client.results import Attempt, EmbedBatch, GenerateResult, RawReply
+from backend_client.results import Attempt, EmbedBatch, RawReply
 from backend_client.routing.backend import FleetBackend
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
-A = TypeVar("A", EmbedBatch, GenerateResult, RawReply)
+A = TypeVar("A", EmbedBatch, RawReply)
 R = TypeVar("R")
 
 
@@ -46,10 +46,6 @@ class FallbackBackend:
         if cloud is not None and not local_only:
             _warn_of_embeddings(cloud.spaces, self._bindings.spaces.values())
 
-    def concurrency(self) -> int:
-        """As the fleet's."""
-        return self._fleet.concurrency()
-
     async def close(self) -> None:
         """Close both."""
         await self._fleet.close()
@@ -66,47 +62,19 @@ class FallbackBackend:
 
         return await self._whole(job, self._fleet.embed, in_cloud)
 
-    async def generate(self, job: GenerateJob) -> GenerateResult:
-        """Answer on a node, else in the cloud."""
-        return await self._whole(job, self._fleet.generate, lambda cloud, wanted: cloud.generate(wanted))
-
-    async def open_stream(self, job: GenerateJob, opened_by: Deadline | None = None) -> Answer:
-        """Open on a node, else in the cloud; whoever sends the first piece sends all."""
-        # Only the opening leaves time for the cloud: an answer that has begun may take all there is.
-        answer, before = await self._first(
-            job, self._fleet.open_stream, lambda cloud, wanted: cloud.open_stream(wanted, opened_by)
-        )
-        return self._counted(answer, before)
-
-    async def _counted(self, answer: Answer, before: tuple[Attempt, ...]) -> Answer:
-        try:
-            async for item in answer:
-                if isinstance(item, str):
-                    yield item
-                elif item.source == "npu":
-                    self._ledger.kept_local(item.usage)
-                    yield item
-                else:
-                    yield replace(item, attempts=before + item.attempts)
-        finally:
-            await answer.aclose()
-
     async def exchange(self, job: Exchange) -> RawReply:
-        """A request in OpenAI's dialect on a node; a chat else in the cloud."""
+        """A request on a node; a chat or a prompt else in the cloud."""
         return await self._whole(job, self._fleet.exchange, lambda cloud, wanted: cloud.exchange(wanted))
 
     async def open_exchange(self, job: Exchange, opened_by: Deadline | None = None) -> EventStream:
         """The same as a stream; whichever sends the first part of the answer sends all."""
+        # Only the opening leaves time for the cloud: an answer that has begun may take all there is.
         events, before = await self._first(
             job, self._fleet.open_exchange, lambda cloud, wanted: cloud.open_exchange(wanted, opened_by)
         )
-        return self._counted_events(events, before)
+        return self._counted(events, before)
 
-    async def models(self) -> list[ModelReport]:
-        """As the fleet's."""
-        return await self._fleet.models()
-
-    async def _counted_events(self, events: EventStream, before: tuple[Attempt, ...]) -> EventStream:
+    async def _counted(self, events: EventStream, before: tuple[Attempt, ...]) -> EventStream:
         try:
             async for item in events:
                 if isinstance(item, RawReply) and item.source == "npu":
@@ -174,7 +142,7 @@ class FallbackBackend:
                 # As the node names it. No cloud model is declared for it unless the settings say so.
                 known = known._replace(space=f"{known.space}-{job.dimensions}", dimensions=job.dimensions)
             wanted = replace(job, model=None, **known._asdict())
-        elif isinstance(job, GenerateJob | Exchange):
+        elif isinstance(job, Exchange):
             wanted = replace(job, model=cloud.chat_model_for(job.model))
             if wanted.model is None:
                 name = job.model

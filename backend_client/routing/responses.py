@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from backend_client.errors import NPUError
+from backend_client.fleet.pool import Pool
 from backend_client.http.messages import Exchange
 from backend_client.results import RawReply
-from backend_client.routing.runtime import Runtime
 
 _RESPONSES = "/v1/responses"
 _REMEMBERED = 10_000
@@ -24,10 +24,14 @@ class Owner(NamedTuple):
 
 
 class StoredResponses:
-    """Remembers the owners of the responses that this client made; the nodes are searched for others."""
+    """Remembers the owners of the responses that this client made; the nodes are searched for others.
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+    `known` waits until the state of every node is known.
+    """
+
+    def __init__(self, pool: Pool, known: Callable[[], Awaitable[None]]) -> None:
+        self._pool = pool
+        self._known = known
         self._owners: OrderedDict[str, Owner] = OrderedDict()
 
     def learn(self, job: Exchange, reply: RawReply, response: object) -> None:
@@ -51,7 +55,7 @@ class StoredResponses:
     async def _search(
         self, job: Exchange, wanted: str, send: Callable[[Exchange], Awaitable[RawReply]]
     ) -> Owner | None:
-        await self._runtime.known()
+        await self._known()
         candidates = list(self._candidates())
         if len(candidates) == 1:
             return candidates[0]
@@ -73,7 +77,7 @@ class StoredResponses:
         return None
 
     def _candidates(self) -> Iterator[Owner]:
-        for node in self._runtime.pool.nodes.values():
+        for node in self._pool.nodes.values():
             models = [model.id for model in node.models.values() if model.serves("generation")]
             if models:
                 yield Owner(node.url, models[0])

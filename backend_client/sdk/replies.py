@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backend_client.errors import AuthenticationFailed, CloudError, FleetOverloaded, NPUError, RequestRejected
-from backend_client.http.messages import EventStream, Exchange
-from backend_client.http.openai_stream import StreamEvent
+from backend_client.http.messages import Exchange
+from backend_client.http.stream_forms import EventStream, StreamEvent
 from backend_client.lifetime import OneLoop
 from backend_client.results import EmbedBatch, RawReply
 

@@ -19,7 +19,7 @@ from backend_client.errors import (
 from backend_client.http.forms import read_form, writing_kind
 from backend_client.http.health import ModelKind, ModelReport
 from backend_client.http.messages import EmbedJob, Exchange
-from backend_client.http.openai_stream import FORMS
+from backend_client.http.stream_forms import FORMS, form_of
 from backend_client.lifetime import in_daemon_thread
 from backend_client.sdk.replies import (
     HttpReply,
@@ -131,7 +131,7 @@ class OpenAIRoutes:
             refused=refused,
             **options,
         )
-        if job.form is None:
+        if form_of(job) is None:
             return whole_reply(await self._client.core.backend.exchange(job))
         return streamed(job, await self._client.core.backend.open_exchange(job), with_usage=True)
 
@@ -146,7 +146,7 @@ class OpenAIRoutes:
         return whole_reply(await self._client.core.backend.exchange(job))
 
     async def _models(self, wanted: str) -> HttpReply:
-        reports = await self._client.core.backend.models()
+        reports = await self._client.core.nodes.models()
         found: dict[str, ModelReport] = {}
         for report in reports:
             found.setdefault(report.id, report)

@@ -22,7 +22,7 @@ from backend_client import (
 )
 from backend_client.deadline import Deadline
 from backend_client.http.messages import Exchange
-from backend_client.http.openai_stream import FORMS
+from backend_client.http.stream_forms import FORMS
 from backend_client.observability import Metrics, instrument
 from backend_client.observability.attributes import operation_name
 from backend_client.sdk.routes import _UPLOADS, _WHOLE
@@ -229,7 +229,7 @@ async def test_a_failure_that_is_none_of_the_clients_own_is_told_too(scripted, o
         raise ZeroDivisionError
 
     async with observed(NPUClient([scripted.url])) as client:
-        monkeypatch.setattr(client.backend, "generate", broken)
+        monkeypatch.setattr(client.backend, "exchange", broken)
         with pytest.raises(ZeroDivisionError):
             await client.generate("prompt")
     [span] = observed.spans

@@ -196,7 +196,7 @@ async def test_a_stream_of_unknown_events_alone_is_no_answer(scripted, client):
         return response
 
     scripted.respond = other
-    with pytest.raises(NPUUnavailableError, match="the stream ended before the answer did"):
+    with pytest.raises(NPUUnavailableError, match="the stream ended before the answer began"):
         await client.generate("prompt", timeout=20)
 
 

@@ -1,6 +1,7 @@
 """A fleet of scripted nodes behind the transport protocol, for tests in virtual time."""
 
 import asyncio
+import json
 import random
 from contextlib import asynccontextmanager
 
@@ -9,8 +10,8 @@ import numpy as np
 from backend_client import ClientOptions, NPUClient
 from backend_client.errors import NodeUnreachable
 from backend_client.http.health import HealthReport
-from backend_client.http.messages import Done, EmbedReply, RouteInfo
-from backend_client.results import Timing, Usage
+from backend_client.http.messages import EmbedReply, Reply, RouteInfo
+from backend_client.http.sse import Event
 
 EMBEDDER = "minilm"
 WRITER = "smollm"
@@ -68,6 +69,12 @@ class FakeNode:
         self.pieces = ["Pa", "ris"]
 
 
+def done(model, tokens):
+    """The last event of an answer of /inference."""
+    usage = {"prompt_tokens": 5, "completion_tokens": tokens}
+    return Event("done", json.dumps({"model": model, "device": "CPU", "finish_reason": "stop", "usage": usage}))
+
+
 async def hang(*_):
     await asyncio.get_running_loop().create_future()
 
@@ -96,22 +103,15 @@ class FakeTransport:
         node = await self._arrive(url, call)
         return await play(node.embed, call)
 
-    async def generate(self, url, call):
-        pieces = []
-        async for item in self.stream(url, call):
-            if isinstance(item, Done):
-                return "".join(pieces), item
-            pieces.append(item)
-        raise AssertionError("the script has no end")
-
-    async def stream(self, url, call):
+    async def events(self, url, call):
         node = await self._arrive(url, call)
+        model = call.model or WRITER
+        yield Reply(200, {"x-model": model, "x-npu-node-device": "CPU"})
         for piece in list(node.pieces):
             text = await play(piece, call)
             await asyncio.sleep(self.latency)
-            yield text
-        route = RouteInfo(call.model or WRITER, "CPU", "preferred", 5, None, emulated=False)
-        yield Done(route, "stop", Usage(5, len(node.pieces)), Timing())
+            yield Event("token", json.dumps({"text": text}))
+        yield done(model, len(node.pieces))
 
     async def close(self):
         self.closed = True

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from backend_client import ClientOptions, NPUUnavailableError
 from backend_client.errors import NodeFailed
 from backend_client.options import HedgeOptions
-from backend_client.routing.call import Latencies, hedged
-from tests.unit.backend_client.fakes import fleet, warm
+from backend_client.routing.hedge import Latencies
+from tests.unit.backend_client.fakes import fleet, hang, warm
 from tests.unit.backend_client.virtual_time import in_virtual_time
 
 OPTIONS = ClientOptions(hedge=HedgeOptions(percentile=0.9, least=10))
@@ -113,20 +113,18 @@ async def test_when_both_fail_the_first_error_is_raised():
 
 @in_virtual_time
 async def test_leaving_cancels_both():
-    cancelled = []
-
-    async def hang(name):
-        try:
-            await asyncio.get_running_loop().create_future()
-        finally:
-            cancelled.append(name)
-
-    task = asyncio.create_task(hedged(lambda: hang("first"), lambda: hang("second"), after=0.1, may=lambda: True))
-    await asyncio.sleep(0.2)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert sorted(cancelled) == ["first", "second"]
+    nodes = fleet(2)
+    async with warm(nodes, options=OPTIONS) as client:
+        await learn_latencies(client, nodes)
+        for node in nodes:
+            node.embed = hang
+        task = asyncio.create_task(client.embed("text"))
+        await asyncio.sleep(0.2)
+        assert [node.in_flight for node in client.status()] == [1, 1]
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert [node.in_flight for node in client.status()] == [0, 0]
 
 
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=200))

@@ -9,7 +9,7 @@ from backend_client import InferenceClient, Ledger, NPUUnavailableError
 from backend_client.calls import BaseClient
 from backend_client.errors import NodeFailed, NodeNotServing
 from backend_client.options import ClientOptions, RetryOptions, Timeouts
-from backend_client.results import GenerateResult, Timing, Usage
+from backend_client.results import RawReply, Usage
 from tests.unit.backend_client.fakes import WRITER, fleet, report, warm
 from tests.unit.backend_client.virtual_time import in_virtual_time
 
@@ -132,14 +132,17 @@ class Cloud(BaseClient):
     def refusal(self, job):
         return None
 
-    async def generate(self, job):
-        return GenerateResult(
-            text="from the cloud", finish_reason="stop", usage=Usage(1, 1), timing=Timing(),
-            source="cloud", node="cloud", model=job.model, device=None, request_id=job.request_id, attempts=(),
-        )  # fmt: skip
-
-    async def close(self):
-        pass
+    async def exchange(self, job):
+        return RawReply(
+            body={"text": "from the cloud", "finish_reason": "stop"},
+            usage=Usage(1, 1),
+            source="cloud",
+            node="cloud",
+            model=job.model,
+            device=None,
+            request_id="r",
+            attempts=(),
+        )
 
 
 @pytest.mark.parametrize("keeps", [True, False])

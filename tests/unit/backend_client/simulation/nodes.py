@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import zlib
 
 import numpy as np
@@ -17,8 +18,9 @@ from backend_client.errors import (
     NodeUnreachable,
 )
 from backend_client.http.health import HealthReport
-from backend_client.http.messages import Done, EmbedReply, RouteInfo
-from backend_client.results import Timing, Usage
+from backend_client.http.messages import EmbedReply, Reply, RouteInfo
+from backend_client.http.sse import Event
+from tests.unit.backend_client.fakes import done
 
 EMBEDDER, OTHER, WRITER, ALIAS = "minilm", "e5", "smollm", "prod"
 SPACES = ["space-a", "space-b", "space-c", "space-d"]
@@ -99,17 +101,18 @@ class SimNode:
         vectors = np.array([vector(text, space) for text in call.texts], np.float32).reshape(-1, 2)
         return EmbedReply(vectors, space, self._route(name))
 
-    async def stream(self, call):
+    async def events(self, call):
         """One POST /inference."""
         name = self._admit(call.model, {WRITER})
         while self.fault == f"killed {WRITER}":
             if not call.may_wait:
                 raise NodeNotServing("restarts", node=self.url, status=503, code="engine_unavailable", retry_after=2.0)
             await self._until_changed()
-        for piece in answer(call.texts[0]):
+        yield Reply(200, {"x-model": name, "x-npu-node-device": "CPU"})
+        for piece in answer(json.loads(call.encoded)["prompt"]):
             await self._work(name, self.pace * self.rng.lognormvariate(0, 0.3))
-            yield piece
-        yield Done(self._route(name), "stop", Usage(1, 1), Timing())
+            yield Event("token", json.dumps({"text": piece}))
+        yield done(name, 1)
 
     def _route(self, name):
         return RouteInfo(name, "CPU", "preferred", 1, None, emulated=False)
@@ -199,10 +202,10 @@ class SimTransport:
             await self._arrive(url, call)
             return await self.nodes[url].embed(call)
 
-    async def stream(self, url, call):
+    async def events(self, url, call):
         with self._counted():
             await self._arrive(url, call)
-            async with contextlib.aclosing(self.nodes[url].stream(call)) as items:
+            async with contextlib.aclosing(self.nodes[url].events(call)) as items:
                 async for item in items:
                     yield item
 

@@ -1,14 +1,16 @@
-"""Streams of OpenAI's dialect: when an answer begins, ends or fails, and its whole. No I/O."""
+"""The streams of each route: when an answer begins, ends or fails, and its whole. No I/O."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-from backend_client.http.answers import NotAnAnswer, check_ends, choices_asked, read_json
+from backend_client.http.answers import NotAnAnswer, check_ends, check_generation, choices_asked, read_json
+from backend_client.http.messages import Exchange
 from backend_client.http.sse import Event
+from backend_client.results import RawReply
 
 Json = dict[str, Any]
 DONE = "[DONE]"
@@ -27,22 +29,19 @@ class StreamEvent:
         """The text that it adds to the first answer; "" for none."""
         if self.data is None:
             return ""
-        if self.data.get("type") in _TEXT_DELTAS:
+        if self.name == "token":
+            found = self.data.get("text")
+        elif self.data.get("type") in _TEXT_DELTAS:
             found = self.data.get("delta")
         else:
-            choice = self._choice
+            choice = _first_choice(self.data)
             found = choice.get("text") or _object(choice.get("delta")).get("content")
         return found if isinstance(found, str) else ""
 
     @property
     def finish_reason(self) -> str:
         """Why the first answer ends with it; "" where it does not."""
-        return self._choice.get("finish_reason") or ""
-
-    @property
-    def _choice(self) -> Json:
-        choices = _objects((self.data or {}).get("choices"))
-        return next((choice for choice in choices if not choice.get("index")), {})
+        return finish_reason_in(self.data)
 
     def encode(self) -> bytes:
         """As it stands in a stream."""
@@ -236,12 +235,95 @@ class ResponsesForm:
         return _object((events[-1].data or {}).get("response"))
 
 
+class InferenceForm:
+    """Events of the nodes' own /inference: `token` with a text, `done`, and `error`.
+
+    A newer node may send events of other names: they are skipped, whatever their data.
+    """
+
+    NAMES = frozenset({"token", "done", "error"})
+
+    def reader(self, request: Mapping[str, Any]) -> Read:  # noqa: ARG002  (all are read alike)
+        """A token has a text, and the last event says what a reply without a stream says beside it."""
+        return self._read
+
+    def _read(self, event: StreamEvent) -> StreamEvent:
+        if event.name == "token" and not isinstance((event.data or {}).get("text"), str):
+            raise NotAnAnswer("a token event in the stream has no text")
+        if event.name == "done":
+            check_generation(event.data)
+        return event
+
+    def begins(self, event: StreamEvent) -> bool:
+        """A token, or the end of an empty answer."""
+        return event.name == "done" or bool(event.text)
+
+    def ends(self, event: StreamEvent) -> bool:
+        """`done`."""
+        return event.name == "done"
+
+    def request(self, body: Mapping[str, Any]) -> Json:
+        """With `stream`."""
+        return {**body, "stream": True}
+
+    def whole(self, events: Sequence[StreamEvent]) -> Json:
+        """The data of the last event, with the text."""
+        return {**(events[-1].data or {}), "text": "".join(event.text for event in events)}
+
+
+_DELTA, _DONE = "transcript.text.delta", "transcript.text.done"
+
+
+class TranscriptForm:
+    """Events of /v1/audio/transcriptions with `stream`; events of other types are handed on."""
+
+    def reader(self, request: Mapping[str, Any]) -> Read:  # noqa: ARG002  (all are read alike)
+        """The text of a delta, and the whole one, are text."""
+        return self._read
+
+    def _read(self, event: StreamEvent) -> StreamEvent:
+        data = event.data or {}
+        name = {_DELTA: "delta", _DONE: "text"}.get(str(data.get("type")))
+        if name is not None and not isinstance(data.get(name), str):
+            raise NotAnAnswer("a part of the transcription is not text")
+        return event
+
+    def begins(self, event: StreamEvent) -> bool:
+        """A delta, or the whole text of a recording without speech."""
+        return event.data is not None and event.data.get("type") in {_DELTA, _DONE}
+
+    def ends(self, event: StreamEvent) -> bool:
+        """The whole text: a form has no `[DONE]` after it."""
+        return event.data is not None and event.data.get("type") == _DONE
+
+    def request(self, body: Mapping[str, Any]) -> Json:
+        """The form as it is: it asks for the stream."""
+        return dict(body)
+
+    def whole(self, events: Sequence[StreamEvent]) -> Json:
+        """The text, as a reply without a stream has it."""
+        return {"text": (events[-1].data or {})["text"]}
+
+
+INFERENCE, TRANSCRIPTS = InferenceForm(), TranscriptForm()
+EventStream: TypeAlias = AsyncGenerator[StreamEvent | RawReply, None]
+"""Events as they come; the last item is who answered, with the usage and without a body."""
+
 FORMS: Mapping[str, StreamForm] = {
     "/v1/chat/completions": ChunkForm("chat.completion"),
     "/v1/completions": ChunkForm("text_completion"),
     "/v1/responses": ResponsesForm(),
 }
-"""The routes whose answers can be streamed."""
+"""The routes of OpenAI's API whose answers to JSON can be streamed."""
+
+
+def form_of(job: Exchange) -> StreamForm | None:
+    """How the answer to a request is streamed; None where it comes whole."""
+    if job.file is not None:
+        return TRANSCRIPTS if job.body and job.body.get("stream") else None
+    if job.method != "POST":
+        return None
+    return INFERENCE if job.path == "/inference" else FORMS.get(job.path)
 
 
 def read_event(event: Event) -> StreamEvent:
@@ -257,12 +339,20 @@ def read_event(event: Event) -> StreamEvent:
 def failure_in(event: StreamEvent) -> Json | None:
     """The error object of an event that reports a failure, in the form of error replies; else None."""
     data = event.data or {}
+    if event.name == "error" and "error" not in data and "type" not in data:
+        return {"error": None}
     kind = data.get("type")
     if isinstance(kind, str) and kind == "response.failed":
         return {"error": _object(data.get("response")).get("error")}
     if kind == "error" and "error" not in data:
         return {"error": data}
     return data if data.get("error") is not None and not str(kind).startswith("response.") else None
+
+
+def finish_reason_in(data: Json | None) -> str:
+    """Why the first answer of a reply, or of a part of it, ended; "" where it does not say."""
+    found = (data or {}).get("finish_reason") or _first_choice(data or {}).get("finish_reason")
+    return found if isinstance(found, str) else ""
 
 
 def usage_of(body: Mapping[str, Any]) -> tuple[int, int]:
@@ -276,6 +366,10 @@ def usage_of(body: Mapping[str, Any]) -> tuple[int, int]:
 
 def _count(value: object) -> int:
     return value if type(value) is int and value >= 0 else 0
+
+
+def _first_choice(data: Json) -> Json:
+    return next((choice for choice in _objects(data.get("choices")) if not choice.get("index")), {})
 
 
 def _calls(deltas: Iterable[Json]) -> list[Json]:
