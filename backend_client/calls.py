@@ -14,7 +14,6 @@ import numpy.typing as npt
 from pydantic import BaseModel
 
 from backend_client import arguments
-from backend_client.deadline import Clock, Deadline
 from backend_client.embed_many import Progress, Source, embed_in_batches, embed_windowed
 from backend_client.errors import DeadlineExceeded, InvalidArgument
 from backend_client.http.answers import count_in, ranking_in, transcription_in
@@ -22,7 +21,7 @@ from backend_client.http.forms import writing_kind
 from backend_client.http.health import ModelKind, ModelReport
 from backend_client.http.messages import EmbedJob, Exchange, encode, split_options
 from backend_client.http.stream_forms import EventStream
-from backend_client.lifetime import OneLoop, OpenCalls
+from backend_client.lifetime import Clock, Deadline, OneLoop, OpenCalls
 from backend_client.options import ClientOptions
 from backend_client.recordings import Audio, form_value, read_recording
 from backend_client.results import (
@@ -443,10 +442,9 @@ class BaseClient(ChatMethods, TaskMethods):
         return self._embed_job([arguments.text(text, "text")], given)
 
     def _embed_job(self, texts: Sequence[str], given: Mapping[str, Any]) -> EmbedJob:
+        deadline = Deadline.after(given.get("timeout", self._core.options.timeouts.embed), self._core.clock)
         common, others = split_options(given)
-        return EmbedJob(
-            texts=texts, deadline=self._deadline(given, self._core.options.timeouts.embed), **common, **others
-        )
+        return EmbedJob(texts=texts, deadline=deadline, **common, **others)
 
     def _generate_job(self, method: str, prompt: str, options: GenerateOptions) -> Exchange:
         given = self._given(method, options, GenerateOptions)

@@ -14,16 +14,15 @@ from pydantic import SecretStr
 
 from backend_client.calls import BaseClient
 from backend_client.cloud.ledger import Ledger
-from backend_client.deadline import Clock
 from backend_client.errors import ConfigurationError
 from backend_client.fleet.breaker import BreakerState
 from backend_client.fleet.discovery import source_of
 from backend_client.fleet.pool import Pool
 from backend_client.fleet.spaces import Bindings
 from backend_client.http.addresses import NodeAddress, parse_nodes
-from backend_client.http.node_api import Transport
 from backend_client.http.tls import Identity, keys_by_node, proxy_url, tls_context
-from backend_client.http.transport import HttpTransport
+from backend_client.http.transport import HttpTransport, Transport
+from backend_client.lifetime import Clock
 from backend_client.options import ClientOptions
 from backend_client.routing.backend import FleetBackend, Runtime
 from backend_client.routing.fallback import FallbackBackend

@@ -26,7 +26,6 @@ import numpy as np
 import numpy.typing as npt
 
 from backend_client import arguments
-from backend_client.deadline import Deadline
 from backend_client.errors import (
     AuthenticationFailed,
     BatchFailure,
@@ -39,7 +38,7 @@ from backend_client.errors import (
     PayloadTooLarge,
     VectorSpaceMismatch,
 )
-from backend_client.lifetime import DaemonThread, OpenCalls
+from backend_client.lifetime import DaemonThread, Deadline, OpenCalls
 from backend_client.options import BatchOptions
 from backend_client.results import Attempt, EmbedBatch, EmbedManyResult, Usage
 

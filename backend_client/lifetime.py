@@ -1,4 +1,6 @@
-"""Closing ends calls: everything that awaits inside an `open()` block ends at once with ClientClosed."""
+"""How long things live: a call until its deadline or until its client closes, a stream within one event loop, a
+background task until it is cancelled.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +8,46 @@ import asyncio
 import logging
 import os
 import threading
+import time
 import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
-from backend_client.deadline import Deadline
 from backend_client.errors import ClientClosed, ConfigurationError
+from backend_client.options import LONGEST_S
 
 _GRACE_S = 1.0
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """`at` is a time of `clock`, which is monotonic. What travels is always the remaining time, never a timestamp."""
+
+    at: float
+    clock: Clock = field(default=time.monotonic, repr=False)
+
+    @classmethod
+    def after(cls, seconds: float, clock: Clock = time.monotonic) -> Deadline:
+        """The deadline `seconds` from now, at most `LONGEST_S`."""
+        return cls(clock() + min(seconds, LONGEST_S), clock)
+
+    def remaining(self) -> float:
+        """Seconds left; 0 when the time is up."""
+        left = self.at - self.clock()
+        return max(0.0, left)
+
+    def remaining_ms(self) -> int:
+        """Whole milliseconds left, rounded down: the node must not think it has longer than we wait."""
+        return int(self.remaining() * 1000)
+
+    def earlier(self, seconds: float) -> Deadline:
+        """The deadline that many seconds before this one."""
+        return Deadline(self.at - seconds, self.clock)
 
 
 def end_now(scope: asyncio.Timeout) -> None:

@@ -7,13 +7,13 @@ from collections import deque
 
 import psutil
 
-from backend_client.deadline import RetryBudget
 from backend_client.errors import NodeFailed
 from backend_client.fleet.node import Requirement
 from backend_client.fleet.pool import Pool
 from backend_client.fleet.spaces import Bindings
 from backend_client.http.health import HealthReport
 from backend_client.options import ClientOptions
+from backend_client.routing.call import RetryBudget
 from benchmarks.harness import Figure, show, to_json
 
 MODEL = "all-minilm-l6-v2"

@@ -11,13 +11,11 @@ from typing import Any, TypeVar
 import openai
 
 from backend_client.cloud.ledger import Ledger
-from backend_client.deadline import Clock, Deadline
 from backend_client.errors import CloudError, CloudRejected, CloudUnavailable
 from backend_client.fleet.breaker import Breaker
-from backend_client.http.answers import NotAnAnswer
 from backend_client.http.errors import retry_after_of
-from backend_client.http.messages import Job
-from backend_client.lifetime import OpenCalls
+from backend_client.http.messages import Job, NotAnAnswer
+from backend_client.lifetime import Clock, Deadline, OpenCalls
 from backend_client.results import Attempt, FailureKind, Usage
 from backend_client.sdk.client import httpx
 

@@ -11,16 +11,15 @@ from typing import Any
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from backend_client.cloud.attempt import CloudAttempt, CloudState, check_model, usage_in
-from backend_client.deadline import Deadline
 from backend_client.errors import ClientClosed, CloudError, CloudRejected, StreamInterrupted
 from backend_client.fleet.breaker import Breaker
 from backend_client.http import messages
-from backend_client.http.answers import NotAnAnswer, Vectors, choices_in, read_answer, read_json, reading, vectors_in
+from backend_client.http.answers import choices_in, read_answer, read_json, reading, vectors_in
 from backend_client.http.health import ModelReport
-from backend_client.http.messages import EmbedJob, Exchange, Job, plain_name
+from backend_client.http.messages import EmbedJob, Exchange, Job, NotAnAnswer, Vectors, plain_name
 from backend_client.http.sse import EventParser
 from backend_client.http.stream_forms import FORMS, EventStream, Json, StreamEvent, failure_in, read_event
-from backend_client.lifetime import before_loop_ends
+from backend_client.lifetime import Deadline, before_loop_ends
 from backend_client.results import ChatChoice, EmbedBatch, RawReply, Usage
 from backend_client.sdk.client import httpx
 from backend_client.settings import CloudSettings

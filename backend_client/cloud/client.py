@@ -10,9 +10,9 @@ from backend_client.calls import BaseClient
 from backend_client.cloud.attempt import CloudState
 from backend_client.cloud.backend import CloudBackend
 from backend_client.cloud.ledger import Ledger
-from backend_client.deadline import Clock
 from backend_client.errors import ConfigurationError
 from backend_client.fleet.breaker import Breaker
+from backend_client.lifetime import Clock
 from backend_client.options import ClientOptions
 from backend_client.settings import ClientSettings, CloudSettings
 

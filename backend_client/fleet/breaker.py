@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from enum import StrEnum
 
-from backend_client.deadline import Clock
+from backend_client.lifetime import Clock
 from backend_client.options import BreakerOptions
 from backend_client.results import FailureKind
 
@@ -32,7 +32,8 @@ class Breaker:
         self._clock = clock
         self._rng = rng
         self._failures = Counter[FailureKind]()
-        self._open = False
+        self.closed = True
+        """Whether all requests may go."""
         self._until = 0.0
         self._trips = 0
         self._tickets = 0
@@ -42,27 +43,22 @@ class Breaker:
     @property
     def state(self) -> BreakerState:
         """The state now."""
-        if not self._open:
+        if self.closed:
             return BreakerState.CLOSED
         return BreakerState.OPEN if self._clock() < self._until else BreakerState.HALF_OPEN
 
     @property
-    def closed(self) -> bool:
-        """Whether all requests may go."""
-        return not self._open
-
-    @property
     def opens_in(self) -> float:
         """Seconds until the quarantine ends; 0 when there is none."""
-        return max(0.0, self._until - self._clock()) if self._open else 0.0
+        return max(0.0, self._until - self._clock()) if not self.closed else 0.0
 
     def admits(self) -> bool:
         """Whether a request may go now."""
-        return not self._open or (not self._trial and self._clock() >= self._until)
+        return self.closed or (not self._trial and self._clock() >= self._until)
 
     def begin(self) -> int:
         """Record that a request is sent. Returns its ticket."""
-        if not self._open:
+        if self.closed:
             return 0
         self._tickets += 1
         self._trial = self._tickets
@@ -72,7 +68,7 @@ class Breaker:
         """Record that the node answered, be it with a refusal."""
         if self._is_trial(ticket):
             self._close()
-        elif not self._open:
+        elif self.closed:
             self._failures.clear()
 
     def failed(self, ticket: int, failure: FailureKind, longest: float | None = None) -> bool:
@@ -80,7 +76,7 @@ class Breaker:
         if self._is_trial(ticket):
             self.trip(longest)
             return True
-        if self._open or failure is FailureKind.NONE:
+        if not self.closed or failure is FailureKind.NONE:
             return False
         self._failures[failure] += 1
         limits = {
@@ -100,14 +96,14 @@ class Breaker:
     def trip(self, longest: float | None = None) -> None:
         """Open now, for `base`·2ⁿ seconds ± jitter, at most `longest` (default: that of the options)."""
         now = self._clock()
-        if not self._open and self.closed_at is not None and now - self.closed_at >= self._options.forget:
+        if self.closed and self.closed_at is not None and now - self.closed_at >= self._options.forget:
             self._trips = 0
         # The exponent is bounded too: 2**n of a node that is dead for a week is a number without end.
         pause = self._options.base * 2 ** min(self._trips, 16)
         pause *= self._rng.uniform(1 - self._options.jitter, 1 + self._options.jitter)
         self._until = now + min(self._options.longest if longest is None else longest, pause)
         self._trips += 1
-        self._open = True
+        self.closed = False
         self._trial = 0
 
     def shorten_quarantine(self) -> None:
@@ -118,7 +114,7 @@ class Breaker:
         return ticket != 0 and ticket == self._trial
 
     def _close(self) -> None:
-        self._open = False
+        self.closed = True
         self._trial = 0
         self._failures.clear()
         self.closed_at = self._clock()

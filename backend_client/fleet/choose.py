@@ -18,6 +18,7 @@ from backend_client.errors import (
 )
 from backend_client.fleet.node import Node, Requirement
 from backend_client.http.health import HealthReport, ModelReport
+from backend_client.http.messages import plain_name
 
 
 class RefusalReason(Enum):
@@ -66,13 +67,14 @@ def refusal(node: Node, need: Requirement, now: float) -> Refusal | None:
         return Refusal(node.url, RefusalReason.OTHER_NODE, f"does not store what {need.node} stores")
     if node.stale:
         return Refusal(node.url, RefusalReason.UNKNOWN, "has not been probed lately")
-    if need.model is not None and node.models and node.resolve(need.model) is None:
+    model = None if need.model is None else node.names.get(plain_name(need.model))
+    if need.model is not None and node.models and model is None:
         # Of a node that is down, too: nobody expects a model of it that its last report does not list.
         return Refusal(node.url, RefusalReason.LACKS_MODEL, f"does not serve {need.model}")
-    return _node_refusal(node, need, now)
+    return _node_refusal(node, model, need, now)
 
 
-def _node_refusal(node: Node, need: Requirement, now: float) -> Refusal | None:
+def _node_refusal(node: Node, model: ModelReport | None, need: Requirement, now: float) -> Refusal | None:
     report = node.report
     if report is None:
         reason = RefusalReason.DOWN if node.probed else RefusalReason.UNKNOWN
@@ -84,7 +86,7 @@ def _node_refusal(node: Node, need: Requirement, now: float) -> Refusal | None:
         return Refusal(node.url, RefusalReason.DOWN, why, until)
     if not (report.serving or report.loading):
         return Refusal(node.url, RefusalReason.NOT_SERVING, _not_serving(report, need))
-    misfit = _model_refusal(node, need, now) if report.lists_models else None
+    misfit = _model_refusal(node, model, need, now) if report.lists_models else None
     if misfit is None and node.key_refused_until > now:
         return Refusal(node.url, RefusalReason.KEY_REFUSED, f"refused the API key: {node.key_refusal}")
     return misfit
@@ -97,13 +99,12 @@ def _not_serving(report: HealthReport, need: Requirement) -> str:
     return f"is {report.status}" + (f" ({', '.join(states)})" if states and report.status != "draining" else "")
 
 
-def _model_refusal(node: Node, need: Requirement, now: float) -> Refusal | None:
+def _model_refusal(node: Node, model: ModelReport | None, need: Requirement, now: float) -> Refusal | None:
     if need.model is None:
         # A model that failed before its kind was known may be the one that is meant.
         if failed := [model.id for model in node.models.values() if not (model.kind or model.serving)]:
             return Refusal(node.url, RefusalReason.NOT_SERVING, f"has {failed[0]} in the state failed")
         return Refusal(node.url, RefusalReason.LACKS_MODEL, f"serves no {need.kind} model")
-    model = node.resolve(need.model)
     if model is None:
         return Refusal(node.url, RefusalReason.LACKS_MODEL, "lists no model")
     misfit = _misfit(model, need)
@@ -145,7 +146,7 @@ def _loaded_at(node: Node, model: ModelReport, now: float) -> float:
 
 
 def _misfit(model: ModelReport, need: Requirement) -> tuple[RefusalReason, str] | None:
-    if not model.serves(need.kind):
+    if model.kind != need.kind and not model.serves(need.kind):
         return RefusalReason.LACKS_MODEL, f"has {model.id} for {model.kind}, not {need.kind}"
     if not (model.serving or model.loading):
         return RefusalReason.NOT_SERVING, f"has {model.id} in the state {model.state}"
@@ -189,9 +190,9 @@ def choose(candidates: Sequence[Node], need: Requirement, now: float, *, slow_st
     they had no more work than now, though the pause that they asked for is over.
     """
     name = need.model or ""
+    models = {node.url: node.names.get(plain_name(name)) for node in candidates}
     for node in candidates:
-        found = node.resolve(name)
-        if node.half_open(found.id if found else name):
+        if _half_open(node, models[node.url], name):
             return node
     if len(candidates) == 1:
         return candidates[0]
@@ -199,7 +200,6 @@ def choose(candidates: Sequence[Node], need: Requirement, now: float, *, slow_st
         # Beside idle nodes, one that starts slowly would get nothing at all.
         if starved(node, now, slow_start):
             return node
-    models = {node.url: node.resolve(name) for node in candidates}
     sure = [node for node in candidates if models[node.url] is not None] or candidates
     # Nobody waits for a model to load where another node has it in memory.
     sure = [node for node in sure if (model := models[node.url]) is not None and model.loaded] or sure
@@ -208,9 +208,15 @@ def choose(candidates: Sequence[Node], need: Requirement, now: float, *, slow_st
     one = int(rng.random() * len(sure))
     other = (one + 1 + int(rng.random() * (len(sure) - 1))) % len(sure)
     first, second = sure[one], sure[other]
-    if load(second, second.resolve(name), now, slow_start) < load(first, first.resolve(name), now, slow_start):
+    if load(second, models[second.url], now, slow_start) < load(first, models[first.url], now, slow_start):
         return second
     return first
+
+
+def _half_open(node: Node, model: ModelReport | None, name: str) -> bool:
+    """Whether a request for the model of that name would be a trial."""
+    breaker = node.breakers.get(model.id if model else name)
+    return not node.breaker.closed or (breaker is not None and not breaker.closed)
 
 
 def _looks_full(node: Node, model: ModelReport | None, need: Requirement) -> bool:
@@ -294,71 +300,3 @@ def _model_not_found(need: Requirement, reasons: str) -> ModelNotFound:
     if need.model is None:
         return NotOffered(f"no node offers {need.kind}: {reasons}", code="model_not_found", status=404)
     return ModelNotFound(f"no node serves the model {need.model}: {reasons}", code="model_not_found", status=404)
-
-
-# Chooses the nodes of a large fleet that a call considers, so that its cost is the same with thousands of nodes.
-#
-# Power of two choices among a few nodes drawn at random is power of two choices among all. Only nodes with precedence
-# must not be missed: those whose trial is due, and those in slow start that had no request for a while. They are among
-# the nodes that were in trouble or came back, which are few and remembered here.
-
-# Fleets of up to so many nodes are looked at as a whole.
-SMALL_FLEET = 16
-_DRAWN = 8
-
-
-class Sample:
-    """The nodes of a fleet in an order to draw from, and those that may go before others."""
-
-    def __init__(self, slow_start: float, rng: random.Random) -> None:
-        self._slow_start = slow_start
-        self._rng = rng
-        self._nodes: list[Node] = []
-        self._watched: dict[Node, None] = {}
-
-    def add(self, node: Node) -> None:
-        """Add a node of the fleet."""
-        self._nodes.append(node)
-
-    def remove(self, node: Node) -> None:
-        """Remove a node of the fleet."""
-        self._nodes.remove(node)
-        self._watched.pop(node, None)
-
-    def watch(self, node: Node) -> None:
-        """Always consider the node until it is calm: it failed in something, or came back."""
-        self._watched[node] = None
-
-    def eligible(self, need: Requirement, tried: Collection[str], now: float) -> list[Node] | None:
-        """Nodes outside of `tried` to choose from as from all that could take the request.
-
-        None where all have to be looked at: the fleet is small, or few of the drawn nodes have the model in memory.
-        """
-        if len(self._nodes) <= SMALL_FLEET:
-            return None
-        name = need.model or ""
-        drawn = {
-            node: None
-            for node in self._rng.sample(self._nodes, _DRAWN)
-            if node.url not in tried and refusal(node, need, now) is None
-        }
-        ready = sum((model := node.resolve(name)) is not None and model.loaded for node in drawn)
-        if ready < 2:
-            return None
-        first = [node for node in self._restless(now) if node not in drawn and self._goes_first(node, name, now)]
-        return [*(n for n in first if n.url not in tried and refusal(n, need, now) is None), *drawn]
-
-    def _goes_first(self, node: Node, name: str, now: float) -> bool:
-        model = node.resolve(name)
-        return node.half_open(model.id if model else name) or starved(node, now, self._slow_start)
-
-    def _restless(self, now: float) -> list[Node]:
-        """The watched nodes, without those that have no precedence any more."""
-        calm = [node for node in self._watched if self._is_calm(node, now)]
-        for node in calm:
-            del self._watched[node]
-        return list(self._watched)
-
-    def _is_calm(self, node: Node, now: float) -> bool:
-        started = node.returned_at is None or now - node.returned_at >= self._slow_start
-        return started and node.breaker.closed and all(breaker.closed for breaker in node.breakers.values())

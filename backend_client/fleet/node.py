@@ -15,11 +15,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from backend_client.deadline import Clock
 from backend_client.errors import BadReply, NodeError
 from backend_client.fleet.breaker import Breaker
 from backend_client.http.health import HealthReport, ModelKind, ModelReport
 from backend_client.http.messages import plain_name
+from backend_client.lifetime import Clock
 from backend_client.options import BreakerOptions
 
 _WEIGHT_OF_NEW = 0.2
@@ -186,11 +186,6 @@ class Node:
     def resolve(self, name: str) -> ModelReport | None:
         """The model of that id or alias."""
         return self.names.get(plain_name(name))
-
-    def half_open(self, model: str) -> bool:
-        """Whether a request for the model would be a trial."""
-        breaker = self.breakers.get(model)
-        return not self.breaker.closed or (breaker is not None and not breaker.closed)
 
     def take_report(self, report: HealthReport) -> None:
         """Record a new report from a probe."""

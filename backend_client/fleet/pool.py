@@ -7,7 +7,6 @@ import random
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from backend_client.deadline import Clock
 from backend_client.errors import (
     AttemptTimeout,
     AuthenticationFailed,
@@ -20,9 +19,11 @@ from backend_client.errors import (
     SpaceChanged,
 )
 from backend_client.fleet.breaker import Breaker, BreakerState
-from backend_client.fleet.choose import Sample, choose, eligible, explain, refusal
+from backend_client.fleet.choose import choose, eligible, explain, refusal
 from backend_client.fleet.node import Hold, Lease, ModelBreakers, Node, Requirement, Silence, Usual
 from backend_client.http.health import HealthReport
+from backend_client.http.messages import plain_name
+from backend_client.lifetime import Clock
 from backend_client.options import ClientOptions
 from backend_client.results import FailureKind
 
@@ -50,12 +51,10 @@ class Pool:
     usual: Usual = field(default_factory=Usual)
     _leases: dict[str, dict[Lease, None]] = field(default_factory=dict)
     _breakers: ModelBreakers = field(init=False)
-    _sample: Sample = field(init=False)
     _unprobed: dict[str, None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._breakers = ModelBreakers(self.options.breaker, self.clock, self.rng)
-        self._sample = Sample(self.options.breaker.slow_start, self.rng)
 
     def add(self, urls: Iterable[str]) -> list[Node]:
         """Add nodes; return those that are new."""
@@ -65,13 +64,12 @@ class Pool:
                 node = self.nodes[url] = Node(url, Breaker(self.options.breaker, self.clock, self.rng))
                 self._leases[url] = {}
                 self._unprobed[url] = None
-                self._sample.add(node)
                 new.append(node)
         return new
 
     def remove(self, url: str) -> None:
         """Remove a node; requests that are under way there end as they will."""
-        self._sample.remove(self.nodes.pop(url))
+        del self.nodes[url]
         del self._leases[url]
         self._unprobed.pop(url, None)
 
@@ -93,10 +91,9 @@ class Pool:
         Raises ModelNotFound, FleetOverloaded, VectorSpaceMismatch or NPUUnavailableError, with each node's reason.
         """
         now = self.clock()
-        candidates = self._sample.eligible(need, tried, now)
-        candidates = candidates or eligible(self.nodes, need, tried, now, self.trouble)
+        candidates = eligible(self.nodes, need, tried, now, self.trouble)
         node = choose(candidates, need, now, slow_start=self.options.breaker.slow_start, rng=self.rng)
-        found = node.resolve(need.model) if need.model else None
+        found = node.names.get(plain_name(need.model)) if need.model else None
         model = found.id if found else need.model or ""
         breaker = node.breakers.get(model)
         lease = Lease(
@@ -127,8 +124,6 @@ class Pool:
             return
         lease.ended = True
         node = lease.node
-        if error is not None:
-            self._sample.watch(node)
         node.outstanding[lease.model] -= 1
         if node.outstanding[lease.model] <= 0:
             del node.outstanding[lease.model]
@@ -190,19 +185,20 @@ class Pool:
 
     def _answered(self, lease: Lease, error: BaseException | None) -> None:
         node = lease.node
-        was_open = node.breaker.state is not BreakerState.CLOSED
-        node.breaker.succeeded(lease.ticket)
-        node.replied_at = self.clock()
-        if was_open and node.breaker.state is BreakerState.CLOSED:
-            node.returned_at = self.clock()
-            log.info("node %s serves again", node.url)
+        now = self.clock()
         self._learn_of_model(lease, error)
+        was_open = not node.breaker.closed
+        node.breaker.succeeded(lease.ticket)
+        node.replied_at = now
+        if was_open and node.breaker.closed:
+            node.returned_at = now
+            log.info("node %s serves again", node.url)
         node.key_refused_until = float("-inf")
         if isinstance(error, KeyRefused):
-            node.key_refused_until = self.clock() + _KEY_REFUSED_S
+            node.key_refused_until = now + _KEY_REFUSED_S
             node.key_refusal = error.what
         elif isinstance(error, NodeNotServing) and error.code == "draining" and node.report is not None:
-            node.report = node.report.model_copy(update={"status": "draining"})
+            node.report = node.report.draining()
         elif isinstance(error, NodeNotServing | NodeOverloaded | SpaceChanged):
             self._hold(lease, error)
 
@@ -248,8 +244,6 @@ class Pool:
         node.holds = {key: hold for key, hold in left.items() if hold is not None}
         if back and not first:
             node.returned_at = self.clock()
-        if back or recovered:
-            self._sample.watch(node)
         # A node that was started again first says that it does not serve yet.
         if (recovered or back) and report.serving:
             node.breaker.shorten_quarantine()
@@ -263,9 +257,8 @@ class Pool:
             return
         node.probe_failures += 1
         node.trouble = why
-        self._sample.watch(node)
         if node.breaker.state is BreakerState.HALF_OPEN or (
-            node.breaker.state is BreakerState.CLOSED and node.probe_failures >= self.options.probe.failures
+            node.breaker.closed and node.probe_failures >= self.options.probe.failures
         ):
             node.breaker.trip()
             self._left(node, why)

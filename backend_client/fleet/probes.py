@@ -35,7 +35,9 @@ class Prober:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._probe_ended = asyncio.Event()
         self._wake = asyncio.Event()
-        self._active_at = pool.clock()
+        self.idle_after = options.idle_after
+        self.active_at = pool.clock()
+        """When the last call began. Who sets it calls `resume` first, after `idle_after` seconds without one."""
 
     def watch(self, node: Node) -> None:
         """Start to probe a node."""
@@ -45,14 +47,12 @@ class Prober:
         """Stop probing a node."""
         self._tasks.pop(url).cancel()
 
-    def note_call(self) -> None:
-        """Record that a call starts: probe at the full rate, and distrust old results."""
+    def resume(self) -> None:
+        """Calls begin again: distrust old results, and probe at the full rate."""
         now = self._pool.clock()
-        if now - self._active_at >= self._options.idle_after:
-            for node in self._pool.nodes.values():
-                node.stale = node.probed and now - node.checked_at > self._options.fresh
-            self._notify(self._wake)
-        self._active_at = now
+        for node in self._pool.nodes.values():
+            node.stale = node.probed and now - node.checked_at > self._options.fresh
+        self._notify(self._wake)
 
     async def wait_for_probe(self) -> None:
         """Wait until the next probe of any node has ended, or `notify`."""
@@ -83,7 +83,7 @@ class Prober:
         """Wait from one probe, which began then, to the next."""
         jitter = 1 + self._rng.uniform(-self._options.jitter, self._options.jitter)
         now = self._pool.clock()
-        idle = now - self._active_at
+        idle = now - self.active_at
         if idle < self._options.idle_after:
             await asyncio.sleep(max(0.0, began + self._options.interval * jitter - now))
             return

@@ -47,18 +47,11 @@ class Bindings:
         """The vector space of each name that is bound, in lower case."""
         return {name: space for name, space in self._spaces.items() if name != _NO_MODEL}
 
-    def undecided(self, need: Requirement) -> bool:
-        """Whether the requirement needs a decision that must wait until every node's first probe has ended.
-
-        Otherwise the node that answers its probe first would decide, and two processes could decide differently.
-        """
-        if not self._pool.unseen:
-            return False
-        model = need.model or self._defaults.get(need.kind)
-        return model is None or (need.kind == "embedding" and plain_name(model) not in self._spaces)
-
-    def complete(self, need: Requirement) -> Requirement:
+    def complete(self, need: Requirement) -> Requirement | None:
         """The requirement with the default model and its space filled in, as far as they are known.
+
+        None where that needs a decision that must wait until every node's first probe has ended: otherwise the node
+        that answers its probe first would decide, and two processes could decide differently.
 
         Raises ConfigurationError when no model is named and the fleet has several, VectorSpaceMismatch when its only
         one is bound to another space than the one in which the cloud answered before.
@@ -66,6 +59,10 @@ class Bindings:
         known = self._complete.get(need)
         if known is not None:
             return known
+        if self._pool.unseen:
+            model = need.model or self._defaults.get(need.kind)
+            if model is None or (need.kind == "embedding" and plain_name(model) not in self._spaces):
+                return None
         model = need.model or self.default_model(need.kind)
         if need.kind == "embedding" and need.model is None and model is not None and _NO_MODEL in self._spaces:
             self.bind(model, self._spaces[_NO_MODEL])

@@ -10,27 +10,20 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
-from backend_client.errors import InvalidArgument
+from backend_client.http.messages import NotAnAnswer, Vectors, check_vectors
 from backend_client.results import ChatChoice, ToolCall, TranscriptionSegment, TranscriptionWord
 
-Vectors = npt.NDArray[np.float32]
 # OpenAI's, Together's "eos" and Mistral's "model_length". Others mean that there is no answer: "abort" (vLLM), "error".
 FinishReason = Literal["stop", "length", "tool_calls", "function_call", "content_filter", "eos", "model_length"]
 
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 # What a transcription may be asked for that is not JSON; fields of a form are lists.
 _PLAIN = ("text", "srt", "vtt", ["text"], ["srt"], ["vtt"])
-
-
-class NotAnAnswer(ValueError):
-    """A reply is not an answer to its request; the text says why and quotes nothing."""
 
 
 @contextmanager
@@ -64,22 +57,6 @@ def read_answer(path: str, request: Mapping[str, Any], body: Any) -> Any:
     """What the body of a reply of `path` says, where the route has a check."""
     read = _ROUTES.get(path)
     return body if read is None else read(request, body)
-
-
-def check_vectors(vectors: Vectors, count: int | None) -> Vectors:
-    """The vectors, if there is one with a direction for each of `count` texts (None: any number)."""
-    if count is not None and len(vectors) != count:
-        raise NotAnAnswer(f"{count} texts were sent, {len(vectors)} vectors came back")
-    if not vectors.shape[1]:
-        raise NotAnAnswer("the vectors are empty")
-    # In float32, as callers compute it: such vectors compare with no other one.
-    with np.errstate(invalid="ignore", over="ignore", under="ignore"):
-        norms = np.einsum("ij,ij->i", vectors, vectors)
-    if not np.isfinite(norms).all():
-        raise NotAnAnswer("the vectors hold NaN or infinity, or have an infinite norm: the device answers garbage")
-    if not norms.all():
-        raise NotAnAnswer("a vector is all zeros, or so small that its norm is 0: the device answers garbage")
-    return vectors
 
 
 def vectors_in(body: Any, count: int | None) -> Vectors:
@@ -315,54 +292,3 @@ _ROUTES: Mapping[str, Callable[[Mapping[str, Any], Any], Any]] = {
     "/v1/audio/transcriptions": _transcription,
     "/v1/audio/translations": _transcription,
 }
-
-
-# The numbers of a request, checked before anything is sent: a wrong one could lift a limit. No I/O.
-
-# The least value of each field. Where it is an int, the field takes whole numbers only. Local servers call -1 "all".
-_LEAST: Mapping[str, float] = {
-    "max_new_tokens": 1,
-    "max_tokens": 1,
-    "max_completion_tokens": 1,
-    "max_output_tokens": 1,
-    "max_tokens_per_doc": 1,
-    "min_tokens": 0,
-    "n": 1,
-    "best_of": 1,
-    "top_n": 1,
-    "top_k": -1,
-    "top_logprobs": 0,
-    "dimensions": 1,
-    "num_ctx": 1,
-    "n_predict": -1,
-    "truncate_prompt_tokens": -1,
-    "temperature": 0.0,
-    "top_p": 0.0,
-    "min_p": 0.0,
-    "repetition_penalty": 0.0,
-    "repeat_penalty": 0.0,
-    "presence_penalty": -math.inf,
-    "frequency_penalty": -math.inf,
-}
-
-
-def check_numbers(fields: Mapping[str, Any], path: str = "") -> None:
-    """Raise InvalidArgument for a wrong number in the body of a request to `path`. None means not given."""
-    for name in fields.keys() & _LEAST.keys():
-        value, least = fields[name], _LEAST[name]
-        if path == "/v1/completions" and name == "max_tokens":
-            # With `echo`, for the prompt alone.
-            least = 0
-        whole = type(least) is int
-        if value is None or (_is_number(value, whole=whole) and value >= least):
-            continue
-        kind = "whole" if whole else "finite"
-        bound = "" if math.isinf(least) else f" of at least {least:g}"
-        given = value if _is_number(value, whole=False) and abs(value) < 10**15 else type(value).__name__
-        raise InvalidArgument(f"{name} must be a {kind} number{bound}, not {given}", param=name)
-
-
-def _is_number(value: object, *, whole: bool) -> bool:
-    if isinstance(value, bool) or not isinstance(value, Integral if whole else Real):
-        return False
-    return isinstance(value, Integral) or math.isfinite(value)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from functools import cached_property
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -62,17 +63,17 @@ class ModelReport(_Part):
         """Whether requests of that kind are for such a model: images that a model cannot read are for it to refuse."""
         return self.kind in {kind, ""} or (self.kind in _WRITERS and kind in _WRITERS)
 
-    @property
+    @cached_property
     def serving(self) -> bool:
         """Whether it takes requests."""
         return self.state in SERVING or self.state == UNLOADED
 
-    @property
+    @cached_property
     def loading(self) -> bool:
         """Whether requests to it wait until it is loaded."""
         return self.state == LOADING
 
-    @property
+    @cached_property
     def loaded(self) -> bool:
         """Whether it can begin with a request at once."""
         return self.state in SERVING
@@ -109,7 +110,11 @@ class HealthReport(_Part):
             return data | {"npu": readings}
         return data
 
-    @property
+    def draining(self) -> Self:
+        """The same report of a node that has begun to shut down."""
+        return self.model_validate({**self.model_dump(exclude_unset=True), "status": "draining"})
+
+    @cached_property
     def serving(self) -> bool:
         """Whether the node takes requests: it is not draining, and some model serves.
 
@@ -120,12 +125,12 @@ class HealthReport(_Part):
             return self.status in SERVING
         return self.status != "draining" and any(model.serving for model in self.models)
 
-    @property
+    @cached_property
     def loading(self) -> bool:
         """Whether the node serves nothing now, and some model is loading."""
         return not self.serving and self.status != "draining" and any(model.loading for model in self.models)
 
-    @property
+    @cached_property
     def lists_models(self) -> bool:
         """Whether the report has a list of models; without a valid API key it has none."""
         return "models" in self.model_fields_set

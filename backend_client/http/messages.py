@@ -1,29 +1,35 @@
-"""The node's HTTP dialect: encodes requests and decodes replies. No I/O."""
+"""A call as the backends get it, as it goes to a node, and what the reply says. No I/O."""
 
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from numbers import Integral, Real
 from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from backend_client.deadline import Deadline
 from backend_client.errors import BadReply, InvalidArgument
-from backend_client.http.answers import NotAnAnswer, check_numbers, check_vectors
 from backend_client.http.health import ModelKind
+from backend_client.lifetime import Deadline
 from backend_client.results import CallOptions, Priority
 
 T = TypeVar("T")
 
+Vectors = npt.NDArray[np.float32]
 _FLOAT32 = np.dtype("<f4")
 _JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 # What the encoder escapes a text with; for a short text, setting an encoder up takes longer than encoding it.
 _TEXT = json.encoder.encode_basestring
+
+
+class NotAnAnswer(ValueError):
+    """A reply is not an answer to its request; the text says why and quotes nothing."""
 
 
 @dataclass(slots=True)
@@ -48,6 +54,35 @@ class WireCall:
     content_type: str = "application/json"
     refused: Reply | None = None
     may_wait: bool = True
+
+    @classmethod
+    def of(
+        cls,
+        job: Job,
+        encoded: bytes,
+        model: str | None,
+        device: str | None,
+        *,
+        texts: Sequence[str] = (),
+        method: str = "POST",
+        path: str = "",
+        content_type: str = "application/json",
+    ) -> Self:
+        """The request of a job for this model and device."""
+        trace = job.node_headers
+        return cls(
+            encoded,
+            texts,
+            job.deadline,
+            job.request_id,
+            model,
+            job.priority,
+            device,
+            trace,
+            method,
+            path,
+            content_type,
+        )
 
     def headers(self, accept: str) -> dict[str, str]:
         """Its headers; the remaining time is that of this moment."""
@@ -171,56 +206,30 @@ def read_from(node: str, read: Callable[..., T], *args: Any) -> T:
     raise problem
 
 
+def check_vectors(vectors: Vectors, count: int | None) -> Vectors:
+    """The vectors, if there is one with a direction for each of `count` texts (None: any number)."""
+    if count is not None and len(vectors) != count:
+        raise NotAnAnswer(f"{count} texts were sent, {len(vectors)} vectors came back")
+    if not vectors.shape[1]:
+        raise NotAnAnswer("the vectors are empty")
+    # In float32, as callers compute it: such vectors compare with no other one.
+    with np.errstate(invalid="ignore", over="ignore", under="ignore"):
+        norms = np.einsum("ij,ij->i", vectors, vectors)
+    if not np.isfinite(norms).all():
+        raise NotAnAnswer("the vectors hold NaN or infinity, or have an infinite norm: the device answers garbage")
+    if not norms.all():
+        raise NotAnAnswer("a vector is all zeros, or so small that its norm is 0: the device answers garbage")
+    return vectors
+
+
 def integer(value: str | None) -> int | None:
     """The number that a header holds; None for none, or for what is no number."""
     return int(value) if value is not None and len(value) < 16 and value.isascii() and value.isdigit() else None
 
 
-# Whether a reply belongs to the request that was sent: nodes repeat its `X-Request-ID`. No I/O.
-#
-# HTTP/1.1 pairs requests and replies by their order alone. One reply too many on a connection that is kept alive
-# would be
-# taken for the answer to the next request: another text's vector.
-
-# As many ids as are remembered: a surplus reply is one to an earlier request on the same connection.
-_REMEMBERED = 4096
-
-
 def new_request_id() -> str:
     """An id as nodes make them: `req_` and 24 hex digits. It must be unlike all others, not hard to guess."""
     return f"req_{random.getrandbits(96):024x}"
-
-
-class RequestIds:
-    """Compares the ids of replies with those that were sent.
-
-    A node whose last probe was answered with its id repeats the ids of all requests. Of others (older nodes, proxies
-    that give requests ids of their own) any reply is accepted but one to another request of this client.
-    """
-
-    def __init__(self) -> None:
-        self._sent: dict[str, None] = {}
-        self._repeating: set[str] = set()
-
-    def send(self, identifier: str) -> None:
-        """Record that a request with this id is sent to a node."""
-        self._sent[identifier] = None
-        if len(self._sent) > _REMEMBERED:
-            del self._sent[next(iter(self._sent))]
-
-    def probed(self, node: str, sent: str, received: str | None) -> None:
-        """Record the id in the reply to a probe."""
-        (self._repeating.add if received == sent else self._repeating.discard)(node)
-
-    def check(self, node: str, sent: str, received: str | None, *, by_node: bool) -> None:
-        """A reply came; `by_node`: it is one that only nodes send, and no proxy writes itself.
-
-        Raises BadReply for one to another request; its connection must not be used again.
-        """
-        if received != sent and (received in self._sent or (by_node and node in self._repeating)):
-            raise BadReply(
-                "the reply does not repeat the X-Request-ID that was sent: it is another request's", node=node
-            )
 
 
 # A call as the backends get it, whichever of them serves it.
@@ -278,7 +287,8 @@ class EmbedJob(Job):
 
     def __post_init__(self) -> None:
         """Raise InvalidArgument for a wrong number."""
-        check_numbers({"dimensions": self.dimensions})
+        if self.dimensions is not None:
+            check_numbers({"dimensions": self.dimensions})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -331,3 +341,54 @@ def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
 def plain_name(name: str) -> str:
     """The form in which nodes compare names: lower case, without `:latest`."""
     return name.strip().lower().removesuffix(":latest")
+
+
+# The numbers of a request, checked before anything is sent: a wrong one could lift a limit. No I/O.
+
+# The least value of each field. Where it is an int, the field takes whole numbers only. Local servers call -1 "all".
+_LEAST: Mapping[str, float] = {
+    "max_new_tokens": 1,
+    "max_tokens": 1,
+    "max_completion_tokens": 1,
+    "max_output_tokens": 1,
+    "max_tokens_per_doc": 1,
+    "min_tokens": 0,
+    "n": 1,
+    "best_of": 1,
+    "top_n": 1,
+    "top_k": -1,
+    "top_logprobs": 0,
+    "dimensions": 1,
+    "num_ctx": 1,
+    "n_predict": -1,
+    "truncate_prompt_tokens": -1,
+    "temperature": 0.0,
+    "top_p": 0.0,
+    "min_p": 0.0,
+    "repetition_penalty": 0.0,
+    "repeat_penalty": 0.0,
+    "presence_penalty": -math.inf,
+    "frequency_penalty": -math.inf,
+}
+
+
+def check_numbers(fields: Mapping[str, Any], path: str = "") -> None:
+    """Raise InvalidArgument for a wrong number in the body of a request to `path`. None means not given."""
+    for name in fields.keys() & _LEAST.keys():
+        value, least = fields[name], _LEAST[name]
+        if path == "/v1/completions" and name == "max_tokens":
+            # With `echo`, for the prompt alone.
+            least = 0
+        whole = type(least) is int
+        if value is None or (_is_number(value, whole=whole) and value >= least):
+            continue
+        kind = "whole" if whole else "finite"
+        bound = "" if math.isinf(least) else f" of at least {least:g}"
+        given = value if _is_number(value, whole=False) and abs(value) < 10**15 else type(value).__name__
+        raise InvalidArgument(f"{name} must be a {kind} number{bound}, not {given}", param=name)
+
+
+def _is_number(value: object, *, whole: bool) -> bool:
+    if isinstance(value, bool) or not isinstance(value, Integral if whole else Real):
+        return False
+    return isinstance(value, Integral) or math.isfinite(value)

@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-from backend_client.http.answers import NotAnAnswer, check_ends, check_generation, choices_asked, read_json
-from backend_client.http.messages import Exchange
+from backend_client.http.answers import check_ends, check_generation, choices_asked, read_json
+from backend_client.http.messages import Exchange, NotAnAnswer
 from backend_client.http.sse import Event
 from backend_client.results import RawReply
 

@@ -1,36 +1,131 @@
-"""Requests to nodes over aiohttp: connections, name resolution, bodies, and its errors as ours."""
+"""The requests that the client sends to nodes: one attempt each, no retries here.
+
+`Transport` is what the client needs of the network, `NodeApi` says which requests nodes know, `HttpTransport` carries
+them by aiohttp.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import io
+import socket
 import ssl
-from collections.abc import AsyncIterator
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
 
 import aiohttp
-from aiohttp.tracing import Trace
-
-from backend_client.errors import BadReply, ConnectionLost, NodeError, NodeUnreachable
-from backend_client.http.sse import Event, EventParser, MalformedStream
-
-if TYPE_CHECKING:
-    from aiohttp.connector import Connection
-import socket
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import AbstractAsyncContextManager
-
 from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.tracing import Trace
+from pydantic import ValidationError
 from yarl import URL
 
-from backend_client.errors import NPUError
-from backend_client.http.errors import needs_node_error
-from backend_client.http.messages import Reply, RequestIds, WireCall
-from backend_client.http.node_api import BINARY, REQUEST_ID, NodeApi
+from backend_client.errors import BadReply, ConnectionLost, NodeError, NodeUnreachable, NPUError
+from backend_client.http import messages
+from backend_client.http.answers import read_json
+from backend_client.http.errors import needs_node_error, status_error
+from backend_client.http.health import HealthReport
+from backend_client.http.messages import EmbedReply, Reply, WireCall, new_request_id
+from backend_client.http.sse import Event, EventParser, MalformedStream
 from backend_client.http.tls import Identity
 from backend_client.lifetime import Shared
 from backend_client.options import ClientOptions
+
+if TYPE_CHECKING:
+    from aiohttp.connector import Connection
+
+BINARY = "application/octet-stream"
+REQUEST_ID = "X-Request-ID"
+
+
+class Transport(Protocol):
+    """What the client needs of the network; tests replace it with a function or two.
+
+    Every method raises NodeError when the attempt failed and RequestRejected when the request was refused. Time limits
+    are the caller's: it cancels.
+    """
+
+    async def health(self, node: str) -> HealthReport:
+        """The node's report, also when it reports that it does not serve."""
+        ...
+
+    async def embed(self, node: str, call: WireCall) -> EmbedReply:
+        """POST /embeddings."""
+        ...
+
+    async def exchange(self, node: str, call: WireCall) -> Reply:
+        """A request to `call.path`; the reply of any status."""
+        ...
+
+    def events(self, node: str, call: WireCall) -> AsyncGenerator[Reply | Event, None]:
+        """The same as a stream: the head of the reply, then its events."""
+        ...
+
+    async def close(self) -> None:
+        """Release all connections."""
+        ...
+
+
+class NodeApi(ABC):
+    """The transport, given how one request is carried: `request`, `events` and `close`."""
+
+    @abstractmethod
+    async def request(
+        self, node: str, method: str, path: str, body: bytes | None, headers: dict[str, str], *, probe: bool = False
+    ) -> tuple[int, Mapping[str, str], bytes | bytearray]:
+        """Send a request; returns the status, headers (their names in any case) and body of its reply.
+
+        Of raw numbers (`BINARY`) the body may be memory that can be written.
+
+        A `probe` never waits for requests. Raises NodeError.
+        """
+
+    @abstractmethod
+    def events(self, node: str, call: WireCall) -> AsyncGenerator[Reply | Event, None]:
+        """POST to `call.path` and follow the stream: the reply's head, then its events.
+
+        The head of a reply that is JSON instead has a body. `call.refused` is the reply of another status than 200,
+        which raises its error.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Release all connections."""
+
+    async def health(self, node: str) -> HealthReport:
+        """GET /health; 503 is an answer too, of a node that does not serve now."""
+        status, _, body = await self.request(node, "GET", "/health", None, {REQUEST_ID: new_request_id()}, probe=True)
+        data = messages.read_from(node, read_json, bytes(body))
+        try:
+            return HealthReport.model_validate(data)
+        except ValidationError:
+            pass
+        raise BadReply(f"/health answered HTTP {status}, but not as a node does", node=node, status=status)
+
+    async def embed(self, node: str, call: WireCall) -> EmbedReply:
+        """POST /embeddings, with the vectors as raw float32."""
+        status, headers, body = await self.request(node, "POST", "/embeddings", call.encoded, call.headers(BINARY))
+        if status != 200:
+            raise self.refusal(node, status, headers, bytes(body), call)
+        return messages.embed_reply(node, headers, body, len(call.texts))
+
+    async def exchange(self, node: str, call: WireCall) -> Reply:
+        """Send a request to `call.path`; returns the reply, whatever its status."""
+        status, headers, body = await self.request(
+            node, call.method, call.path, call.encoded or None, call.headers("*/*")
+        )
+        return Reply(status, {name.lower(): value for name, value in headers.items()}, bytes(body), self.has_key(node))
+
+    def has_key(self, node: str) -> bool | None:  # noqa: ARG002  (for those that know)
+        """Whether requests to a node carry an API key; None where that is not known."""
+        return None
+
+    def refusal(self, node: str, status: int, headers: Mapping[str, str], body: bytes, call: WireCall) -> NPUError:
+        """The error that a reply of another status than 200 means."""
+        return status_error(node, status, headers, body, call.model, keyed=self.has_key(node))
+
 
 _LARGE = 512 * 1024
 _BODIES_SMALL = 64 * 1024
@@ -314,7 +409,46 @@ def _look_up(host: str, port: int, family: socket.AddressFamily) -> list[Resolve
     ]
 
 
-# Requests to nodes over HTTP: one attempt each, no retries here.
+# Requests to nodes over HTTP.
+
+# As many ids as are remembered: a surplus reply is one to an earlier request on the same connection.
+_REMEMBERED = 4096
+
+
+class RequestIds:
+    """Compares the ids of replies with those that were sent, which nodes repeat as `X-Request-ID`.
+
+    HTTP/1.1 pairs requests and replies by their order alone. One reply too many on a connection that is kept alive
+    would be taken for the answer to the next request: another text's vector.
+
+    A node whose last probe was answered with its id repeats the ids of all requests. Of others (older nodes, proxies
+    that give requests ids of their own) any reply is accepted but one to another request of this client.
+    """
+
+    def __init__(self) -> None:
+        self._sent: dict[str, None] = {}
+        self._repeating: set[str] = set()
+
+    def send(self, identifier: str) -> None:
+        """Record that a request with this id is sent to a node."""
+        self._sent[identifier] = None
+        if len(self._sent) > _REMEMBERED:
+            del self._sent[next(iter(self._sent))]
+
+    def probed(self, node: str, sent: str, received: str | None) -> None:
+        """Record the id in the reply to a probe."""
+        (self._repeating.add if received == sent else self._repeating.discard)(node)
+
+    def check(self, node: str, sent: str, received: str | None, *, by_node: bool) -> None:
+        """A reply came; `by_node`: it is one that only nodes send, and no proxy writes itself.
+
+        Raises BadReply for one to another request; its connection must not be used again.
+        """
+        if received != sent and (received in self._sent or (by_node and node in self._repeating)):
+            raise BadReply(
+                "the reply does not repeat the X-Request-ID that was sent: it is another request's", node=node
+            )
+
 
 _EVENTS = "text/event-stream"
 # /health of a node with dozens of models is a few kB; an error body is less.

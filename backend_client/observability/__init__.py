@@ -40,10 +40,10 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 
 from backend_client.calls import Backend, BaseClient
 from backend_client.client import InferenceClient, NPUClient
-from backend_client.deadline import Deadline
 from backend_client.errors import NPUError
 from backend_client.http.messages import EmbedJob, Exchange, J, Job
 from backend_client.http.stream_forms import EventStream, finish_reason_in
+from backend_client.lifetime import Deadline
 from backend_client.observability.attributes import of_answer, of_request, of_server, operation_name, tokens_of
 from backend_client.observability.state import StateCollector
 from backend_client.results import Attempt, EmbedBatch, Origin, RawReply, Source, Usage

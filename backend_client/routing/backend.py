@@ -13,7 +13,6 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from dataclasses import dataclass
 from typing import Any
 
-from backend_client.deadline import Deadline, RetryBudget
 from backend_client.errors import (
     BadReply,
     ClientClosed,
@@ -29,11 +28,10 @@ from backend_client.fleet.pool import Pool
 from backend_client.fleet.probes import Prober
 from backend_client.fleet.spaces import Bindings
 from backend_client.http import forms, messages
-from backend_client.http.answers import NotAnAnswer, read_answer, read_json
+from backend_client.http.answers import read_answer, read_json
 from backend_client.http.errors import event_error, status_error
 from backend_client.http.health import ModelReport
-from backend_client.http.messages import EmbedJob, EmbedReply, Exchange, Job, Reply, WireCall
-from backend_client.http.node_api import Transport
+from backend_client.http.messages import EmbedJob, EmbedReply, Exchange, Job, NotAnAnswer, Reply, WireCall
 from backend_client.http.stream_forms import (
     INFERENCE,
     EventStream,
@@ -44,10 +42,11 @@ from backend_client.http.stream_forms import (
     read_event,
     usage_of,
 )
-from backend_client.lifetime import before_loop_ends, in_daemon_thread, supervise
+from backend_client.http.transport import Transport
+from backend_client.lifetime import Deadline, before_loop_ends, in_daemon_thread, supervise
 from backend_client.options import ClientOptions
 from backend_client.results import EmbedBatch, RawReply, Usage
-from backend_client.routing.call import Call, Dispatcher
+from backend_client.routing.call import Call, Dispatcher, RetryBudget
 from backend_client.routing.hedge import Hedging
 from backend_client.routing.responses import StoredResponses
 
@@ -83,10 +82,10 @@ class FleetBackend:
         running = self.runtime.start()
         need = Requirement("embedding", job.model, job.require_device)
         length = sum(map(len, job.texts))
-        first = running.dispatcher.call(job, need, length, self._options.timeouts.attempt)
+        first = self._call(job, need, length, self._options.timeouts.attempt)
         if self._hedging is None:
             return await self._embed(running, first, job)
-        second = running.dispatcher.call(job, need, length, self._options.timeouts.attempt)
+        second = self._call(job, need, length, self._options.timeouts.attempt)
         second.hedge = True
         # The second goes elsewhere: it begins with the nodes that the first has asked.
         second.tried = first.tried
@@ -105,7 +104,7 @@ class FleetBackend:
                 encoded = messages.encode_texts(
                     job.texts, model, truncate=job.truncate, input_type=job.input_type, dimensions=job.dimensions
                 )
-                wired = call.wired = _wired(job, call, encoded, texts=job.texts)
+                wired = call.wired = WireCall.of(job, encoded, model, job.require_device, texts=job.texts)
             wired.may_wait = call.may_wait
             reply = await running.transport.embed(lease.node.url, wired)
             lease.check_model(reply.route.model)
@@ -120,15 +119,14 @@ class FleetBackend:
             return reply
 
         served = await running.dispatcher.run(call, send)
-        running.dispatcher.settle(call, served.lease, None)
-        reply = served.value
+        reply, lease = served.value, served.lease
         return EmbedBatch(
             vectors=reply.vectors,
             space=reply.space,
             usage=Usage(reply.route.prompt_tokens),
             source="npu",
-            node=served.lease.node.url,
-            model=reply.route.model or served.lease.model,
+            node=lease.node.url,
+            model=reply.route.model or lease.model,
             device=reply.route.device,
             request_id=call.request_id,
             attempts=tuple(call.attempts),
@@ -154,7 +152,7 @@ class FleetBackend:
         running = self.runtime.start()
         form = form_of(job)
         limit = None if form or job.kind == "transcription" else self._options.timeouts.attempt
-        call = running.dispatcher.call(job, _need(job), _length(job), limit)
+        call = self._call(job, _need(job), _length(job), limit)
 
         async def send(lease: Lease) -> tuple[Reply, Any]:
             wired = await _encoded(job, call, form)
@@ -166,7 +164,6 @@ class FleetBackend:
             return opened.head, body
 
         served = await running.dispatcher.run(call, send)
-        running.dispatcher.settle(call, served.lease, None)
         head, body = served.value
         return _raw_reply(call, served.lease, head, body, body)
 
@@ -177,13 +174,13 @@ class FleetBackend:
         if form is None:
             raise RequestRejected(f"{job.path} cannot be streamed")
         job = await self._stored.placed(job, self._whole)
-        call = running.dispatcher.call(job, _need(job), _length(job))
+        call = self._call(job, _need(job), _length(job))
         call.deadline = opened_by or job.deadline
 
         async def send(lease: Lease) -> _Opened:
             return await self._open(running, lease, await _encoded(job, call, form), job, form)
 
-        served = await running.dispatcher.run(call, send)
+        served = await running.dispatcher.run(call, send, settle=False)
         call.deadline = job.deadline
         return self._follow(running, call, served.lease, job, served.value, form)
 
@@ -281,6 +278,12 @@ class FleetBackend:
         reply = _raw_reply(call, lease, opened.head, said, None)
         self._stored.learn(job, reply, response)
         yield reply
+
+    def _call(self, job: Job, need: Requirement, length: int, attempt_timeout: float | None = None) -> Call:
+        """A call that begins now. `length` is that of its request: requests of one size compare."""
+        now = self.runtime.pool.clock()
+        size = length.bit_length()
+        return Call(need, job.deadline, job.request_id, attempt_timeout, now, job.cloud_takes_over, size)
 
     def _check_space(self, lease: Lease, reply: Reply, dimensions: int, asked: int | None) -> None:
         """Raises SpaceChanged for vectors of another space than the one that was requested, or is bound."""
@@ -440,21 +443,9 @@ def _encode(job: Exchange, call: Call, form: StreamForm | None) -> WireCall:
             content = messages.encode(body)
         else:
             content, content_type = forms.encode_form(body, *job.file)
-    wired = _wired(job, call, content)
-    wired.method, wired.path, wired.content_type = job.method, job.path, content_type
-    return wired
-
-
-def _wired(job: Job, call: Call, encoded: bytes, texts: Sequence[str] = ()) -> WireCall:
-    return WireCall(
-        encoded,
-        texts,
-        job.deadline,
-        job.request_id,
-        call.need.model,
-        job.priority,
-        call.need.device,
-        job.node_headers,
+    need = call.need
+    return WireCall.of(
+        job, content, need.model, need.device, method=job.method, path=job.path, content_type=content_type
     )
 
 
@@ -553,7 +544,7 @@ class Runtime:
     async def known(self) -> None:
         """Wait until every node's first probe has ended, or a new one after a time without calls."""
         running = self.start()
-        running.prober.note_call()
+        running.dispatcher.note_call(self.pool.clock())
         with running.dispatcher.calls.open():
             while self.pool.unknown:
                 await running.prober.wait_for_probe()

@@ -6,12 +6,12 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Generic, TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
 from tenacity.wait import wait_exception
 
-from backend_client.deadline import Deadline, RetryBudget
 from backend_client.errors import (
     AttemptTimeout,
     AuthenticationFailed,
@@ -36,8 +36,8 @@ from backend_client.fleet.pool import Pool
 from backend_client.fleet.probes import LATE_S, Prober
 from backend_client.fleet.spaces import Bindings
 from backend_client.http import transport
-from backend_client.http.messages import Job, WireCall
-from backend_client.lifetime import OpenCalls, end_now, renew
+from backend_client.http.messages import WireCall
+from backend_client.lifetime import Clock, Deadline, OpenCalls, end_now, renew
 from backend_client.options import RetryOptions
 from backend_client.results import Attempt
 
@@ -113,28 +113,37 @@ class Dispatcher:
         self._rng = rng
         self._share = share
 
-    def call(self, job: Job, need: Requirement, length: int, attempt_timeout: float | None = None) -> Call:
-        """A call that begins now. `length` is that of its request: requests of one size compare."""
-        now = self._pool.clock()
-        size = length.bit_length()
-        return Call(need, job.deadline, job.request_id, attempt_timeout, now, job.cloud_takes_over, size)
+    def note_call(self, now: float) -> None:
+        """A call begins: after a time without calls, old results of probes are distrusted."""
+        if now - self._prober.active_at >= self._prober.idle_after:
+            self._prober.resume()
+        self._prober.active_at = now
 
-    async def run(self, call: Call, send: Callable[[Lease], Awaitable[R]]) -> Served[R]:
-        """Return the first success of `send`, tried on one node after another.
+    async def run(self, call: Call, send: Callable[[Lease], Awaitable[R]], *, settle: bool = True) -> Served[R]:
+        """Return the first success of `send`, tried on one node after another; this is the whole policy.
 
-        Raises NPUUnavailableError or one of its kind when no node served it, RequestRejected when one refused it.
+        Without `settle` its node is still lent. Raises NPUUnavailableError or one of its kind when no node served it,
+        RequestRejected when one refused it.
         """
-        self._prober.note_call()
+        self.note_call(call.began)
         if not call.hedge:
             # A hedge is paid from the budget; it must not pay into it.
             self._budget.deposit()
         try:
             with self.calls.open():
-                try:
-                    return await self._attempt(call, send)
-                except (NodeError, NPUUnavailableError) as error:
-                    failed = error
-                return await self._retry(call, send, failed)
+                async for attempt in AsyncRetrying(
+                    retry=retry_if_exception(lambda error: self._may_succeed_again(call, error)),
+                    wait=wait_exception(lambda error: self._pause(call, error)),
+                    stop=lambda state: self._is_last(call, state.upcoming_sleep),
+                    before_sleep=partial(self._pay, call),
+                    reraise=True,
+                ):
+                    with attempt:
+                        served = await self._attempt(call, send)
+                        if settle:
+                            self.settle(call, served.lease, None)
+                        return served
+            raise RuntimeError("the last attempt neither returned nor raised")
         except NodeError as error:
             problem = self._verdict(call, error)
         except NPUError as error:
@@ -142,32 +151,6 @@ class Dispatcher:
         problem.attempts = tuple(call.attempts)
         problem.request_id = call.request_id
         raise problem
-
-    async def _retry(
-        self, call: Call, send: Callable[[Lease], Awaitable[R]], failed: NodeError | NPUUnavailableError
-    ) -> Served[R]:
-        """Retry for as long as that may help. Raises the error of the last attempt.
-
-        The first attempt has `failed` outside of tenacity: its loop would add a quarter to the CPU time of a call.
-        """
-        errors = [failed]
-
-        async def attempt() -> Served[R]:
-            if errors:
-                raise errors.pop()
-            return await self._attempt(call, send)
-
-        async def pay(state: RetryCallState) -> None:
-            error = state.outcome.exception() if state.outcome else None
-            await self._pay(call, error, state.upcoming_sleep)
-
-        return await AsyncRetrying(
-            retry=retry_if_exception(lambda error: self._may_succeed_again(call, error)),
-            wait=wait_exception(lambda error: self._pause(call, error)),
-            stop=lambda state: call.sent >= self._options.attempts or state.upcoming_sleep >= call.deadline.remaining(),
-            before_sleep=pay,
-            reraise=True,
-        )(attempt)
 
     def _may_succeed_again(self, call: Call, error: BaseException) -> bool:
         """Whether another attempt may succeed, after a pause if need be."""
@@ -178,6 +161,10 @@ class Dispatcher:
             # No node could be asked: to wait for one that is busy is always worth it, for another if the call may.
             return error.retry_after is not None and (isinstance(error, FleetOverloaded) or self.later(call))
         return isinstance(error, NodeError)
+
+    def _is_last(self, call: Call, pause: float) -> bool:
+        """Whether the call has had all its attempts, or the pause would not end before its deadline."""
+        return call.sent >= self._options.attempts or pause >= call.deadline.remaining()
 
     def _pause(self, call: Call, error: BaseException) -> float:
         """Seconds until the next attempt: none if another node could take it now."""
@@ -190,15 +177,17 @@ class Dispatcher:
         # A probe may show earlier that the reason is gone; to look again costs nothing.
         return min(pause, _LOOK_FOR_NODE_S) if pause < call.deadline.remaining() else pause
 
-    async def _pay(self, call: Call, error: BaseException | None, pause: float) -> None:
-        """Take a retry from the budget, or wait for one while that is worth it. Raises `error` if there is none.
+    async def _pay(self, call: Call, state: RetryCallState) -> None:
+        """Take a retry from the budget, or wait for one while that is worth it. Raises the attempt's error if there is
+        none.
 
         What no node has seen costs nothing. Nor does what a node cannot serve, or not before it has loaded the model:
         it is not asked again, so other attempts cannot multiply load.
         """
+        error = state.outcome.exception() if state.outcome else None
         if not isinstance(error, NodeError) or not error.sent or error.misrouted or self._still_loads(call, error):
             return
-        half = (call.deadline.remaining() - pause) / 2
+        half = (call.deadline.remaining() - state.upcoming_sleep) / 2
         # Where no other node waits for the retry, `patience` would give up what the deadline still allows.
         patience = min(self._options.patience, half) if self.elsewhere(call) else half
         until = self._pool.clock() + patience
@@ -281,9 +270,11 @@ class Dispatcher:
         no more than the share where the cloud could take over.
         """
         longest = None if lease.loading else call.attempt_timeout
+        if call.may_wait and not (lease.loading and call.cloud_takes_over()):
+            return longest
         share = call.deadline.remaining() * self._share
         if call.may_wait:
-            return share if lease.loading and call.cloud_takes_over() else longest
+            return share
         usual = self._pool.usual.get(lease.model, lease.size)
         if usual is not None and share < _ROOM * usual:
             return longest
@@ -316,10 +307,11 @@ class Dispatcher:
     async def _lend(self, call: Call) -> Lease:
         """Lease a node for the next attempt. While a node's state is unknown, wait for its first probe."""
         while True:
-            if call.deadline.remaining() <= 0:
+            if call.deadline.at <= self._pool.clock():
                 raise DeadlineExceeded("the call's time was up before a node could be asked")
-            if not self._bindings.undecided(call.need):
-                call.need = self._bindings.complete(call.need)
+            need = self._bindings.complete(call.need)
+            if need is not None:
+                call.need = need
                 try:
                     return self._pool.acquire(call.need, call.tried, call.size)
                 except (NPUUnavailableError, RequestRejected):
@@ -367,3 +359,52 @@ class Dispatcher:
 
 def _told(last: NodeError, call: Call) -> str:
     return f"no node served it in {len(call.attempts)} attempts; the last one: {last.message}"
+
+
+class RetryBudget:
+    """A token bucket, one for the whole client. Every call pays `per_request` in, every second `per_second`; a retry
+    costs 1.
+
+    So from the client's start on, retries never exceed `initial + per_request × calls + per_second × seconds`.
+    `refused` counts those that were refused.
+    """
+
+    def __init__(self, options: RetryOptions, clock: Clock) -> None:
+        self._options = options
+        self._clock = clock
+        self._balance = options.initial
+        self._filled_at = clock()
+        self.refused = 0
+
+    @property
+    def balance(self) -> float:
+        """Retries that could be made now. Changes nothing, so that any thread may ask."""
+        return self._balance_at(self._clock())
+
+    @property
+    def affords_one(self) -> bool:
+        """Whether a retry could be made now."""
+        # Float: ten deposits of 0.1 sum to just under 1.0.
+        return self.balance >= 1.0 - 1e-9
+
+    def deposit(self) -> None:
+        """Record that a call starts."""
+        self._balance = min(self._options.saved, self._balance + self._options.per_request)
+
+    def withdraw(self) -> bool:
+        """Take one retry. Return False if none is left; the call then fails with its last error."""
+        self._fill()
+        if not self.affords_one:
+            self.refused += 1
+            return False
+        self._balance = max(0.0, self._balance - 1.0)
+        return True
+
+    def _fill(self) -> None:
+        now = self._clock()
+        self._balance = self._balance_at(now)
+        self._filled_at = now
+
+    def _balance_at(self, now: float) -> float:
+        earned = (now - self._filled_at) * self._options.per_second
+        return min(self._options.saved, self._balance + earned)

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from backend_client.cloud.ledger import Ledger
-from backend_client.deadline import Deadline
 from backend_client.errors import CloudError, CloudRejected, NPUUnavailableError
 from backend_client.http.messages import EmbedJob, Exchange, J, Job
 from backend_client.http.stream_forms import EventStream
+from backend_client.lifetime import Deadline
 from backend_client.options import FallbackOptions
 from backend_client.results import Attempt, EmbedBatch, RawReply
 from backend_client.routing.backend import FleetBackend

@@ -10,7 +10,6 @@ from typing import Any
 
 from backend_client import arguments
 from backend_client.calls import ClientBase
-from backend_client.deadline import Deadline
 from backend_client.errors import (
     DeadlineExceeded,
     NPUUnavailableError,
@@ -20,7 +19,7 @@ from backend_client.http.forms import read_form, writing_kind
 from backend_client.http.health import ModelKind, ModelReport
 from backend_client.http.messages import EmbedJob, Exchange
 from backend_client.http.stream_forms import FORMS, form_of
-from backend_client.lifetime import in_daemon_thread
+from backend_client.lifetime import Deadline, in_daemon_thread
 from backend_client.sdk.replies import (
     HttpReply,
     embedding_reply,

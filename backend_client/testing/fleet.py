@@ -16,8 +16,8 @@ from backend_client import sync
 from backend_client.client import NPUClient
 from backend_client.errors import ConnectionLost, NodeUnreachable
 from backend_client.http.messages import Reply, WireCall
-from backend_client.http.node_api import NodeApi
 from backend_client.http.sse import Event, EventParser
+from backend_client.http.transport import NodeApi
 from backend_client.loop_thread import LoopThread
 from backend_client.settings import ClientSettings
 from backend_client.testing.node import NOT_FOUND, PATHS, Answer, FakeNode, Sent, Step, event_bytes

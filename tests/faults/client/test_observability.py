@@ -20,9 +20,9 @@ from backend_client import (
     StreamInterrupted,
     sync,
 )
-from backend_client.deadline import Deadline
 from backend_client.http.messages import Exchange
 from backend_client.http.stream_forms import FORMS
+from backend_client.lifetime import Deadline
 from backend_client.observability import Metrics, instrument
 from backend_client.observability.attributes import operation_name
 from backend_client.sdk.routes import _UPLOADS, _WHOLE

@@ -8,7 +8,7 @@ import pytest
 
 from backend_client import NPUClient
 from backend_client.errors import BadReply
-from backend_client.http.messages import RequestIds
+from backend_client.http.transport import RequestIds
 from tests.faults.chat_node import chunk
 from tests.faults.scripted_node import EMBEDDER, WRITER, choice, data_event, done_event, sse, vectors_for
 

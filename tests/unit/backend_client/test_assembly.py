@@ -13,9 +13,8 @@ from backend_client import (
     Usage,
     VectorSpaceMismatch,
 )
-from backend_client.deadline import Deadline
 from backend_client.embed_many import Assembly, OneSpace, embed_in_batches, embed_windowed
-from backend_client.lifetime import OpenCalls
+from backend_client.lifetime import Deadline, OpenCalls
 from backend_client.options import BatchOptions
 from backend_client.results import EmbedBatch
 

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend_client.deadline import Deadline, RetryBudget
 from backend_client.fleet.breaker import Breaker, BreakerState
+from backend_client.lifetime import Deadline
 from backend_client.options import BreakerOptions, RetryOptions
 from backend_client.results import FailureKind
+from backend_client.routing.call import RetryBudget
 
 
 class Clock:

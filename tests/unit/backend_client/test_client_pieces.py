@@ -15,10 +15,10 @@ from backend_client.cli.flags import table
 from backend_client.cloud.ledger import Ledger
 from backend_client.embed_many import cut
 from backend_client.errors import BadReply, InvalidArgument
-from backend_client.http.answers import NotAnAnswer, check_generation
+from backend_client.http.answers import check_generation
 from backend_client.http.errors import status_error
 from backend_client.http.health import HealthReport
-from backend_client.http.messages import embed_reply
+from backend_client.http.messages import NotAnAnswer, embed_reply
 from backend_client.http.sse import Event, EventParser, MalformedStream
 from backend_client.options import BatchOptions
 from backend_client.settings import Price

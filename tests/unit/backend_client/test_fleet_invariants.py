@@ -15,7 +15,6 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from backend_client.deadline import RetryBudget
 from backend_client.errors import (
     ConnectionLost,
     NodeFailed,
@@ -29,6 +28,7 @@ from backend_client.fleet.breaker import BreakerState
 from backend_client.fleet.node import Requirement
 from backend_client.fleet.pool import Pool
 from backend_client.options import ClientOptions
+from backend_client.routing.call import RetryBudget
 from tests.unit.backend_client.fakes import EMBEDDER, report
 
 URLS = [f"http://node-{index}:8081" for index in range(4)]

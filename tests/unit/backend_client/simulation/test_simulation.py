@@ -9,12 +9,11 @@ from unittest import mock
 
 import pytest
 
-from backend_client.deadline import RetryBudget
 from backend_client.fleet.node import Silence
 from backend_client.fleet.pool import Pool
 from backend_client.fleet.probes import Prober
 from backend_client.lifetime import OpenCalls
-from backend_client.routing.call import Dispatcher
+from backend_client.routing.call import Dispatcher, RetryBudget
 from tests.unit.backend_client.simulation.run import simulate
 from tests.unit.backend_client.simulation.scenario import FAULTS, draw
 
