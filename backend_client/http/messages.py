@@ -215,11 +215,12 @@ def check_vectors(vectors: Vectors, count: int | None) -> Vectors:
     # In float32, as callers compute it: such vectors compare with no other one.
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
         norms = np.einsum("ij,ij->i", vectors, vectors)
+        good = (norms > 0) & (norms < np.inf)
+    if np.count_nonzero(good) == len(norms):
+        return vectors
     if not np.isfinite(norms).all():
         raise NotAnAnswer("the vectors hold NaN or infinity, or have an infinite norm: the device answers garbage")
-    if not norms.all():
-        raise NotAnAnswer("a vector is all zeros, or so small that its norm is 0: the device answers garbage")
-    return vectors
+    raise NotAnAnswer("a vector is all zeros, or so small that its norm is 0: the device answers garbage")
 
 
 def integer(value: str | None) -> int | None:
@@ -329,6 +330,8 @@ class Exchange(Job):
 
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Common options as fields of a Job, and the others."""
+    if not options:
+        return {}, {}
     common = {name: value for name, value in options.items() if name in _COMMON and name != "timeout"}
     others = {name: value for name, value in options.items() if name not in _COMMON}
     return common, others

@@ -544,7 +544,7 @@ class Runtime:
     async def known(self) -> None:
         """Wait until every node's first probe has ended, or a new one after a time without calls."""
         running = self.start()
-        running.dispatcher.note_call(self.pool.clock())
+        running.dispatcher.note_call()
         with running.dispatcher.calls.open():
             while self.pool.unknown:
                 await running.prober.wait_for_probe()

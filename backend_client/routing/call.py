@@ -82,7 +82,7 @@ class Call:
 
 @dataclass(slots=True)
 class Served(Generic[R]):
-    """The value of the attempt that succeeded, with its node still lent: `Dispatcher.settle` gives it back."""
+    """The value of the attempt that succeeded, and the lease of its node."""
 
     value: R
     lease: Lease
@@ -113,8 +113,9 @@ class Dispatcher:
         self._rng = rng
         self._share = share
 
-    def note_call(self, now: float) -> None:
+    def note_call(self) -> None:
         """A call begins: after a time without calls, old results of probes are distrusted."""
+        now = self._pool.clock()
         if now - self._prober.active_at >= self._prober.idle_after:
             self._prober.resume()
         self._prober.active_at = now
@@ -122,10 +123,10 @@ class Dispatcher:
     async def run(self, call: Call, send: Callable[[Lease], Awaitable[R]], *, settle: bool = True) -> Served[R]:
         """Return the first success of `send`, tried on one node after another; this is the whole policy.
 
-        Without `settle` its node is still lent. Raises NPUUnavailableError or one of its kind when no node served it,
-        RequestRejected when one refused it.
+        Without `settle` its node is still lent: the caller settles the lease. Raises NPUUnavailableError or one of its
+        kind when no node served it, RequestRejected when one refused it.
         """
-        self.note_call(call.began)
+        self.note_call()
         if not call.hedge:
             # A hedge is paid from the budget; it must not pay into it.
             self._budget.deposit()

@@ -213,6 +213,14 @@ async def test_the_state_of_nodes_breakers_and_budget_is_told(scripted, observed
         assert observed.value("npu_client_retry_budget") < 1
 
 
+async def test_a_chat_says_why_it_ended_whole_and_streamed(observed):
+    with FakeFleet(1) as fleet:
+        async with observed(fleet.async_client()) as client:
+            await client.chat([{"role": "user", "content": "Hello"}])
+            [_ async for _ in client.stream_chat([{"role": "user", "content": "Hello"}])]
+    assert [span.attributes["gen_ai.response.finish_reasons"] for span in observed.spans] == [("stop",)] * 2
+
+
 def test_a_blocking_client_is_observed_within_the_callers_span(observed):
     with served_in_thread(ScriptedNode()) as url, sync.NPUClient([url]) as client:
         observed(client)

@@ -188,6 +188,20 @@ async def test_unknown_events_of_a_newer_node_are_ignored(scripted, client):
     assert stream.result.finish_reason == "stop"
 
 
+@pytest.mark.parametrize(("head", "end"), [("NPU", "CPU"), ("CPU", "GPU")])
+async def test_the_device_at_the_end_of_a_stream_counts(scripted, client, head, end):
+    async def moved(request):
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-NPU-Node-Device": head})
+        await response.prepare(request)
+        await response.write(sse("token", {"text": "Paris"}) + sse("done", done_event() | {"device": end}))
+        return response
+
+    scripted.respond = moved
+    assert (await client.generate("prompt")).device == end
+    with pytest.raises(NPUUnavailableError, match="CPU was required, and the answer names another device"):
+        await client.generate("prompt", require_device="CPU", timeout=20)
+
+
 async def test_a_stream_of_unknown_events_alone_is_no_answer(scripted, client):
     async def other(request):
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
