@@ -213,7 +213,7 @@ _STABLE_S = 30.0
 def supervise(work: Callable[[], Awaitable[None]], name: str) -> asyncio.Task[None]:
     """Run `work` in a task until that task is cancelled.
 
-    `work` is meant to run for ever. When it returns or raises, an error is logged and it is started again after
+    `work` is meant to run until cancelled. When it returns or raises, an error is logged and it is started again after
     0.1 s, doubling up to 5 s while it keeps failing.
     """
     return asyncio.create_task(_restarting(work, name), name=name)

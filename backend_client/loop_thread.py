@@ -58,7 +58,7 @@ class LoopThread:
         """Run a coroutine there and wait for it. An interrupt of the waiting thread cancels it.
 
         Raises ClientClosed after `close` and when the loop is closed meanwhile; ConfigurationError in the loop's own
-        thread, which would wait for itself for ever. In a forked child a new loop and thread start.
+        thread, which would wait for itself: a deadlock. In a forked child a new loop and thread start.
         """
         with self._starting:
             if os.getpid() != self._pid and not self.closed:

@@ -99,7 +99,7 @@ class Reloader:
         `complete` is called after reading: False, and StillWritten, if the file was changed meanwhile.
         """
         await self._one.acquire()
-        # Once begun it is not left half applied, whoever stops waiting for it: the next one begins when it has ended.
+        # Never left half applied, even if its caller stops waiting: the next one begins when it has ended.
         self._running = asyncio.create_task(self._reload(complete), name="reload")
         self._running.add_done_callback(lambda _: self._one.release())
         return await asyncio.shield(self._running)

@@ -1,7 +1,7 @@
 """Fragments on the actors of a Ray cluster. The only file that imports Ray.
 
 One actor for each `intel_npu` of the cluster, so on the machines that have a node. Ray starts an actor that died again,
-where the resource is; the driver counts attempts, so a fragment that kills its actor is not tried for ever.
+where the resource is; the driver counts attempts, so a fragment that kills its actor is not retried without end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RESOURCE = "intel_npu"
 """The custom resource of machines with a node. Not `NPU`: to Ray that is another maker's."""
 
 OPTIONS = {"num_cpus": 0, "resources": {RESOURCE: 1}, "max_restarts": -1, "max_task_retries": 0}
-"""Of each actor. Ray retries no fragment: the driver counts attempts, and Ray would go on for ever."""
+"""Of each actor. Ray retries no fragment: the driver counts attempts, and Ray would retry without end."""
 
 # How often the cluster is looked at for machines that came or went.
 _LOOK_S = 2.0

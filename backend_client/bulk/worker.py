@@ -292,7 +292,7 @@ class Actor:
 
 
 def _end_actor() -> None:
-    """End this process, whose node is gone: Ray starts the actor anew, and that starts a node."""
+    """End this process, whose node is gone: Ray restarts the actor, which starts a new node."""
     os._exit(1)
 
 

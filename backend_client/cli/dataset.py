@@ -32,7 +32,7 @@ _EVERY_S = {"terminal": 0.2, "json": 5.0, "log": 30.0}
 
 
 class Bar:
-    """A line on standard error that is drawn anew, or every 30 s a new one where that is no terminal.
+    """A progress line on standard error: redrawn in a terminal, else a new line every 30 s.
 
     In JSON, an object a line on standard output. `columns` are those of the terminal.
     """

@@ -142,7 +142,7 @@ class EmbedFile:
         if self._state:
             name = self._state.requested or self._state.model
             if options.get("model") not in {None, name}:
-                raise ConfigurationError(f"{self._part} holds vectors of {name}: remove it to begin anew")
+                raise ConfigurationError(f"{self._part} holds vectors of {name}: delete it to start over")
             options["model"] = name
         requested = options.get("model")
         total = sum(1 for _ in self._texts())
@@ -199,7 +199,7 @@ class EmbedFile:
             found.st_size,
             found.st_mtime_ns,
         ):
-            raise ConfigurationError(f"{self._part} was begun from another input: remove it to begin anew")
+            raise ConfigurationError(f"{self._part} was begun from another input: delete it to start over")
         return state
 
     def _done(self) -> int:

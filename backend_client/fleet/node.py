@@ -253,7 +253,7 @@ class Lease:
         if plain_name(name) in {plain_name(asked), plain_name(self.model)}:
             return
         found = self.node.resolve(name)
-        # Where the node was set up anew during the call, its next report may already name the model that answered.
+        # If the node was reconfigured during the call, its next report may already name the model that answered.
         if found is None or found is not self.node.resolve(asked):
             # A name that the node does not list may be any text.
             what = found.id if found else "a model that its /health does not list"

@@ -1,4 +1,4 @@
-"""Whether a reply answers its request: one check for each route, whoever asked and whoever answered. No I/O.
+"""Whether a reply answers its request: one check for each route, for all callers and servers. No I/O.
 
 Every function raises NotAnAnswer."""
 

@@ -32,7 +32,7 @@ class ServerTls:
         try:
             self._current = self._load()
             # A server keeps the context that it began with. It has each handshake done by the current one, since files
-            # cannot be taken back from a context: a withdrawn authority would be trusted for ever.
+            # cannot be taken back from a context: a withdrawn authority would stay trusted.
             self.context = self._load()
         except (OSError, ValueError) as error:
             raise ConfigurationError(f"tls_cert, tls_key or tls_client_ca cannot be used: {_why(error)}") from None
@@ -41,7 +41,7 @@ class ServerTls:
         self.context.sni_callback = self._use_current
 
     async def follow(self) -> None:
-        """Look at the files every 10 s, for ever."""
+        """Check the files every 10 s until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
             await asyncio.to_thread(self.reload_if_changed)

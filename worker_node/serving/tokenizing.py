@@ -85,7 +85,7 @@ class TokenizingThreads:
     def _ended(self, working: asyncio.Future[R], characters: int) -> None:
         self._characters -= characters
         if not working.cancelled():
-            working.exception()  # whoever asked may have left: nothing is logged
+            working.exception()  # the caller may have left: nothing is logged
 
 
 _FOREVER_S = 86_400.0

@@ -28,7 +28,7 @@ _TEMPORARY = ".tmp-"
 
 
 def _twice(work: Callable[[], R]) -> R:
-    """Do it again where the temporary file is gone: whoever completed the job meanwhile removed those of all others."""
+    """Retry where the temporary file is gone: a process that completed the job meanwhile removed it."""
     try:
         return work()
     except FileNotFoundError:
