@@ -20,7 +20,10 @@ export OPENBLAS_NUM_THREADS = 1
 # On the CPU as it is: only the tests have an OpenVINO that can do with less, docs/contributing.md.
 PULL    = env -u ONEDNN_MAX_CPU_ISA $(BIN)/python -m worker_node pull --embedded
 
-.PHONY: help install demo serve test test-fast test-all test-ops check format docs dist deb bundle bench clean
+# A file runs as a whole on one worker, in the order of `testpaths`.
+PYTEST  = $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+
+.PHONY: help install demo serve test test-fast test-integrations test-all test-ops check format docs dist deb bundle bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -62,18 +65,24 @@ $(SUITE): tests/support/schema_suite.py | $(STAMP)
 
 test: install $(SUITE)  ## run the whole suite on real models
 	$(PULL)
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+	$(PYTEST)
 
 test-fast: install $(SUITE)  ## unit tests, and contract tests that need no model
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0 tests/unit tests/contract -m "not real and not slow"
+	$(PYTEST) tests/unit tests/contract -m "not real and not slow"
 
-test-all: install $(SUITE)  ## the whole suite with its long forms (soak, fuzz, benchmarks), and coverage
+test-integrations: install ## other projects' clients, frameworks and suites against a node
 	$(PULL)
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --long --cov --cov-report=term
+	$(PYTEST) tests/integrations
+
+# The second run is that of a laptop's CPU: docs/contributing.md, "Other CPUs".
+test-all: install $(SUITE)  ## the suite with its long forms (soak, fuzz, benchmarks), with integrations, once more as on AVX2, and coverage
+	$(PULL)
+	$(PYTEST) --long --cov --cov-report=term tests/integrations tests/real tests/contract tests/faults tests/unit
+	ONEDNN_MAX_CPU_ISA=AVX2 $(PYTEST)
 
 test-ops: $(VENV)/.installed-ops $(OPS)/.installed   ## provision machines with Ansible, alert, draw dashboards: what needs more than Python
 	$(PULL)
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(OPS_TESTS)
+	$(PYTEST) $(OPS_TESTS)
 
 # Ansible has an environment of its own: what it is pinned to is not what the node is pinned to.
 $(OPS)/.installed: ansible/requirements.txt

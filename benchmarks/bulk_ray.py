@@ -1,4 +1,4 @@
-"""Figures of data sets on Ray: run with an interpreter that has Ray (tests/real/environments/bulk_ray.txt).
+"""Figures of data sets on Ray: run with an interpreter that has Ray (tests/integrations/environments/bulk_ray.txt).
 
     PYTHONPATH=. PYTHON_WITH_RAY benchmarks/bulk_ray.py
 

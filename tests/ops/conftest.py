@@ -29,6 +29,13 @@ def pytest_xdist_make_scheduler(config, log):
     return MachinesFirst(config, log)
 
 
+def pytest_collection_modifyitems(items):
+    """Mark what boots machines: `make test-ops OPS_TESTS="tests/ops -m 'not machines'"` leaves it out."""
+    for item in items:
+        if "containers_possible" in getattr(item, "fixturenames", ()):
+            item.add_marker("machines")
+
+
 @pytest.fixture
 def browser(tmp_path):
     """A window of its own for each test."""

@@ -24,7 +24,7 @@ from tests.support.tiny_decoder import TinyRanker, ranking_prompt
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
-ENVIRONMENTS = Path(__file__).parent / "environments"
+ENVIRONMENTS = Path(__file__).parents[1] / "integrations" / "environments"
 QUERY = "how tall is the eiffel tower"
 DOCUMENTS = ["The tower is 330 metres tall.", "Bananas are rich in potassium.", "東京は日本の首都です。", ""]
 

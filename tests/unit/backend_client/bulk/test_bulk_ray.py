@@ -1,4 +1,4 @@
-"""Joining a Ray cluster, with a stand-in for Ray: real clusters are in tests/real/test_bulk_environments.py."""
+"""Joining a Ray cluster, with a stand-in for Ray: real clusters are in tests/integrations/test_bulk_environments.py."""
 
 import sys
 from types import SimpleNamespace

@@ -1,6 +1,6 @@
 """What langchain-tests runs on: langchain-openai with the SDK clients of this package, over the nodes of the settings.
 
-They run in an environment of their own (langchain.txt); tests/real/test_frameworks_over_fleet.py makes it.
+They run in an environment of their own (langchain.txt); tests/integrations/test_frameworks_over_fleet.py makes it.
 """
 
 import os

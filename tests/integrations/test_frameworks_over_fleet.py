@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from backend_client.testing import FakeFleet
-from tests.real.test_stock_clients_langchain import LEFT_OUT, ONE_LOOP
+from tests.real.test_langchain import LEFT_OUT, ONE_LOOP
 from tests.support.foreign import environment, run_suite
 from tests.support.nodes import start_node
 

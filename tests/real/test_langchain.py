@@ -10,7 +10,7 @@ from tests.support.nodes import start_node
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
 
-HERE = Path(__file__).parent / "environments"
+HERE = Path(__file__).parents[1] / "integrations" / "environments"
 OF_ITS_OWN_ACCORD = (
     "a model of 135 million parameters does not call a tool of its own accord, and nothing forces it here"
 )

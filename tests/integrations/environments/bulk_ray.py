@@ -1,6 +1,6 @@
 """Data sets on a Ray cluster of a head and three machines, with actors and machines killed while they work.
 
-Runs in an environment of its own (bulk_ray.txt), which tests/real/test_bulk_environments.py makes.
+Runs in an environment of its own (bulk_ray.txt), which tests/integrations/test_bulk_environments.py makes.
 Prints a line for each scenario.
 """
 

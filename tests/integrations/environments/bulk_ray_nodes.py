@@ -1,6 +1,6 @@
 """Data sets on a Ray cluster of two machines whose actors start real nodes (`--start-nodes`), with both killed.
 
-Runs in an environment of its own (bulk_ray.txt), which tests/real/test_bulk_environments.py makes.
+Runs in an environment of its own (bulk_ray.txt), which tests/integrations/test_bulk_environments.py makes.
 Prints a line for each scenario.
 """
 

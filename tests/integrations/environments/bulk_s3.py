@@ -1,6 +1,6 @@
 """Data sets from and to an S3-compatible server, with drivers killed and at work at once.
 
-Runs in an environment of its own (bulk_s3.txt), which tests/real/test_bulk_environments.py makes.
+Runs in an environment of its own (bulk_s3.txt), which tests/integrations/test_bulk_environments.py makes.
 Without arguments it is the test;
 with a source, an output and a step it is a driver that is killed when it reaches that step.
 """
