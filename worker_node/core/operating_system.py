@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Protocol
+from typing import IO, TYPE_CHECKING
 
 from worker_node.core.environment import native_environment
 
@@ -24,12 +24,6 @@ if TYPE_CHECKING:
 
 
 _PR_SET_PDEATHSIG = 1
-
-
-class Stoppable(Protocol):
-    """The part of `subprocess.Popen` that is used here."""
-
-    def send_signal(self, sig: int, /) -> None: ...
 
 
 def end_with_parent(parent: int) -> None:
@@ -70,16 +64,6 @@ def tethered(command: Sequence[str]) -> list[str]:
     *thread*: it must outlive the command, as one that waits for it does.
     """
     return [sys.executable, "-m", __name__, str(os.getpid()), *command]
-
-
-def stop_process(process: Stoppable) -> None:
-    """Stop all threads of a child until `continue_process`."""
-    process.send_signal(signal.SIGSTOP)
-
-
-def continue_process(process: Stoppable) -> None:
-    """Let a stopped child run again."""
-    process.send_signal(signal.SIGCONT)
 
 
 def call_when_ended(pid: int, callback: Callable[[], object]) -> Callable[[], None]:

@@ -23,7 +23,6 @@ import msgspec
 from worker_node.core import errors
 from worker_node.core.errors import DeadlineExceeded, EngineUnavailable, NodeError
 from worker_node.core.operating_system import start_module
-from worker_node.engines.cpu_share import ALONE, CpuPlace
 from worker_node.engines.isolation import Blame, Suspects
 from worker_node.engines.jobs import HeldJobs, JobQueue, engine_died
 from worker_node.engines.protocol import (
@@ -127,13 +126,11 @@ class EngineProcess(asyncio.Protocol):
         suspects: Suspects,
         kills: KillWatch,
         times: CallTimes,
-        cpu: CpuPlace = ALONE,
     ) -> None:
         self._spec = spec
         self._limits = limits
         self._liveness = Liveness(limits.liveness, times, time.monotonic())
         self._kills = kills
-        self._seat = cpu.seat()
         self._buffer = FrameBuffer()
         self._jobs = HeldJobs(spec, suspects)
         self._ids = itertools.count(1)
@@ -158,12 +155,10 @@ class EngineProcess(asyncio.Protocol):
         suspects: Suspects,
         kills: KillWatch,
         times: CallTimes,
-        cpu: CpuPlace = ALONE,
     ) -> EngineProcess:
         """Start the process, which waits for `load`."""
-        self = cls(spec, limits, suspects, kills, times, cpu)
+        self = cls(spec, limits, suspects, kills, times)
         self._process, ours = start_module("worker_node.engines.child")
-        self._seat.process = self._process
         ours.setblocking(False)
         self._socket = ours.dup()
         try:
@@ -218,7 +213,6 @@ class EngineProcess(asyncio.Protocol):
         self.send(submission(job))
         self.accepted += 1
         self._jobs.add(job, queue, suspect=suspect)
-        self._seat.began(job)
         return JobResults(self, job, result, queue)
 
     def send(self, command: Command) -> None:
@@ -229,7 +223,6 @@ class EngineProcess(asyncio.Protocol):
 
     def cancel(self, job_id: int) -> None:
         """Cancel a job if the engine still holds it."""
-        self._seat.ended(job_id)
         if self._jobs.leave(job_id) and self.up:
             self._write(encode(Cancel(job_id)))
 
@@ -254,7 +247,7 @@ class EngineProcess(asyncio.Protocol):
 
         A process that was stopped (SIGSTOP) is treated as killed from outside.
         """
-        self.killed_from_outside = stopped(self.pid) and not self._seat.paused
+        self.killed_from_outside = stopped(self.pid)
         if self.killed_from_outside:
             reason += "; the process was stopped from outside (SIGSTOP)"
         self.kill(reason, blameless=self.killed_from_outside)
@@ -267,7 +260,6 @@ class EngineProcess(asyncio.Protocol):
         self._blameless = True
         if reason is not None:
             self._jobs.end(EngineUnavailable(f"{self._spec.model_id} on {self._spec.device}: {reason}"))
-        self._seat.closed()
         with contextlib.suppress(EngineUnavailable):
             self.send(Shutdown())
         try:
@@ -301,7 +293,7 @@ class EngineProcess(asyncio.Protocol):
             now = time.monotonic()
             try:
                 self._kills.look(now, self.pid)
-                reason, pause = self._liveness.look(self._seat.ran_until(now))
+                reason, pause = self._liveness.look(now)
             except Exception as error:  # noqa: BLE001  (an engine without supervision may hang and stay)
                 log.error("watching %s on %s failed: %s", self._spec.model_id, self._spec.device, type(error).__name__)
                 reason, pause = None, _WATCH_AGAIN_S
@@ -335,14 +327,13 @@ class EngineProcess(asyncio.Protocol):
         try:
             for body in self._buffer.feed(data):
                 event = decode_event(body)
-                self._liveness.heard(self._seat.ran_until(now))
+                self._liveness.heard(now)
                 self._dispatch(event)
         except CorruptFrame as error:
             self.kill(f"sent a corrupt frame ({error})")
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._transport = None
-        self._seat.closed()
         self._read_last_words()
         reason = self._kill_reason or "the engine process died"
         if not self._loaded.done():
@@ -390,11 +381,8 @@ class EngineProcess(asyncio.Protocol):
             case Results():
                 for result in event.results:
                     self._jobs.deliver(result)
-                    if result.last:
-                        self._seat.ended(result.id)
             case Failed():
                 self._jobs.fail(event.id, _ERRORS.get(event.code, errors.InternalError)(event.message))
-                self._seat.ended(event.id)
             case Loaded():
                 if not self._loaded.done():
                     self._loaded.set_result(event)
@@ -406,14 +394,12 @@ class EngineProcess(asyncio.Protocol):
                 self.kill(event.message)
             case Heartbeat():
                 self.stats = event.stats
-                oldest = event.stats.oldest_run
-                ran = None if oldest is None else (oldest[0], self._seat.ran_of(oldest[1], time.monotonic()))
-                self._liveness.beat(ran, event.stats.last_run)
+                self._liveness.beat(event.stats.oldest_run, event.stats.last_run)
                 if event.idle:
                     self._jobs.idle()
             case NativeCall():
                 self._jobs.called(event)
-                self._liveness.called(event.stage, event.units, self._seat.ran_until(time.monotonic()))
+                self._liveness.called(event.stage, event.units, time.monotonic())
 
 
 class JobResults(Generic[R]):

@@ -19,7 +19,6 @@ from typing import Any
 
 from worker_node.core.errors import DeadlineExceeded, EngineDied, EngineUnavailable, NodeError, Overloaded
 from worker_node.devices.memory import KERNEL, MemoryReader
-from worker_node.engines.cpu_share import ALONE, CpuPlace
 from worker_node.engines.isolation import BY_ITSELF, Blame, Suspects
 from worker_node.engines.process import (
     FREE,
@@ -87,7 +86,6 @@ class SupervisedEngine:
         slot: AbstractAsyncContextManager[object] = FREE,
         suspects: Suspects | None = None,
         memory: MemoryReader = KERNEL,
-        cpu: CpuPlace = ALONE,
     ) -> None:
         self.spec = spec
         self.lazy = lazy
@@ -97,7 +95,6 @@ class SupervisedEngine:
         self._slot = slot
         self._suspects = Suspects() if suspects is None else suspects
         self._memory = memory
-        self._cpu = cpu
         self._policy = RestartPolicy(limits.restart)
         self._times = CallTimes()
         self._state = EngineState.UNLOADED if lazy else EngineState.STARTING
@@ -237,7 +234,7 @@ class SupervisedEngine:
         """Load and serve with one process until it ends or has to be replaced."""
         async with self._slot:
             kills = KillWatch(self._memory)
-            process = await EngineProcess.spawn(self.spec, self._limits, self._suspects, kills, self._times, self._cpu)
+            process = await EngineProcess.spawn(self.spec, self._limits, self._suspects, kills, self._times)
             self._process = process
             try:
                 loaded = await process.load()

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from worker_node.core.types import NOTHING, Device, Feature
-from worker_node.engines.cpu_share import CpuRole
 from worker_node.engines.options import EngineOptions, options_of
 from worker_node.engines.process import Canary
 from worker_node.manager.placement import Placement
@@ -80,7 +79,8 @@ class ModelParts:
 class ServedTask(ABC):
     """One task, as the serving layer knows it. Its objects have no state."""
 
-    cpu_role: ClassVar[CpuRole] = CpuRole.APART
+    # Whether its engines on a CPU have a lower priority than chats there.
+    yields_to_chats: ClassVar[bool] = False
 
     @abstractmethod
     def build(self, parts: ModelParts) -> ServedModel:

@@ -263,8 +263,8 @@ class NodeSettings(BaseSettings):
         default=0.2,
         gt=0,
         le=1,
-        description="share of the time that reranking and speech engines on the CPU run while one there answers "
-        "interactive chats; 1: all of it (docs/performance.md)",
+        description="has no effect any more: reranking and speech engines on the CPU have a lower priority than chats "
+        "there (docs/performance.md)",
     )
     memory_budget: int | None = Field(
         default=None,

@@ -13,7 +13,6 @@ import numpy as np
 
 from worker_node.core.errors import ConfigurationError, ModelNotFound
 from worker_node.core.types import NOTHING, Device, Feature, Message, ModelKind
-from worker_node.engines.cpu_share import CpuRole
 from worker_node.engines.options import EngineOptions
 from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
 from worker_node.engines.protocol import TOKEN_DTYPE, JobEngine
@@ -46,8 +45,6 @@ _USUAL_TOKENS = 2048
 
 
 class _Generate(ServedTask):
-    cpu_role = CpuRole.FIRST
-
     def build(self, parts: ModelParts) -> GenerationModel:
         installed, wanted = parts.installed, parts.wanted
         chat = ChatTokenizer(installed.path, installed.context_limit)

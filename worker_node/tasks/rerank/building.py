@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from worker_node.engines.cpu_share import CpuRole
 from worker_node.engines.process import Canary
 from worker_node.models.directory import InstalledModel
 from worker_node.serving.encoders import EncoderTask, Floats, known_answers_canary, known_that_fit
@@ -37,7 +36,7 @@ def rerank_canary(pairs: Sequence[Pair], logits: Sequence[Sequence[float]], tole
 
 
 class _Rerank(EncoderTask):
-    cpu_role = CpuRole.YIELDS
+    yields_to_chats = True
 
     def build(self, parts: ModelParts) -> RerankModel:
         installed, options = parts.installed, parts.wanted.of(RerankOptions)

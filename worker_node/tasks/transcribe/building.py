@@ -16,7 +16,6 @@ from typing import Any
 
 from worker_node.core.errors import ConfigurationError, ModelNotFound, UnsupportedParameter
 from worker_node.core.types import NOTHING, Device, Feature
-from worker_node.engines.cpu_share import CpuRole
 from worker_node.engines.options import EngineOptions
 from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
 from worker_node.engines.protocol import JobEngine
@@ -160,7 +159,7 @@ class TranscriptionModel(ServedModel):
 
 
 class _Transcribe(ServedTask):
-    cpu_role = CpuRole.YIELDS
+    yields_to_chats = True
 
     def build(self, parts: ModelParts) -> TranscriptionModel:
         installed, limits = parts.installed, parts.wanted.of(AudioOptions)

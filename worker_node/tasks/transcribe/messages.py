@@ -17,8 +17,7 @@ class TranscribeJob(msgspec.Struct, frozen=True, tag="transcribe", array_like=Tr
     """Write down the speech in `samples`, mono 16-bit PCM of 16 kHz, at most 30 s.
 
     `language` is a code such as "en", None to detect it; `translate` asks for English. `segments` and `words` ask for
-    times. `prompt` is the text before this window, or names to expect. `since` is when its request came
-    (monotonic seconds).
+    times. `prompt` is the text before this window, or names to expect.
     """
 
     id: int
@@ -31,7 +30,6 @@ class TranscribeJob(msgspec.Struct, frozen=True, tag="transcribe", array_like=Tr
     prompt: str = ""
     temperature: float = 0.0
     interactive: bool = True
-    since: float = 0.0
 
     @property
     def prompt_tokens(self) -> int:
@@ -42,7 +40,7 @@ class TranscribeJob(msgspec.Struct, frozen=True, tag="transcribe", array_like=Tr
         return msgspec.structs.replace(self, id=job_id)
 
     def timeless(self) -> TranscribeJob:
-        return msgspec.structs.replace(self, id=0, deadline=0.0, interactive=True, since=0.0)
+        return msgspec.structs.replace(self, id=0, deadline=0.0, interactive=True)
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):

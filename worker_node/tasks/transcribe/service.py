@@ -325,7 +325,6 @@ def _job(wanted: TranscriptionRequest, samples: bytes, context: RequestContext, 
         prompt=wanted.prompt,
         temperature=wanted.temperature,
         interactive=context.interactive,
-        since=context.arrived,
     )
 
 

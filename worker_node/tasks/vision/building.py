@@ -13,7 +13,6 @@ import numpy as np
 
 from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import Device, Feature, Image, Message
-from worker_node.engines.cpu_share import CpuRole
 from worker_node.engines.options import EngineOptions
 from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
 from worker_node.engines.protocol import TOKEN_DTYPE, JobEngine
@@ -37,8 +36,6 @@ _MAX_OUTSTANDING = 64
 
 
 class _VisionChat(ServedTask):
-    cpu_role = CpuRole.FIRST
-
     def build(self, parts: ModelParts) -> GenerationModel:
         if find_spec("PIL") is None:
             raise ConfigurationError(
