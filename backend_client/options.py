@@ -59,17 +59,15 @@ class BreakerOptions:
     one may be a packet, two are a node. `server_failures` 5 (Envoy's number): a 500 may belong to the request.
     Quarantine is `base`·2ⁿ up to `longest` (elastic-transport's numbers) ± `jitter`; `forget` seconds of good service
     set n back to 0, so that a node which flaps is ejected for longer each time. `recovery` is what remains of a
-    quarantine once a probe passes again after failing: the promise is 5 s. `slow_start`: how long a node that returns
-    takes to get a full share. `longest_probed`: a node whose connections break while its probes pass is left alone for
-    no longer, so that it serves again within 5 s of its recovery; a trial costs one caller a retry.
+    quarantine once a probe passes again after failing: the promise is 5 s. `longest_probed`: a node whose connections
+    break while its probes pass is ejected for no longer, so that it serves again within 5 s of its recovery; a trial
+    costs one caller a retry.
 
-    One model on one node has a breaker of its own. `server_failures` open it, or `silent_attempts` attempts without any
-    sign of life in between; see `backend_client.fleet.node` for how an attempt is weighed. `silence_factor` 3: the
-    slow tail of a healthy engine is within three times its mean; `silence_least` is a pause of the event loop or of the
-    network; `silence_unknown` holds until an answer has been timed; `silence_last`: the last node of a model is ejected
-    only after so many seconds of silence in all, so that callers who allow less time than a model now takes do not make
-    it unavailable to all others. Its quarantine is at most `longest_model`: a
-    trial costs one caller half of its deadline, and a hung engine that recovers serves again within 5 s.
+    One model on one node has a breaker of its own. `server_failures` open it, or `silent_attempts` attempts in a row
+    that waited for at least a second and got neither an answer nor a token. Its quarantine is at most `longest_model`:
+    a trial costs one caller half of its deadline, and a hung engine that recovers serves again within 5 s.
+
+    `slow_start` and `silence_factor`, `_least`, `_unknown` and `_last` have no effect any more.
     """
 
     connection_failures: int = 2
@@ -114,11 +112,7 @@ class RetryOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HedgeOptions:
-    """Asking a second node when the first takes long. Off unless `percentile` is given; 0.95 is the usual choice.
-
-    Of one size of request the last `samples` are kept, and at least `least` are needed. A hedge is paid from the retry
-    budget, so that slow nodes cannot double the load.
-    """
+    """These have no effect any more: no request is sent to two nodes at once."""
 
     percentile: float | None = None
     samples: int = 256

@@ -36,29 +36,22 @@ class RefusalReason(Enum):
     LOADING = auto()
 
 
-# A node in its slow start gets at least a request in so many seconds.
-_LEAST_EVERY_S = 2.0
 # When to look whether the trial of an ejected node, or model, has ended.
 _TRIAL_S = 0.1
 # When to look whether a model is loaded, if its node gives no estimate.
 _LOAD_S = 1.0
-# A call waits for a silent model to be tried again if it has so many times as long as those that it did not answer.
-_PATIENT = 4.0
 # So many nodes are named in a message; thousands of them would fill the log.
 _NAMED = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a node cannot take a request now; `until` is the clock's time at which it may, where that is known, and
-    `patience` the seconds that a call must have left for it to be worth waiting for.
-    """
+    """Why a node cannot take a request now; `until` is the clock's time at which it may, where that is known."""
 
     node: str
     reason: RefusalReason
     why: str
     until: float | None = None
-    patience: float = 0.0
 
 
 def refusal(node: Node, need: Requirement, now: float) -> Refusal | None:
@@ -122,10 +115,7 @@ def _pause(node: Node, model: ModelReport, need: Requirement, now: float) -> Ref
     breaker = node.breakers.get(model.id)
     if breaker is not None and not breaker.admits():
         why = f"has {model.id} ejected for {breaker.opens_in:.1f} s more ({node.ejections[model.id]})"
-        silence = node.silences.get(model.id)
-        # Why it was silent is known when its engine is being restarted; else it may need longer than it was given.
-        patience = 0.0 if model.loading or silence is None else _PATIENT * silence.longest
-        return Refusal(node.url, RefusalReason.DOWN, why, now + max(breaker.opens_in, _TRIAL_S), patience)
+        return Refusal(node.url, RefusalReason.DOWN, why, now + max(breaker.opens_in, _TRIAL_S))
     hold = node.holds.get((model.id, need.device))
     if hold is None:
         return None
@@ -157,32 +147,12 @@ def _misfit(model: ModelReport, need: Requirement) -> tuple[RefusalReason, str] 
     return None
 
 
-def load(node: Node, model: ModelReport | None, now: float, slow_start: float) -> float:
-    """Outstanding work for the model there, ours and others', the request to place included.
-
-    A node that returned less than `slow_start` seconds ago looks busier than it is, at first ten times.
-    """
-    work = 1.0 + (_work(node, model) if model is not None else 0)
-    if node.returned_at is not None and now - node.returned_at < slow_start:
-        work /= max(0.1, (now - node.returned_at) / slow_start)
-    return work
-
-
-def _work(node: Node, model: ModelReport) -> int:
+def work(node: Node, model: ModelReport | None) -> int:
     """The requests for the model that are under way there, ours and others'."""
-    return node.outstanding[model.id] + node.foreign.get(model.id, 0)
+    return 0 if model is None else node.outstanding[model.id] + node.foreign.get(model.id, 0)
 
 
-def starved(node: Node, now: float, slow_start: float) -> bool:
-    """Whether a node in its slow start has had no request for so long that it gets the next one."""
-    return (
-        node.returned_at is not None
-        and now - node.returned_at < slow_start
-        and now - max(node.leased_at, node.returned_at) >= _LEAST_EVERY_S
-    )
-
-
-def choose(candidates: Sequence[Node], need: Requirement, now: float, *, slow_start: float, rng: random.Random) -> Node:
+def choose(candidates: Sequence[Node], need: Requirement, rng: random.Random) -> Node:
     """One of the candidates (at least one): power of two choices on their load.
 
     A half-open node goes first: it gets one request, and whether the node is back depends on it. Nodes that are known
@@ -196,10 +166,6 @@ def choose(candidates: Sequence[Node], need: Requirement, now: float, *, slow_st
             return node
     if len(candidates) == 1:
         return candidates[0]
-    for node in candidates:
-        # Beside idle nodes, one that starts slowly would get nothing at all.
-        if starved(node, now, slow_start):
-            return node
     sure = [node for node in candidates if models[node.url] is not None] or candidates
     # Nobody waits for a model to load where another node has it in memory.
     sure = [node for node in sure if (model := models[node.url]) is not None and model.loaded] or sure
@@ -208,9 +174,7 @@ def choose(candidates: Sequence[Node], need: Requirement, now: float, *, slow_st
     one = int(rng.random() * len(sure))
     other = (one + 1 + int(rng.random() * (len(sure) - 1))) % len(sure)
     first, second = sure[one], sure[other]
-    if load(second, models[second.url], now, slow_start) < load(first, models[first.url], now, slow_start):
-        return second
-    return first
+    return second if work(second, models[second.url]) < work(first, models[first.url]) else first
 
 
 def _half_open(node: Node, model: ModelReport | None, name: str) -> bool:
@@ -222,7 +186,7 @@ def _half_open(node: Node, model: ModelReport | None, name: str) -> bool:
 def _looks_full(node: Node, model: ModelReport | None, need: Requirement) -> bool:
     """Whether the node has as much work for the model as when it refused a request lately."""
     hold = node.holds.get((model.id, need.device)) if model is not None else None
-    return model is not None and hold is not None and _work(node, model) >= hold.work
+    return model is not None and hold is not None and work(node, model) >= hold.work
 
 
 def eligible(

@@ -1,11 +1,4 @@
-"""What a client knows of one node: its report, its breakers, the work in flight, and the lease of one request.
-
-`Silence` finds a hung engine behind a healthy /health. An attempt that ended without an answer, because its limit, its
-call's deadline or its caller ended it, is weighed by how long the model had been silent by then: no answer and no token
-for any request of this client. It weighs 1 when that is `silence_factor` times the usual time to an answer, less when
-it is shorter, and nothing below the usual time: a caller who allows 5 ms for what takes 50 must not harm the node for
-others. Attempts at the same time together weigh no more than the silence was long. Any answer or token resets the sum.
-"""
+"""What a client knows of one node: its report, its breakers, the work in flight, and the lease of one request."""
 
 from __future__ import annotations
 
@@ -21,76 +14,6 @@ from backend_client.http.health import HealthReport, ModelKind, ModelReport
 from backend_client.http.messages import plain_name
 from backend_client.lifetime import Clock
 from backend_client.options import BreakerOptions
-
-_WEIGHT_OF_NEW = 0.2
-_REMEMBERED = 512
-# As for probes: so many timeouts in a row may be the fault of a blocked event loop.
-_LATE_IN_A_ROW = 3
-
-
-class Usual:
-    """The usual seconds from a request to the first sign of its answer, by model and size of the request."""
-
-    def __init__(self) -> None:
-        self._means: dict[tuple[str, int], float] = {}
-
-    def add(self, model: str, size: int, seconds: float) -> None:
-        """Record the seconds until an answer or its first token."""
-        key = (model, size)
-        mean = self._means.get(key)
-        if mean is None and len(self._means) >= _REMEMBERED:
-            self._means.clear()
-        self._means[key] = seconds if mean is None else mean + _WEIGHT_OF_NEW * (seconds - mean)
-
-    def get(self, model: str, size: int) -> float | None:
-        """Seconds, None while unknown."""
-        return self._means.get((model, size))
-
-
-class Silence:
-    """The unanswered attempts for one model on one node since its last sign of life.
-
-    `since` is when that silence began, and `longest` the longest time that one of them waited, in seconds.
-    """
-
-    def __init__(self) -> None:
-        self.heard_at = float("-inf")
-        self.weight = 0.0
-        self.since: float | None = None
-        self.longest = 0.0
-        self._excused = 0
-
-    def heard(self, now: float) -> None:
-        """Record an answer or a token."""
-        self.heard_at = now
-        self.weight = 0.0
-        self.since = None
-        self.longest = 0.0
-        self._excused = 0
-
-    def excuse(self) -> bool:
-        """The event loop was blocked when an attempt's time was up. Returns whether that is why no answer was seen."""
-        self._excused += 1
-        return self._excused <= _LATE_IN_A_ROW
-
-    def unanswered(self, began: float, now: float, usual: float | None, options: BreakerOptions) -> bool:
-        """Record an attempt that began then and got no answer. Returns whether it is evidence about the model there."""
-        silent = now - max(began, self.heard_at)
-        self.longest = max(self.longest, now - began)
-        if self.since is None:
-            self.since = now - silent
-        if usual is None:
-            whole = options.silence_unknown
-            weight = float(silent >= whole)
-        else:
-            whole = max(options.silence_least, options.silence_factor * usual)
-            weight = 0.0 if silent < usual else min(1.0, silent / whole)
-        # Callers who waited at the same time have seen one silence, however many they were.
-        self.weight = min(self.weight + weight, (now - self.since) / whole)
-        return weight > 0
-
-
-# The client's state of one node.
 
 # How long a refusal is remembered: until the next probe, that is less than the 5 s in which a node serves again.
 _REMEMBERED_S = 3.0
@@ -153,12 +76,11 @@ class Node:
     """One node: its last report (`models` are those in it), its breaker, and what this client has under way there.
 
     `probe_failures` counts probes that failed since the last good one; `checked_at` is when a probe last ended, and
-    `stale` means that this is too long ago to rely on; `replied_at` is when it last answered a request;
-    `returned_at` is when it came back after an absence, for slow start; `leased_at` is when it last got a request.
+    `stale` means that this is too long ago to rely on; `replied_at` is when it last answered a request.
     `foreign` is the load of other clients by model, as of the last report. `names` are the ids and aliases that it
-    lists: the node gets no requests for others. `breakers` and `silences` are those of single models that gave cause,
-    `ejections` why they were ejected last; `key_refused_until` is when the API key may be tried again after a 401, and
-    `key_refusal` what the node said.
+    lists: the node gets no requests for others. `breakers` are those of single models that gave cause, `ejections` why
+    they were ejected last, and `silent` counts the attempts in a row that got no answer; `key_refused_until` is when
+    the API key may be tried again after a 401, and `key_refusal` what the node said.
     """
 
     url: str
@@ -171,12 +93,10 @@ class Node:
     checked_at: float = float("-inf")
     stale: bool = False
     replied_at: float = float("-inf")
-    returned_at: float | None = None
-    leased_at: float = float("-inf")
     outstanding: Counter[str] = field(default_factory=Counter)
     foreign: dict[str, int] = field(default_factory=dict)
     breakers: dict[str, Breaker] = field(default_factory=dict)
-    silences: dict[str, Silence] = field(default_factory=dict)
+    silent: Counter[str] = field(default_factory=Counter)
     ejections: dict[str, str] = field(default_factory=dict)
     key_refused_until: float = float("-inf")
     key_refusal: str = ""
@@ -205,16 +125,12 @@ class Node:
         }
 
 
-# A node leased to one request.
-
-
 @dataclass(eq=False, slots=True)
 class Lease:
-    """A node is lent to one request of that `size`, at the time `began`. `on_lost` is called when its probes fail.
+    """A node is lent to one request, at the time `began`. `on_lost` is called when its probes fail.
 
-    `ticket` and `model_ticket` are those of the breakers. `heard`: the answer has begun. `queued`: the request waits
-    for a free connection. `late`: the event loop was blocked when its time was up. `loading`: the model was not in
-    memory. `waiting_since`: the client waits for the node since then; None while the caller reads.
+    `ticket` and `model_ticket` are those of the breakers. `loading`: the model was not in memory. `waiting_since`: the
+    client waits for the next sign of life since then; None while the caller reads.
     """
 
     node: Node
@@ -222,11 +138,7 @@ class Lease:
     model: str
     ticket: int
     began: float
-    size: int = 0
     model_ticket: int = 0
-    heard: bool = False
-    queued: bool = False
-    late: bool = False
     loading: bool = False
     lost: bool = False
     ended: bool = False

@@ -20,7 +20,7 @@ from backend_client.errors import (
 )
 from backend_client.fleet.breaker import Breaker, BreakerState
 from backend_client.fleet.choose import choose, eligible, explain, refusal
-from backend_client.fleet.node import Hold, Lease, ModelBreakers, Node, Requirement, Silence, Usual
+from backend_client.fleet.node import Hold, Lease, ModelBreakers, Node, Requirement
 from backend_client.http.health import HealthReport
 from backend_client.http.messages import plain_name
 from backend_client.lifetime import Clock
@@ -31,6 +31,12 @@ log = logging.getLogger(__name__)
 
 # How long a 429 or 503 without a Retry-After is taken to mean.
 _DEFAULT_HOLD_S = 1.0
+# An attempt that ends after so long without an answer, by its limit, its deadline or its caller, is evidence of a hung
+# engine; `silent_attempts` of them with no answer or token in between eject the model there. Shorter ones are not: a
+# caller who allows 5 ms for what takes 50 must not harm the node for others. The node's own watchdog reports the hang.
+_SILENT_S = 1.0
+# Timers are not exact.
+_MOMENT_S = 0.001
 # How long a node that refused the API key is not asked again: long enough to spare it, short after a key is rotated.
 _KEY_REFUSED_S = 5.0
 
@@ -48,7 +54,6 @@ class Pool:
     nodes: dict[str, Node] = field(default_factory=dict)
     complete: bool = True
     trouble: str | None = None
-    usual: Usual = field(default_factory=Usual)
     _leases: dict[str, dict[Lease, None]] = field(default_factory=dict)
     _breakers: ModelBreakers = field(init=False)
     _unprobed: dict[str, None] = field(default_factory=dict)
@@ -83,8 +88,8 @@ class Pool:
         """Whether some node's first probe has not ended yet, or discovery has not."""
         return not self.complete or bool(self._unprobed)
 
-    def acquire(self, need: Requirement, tried: Collection[str] = (), size: int = 0) -> Lease:
-        """Lend a node to a request, one outside of `tried` while there is any. `size`: requests of one size compare.
+    def acquire(self, need: Requirement, tried: Collection[str] = ()) -> Lease:
+        """Lend a node to a request, one outside of `tried` while there is any.
 
         A node that is loading the model is lent when no other can take the request: it waits there.
 
@@ -92,7 +97,7 @@ class Pool:
         """
         now = self.clock()
         candidates = eligible(self.nodes, need, tried, now, self.trouble)
-        node = choose(candidates, need, now, slow_start=self.options.breaker.slow_start, rng=self.rng)
+        node = choose(candidates, need, self.rng)
         found = node.names.get(plain_name(need.model)) if need.model else None
         model = found.id if found else need.model or ""
         breaker = node.breakers.get(model)
@@ -102,12 +107,10 @@ class Pool:
             model,
             node.breaker.begin(),
             now,
-            size,
             model_ticket=breaker.begin() if breaker else 0,
             loading=found is not None and not found.loaded,
         )
         node.outstanding[lease.model] += 1
-        node.leased_at = now
         self._leases[node.url][lease] = None
         return lease
 
@@ -143,45 +146,28 @@ class Pool:
 
     def heard(self, lease: Lease) -> None:
         """Record a sign of life: the request's answer, or a token of it."""
-        now = self.clock()
-        if not lease.heard:
-            lease.heard = True
-            self.usual.add(lease.model, lease.size, now - lease.began)
-        silence = lease.node.silences.get(lease.model)
-        if silence is None:
-            silence = lease.node.silences[lease.model] = Silence()
-        silence.heard(now)
+        lease.node.silent.pop(lease.model, None)
+        if lease.waiting_since is not None:
+            lease.waiting_since = self.clock()
         if lease.on_heard is not None:
             lease.on_heard()
 
     def _unanswered(self, lease: Lease, error: BaseException | None) -> None:
-        """The request got no answer in its time, or was given up. Judge the model there by how long it was silent."""
-        node, now = lease.node, self.clock()
-        said = False
-        silence = node.silences.setdefault(lease.model, Silence())
-        breaker = node.breakers.get(lease.model)
-        # What was under way when the model was ejected tells nothing new.
-        ejected = breaker is not None and not breaker.closed and not lease.model_ticket
-        excused = ejected or lease.lost or lease.queued or lease.loading or (lease.late and silence.excuse())
-        if lease.waiting_since is not None and not excused:
-            usual = self.usual.get(lease.model, lease.size)
-            said = silence.unanswered(lease.waiting_since, now, usual, self.options.breaker)
-            brief = now - (silence.since or now) < self.options.breaker.silence_last
-            enough = said and silence.weight >= self.options.breaker.silent_attempts
-            enough = enough and (self._elsewhere(lease) or not brief)
-            if enough or (said and lease.model_ticket):
-                silence.weight = 0.0
+        """The request got no answer in its time, or was given up: a silent model is ejected, see `_SILENT_S`."""
+        node = lease.node
+        waited = 0.0 if lease.waiting_since is None else self.clock() - lease.waiting_since
+        # A model may load for as long as it takes, and its node's probes say when the node is lost.
+        silent = waited >= _SILENT_S - _MOMENT_S and not (lease.lost or lease.loading)
+        if silent:
+            node.silent[lease.model] += 1
+            if lease.model_ticket or node.silent[lease.model] >= self.options.breaker.silent_attempts:
                 self._breakers.eject(lease, "it answers nothing")
-        if said and isinstance(error, AttemptTimeout):
+                del node.silent[lease.model]
+        if silent and isinstance(error, AttemptTimeout):
             node.breaker.failed(lease.ticket, FailureKind.NONE)
         else:
             node.breaker.abandoned(lease.ticket)
         self._breakers.abandon(lease)
-
-    def _elsewhere(self, lease: Lease) -> bool:
-        """Whether another node could take such a request now."""
-        now = self.clock()
-        return any(refusal(node, lease.need, now) is None for node in self.nodes.values() if node is not lease.node)
 
     def _answered(self, lease: Lease, error: BaseException | None) -> None:
         node = lease.node
@@ -191,7 +177,6 @@ class Pool:
         node.breaker.succeeded(lease.ticket)
         node.replied_at = now
         if was_open and node.breaker.closed:
-            node.returned_at = now
             log.info("node %s serves again", node.url)
         node.key_refused_until = float("-inf")
         if isinstance(error, KeyRefused):
@@ -231,7 +216,6 @@ class Pool:
 
     def probe_passed(self, node: Node, report: HealthReport, *, began: float) -> None:
         """A probe, begun then, brought a report (of a node that serves, or says that it does not)."""
-        first = not node.probed
         back = report.serving and not (node.report is not None and node.report.serving)
         recovered = node.probe_failures > 0
         self._probed(node)
@@ -242,8 +226,6 @@ class Pool:
         node.take_report(report)
         left = {key: hold.after(node.models.get(key[0]), began) for key, hold in node.holds.items()}
         node.holds = {key: hold for key, hold in left.items() if hold is not None}
-        if back and not first:
-            node.returned_at = self.clock()
         # A node that was started again first says that it does not serve yet.
         if (recovered or back) and report.serving:
             node.breaker.shorten_quarantine()

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -224,66 +224,6 @@ def _alert(error: BaseException) -> str | None:
     return None
 
 
-# Whether an attempt still waits for a free connection: that time shows nothing about the node.
-
-
-class Waiter(Protocol):
-    """An attempt. `queued`: it waits for one of the limited connections to its node."""
-
-    queued: bool
-
-
-current: ContextVar[Waiter | None] = ContextVar("attempt", default=None)
-"""The attempt of this task, set by the dispatcher and marked by the transport."""
-
-
-def mark(*, queued: bool) -> None:
-    """Record that the attempt of this task begins or ends to wait for a connection."""
-    waiter = current.get()
-    if waiter is not None:
-        waiter.queued = queued
-
-
-# Whether a connection that timed out had its full time, or the caller blocked the event loop meanwhile.
-
-
-class ConnectionWatch:
-    """Watches the connecting of one request.
-
-    A timeout and the answer that it waits for may both be due when a blocked event loop goes on, and then the timeout
-    wins. A timer at half of the time tells whether the loop was blocked: it fires much too late, or not at all.
-    """
-
-    def __init__(self, limit: float) -> None:
-        self._limit = limit
-        self._lateness: float | None = None
-        self._timer: asyncio.TimerHandle | None = None
-
-    def connecting(self) -> None:
-        """Record that the connection attempt starts."""
-        self.ended()
-        self._lateness = None
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_at(loop.time() + self._limit / 2, self._half, loop.time() + self._limit / 2)
-
-    def ended(self) -> None:
-        """Record that there is a connection, or an error."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    @property
-    def was_blocked(self) -> bool:
-        """Whether the event loop was blocked at half of the time, for at least a quarter of it."""
-        return self._lateness is None or self._lateness > self._limit / 4
-
-    def _half(self, due: float) -> None:
-        self._timer = None
-        self._lateness = asyncio.get_running_loop().time() - due
-
-
-# Connections that say what a request waits for: a free one, or a new one that the event loop may have held up.
-
 _used: ContextVar[asyncio.Transport | None] = ContextVar("connection", default=None)
 
 
@@ -294,72 +234,20 @@ def break_connection() -> None:
         transport.abort()
 
 
-class WatchingConnector(aiohttp.TCPConnector):
-    """Connects again as long as a blocked event loop was what timed out; `connect_limit`: seconds for each.
-
-    It traces the connecting alone. Traces of a session follow the whole request, which costs each request more than
-    everything else that this package does to it.
-    """
-
-    def __init__(self, connect_limit: float, **options: Any) -> None:
-        super().__init__(**options)
-        self._connect_limit = connect_limit
+class CleanConnector(aiohttp.TCPConnector):
+    """Reuses no connection on which something came while it was free: it would be taken for the next reply."""
 
     async def connect(
         self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
     ) -> Connection:
-        """As in aiohttp. Raises TimeoutError."""
+        """As in aiohttp."""
         while True:
-            steps = _Steps(self._connect_limit)
-            try:
-                connection = await super().connect(req, [*traces, steps], timeout)
-                if steps.reused and connection.protocol is not None and connection.protocol.should_close:
-                    # What came while it was free would be taken for the reply to this request.
-                    connection.close()
-                    continue
+            connection = await super().connect(req, traces, timeout)
+            if connection.protocol is None or not connection.protocol.should_close:
                 _used.set(connection.transport)
                 return connection
-            except TimeoutError:
-                if not steps.was_blocked:
-                    raise
-            finally:
-                steps.ended()
+            connection.close()
 
-
-class _Steps(ConnectionWatch, Trace):
-    """What happens on the way to one connection; `reused`: it was free."""
-
-    reused = False
-
-    async def send_connection_queued_start(self) -> None:
-        mark(queued=True)
-
-    async def send_connection_queued_end(self) -> None:
-        mark(queued=False)
-
-    async def send_connection_reuseconn(self) -> None:
-        self.reused = True
-
-    async def send_connection_create_start(self) -> None:
-        self.connecting()
-
-    async def send_connection_create_end(self) -> None:
-        self.ended()
-
-    async def send_dns_resolvehost_start(self, host: str) -> None:
-        """The time limit is for the connection alone: it begins after the name was resolved."""
-
-    async def send_dns_resolvehost_end(self, host: str) -> None:  # noqa: ARG002  (aiohttp's signature)
-        self.connecting()
-
-    async def send_dns_cache_hit(self, host: str) -> None:  # noqa: ARG002
-        self.connecting()
-
-    async def send_dns_cache_miss(self, host: str) -> None:
-        """Nothing to watch."""
-
-
-# Addresses of host names for connections, from a resolver that may hang or fail.
 
 # With the addresses of last time at hand there is little to wait for; without, a probe waits 0.8 s.
 _KNOWN_WAIT_S = 0.2
@@ -461,7 +349,6 @@ class HttpTransport(NodeApi):
     def __init__(self, identity: Identity, options: ClientOptions) -> None:
         self._identity = identity
         self._max_reply = options.max_reply_bytes
-        self._connect_timeout = options.timeouts.connect
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=options.timeouts.connect)
         self._stream_timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=options.timeouts.connect, sock_read=options.timeouts.idle
@@ -477,8 +364,7 @@ class HttpTransport(NodeApi):
     def _make_session(self, connections_per_node: int) -> aiohttp.ClientSession:
         key = self._identity.key
         return aiohttp.ClientSession(
-            connector=WatchingConnector(
-                self._connect_timeout,
+            connector=CleanConnector(
                 limit=0,
                 limit_per_host=connections_per_node,
                 resolver=self._resolver,

@@ -7,6 +7,7 @@ holds what runs in the background.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
@@ -47,10 +48,16 @@ from backend_client.lifetime import Deadline, before_loop_ends, in_daemon_thread
 from backend_client.options import ClientOptions
 from backend_client.results import EmbedBatch, RawReply, Usage
 from backend_client.routing.call import Call, Dispatcher, RetryBudget
-from backend_client.routing.hedge import Hedging
 from backend_client.routing.responses import StoredResponses
 
+log = logging.getLogger(__name__)
+
 _LARGE_FILE = 1024 * 1024
+# Options of mechanisms that were removed: they are accepted and have no effect.
+_WITHOUT_EFFECT = (
+    ("hedge", ("percentile", "samples", "least")),
+    ("breaker", ("slow_start", "silence_factor", "silence_least", "silence_unknown", "silence_last")),
+)
 # They run on no device.
 _TOKENS = frozenset({"/tokenize", "/detokenize"})
 
@@ -62,7 +69,7 @@ class FleetBackend:
         self.runtime = runtime
         self._options = options
         self._stored = StoredResponses(runtime.pool, runtime.known)
-        self._hedging = None if options.hedge.percentile is None else Hedging(options.hedge)
+        _warn_of_ignored(options)
 
     async def close(self) -> None:
         """End the probes and close the connections."""
@@ -78,25 +85,11 @@ class FleetBackend:
         return [model for node in self.runtime.pool.nodes.values() for model in node.models.values()]
 
     async def embed(self, job: EmbedJob) -> EmbedBatch:
-        """One POST /embeddings, on one node after another until one serves it; on two at once when hedging says so."""
+        """One POST /embeddings, on one node after another until one serves it."""
         running = self.runtime.start()
         need = Requirement("embedding", job.model, job.require_device)
-        length = sum(map(len, job.texts))
-        first = self._call(job, need, length, self._options.timeouts.attempt)
-        if self._hedging is None:
-            return await self._embed(running, first, job)
-        second = self._call(job, need, length, self._options.timeouts.attempt)
-        second.hedge = True
-        # The second goes elsewhere: it begins with the nodes that the first has asked.
-        second.tried = first.tried
-        return await self._hedging.run(
-            len(job.texts),
-            lambda: self._embed(running, first, job),
-            lambda: self._embed(running, second, job),
-            may=lambda: running.dispatcher.elsewhere(first) and self.runtime.budget.withdraw(),
-        )
+        call = self._call(job, need, self._options.timeouts.attempt)
 
-    async def _embed(self, running: Running, call: Call, job: EmbedJob) -> EmbedBatch:
         async def send(lease: Lease) -> EmbedReply:
             wired = call.wired
             if wired is None:
@@ -152,7 +145,7 @@ class FleetBackend:
         running = self.runtime.start()
         form = form_of(job)
         limit = None if form or job.kind == "transcription" else self._options.timeouts.attempt
-        call = self._call(job, _need(job), _length(job), limit)
+        call = self._call(job, _need(job), limit)
 
         async def send(lease: Lease) -> tuple[Reply, Any]:
             wired = await _encoded(job, call, form)
@@ -174,7 +167,7 @@ class FleetBackend:
         if form is None:
             raise RequestRejected(f"{job.path} cannot be streamed")
         job = await self._stored.placed(job, self._whole)
-        call = self._call(job, _need(job), _length(job))
+        call = self._call(job, _need(job))
         call.deadline = opened_by or job.deadline
 
         async def send(lease: Lease) -> _Opened:
@@ -279,11 +272,10 @@ class FleetBackend:
         self._stored.learn(job, reply, response)
         yield reply
 
-    def _call(self, job: Job, need: Requirement, length: int, attempt_timeout: float | None = None) -> Call:
-        """A call that begins now. `length` is that of its request: requests of one size compare."""
+    def _call(self, job: Job, need: Requirement, attempt_timeout: float | None = None) -> Call:
+        """A call that begins now."""
         now = self.runtime.pool.clock()
-        size = length.bit_length()
-        return Call(need, job.deadline, job.request_id, attempt_timeout, now, job.cloud_takes_over, size)
+        return Call(need, job.deadline, job.request_id, attempt_timeout, now, job.cloud_takes_over)
 
     def _check_space(self, lease: Lease, reply: Reply, dimensions: int, asked: int | None) -> None:
         """Raises SpaceChanged for vectors of another space than the one that was requested, or is bound."""
@@ -411,13 +403,21 @@ def _raw_reply(call: Call, lease: Lease, head: Reply, said: Any, body: Any) -> R
     )
 
 
+def _warn_of_ignored(options: ClientOptions) -> None:
+    default = ClientOptions()
+    ignored = [
+        f"{group}.{name}"
+        for group, names in _WITHOUT_EFFECT
+        for name in names
+        if getattr(getattr(options, group), name) != getattr(getattr(default, group), name)
+    ]
+    if ignored:
+        log.warning("these options have no effect any more, remove them: %s", ", ".join(ignored))
+
+
 def _need(job: Exchange) -> Requirement:
     device = None if job.path in _TOKENS else job.require_device
     return Requirement(job.kind, job.model, device, node=job.node)
-
-
-def _length(job: Exchange) -> int:
-    return len(job.file[1] if job.file else str(job.body or ""))
 
 
 async def _encoded(job: Exchange, call: Call, form: StreamForm | None) -> WireCall:

@@ -33,9 +33,8 @@ from backend_client.errors import (
 from backend_client.fleet.choose import explain, refusal, unavailable_holders
 from backend_client.fleet.node import Lease, Requirement
 from backend_client.fleet.pool import Pool
-from backend_client.fleet.probes import LATE_S, Prober
+from backend_client.fleet.probes import Prober
 from backend_client.fleet.spaces import Bindings
-from backend_client.http import transport
 from backend_client.http.messages import WireCall
 from backend_client.lifetime import Clock, Deadline, OpenCalls, end_now, renew
 from backend_client.options import RetryOptions
@@ -43,8 +42,6 @@ from backend_client.results import Attempt
 
 R = TypeVar("R")
 
-# Another attempt makes sense when this many times the usual time to an answer remains for it.
-_ROOM = 1.5
 # Timers are not exact: less than this before the deadline is the deadline.
 _MOMENT_S = 0.001
 # Not all that wait for the same moment may come back at it: a pause is up to this share longer.
@@ -56,7 +53,7 @@ _LOOK_FOR_NODE_S = 1.0
 
 @dataclass(slots=True)
 class Call:
-    """One call of the client's user, over all its attempts. `size`: the power of two of its length.
+    """One call of the client's user, over all its attempts.
 
     `may_wait`: the present attempt may wait for a model that is loading, since no other node could take it.
     `sent`: how many requests nodes may have seen; `tried`: the nodes that were asked. `failed`: the last error of an
@@ -70,8 +67,6 @@ class Call:
     attempt_timeout: float | None
     began: float
     cloud_takes_over: Callable[[], bool]
-    size: int = 0
-    hedge: bool = False
     may_wait: bool = True
     sent: int = 0
     tried: set[str] = field(default_factory=set)
@@ -127,9 +122,7 @@ class Dispatcher:
         kind when no node served it, RequestRejected when one refused it.
         """
         self.note_call()
-        if not call.hedge:
-            # A hedge is paid from the budget; it must not pay into it.
-            self._budget.deposit()
+        self._budget.deposit()
         try:
             with self.calls.open():
                 async for attempt in AsyncRetrying(
@@ -237,7 +230,6 @@ class Dispatcher:
         """
         remaining = call.deadline.remaining()
         url = lease.node.url
-        token = transport.current.set(lease)
         try:
             async with asyncio.timeout(remaining if limit is None else min(limit, remaining)) as scope:
                 lease.on_lost = lambda: end_now(scope)
@@ -252,34 +244,26 @@ class Dispatcher:
             # A node's 504 is a TimeoutError too.
             if not scope.expired():
                 raise
-            lease.late = asyncio.get_running_loop().time() - (scope.when() or 0.0) > LATE_S
         finally:
-            transport.current.reset(token)
             lease.on_lost = lease.on_heard = None
         if lease.lost:
             raise NodeLost("stopped answering its probes while it worked on the request", node=url)
         if limit is not None and call.deadline.remaining() > _MOMENT_S:
-            why = f"no connection to it became free within {limit:.3g} s" if lease.queued else None
-            raise AttemptTimeout(why or f"did not answer within {limit:.3g} s", node=url)
+            raise AttemptTimeout(f"did not answer within {limit:.3g} s", node=url)
         raise DeadlineExceeded(f"the call's deadline passed while {url} worked on it; increase `timeout` or send less")
 
     def limit(self, call: Call, lease: Lease) -> float | None:
         """Seconds that this node gets for its next sign of life; None: all that remains.
 
-        A share of the remaining time while another node could take over and a retry is affordable, unless too little
-        would remain for that one. A node that has to load the model first gets longer than an attempt usually may, but
-        no more than the share where the cloud could take over.
+        A share of the remaining time while another node could take over and a retry is affordable. A node that has to
+        load the model first gets longer than an attempt usually may, but no more than the share where the cloud could
+        take over.
         """
         longest = None if lease.loading else call.attempt_timeout
         if call.may_wait and not (lease.loading and call.cloud_takes_over()):
             return longest
         share = call.deadline.remaining() * self._share
-        if call.may_wait:
-            return share
-        usual = self._pool.usual.get(lease.model, lease.size)
-        if usual is not None and share < _ROOM * usual:
-            return longest
-        return share if longest is None else min(share, longest)
+        return share if call.may_wait or longest is None else min(share, longest)
 
     async def _attempt(self, call: Call, send: Callable[[Lease], Awaitable[R]]) -> Served[R]:
         lease = await self._lend(call)
@@ -314,7 +298,7 @@ class Dispatcher:
             if need is not None:
                 call.need = need
                 try:
-                    return self._pool.acquire(call.need, call.tried, call.size)
+                    return self._pool.acquire(call.need, call.tried)
                 except (NPUUnavailableError, RequestRejected):
                     if not self._pool.unknown:
                         raise
@@ -335,9 +319,9 @@ class Dispatcher:
         """Whether the call may wait, and some node could take it now or names a time at which it may."""
         if call.cloud_takes_over():
             return False
-        now, left = self._pool.clock(), call.deadline.remaining()
+        now = self._pool.clock()
         reasons = [refusal(node, call.need, now) for node in self._pool.nodes.values()]
-        return any(reason is None or (reason.until is not None and left > reason.patience) for reason in reasons)
+        return any(reason is None or reason.until is not None for reason in reasons)
 
     def _verdict(self, call: Call, last: NodeError) -> NPUError:
         """The error of the call as a whole, given that of its last attempt."""

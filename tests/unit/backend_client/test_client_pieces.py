@@ -10,7 +10,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from backend_client import ClientSettings, CloudSettings, ConfigurationError, SpendCapReached, Usage
+from backend_client import (
+    ClientOptions,
+    ClientSettings,
+    CloudSettings,
+    ConfigurationError,
+    NPUClient,
+    SpendCapReached,
+    Usage,
+)
 from backend_client.cli.flags import table
 from backend_client.cloud.ledger import Ledger
 from backend_client.embed_many import cut
@@ -20,7 +28,7 @@ from backend_client.http.errors import status_error
 from backend_client.http.health import HealthReport
 from backend_client.http.messages import NotAnAnswer, embed_reply
 from backend_client.http.sse import Event, EventParser, MalformedStream
-from backend_client.options import BatchOptions
+from backend_client.options import BatchOptions, BreakerOptions, HedgeOptions
 from backend_client.settings import Price
 
 SHIPPED = Path(__file__).parents[3] / "config" / "client.toml"
@@ -292,3 +300,12 @@ def test_a_cap_without_prices_is_refused():
 
 def test_a_table_is_as_wide_as_its_cells():
     assert table(("A", "B"), [("long", "x"), ("s", "")]) == "A     B\nlong  x\ns"
+
+
+def test_options_without_effect_are_named_in_one_line_of_the_log(caplog):
+    NPUClient(["http://a:1"])
+    assert not caplog.records
+    options = ClientOptions(hedge=HedgeOptions(percentile=0.9), breaker=BreakerOptions(slow_start=5.0))
+    NPUClient(["http://a:1"], options=options)
+    [record] = caplog.records
+    assert record.getMessage().endswith("remove them: hedge.percentile, breaker.slow_start")

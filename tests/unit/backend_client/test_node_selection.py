@@ -10,18 +10,17 @@ from backend_client.options import BreakerOptions
 from tests.unit.backend_client.fakes import EMBEDDER, report
 
 
-def node(url, *, queue=0, outstanding=0, returned_at=None):
+def node(url, *, queue=0, outstanding=0):
     made = Node(url, Breaker(BreakerOptions(), lambda: 100.0, random.Random(1)))
     made.take_report(report(queue=queue))
     made.outstanding[EMBEDDER] = outstanding
-    made.returned_at = returned_at
     return made
 
 
 def chosen(nodes, times=1000):
     rng = random.Random(5)
     need = Requirement("embedding", EMBEDDER)
-    return Counter(choose(nodes, need, 100.0, slow_start=10.0, rng=rng).url for _ in range(times))
+    return Counter(choose(nodes, need, rng).url for _ in range(times))
 
 
 def test_the_less_loaded_of_two_is_chosen():
@@ -39,17 +38,3 @@ def test_our_own_requests_are_not_counted_twice():
     made = node("a", outstanding=3)
     made.take_report(report(queue=3))
     assert made.foreign == {EMBEDDER: 0, "smollm": 3}
-
-
-def test_a_node_that_returns_starts_slowly():
-    share = chosen([node("a", returned_at=99.0), node("b", outstanding=5)])
-    assert share == {"b": 1000}
-    assert chosen([node("a", returned_at=91.0), node("b", outstanding=5)]) == {"a": 1000}
-
-
-def test_a_node_that_returns_is_not_left_without_any_request_beside_idle_ones():
-    returned = node("a", returned_at=97.0)
-    returned.leased_at = 99.5
-    assert chosen([returned, node("b")]) == {"b": 1000}
-    returned.leased_at = 97.5
-    assert chosen([returned, node("b")]) == {"a": 1000}

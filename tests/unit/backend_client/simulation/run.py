@@ -11,7 +11,6 @@ from unittest import mock
 
 from backend_client import ClientOptions, NPUClient, NPUError, StreamInterrupted
 from backend_client.errors import EmbedManyFailed, SpaceChanged
-from backend_client.options import HedgeOptions
 from tests.unit.backend_client.simulation.nodes import (
     ALIAS,
     EMBEDDER,
@@ -90,7 +89,7 @@ class _Run:
             for index, node in enumerate(scenario.nodes)
         ]
         self.transport = SimTransport(self.nodes)
-        options = ClientOptions(hedge=HedgeOptions(percentile=scenario.hedge, least=5))
+        options = ClientOptions()
         self.client = NPUClient(
             [node.url for node in self.nodes],
             transport=lambda: self.transport,
@@ -275,7 +274,7 @@ class _Run:
         allowed = retry.initial + retry.per_request * batches + retry.per_second * (ended - self.zero)
         if extra > allowed + 1e-6:
             self.violated(f"{extra} retries where {allowed:.1f} are allowed")
-        most = retry.attempts * (2 if self.scenario.hedge else 1)
+        most = retry.attempts
         if requests and max(requests.values()) > most:
             self.violated(f"a call sent {max(requests.values())} requests")
 

@@ -54,7 +54,6 @@ class Scenario:
     nodes: tuple[dict, ...]
     faults: tuple[Fault, ...]
     calls: tuple[Call, ...]
-    hedge: float | None
     close_at: float | None
     duration: float
 
@@ -117,9 +116,8 @@ def draw(seed):
             )
             for index in range(8)
         ]
-    hedge = 0.9 if rng.random() < 0.25 else None
     calls.sort(key=lambda call: call.at)
-    return Scenario(seed, tuple(nodes), tuple(faults), tuple(calls), hedge, close_at, duration)
+    return Scenario(seed, tuple(nodes), tuple(faults), tuple(calls), close_at, duration)
 
 
 def _call(rng, at, *, two_models):

@@ -9,7 +9,6 @@ from unittest import mock
 
 import pytest
 
-from backend_client.fleet.node import Silence
 from backend_client.fleet.pool import Pool
 from backend_client.fleet.probes import Prober
 from backend_client.lifetime import OpenCalls
@@ -55,7 +54,7 @@ BREAKS = {
     "calls that survive closing": (OpenCalls, "close", lambda _: _nothing(), SEEDS),
     "a probe task that is left": (Prober, "close", lambda _: _nothing(), SEEDS),
     "a lease that is never returned": (Pool, "settle", lambda *_: None, SEEDS),
-    "a bug in the judgement of silence": (Silence, "unanswered", lambda *_: 1 / 0, SEEDS),
+    "a bug in the judgement of silence": (Pool, "_unanswered", lambda *_: 1 / 0, SEEDS),
 }
 
 
