@@ -21,8 +21,8 @@ from worker_node.core.types import Device
 from worker_node.devices.blobs import RECORD_FILE, BlobRejected, read_record, write_record
 from worker_node.devices.emulated_npu import StandInCounter
 from worker_node.encoders.jobs import RowJob, RowResult
+from worker_node.encoders.static import StaticEncoder
 from worker_node.engines.protocol import EngineSpec
-from worker_node.tasks.embed.packing import StaticEmbeddingRunner
 from worker_node.tasks.generate.messages import GenerateJob, Step
 from worker_node.tasks.generate.stateful import StatefulRunner
 
@@ -128,10 +128,10 @@ def test_generation_from_blobs_is_that_of_the_compiled_model(writer, blobs):
 
 def test_vectors_from_blobs_are_those_of_the_compiled_model(encoder, tmp_path):
     options = {"npu_buckets": [16, 32], "npu_batch_size": 2}
-    compiled = Engine(StaticEmbeddingRunner, encoder, **options, export_blobs=str(tmp_path)).loaded()
+    compiled = Engine(StaticEncoder, encoder, **options, export_blobs=str(tmp_path)).loaded()
     vector = embedded(compiled)
     compiled.runner.close()
-    imported = Engine(StaticEmbeddingRunner, encoder, **options, blobs=str(tmp_path)).loaded()
+    imported = Engine(StaticEncoder, encoder, **options, blobs=str(tmp_path)).loaded()
     assert np.array_equal(embedded(imported), vector)
     assert (compiled.shapes, imported.shapes) == ((2, 0), (0, 2))
     imported.runner.close()
@@ -139,7 +139,7 @@ def test_vectors_from_blobs_are_those_of_the_compiled_model(encoder, tmp_path):
     (tmp_path / "32-tokens.blob").write_bytes((tmp_path / "16-tokens.blob").read_bytes())
     write_record(tmp_path, read_record(tmp_path).origin, ["16-tokens.blob", "32-tokens.blob"])
     with pytest.raises(BlobRejected, match=r"32-tokens\.blob takes inputs of the shapes"):
-        Engine(StaticEmbeddingRunner, encoder, **options, blobs=str(tmp_path)).loaded()
+        Engine(StaticEncoder, encoder, **options, blobs=str(tmp_path)).loaded()
 
 
 def _cut(content):

@@ -16,7 +16,6 @@ from worker_node.devices.memory import usable_cores
 from worker_node.encoders.dynamic import DynamicEncoder
 from worker_node.encoders.jobs import RowJob
 from worker_node.engines.protocol import VECTOR_DTYPE, EngineSpec, results_of
-from worker_node.tasks.embed.packing import packed_encoder
 
 pytestmark = pytest.mark.real
 
@@ -95,22 +94,6 @@ def test_runs_have_round_lengths_that_the_model_can_take(store, options, lengths
 def test_lengths_are_rounded_where_the_device_computes_in_half_precision(store):
     halves = "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     assert _lengths_run(store, {"context_limit": 512}) == ({16, 64} if halves else {8, 64})
-
-
-def test_packed_texts_have_the_vectors_of_these_weights(store):
-    core, f32 = ov.Core(), {"INFERENCE_PRECISION_HINT": "f32"}
-    path = store.get("all-minilm-l6-v2").path / "openvino_model.xml"
-    row = {name: np.zeros((1, 96), np.int64) for name in ("input_ids", "position_ids", "segment_ids")}
-    start = 0
-    for number, text in enumerate(ROWS, 1):
-        place = (0, slice(start, start + len(text)))
-        row["input_ids"][place], row["position_ids"][place], row["segment_ids"][place] = text, range(len(text)), number
-        start += len(text)
-    packed = core.compile_model(packed_encoder(core.read_model(path), 96, 12), "CPU", f32)(row)["embedding"]
-    plain = core.compile_model(path, "CPU", f32)
-    for vector, text in zip(packed, ROWS, strict=False):
-        alone = plain({"input_ids": np.array([text]), "attention_mask": np.ones((1, len(text)), np.int64)})["embedding"]
-        assert float(vector @ alone[0]) >= 0.99999  # both are of length 1
 
 
 def _streams_used(path, options):

@@ -19,7 +19,7 @@ from worker_node.core.types import Device
 from worker_node.engines.options import BlobOptions, EngineOptions, Option
 from worker_node.engines.protocol import TOKEN_DTYPE, VECTOR_DTYPE, EngineStats, Outcome
 from worker_node.scheduling.prompts import Deadlines
-from worker_node.scheduling.texts import RunLimits, TextQueue, Waiting
+from worker_node.scheduling.texts import BatchLimits, TextQueue, Waiting
 
 INPUT_IDS = "input_ids"
 ATTENTION_MASK = "attention_mask"
@@ -181,7 +181,7 @@ class RowJobs:
             self.cancel(job_id)
         return late
 
-    def take(self, limits: RunLimits, now: float, *, free_slots: int = 1) -> list[Waiting]:
+    def take(self, limits: BatchLimits, now: float, *, free_slots: int = 1) -> list[Waiting]:
         """Take the rows of the next run out of the queue; see `TextQueue.take`."""
         batch = self.queue.take(limits, free_slots)
         if not batch:
@@ -222,23 +222,6 @@ class RowJobs:
             mask[i, : waiting.length] = 1
         mask[len(batch) :, 0] = 1
         return ids, mask
-
-    def packed(
-        self, batch: Sequence[Waiting], length: int
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the ids, positions and segments of one row, int64 (1, length), with the texts of the batch in it.
-
-        The tokens of `batch[i]` are of segment i + 1, padding is of segment 0.
-        """
-        ids, positions, segments = (np.zeros((1, length), np.int64) for _ in range(3))
-        start = 0
-        for number, waiting in enumerate(batch, 1):
-            place = np.s_[0, start : start + waiting.length]
-            ids[place] = self._open[waiting.job_id].rows[waiting.row]
-            positions[place] = np.arange(waiting.length)
-            segments[place] = number
-            start += waiting.length
-        return ids, positions, segments
 
     def finish(
         self, batch: Sequence[Waiting], output: npt.NDArray[np.float32], cost: RunCost, now: float

@@ -9,11 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 import openvino as ov
 
 from worker_node.devices.blobs import (
@@ -38,21 +35,20 @@ from worker_node.engines.protocol import (
     NativeCall,
     Outbox,
 )
-from worker_node.scheduling.texts import BatchLimits, RunLimits, Waiting
+from worker_node.scheduling.texts import BatchLimits
 
 
 class StaticEncoder:
     """A `Runner` over one compiled model per bucket."""
 
     jobs = RowJob
-    options: ClassVar[type[StaticEncoderOptions]] = StaticEncoderOptions
 
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
-        self._options = msgspec.convert(spec.options, self.options)
+        self._options = msgspec.convert(spec.options, StaticEncoderOptions)
         longest = self._options.npu_buckets[-1]
         rows = self._options.npu_batch_size
-        self._limits: RunLimits = BatchLimits(longest * rows, rows, lengths=self._options.npu_buckets)
+        self._limits = BatchLimits(longest * rows, rows, lengths=self._options.npu_buckets)
         self._jobs = RowJobs()
         self._too_long: list[int] = []
         self._names: frozenset[str] = frozenset()
@@ -111,7 +107,8 @@ class StaticEncoder:
             emulated=self._spec.emulated, cache_dir=options.cache_dir, plugin_config=options.plugin_config
         )
         for length in options.npu_buckets:
-            model = self.shaped(core.read_model(Path(self._spec.path) / "openvino_model.xml"), length)
+            model = core.read_model(Path(self._spec.path) / "openvino_model.xml")
+            model.reshape({port.any_name: [options.npu_batch_size, length] for port in model.inputs})
             if options.export_blobs is None:
                 yield length, core.compile_model(model, NPU, config)
                 continue
@@ -120,11 +117,6 @@ class StaticEncoder:
             yield length, compiled
         if options.export_blobs is not None:
             blobs.written(core, Path(options.export_blobs))
-
-    def shaped(self, model: ov.Model, length: int) -> ov.Model:
-        """The model as it is compiled for this length."""
-        model.reshape({port.any_name: [self._options.npu_batch_size, length] for port in model.inputs})
-        return model
 
     def submit(self, job: RowJob) -> None:
         if max(job.lengths, default=0) > self._options.npu_buckets[-1]:
@@ -146,9 +138,9 @@ class StaticEncoder:
         batch = self._jobs.take(self._limits, now)
         if not batch:
             return
-        length = self.length_of(batch)
+        length = self._limits.padded(batch[0].length)
         shape = (self._options.npu_batch_size, length)
-        inputs = self.inputs(batch, shape)
+        inputs = self._jobs.inputs(batch, shape, self._names)
         # Runs follow one another, so each is timed by itself, and a full one tells the speed whether or not texts wait.
         self._jobs.throughput.mark_progress(now, saturated=False)
         self._jobs.throughput.mark_progress(
@@ -165,14 +157,6 @@ class StaticEncoder:
         cost = RunCost(shape[0] * shape[1], busy.us, busy.shared)
         for event in self._jobs.finish(batch, request.get_output_tensor(0).data, cost, time.monotonic()):
             emit(event)
-
-    def length_of(self, batch: list[Waiting]) -> int:
-        """The length that a batch runs in."""
-        return self._limits.computed(batch) // len(batch)
-
-    def inputs(self, batch: list[Waiting], shape: tuple[int, int]) -> dict[str, npt.NDArray[np.int64]]:
-        """The tensors of a run by the names of the model's inputs, each of `shape` (rows, length)."""
-        return self._jobs.inputs(batch, shape, self._names)
 
     def close(self) -> None:
         self._requests.clear()

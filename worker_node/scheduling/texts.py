@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from worker_node.scheduling.prompts import BatchCredit
 
@@ -20,8 +20,6 @@ from worker_node.scheduling.prompts import BatchCredit
 TURN_TOKENS = 4096
 # Only the first texts in turn are considered for a run, so that its cost does not grow with the queue.
 _WINDOW = 256
-# Shorter texts are rare: even a single word has three tokens, a question has 8 to 24.
-_LEAST_TEXT_TOKENS = 8
 
 
 class Waiting(NamedTuple):
@@ -31,21 +29,6 @@ class Waiting(NamedTuple):
     row: int
     length: int
     interactive: bool = True
-
-
-class RunLimits(Protocol):
-    """How large a run may be, and which texts it takes."""
-
-    @property
-    def max_tokens(self) -> int: ...
-
-    def choose(self, window: Sequence[Waiting], share: int) -> list[Waiting]:
-        """The texts of a run, the first of the window among them; `share`: how many texts it should take at most."""
-        ...
-
-    def computed(self, texts: Sequence[Waiting]) -> int:
-        """The tokens of a run of these texts, padding included."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,60 +53,14 @@ class BatchLimits:
         return padded if self.longest_text is None else max(length, min(padded, self.longest_text))
 
     def computed(self, texts: Sequence[Waiting]) -> int:
+        """The tokens of a run of these texts, padding included."""
         return len(texts) * self.padded(texts[0].length)
 
     def choose(self, window: Sequence[Waiting], share: int) -> list[Waiting]:
+        """The texts of a run, the first of the window among them; `share`: how many texts it should take at most."""
         length = self.padded(window[0].length)
         rows = max(1, min(self.max_rows, self.max_tokens // length, share))
         return list(islice((text for text in window if self.padded(text.length) == length), rows))
-
-
-@dataclass(frozen=True, slots=True)
-class PackingLimits:
-    """Texts one after another in a single row, of one of `lengths` (ascending).
-
-    A run has a fixed cost of about `run_overhead_tokens` tokens: the chosen row holds the most tokens of texts for its
-    cost.
-    """
-
-    lengths: tuple[int, ...]
-    run_overhead_tokens: float = 0.0
-
-    @property
-    def max_tokens(self) -> int:
-        """The longest row."""
-        return self.lengths[-1]
-
-    @staticmethod
-    def most_texts(length: int) -> int:
-        """How many texts a row of this length may hold: each has a vector in the graph, used or not."""
-        return max(1, length // _LEAST_TEXT_TOKENS)
-
-    def computed(self, texts: Sequence[Waiting]) -> int:
-        """The shortest row that holds these texts, and may hold so many."""
-        tokens = sum(text.length for text in texts)
-        fits = (each for each in self.lengths if tokens <= each and len(texts) <= self.most_texts(each))
-        return next(fits, self.max_tokens)
-
-    def choose(self, window: Sequence[Waiting], share: int) -> list[Waiting]:  # noqa: ARG002  (a row fills a run)
-        first, *others = window
-        others.sort(key=lambda text: text.length, reverse=True)
-        best, most = [first], 0.0
-        for length in self.lengths:
-            row = self._filled(first, others, length)
-            gain = sum(text.length for text in row) / (length + self.run_overhead_tokens)
-            if first.length <= length and gain > most:
-                best, most = row, gain
-        return best
-
-    def _filled(self, first: Waiting, others: Sequence[Waiting], length: int) -> list[Waiting]:
-        """The first text, and the longest ones that fit beside it."""
-        row, free, most = [first], length - first.length, self.most_texts(length)
-        for text in others:
-            if text.length <= free and len(row) < most:
-                row.append(text)
-                free -= text.length
-        return row
 
 
 @dataclass(slots=True)
@@ -155,7 +92,7 @@ class _Lane:
             del self._jobs[job_id]
         return True
 
-    def take(self, limits: RunLimits, free_slots: int) -> list[Waiting]:
+    def take(self, limits: BatchLimits, free_slots: int) -> list[Waiting]:
         """Remove and return the texts of the next run; one at least must wait."""
         turn = next(iter(self._jobs))
         window = list(islice(chain.from_iterable(map(dict.values, self._jobs.values())), _WINDOW))
@@ -192,7 +129,7 @@ class TextQueue:
             self.credit.nothing_waits()
         return found
 
-    def take(self, limits: RunLimits, free_slots: int = 1) -> list[Waiting]:
+    def take(self, limits: BatchLimits, free_slots: int = 1) -> list[Waiting]:
         """Remove and return the texts of the next run; none if none wait. `free_slots`: runs that can start now."""
         if not len(self):
             return []

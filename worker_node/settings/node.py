@@ -343,6 +343,9 @@ class NodeSettings(BaseSettings):
             if (owner := owners.setdefault(normalise_name(name), index)) != index:
                 text = f"{name} is a name of models[{owner}] ({value[owner].name}) already; remove it from one of them"
                 wrong.append(custom_error("twice", (index, key), text))
+            elif key == "aliases" and (entry := Catalog.load().find(name)) and entry.id not in _names(value[index]):
+                text = f"{name} is the catalog's name of {entry.id}; choose another alias"
+                wrong.append(custom_error("taken", (index, key), text))
         if wrong:
             raise ValidationError.from_exception_data("models", wrong, hide_input=True)
         return value

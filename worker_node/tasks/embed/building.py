@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from worker_node.core.errors import ConfigurationError
 from worker_node.encoders.jobs import row_job
-from worker_node.engines.options import EngineOptions
 from worker_node.engines.process import Canary
 from worker_node.models.directory import EmbeddingCanary, InstalledModel
-from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.serving.encoders import EncoderTask, Floats, known_answers_canary, known_that_fit
 from worker_node.serving.task import ModelParts, Shapes, no_canary
 from worker_node.settings import ModelSettings
-from worker_node.tasks.embed.options import StaticOptions
 from worker_node.tasks.embed.service import EmbeddingModel
 from worker_node.tasks.embed.tokenizer import EmbeddingTokenizer
+
+log = logging.getLogger(__name__)
 
 
 def embedding_canary(rows: Sequence[Sequence[int]], vectors: Sequence[Sequence[float]], min_cosine: float) -> Canary:
@@ -64,17 +63,11 @@ class _Embed(EncoderTask):
             idle_unload_s=parts.wanted.idle_unload_s,
         )
 
-    def admission(self, options: EngineOptions) -> AdmissionLimits:
-        """Packed texts are hardly padded."""
-        limits = super().admission(options)
-        packs = isinstance(options, StaticOptions) and options.npu_packing
-        return replace(limits, sizes=()) if packs else limits
-
     def static_shapes(
         self, installed: InstalledModel, wanted: ModelSettings, values: dict[str, Any], *, emulated: bool
     ) -> Shapes:
-        if values.get("npu_packing") and values.get("npu_batch_size", 1) > 1:
-            raise wanted.error("npu_packing", "a packed run has one row; leave out npu_batch_size")
+        if values.pop("npu_packing", False):
+            log.warning("model %s: npu_packing has no effect any more: each text has a row of its own", wanted.name)
         return super().static_shapes(installed, wanted, values, emulated=emulated)
 
 

@@ -25,20 +25,12 @@ class EmbeddingOptions(DynamicEncoderOptions):
 class StaticOptions(StaticEncoderOptions):
     title: ClassVar[str] = "Embedding on the NPU: static shapes"
     task: ClassVar[str] = ModelKind.EMBEDDING
-    runner: ClassVar[str] = "worker_node.tasks.embed.packing:StaticEmbeddingRunner"
+    runner: ClassVar[str] = "worker_node.encoders.static:StaticEncoder"
 
     engine: Literal["embedding_static"] = "embedding_static"
-    npu_packing: Annotated[
-        bool,
-        Option(
-            "texts that wait together run one after another in one row instead of a row each; faster on the emulated "
-            "NPU, not measured on a real one, and not for npu_batch_size above 1"
-        ),
-    ] = False
+    npu_packing: Annotated[bool, Option("accepted and ignored: each text has a row of its own")] = False
 
     def compiled_in(self) -> dict[str, Any]:
-        """See `BlobOptions`; blobs that were compiled before there was packing are those without it."""
         options = super().compiled_in()
-        if not self.npu_packing:
-            del options["npu_packing"]
+        del options["npu_packing"]
         return options

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker_node.scheduling.prompts import BatchCredit
-from worker_node.scheduling.texts import TURN_TOKENS, BatchLimits, PackingLimits, TextQueue, Waiting
+from worker_node.scheduling.texts import TURN_TOKENS, BatchLimits, TextQueue, Waiting
 
 LIMITS = BatchLimits(max_tokens=512, max_rows=16)
 
@@ -153,49 +153,3 @@ def test_batch_texts_that_ran_in_idle_time_owe_nothing_for_it():
     for _ in range(20):
         queue.take(limits)
     assert queue.credit == BatchCredit()
-
-
-rows = st.builds(
-    PackingLimits,
-    lengths=st.sets(st.integers(1, 299)).map(lambda found: (*sorted(found), 300)),
-    run_overhead_tokens=st.floats(0, 100),
-)
-
-
-@given(lengths, rows)
-def test_a_packed_row_holds_its_texts_and_serves_the_oldest(values, limits):
-    row = queue_of(values).take(limits)
-    assert 0 in [text.row for text in row]
-    length = limits.computed(row)
-    assert length in limits.lengths
-    assert sum(text.length for text in row) <= length
-    assert len(row) <= limits.most_texts(length)
-
-
-@given(lengths, rows)
-def test_packed_rows_drain_any_queue_in_no_more_runs_than_texts(values, limits):
-    queue = queue_of(values)
-    taken_rows = []
-    while row := queue.take(limits):
-        taken_rows += [text.row for text in row]
-    assert sorted(taken_rows) == list(range(len(values)))
-    assert len(queue) == 0
-
-
-def test_a_packed_row_is_filled_with_the_longest_texts_that_fit():
-    limits = PackingLimits((64,))
-    assert taken(queue_of([20, 30, 25, 14, 10, 9]), limits) == [20, 30, 14]
-
-
-def test_the_row_is_taken_that_has_the_most_tokens_for_its_cost():
-    # 12 of 16 tokens or 24 of 64, where a run costs next to nothing; the other way round where it costs much.
-    assert taken(queue_of([12, 12]), PackingLimits((16, 64), run_overhead_tokens=1)) == [12]
-    assert taken(queue_of([12, 12]), PackingLimits((16, 64), run_overhead_tokens=100)) == [12, 12]
-
-
-def test_a_packed_row_holds_texts_of_one_priority():
-    queue = queue_of([10, 10], interactive=False)
-    queue.add(Waiting(2, 0, 10))
-    limits = PackingLimits((64,))
-    assert {text.job_id for text in queue.take(limits)} == {2}
-    assert {text.job_id for text in queue.take(limits)} == {1}

@@ -182,9 +182,6 @@ def test_buckets_may_be_set_up_to_the_models_limit():
     assert (short.options.npu_buckets, short.options.npu_batch_size, short.prompt_limit) == ((16, 128), 4, 128)
     with pytest.raises(ConfigurationError, match="a bucket of 512"):
         plan(embedding, npu_buckets=[512])
-    assert plan(embedding, npu_packing=True).options.npu_packing
-    with pytest.raises(ConfigurationError, match="a packed run has one row"):
-        plan(embedding, npu_packing=True, npu_batch_size=4)
 
 
 @pytest.mark.parametrize(
@@ -223,8 +220,6 @@ def test_texts_are_counted_as_the_npu_pads_them():
     assert [limits.computed_tokens(count) for count in (1, 32, 33, 256)] == [32, 32, 64, 256]
     assert limits.capacity.step_tokens == 4 * 256
     assert limits_of(EmbeddingOptions()).computed_tokens(33) == 33
-    packed = limits_of(StaticOptions(npu_buckets=(32, 64, 256), npu_packing=True))
-    assert [packed.computed_tokens(count) for count in (1, 33, 256)] == [1, 33, 256]
 
 
 @pytest.mark.parametrize(
