@@ -6,11 +6,9 @@ contract knows one form of error and one status; no message repeats what was sen
 
 from __future__ import annotations
 
-import json
 import re
 import textwrap
-import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -21,62 +19,6 @@ from worker_node.core.errors import BadRequest
 from worker_node.core.types import Message
 from worker_node.structured_output.ebnf import JSON_RULES
 from worker_node.structured_output.schema import compile_schema
-
-# Small models copy the example of their prompt instead of reading the text. So the examples are about things with
-# made-up names, which no text has by chance: an answer with such a name, or with a run of words of the example, is a
-# copy unless the text itself has it.
-# Shorter runs of words occur by chance.
-_RUN = 4
-_WORD = re.compile(r"\w+")
-
-NOTIFICATION: Mapping[str, Any] = {
-    "severity": "warning",
-    "category": "storage",
-    "summary": "The Quorvane backup disk is 91 % full.",
-    "action_needed": True,
-}
-MEMORY: Mapping[str, Any] = {
-    "candidates": ["Velmira prefers juniper tea to coffee."],
-    "notes": "One preference of Velmira was stated.",
-}
-_INVENTED = frozenset({"quorvane", "velmira"})
-
-
-def shown(example: Mapping[str, Any]) -> str:
-    """The line of a prompt that shows an example."""
-    return f"Example: {json.dumps(example)}"
-
-
-def repeats(answer: Mapping[str, Any], example: Mapping[str, Any], text: str) -> bool:
-    """Whether an answer repeats what the example says and the text does not."""
-    own = _words(text)
-    own_runs = set(_runs(own))
-    copied_runs = {run for part in _texts(example) for run in _runs(_words(part))} - own_runs
-    copied_words = _INVENTED - set(own)
-    return any(
-        not copied_words.isdisjoint(words) or not copied_runs.isdisjoint(_runs(words))
-        for words in map(_words, _texts(answer))
-    )
-
-
-def _texts(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _texts(part)
-    elif isinstance(value, list):
-        for part in value:
-            yield from _texts(part)
-
-
-def _words(text: str) -> list[str]:
-    return _WORD.findall(text.casefold())
-
-
-def _runs(words: list[str]) -> Iterator[tuple[str, ...]]:
-    return (tuple(words[i : i + _RUN]) for i in range(len(words) - _RUN + 1))
-
 
 Schema = dict[str, Any]
 
@@ -187,16 +129,13 @@ def summary(text: str) -> str:
     return paragraph.strip() if _has_word(paragraph) else ""
 
 
-def json_object(text: str, schema: Schema) -> dict[str, Any] | None:
-    """The object that the text is, or None if it was cut before it closed or is not what the schema describes."""
+def json_object(text: str) -> dict[str, Any] | None:
+    """The object that the text is, None if it was cut before it closed; its grammar holds the answer to the schema."""
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError:
         return None
-    properties: dict[str, Schema] = schema["properties"]
-    if not isinstance(value, dict) or value.keys() != properties.keys():
-        return None
-    return value if all(_fits(value[name], part) for name, part in properties.items()) else None
+    return value if isinstance(value, dict) else None
 
 
 def excerpt(text: str, kept: int) -> str:
@@ -205,20 +144,6 @@ def excerpt(text: str, kept: int) -> str:
         return text
     tail = kept // 3
     return f"{text[: kept - tail]} […] {text[len(text) - tail :]}"
-
-
-def _fits(value: object, schema: Schema) -> bool:
-    if "enum" in schema:
-        return value in schema["enum"]
-    if schema["type"] == "array":
-        return (
-            isinstance(value, list)
-            and len(value) <= schema["maxItems"]
-            and all(_fits(item, schema["items"]) for item in value)
-        )
-    if schema["type"] == "boolean":
-        return isinstance(value, bool)
-    return isinstance(value, str) and schema["minLength"] <= len(value) <= schema["maxLength"]
 
 
 def _plain(text: str) -> str:
@@ -262,7 +187,7 @@ class BoundedJob:
     """One kind of work. `shape` makes the answer's text; a job with a `form`, a schema for a budget, answers in JSON.
 
     `repetition_penalty` keeps small models from writing one phrase over and over; JSON, which repeats its own marks,
-    is spoiled by it. The prompt shows the `example` of an answer, where there is one.
+    is spoiled by it.
     """
 
     name: str
@@ -271,15 +196,13 @@ class BoundedJob:
     instruction: str
     shape: Callable[[str], str] = str.strip
     form: Callable[[int], Schema] | None = None
-    example: Mapping[str, Any] | None = None
     repetition_penalty: float = 1.05
 
-    def messages(self, text: str, *, with_example: bool = True) -> tuple[Message, ...]:
+    def messages(self, text: str) -> tuple[Message, ...]:
         """The conversation that asks for this job on a text. The text is data: it stands between marks of its own."""
-        example = f"\n{shown(self.example)}" if self.example is not None and with_example else ""
         return (
             Message("system", self.system),
-            Message("user", f"{self.instruction}{example}\n\n<text>\n{text}\n</text>"),
+            Message("user", f"{self.instruction}\n\n<text>\n{text}\n</text>"),
         )
 
     def schema(self, max_new_tokens: int) -> Schema | None:
@@ -319,7 +242,6 @@ JOBS: dict[str, BoundedJob] = {
             "Condense the notification to JSON: severity (info, warning or critical), category (such as build, "
             "calendar, message, payment, security), summary (one short sentence), action_needed (true if someone must "
             "act).",
-            example=NOTIFICATION,
             form=notification,
             repetition_penalty=1.0,
         ),
@@ -329,7 +251,6 @@ JOBS: dict[str, BoundedJob] = {
             _SYSTEM + "Answer with one JSON object.",
             "List the lasting facts, preferences and decisions in the text as JSON: candidates (short sentences, an "
             "empty list if there are none), notes (one short sentence).",
-            example=MEMORY,
             form=memory_candidate,
             repetition_penalty=1.0,
         ),
@@ -346,8 +267,6 @@ def _grammar(name: str, budget: int) -> str:
     return compact(compile_schema(JOBS[name].schema(budget), name))
 
 
-# Control and format characters, as zero-width ones are, and marks that need a character before them.
-_UNSEEN = frozenset({"Cc", "Cf", "Mn", "Me"})
 _FIELDS = frozenset({"job", "input", "max_new_tokens"})
 
 
@@ -394,7 +313,7 @@ def bounded(job: BoundedJob, text: object, max_new_tokens: object = None) -> Job
     """Return the request for a job. Raises BadRequest, naming the bound that a value is beyond."""
     if not isinstance(text, str):
         raise BadRequest("input must be a string")
-    if not _shows_something(text[: MAX_INPUT_CHARACTERS + 1]):
+    if not text.strip():
         raise BadRequest("input must not be empty")
     if len(text) > MAX_INPUT_CHARACTERS:
         raise BadRequest(f"input has {len(text)} characters; at most {MAX_INPUT_CHARACTERS} are allowed")
@@ -406,8 +325,3 @@ def bounded(job: BoundedJob, text: object, max_new_tokens: object = None) -> Job
     if not 1 <= max_new_tokens <= MAX_NEW_TOKENS:
         raise BadRequest(f"max_new_tokens must be from 1 to {MAX_NEW_TOKENS}")
     return JobRequest(job, text, max_new_tokens)
-
-
-def _shows_something(text: str) -> bool:
-    """Whether a text has a character that can be seen: without one a model would make up an answer."""
-    return any(not character.isspace() and unicodedata.category(character) not in _UNSEEN for character in text)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from worker_node.bounded.jobs import JobRequest, excerpt, json_object, repeats
+from worker_node.bounded.jobs import JobRequest, excerpt, json_object
 from worker_node.bounded.settings import PROMPT_TOKENS, DeviceLock, bounded_model
 from worker_node.core.errors import ConfigurationError, ContextLengthExceeded, EngineUnavailable, ModelNotFound
 from worker_node.core.types import Device, Finished, ModelKind, RequestContext, Sampling, Token
@@ -137,10 +137,6 @@ class JobService:
             text = None
             if before.value is not None:
                 text, extra = await self._generate(request, began, deadline)
-                if _copied(request, text):
-                    # The example did harm: once more without it.
-                    text, again = await self._generate(request, began, deadline, with_example=False)
-                    extra |= again
             generate_s = time.monotonic() - started
             after = self.busy_time() if before.value is not None else before
         shaped = None if text is None else request.job.shape(text)
@@ -163,9 +159,7 @@ class JobService:
         }
         return BoundedResult(payload | extra | self.label(), _verdict(before, after, shaped))
 
-    async def _generate(
-        self, request: JobRequest, began: float, deadline: float, *, with_example: bool = True
-    ) -> tuple[str, dict[str, Any]]:
+    async def _generate(self, request: JobRequest, began: float, deadline: float) -> tuple[str, dict[str, Any]]:
         job, placement = request.job, self._placement
         limit = min(placement.prompt_limit, placement.total_limit - request.max_new_tokens)
         text, kept = fit(request.text, self._counter(request), limit)
@@ -180,7 +174,7 @@ class JobService:
                 # An engine that starts again waits for the lock, which this job holds.
                 restart_wait_s=0.0,
             ),
-            job.messages(text, with_example=with_example),
+            job.messages(text),
             Sampling(max_new_tokens=request.max_new_tokens, repetition_penalty=job.repetition_penalty),
             grammar=job.grammar(request.max_new_tokens),
         )
@@ -247,20 +241,7 @@ def _verdict(before: Reading, after: Reading, text: str | None) -> str | None:
 
 
 def _json(request: JobRequest, text: str | None) -> dict[str, Any] | None:
-    schema = request.job.schema(request.max_new_tokens)
-    value = None if schema is None or text is None else json_object(text, schema)
-    return None if value is None or _repeats_example(request, value) else value
-
-
-def _copied(request: JobRequest, text: str) -> bool:
-    schema = request.job.schema(request.max_new_tokens)
-    value = None if schema is None else json_object(text, schema)
-    return value is not None and _repeats_example(request, value)
-
-
-def _repeats_example(request: JobRequest, value: dict[str, Any]) -> bool:
-    example = request.job.example
-    return example is not None and repeats(value, example, request.text)
+    return None if request.job.form is None or text is None else json_object(text)
 
 
 def _ms(seconds: float) -> float:

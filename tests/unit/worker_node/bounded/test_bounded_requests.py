@@ -1,4 +1,4 @@
-"""The bounded jobs: what may be asked for, the examples of their prompts, and what is made of an answer."""
+"""The bounded jobs: what may be asked for, and what is made of an answer."""
 
 import json
 import re
@@ -11,13 +11,10 @@ from hypothesis import strategies as st
 from worker_node.bounded import jobs
 from worker_node.bounded.jobs import (
     JOBS,
-    MEMORY,
-    NOTIFICATION,
     excerpt,
     json_object,
     make_request,
     parse_request,
-    repeats,
     summary,
     title,
 )
@@ -116,60 +113,10 @@ def test_no_message_and_no_repr_repeats_what_was_sent():
         assert caught.value.__cause__ is None
 
 
-@pytest.mark.parametrize(
-    "text", ["", " \n", "\u200b", "\u200b\u200d\ufeff \u2060", "\x00\x1b", "\u0301", "\ufe0f" * 7000]
-)
-def test_a_text_of_which_nothing_is_seen_is_empty(text):
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_an_input_of_blanks_is_refused(text):
     with pytest.raises(BadRequest, match="must not be empty"):
         make_request("title", text)
-
-
-@pytest.mark.parametrize("text", ["\u200ba", "❤\ufe0f", "👨\u200d👩", "e\u0301", "٠", "!"])
-def test_a_text_with_one_visible_character_is_not_empty(text):
-    assert make_request("title", text).text == text
-
-
-TEXT = "Disk /dev/sda1 is 97 % full on host web-3. Ben wants weekly reports."
-
-
-def memory(*candidates, notes=""):
-    return {"candidates": list(candidates), "notes": notes}
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        MEMORY,
-        memory("velmira likes tea."),
-        memory("Ben prefers juniper tea to coffee"),
-        memory("Ben wants weekly reports.", notes="One preference of Velmira was stated."),
-    ],
-)
-def test_a_copy_is_found_whole_in_part_and_reworded(answer):
-    assert repeats(answer, MEMORY, TEXT)
-
-
-def test_a_copied_notification_is_found():
-    assert repeats(NOTIFICATION, NOTIFICATION, TEXT)
-    assert repeats(NOTIFICATION | {"summary": "The backup disk is 91 % full"}, NOTIFICATION, TEXT)
-
-
-def test_an_answer_about_the_text_is_none():
-    assert not repeats(memory("Ben wants weekly reports.", notes="One preference was stated."), MEMORY, TEXT)
-    own = {"severity": "warning", "category": "storage", "summary": "The disk is 97 % full.", "action_needed": True}
-    assert not repeats(own, NOTIFICATION, TEXT)
-
-
-def test_what_the_text_says_itself_is_no_copy():
-    assert not repeats(MEMORY, MEMORY, "Velmira prefers juniper tea to coffee. One preference of Velmira was stated.")
-
-
-@pytest.mark.parametrize("job", [job for job in JOBS.values() if job.example is not None], ids=lambda job: job.name)
-def test_the_example_is_valid_for_its_job_and_only_in_the_first_prompt(job):
-    shown, bare = (job.messages("text", with_example=flag)[-1].content for flag in (True, False))
-    assert "Example: {" in shown
-    assert "Example" not in bare
-    assert list(job.example) == job.schema(job.default_max_new_tokens)["required"]
 
 
 MARKUP = st.text(st.sampled_from("ab A.#*_`\"'“”-+>~|[]()1!:\n\t é東"), max_size=200)
@@ -237,38 +184,10 @@ def test_a_summary_is_one_paragraph_or_two_to_four_bullets(text):
 GOOD = {"severity": "info", "category": "build", "summary": "It failed.", "action_needed": False}
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        GOOD | {"severity": "grave"},
-        GOOD | {"action_needed": 1},
-        GOOD | {"category": ""},
-        GOOD | {"summary": "x" * 201},
-        GOOD | {"more": 1},
-        {"severity": "info"},
-        [GOOD],
-        "text",
-    ],
-)
-def test_json_of_another_form_is_null(value):
-    schema = jobs.notification(96)
-    assert json_object(orjson.dumps(GOOD).decode(), schema) == GOOD
-    assert json_object(orjson.dumps(value).decode(), schema) is None
-
-
 def test_json_that_was_cut_is_null():
     text = orjson.dumps(GOOD).decode()
-    assert all(json_object(text[:end], jobs.notification(96)) is None for end in range(len(text)))
-
-
-def test_candidates_are_held_to_their_number_and_length():
-    schema = jobs.memory_candidate(192)
-    most = schema["properties"]["candidates"]["maxItems"]
-    good = {"candidates": ["a"] * most, "notes": ""}
-    assert json_object(orjson.dumps(good).decode(), schema) == good
-    assert json_object(orjson.dumps(good | {"candidates": ["a"] * (most + 1)}).decode(), schema) is None
-    assert json_object(orjson.dumps(good | {"candidates": [1]}).decode(), schema) is None
-    assert json_object(orjson.dumps(good | {"candidates": "a"}).decode(), schema) is None
+    assert json_object(text) == GOOD
+    assert all(json_object(text[:end]) is None for end in range(len(text)))
 
 
 @pytest.mark.parametrize("name", ["notification", "memory_candidate"])

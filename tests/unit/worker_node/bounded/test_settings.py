@@ -7,10 +7,11 @@ import json
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
-from worker_node.bounded.service import choose_model
+from worker_node.bounded.service import REFERENCE_MODEL, Choice, choose_model, reservation
 from worker_node.bounded.settings import BoundedSettings, DeviceLock
 from worker_node.cli.serve import load_bounded_settings
 from worker_node.core.errors import ConfigurationError, EngineUnavailable
@@ -226,3 +227,12 @@ async def test_a_lock_file_that_cannot_be_opened_is_named(tmp_path):
     with pytest.raises(EngineUnavailable, match="OV_GENAI_NPU_LOCK"):
         async with DeviceLock(tmp_path / "nothing" / "lock", 1).held():
             pass
+
+
+def test_any_model_but_the_reference_model_is_reported(tmp_path):
+    small, reference = (
+        Choice(tmp_path, "chosen", SimpleNamespace(id=name)) for name in ("smollm2-135m-instruct", REFERENCE_MODEL)
+    )
+    assert REFERENCE_MODEL in reservation(small)
+    assert reservation(reference) is None
+    assert reservation(Choice(tmp_path, "chosen", None, "missing")) is None
