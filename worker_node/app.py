@@ -8,21 +8,17 @@ from aiohttp import web
 
 from worker_node.http import dashboard, explain, health, metrics, models, ollama, openapi, pages
 from worker_node.http.access import API_KEYS, ApiKeys, OriginPolicy, cors_headers, guard_origins, require_key
-from worker_node.http.connection import admit_connection, answering_expectations
+from worker_node.http.connection import admit_connection
 from worker_node.http.dashboard import EventLog, Histories
 from worker_node.http.errors import OPENAI_PREFIX, OVMS_PREFIX
-from worker_node.http.leniency import IgnoredNames
 from worker_node.http.middleware import (
-    before_each_head,
+    begin_reply,
+    describe_request,
     errors_as,
-    hide_versions,
-    list_ignored_fields,
     log_requests,
-    note_head,
-    tell_request_id,
     traced,
 )
-from worker_node.http.request_state import IGNORED_NAMES, NODE
+from worker_node.http.request_state import NODE
 from worker_node.http.task import error_form, task_apis
 from worker_node.node import Node
 from worker_node.settings import NodeSettings
@@ -47,10 +43,7 @@ def make_app(node: Node) -> web.Application:
     app = web.Application(middlewares=middlewares)
     app[NODE] = node
     app[API_KEYS] = keys
-    app.on_response_prepare.append(
-        before_each_head(note_head, hide_versions, tell_request_id, list_ignored_fields, cors_headers(origins))
-    )
-    app[IGNORED_NAMES] = IgnoredNames()
+    app.on_response_prepare.extend((begin_reply, describe_request, cors_headers(origins)))
 
     async def close_manager(_app: web.Application) -> None:
         await node.manager.close()
@@ -65,7 +58,7 @@ def make_app(node: Node) -> web.Application:
     apis = tuple(task_apis())
     core = (pages, health, explain, metrics, dashboard, openapi, models, ollama)
     for routes in (*(module.routes for module in core), *(api.routes for api in apis)):
-        app.add_routes(answering_expectations(_also_below_v3(routes())))
+        app.add_routes(_also_below_v3(routes()))
     for api in apis:
         if api.prepare is not None:
             api.prepare(app, node)

@@ -19,12 +19,10 @@ from worker_node.http.connection import admit_connection
 from worker_node.http.errors import retry_headers
 from worker_node.http.middleware import (
     Handler,
-    before_each_head,
+    begin_reply,
     errors_as,
-    hide_versions,
     inference,
     log_requests,
-    note_head,
 )
 from worker_node.http.replies import json_response
 from worker_node.http.request_state import NODE
@@ -99,7 +97,7 @@ def _app(node: Node, service: JobService) -> web.Application:
     app = web.Application(middlewares=[log_request, render])
     app[NODE] = node
     app[SERVICE] = service
-    app.on_response_prepare.append(before_each_head(note_head, hide_versions))
+    app.on_response_prepare.append(begin_reply)
     app.add_routes(_routes())
     return app
 

@@ -10,7 +10,7 @@ import hashlib
 import hmac
 import ipaddress
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -20,7 +20,7 @@ from worker_node.settings import NodeSettings, is_loopback
 
 # A check of each request before its handler: it may raise, or answer the request itself.
 Check = Callable[[web.Request], web.StreamResponse | None]
-HeadHook = Callable[[web.Request, web.StreamResponse], None]
+HeadHook = Callable[[web.Request, web.StreamResponse], Awaitable[None]]
 
 # Load balancers and kubelets hold no keys; these say whether the node serves, and nothing of what it serves.
 # The pages for people are the same everywhere; what the dashboard shows comes from /dashboard/state, for key holders.
@@ -151,9 +151,9 @@ def guard_origins(policy: OriginPolicy) -> Check:
 
 
 def cors_headers(policy: OriginPolicy) -> HeadHook:
-    """Pages of the origins that are let in may read the reply, errors included."""
+    """For `on_response_prepare`: pages of the origins that are let in may read every reply, errors included."""
 
-    def add(request: web.Request, response: web.StreamResponse) -> None:
+    async def add(request: web.Request, response: web.StreamResponse) -> None:
         origin = request.headers.get("Origin")
         if policy.origins:
             response.headers.add("Vary", "Origin")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -18,14 +18,11 @@ from aiohttp.web_protocol import RequestHandler
 
 from worker_node.core.errors import BadRequest, NodeError, Overloaded
 from worker_node.http.context import SERVER, request_id
-from worker_node.http.errors import Renderer, renderer
-from worker_node.http.middleware import note_failure
+from worker_node.http.errors import Renderer
 
 log = logging.getLogger(__name__)
 
 UNKNOWN_ENCODING = "Content-Encoding: only gzip and deflate are supported; send the body uncompressed"
-
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,26 +179,3 @@ def admit_connection(request: web.Request) -> None:
     """The check of each request, before any other: raises Overloaded when too many connections have one."""
     if isinstance(connection := request.protocol, GuardedConnection):
         connection.begin_request()
-
-
-def answering_expectations(routes: Iterable[web.RouteDef]) -> list[web.RouteDef]:
-    """The same routes; aiohttp by itself refuses unknown expectations in plain text."""
-    return [
-        web.RouteDef(route.method, route.path, route.handler, {**route.kwargs, "expect_handler": _expect})
-        for route in routes
-    ]
-
-
-async def _expect(request: web.Request) -> web.StreamResponse | None:
-    """Answer the Expect header, in the error format of the path; HTTP/1.0 ignores it."""
-    if request.version < (1, 1):
-        return None
-    if request.headers["Expect"].lower() == "100-continue":
-        await request.writer.write(_CONTINUE)
-        request.writer.output_size = 0
-        return None
-    error = BadRequest("Expect must be 100-continue")
-    note_failure(request, error)
-    response = renderer(request.path)(error)
-    response.force_close()
-    return response

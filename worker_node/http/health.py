@@ -6,15 +6,14 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-import orjson
 from aiohttp import web
 
 from worker_node import __version__
 from worker_node.core.types import Device
 from worker_node.devices.emulated_npu import EMULATED_NAME
-from worker_node.devices.npu import Reading
 from worker_node.engines.protocol import CanaryProof, EngineState
 from worker_node.http.access import API_KEYS
+from worker_node.http.replies import json_response
 from worker_node.http.request_state import NODE
 from worker_node.manager.placement import Placement
 from worker_node.manager.served import FailedModel, ModelState, ServedModel
@@ -85,16 +84,16 @@ async def _health(request: web.Request) -> web.Response:
     if not request.app[API_KEYS].authorize(request):
         # Load balancers hold no keys; what runs here, and how, is for key holders.
         body = {name: body[name] for name in ("status", "version")}
-    return _json(body, status)
+    return json_response(body, status)
 
 
 async def _live(_request: web.Request) -> web.Response:
-    return _json({"status": "live"})
+    return json_response({"status": "live"})
 
 
 async def _ready(request: web.Request) -> web.Response:
     status = node_status(request.app[NODE])
-    return _json({"status": status}, status=200 if status in _SERVING else 503)
+    return json_response({"status": status}, status=200 if status in _SERVING else 503)
 
 
 async def _devices(request: web.Request) -> web.Response:
@@ -108,7 +107,9 @@ async def _devices(request: web.Request) -> web.Response:
         }
         devices.append({"name": device.name, "properties": properties})
     counters = asdict(node.npu.read()) | {"emulated": node.npu.emulated}
-    return _json({"openvino": probe.openvino, "error": probe.error, "devices": devices, "npu_counters": counters})
+    return json_response(
+        {"openvino": probe.openvino, "error": probe.error, "devices": devices, "npu_counters": counters}
+    )
 
 
 def _npu(node: Node) -> dict[str, Any]:
@@ -236,18 +237,3 @@ def _canary(proof: CanaryProof | None) -> dict[str, Any] | None:
 
 def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 1)
-
-
-def _json(data: dict[str, Any], status: int = 200) -> web.Response:
-    return web.Response(
-        body=orjson.dumps(data, default=_encode),
-        status=status,
-        content_type="application/json",
-        charset="utf-8",
-    )
-
-
-def _encode(value: object) -> object:
-    if isinstance(value, Reading):
-        return asdict(value)
-    raise TypeError(f"cannot render {type(value).__name__}")

@@ -1,12 +1,11 @@
 """Fields of another server's API that this node does not implement.
 
-One table per dialect classifies each such field: a `HINT`, or `Unsupported` except at values that ask for nothing.
+One table per dialect classifies each such field: a hint, or `Unsupported` except at values that ask for nothing.
 Hints and unknown fields change no answer: they are ignored and the reply lists them, or refused where the node is set
 to that (`unknown_fields = "reject"`)."""
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,18 +15,10 @@ from pydantic import BaseModel
 
 from worker_node.core.errors import UnsupportedParameter
 
-log = logging.getLogger(__name__)
-
 _SHOWN_FIELDS = 16
 _NAME_LENGTH = 64
-_LOGGED_NAMES = 256
-# What a token of RFC 8941 may hold, so that a name can break out of neither the header nor the log.
+# What a token of RFC 8941 may hold, so that a name cannot break out of the header.
 _NO_TOKEN = re.compile(r"[^A-Za-z0-9_.:-]")
-
-
-@dataclass(frozen=True, slots=True)
-class Hint:
-    """A field that says how an answer is made, stored or accounted elsewhere, never what is a right answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +36,13 @@ class Unsupported:
         return not value or any(value == neutral for neutral in self.neutral)
 
 
-HINT = Hint()
-Rule = Hint | Unsupported
-Table = Mapping[str, Rule]
+# None is a hint: the field says how an answer is made, stored or accounted elsewhere, never what is a right answer.
+Table = Mapping[str, Unsupported | None]
 
 
-def hints(*names: str) -> dict[str, Rule]:
+def hints(*names: str) -> dict[str, Unsupported | None]:
     """Rows of a table: these are hints."""
-    return dict.fromkeys(names, HINT)
+    return dict.fromkeys(names)
 
 
 _MIROSTAT = "this engine has no Mirostat sampling"
@@ -164,22 +154,6 @@ def _token(name: str) -> str:
     return name if name[:1].isalpha() else f"*{name}"
 
 
-class IgnoredNames:
-    """Logs each ignored name once, for as long as there are not too many: a caller may invent any number of them."""
-
-    def __init__(self) -> None:
-        self._logged: set[str] = set()
-
-    def note(self, ignored: Ignored) -> None:
-        """Log the new ones among the ignored fields of a request."""
-        for name in sorted(ignored.names | ignored.limited.keys()):
-            if name in self._logged or len(self._logged) >= _LOGGED_NAMES:
-                continue
-            self._logged.add(name)
-            full = "; further names are not logged" if len(self._logged) == _LOGGED_NAMES else ""
-            log.info("ignoring the field %s of requests, which has no effect here%s", name, full)
-
-
 def sift(body: BaseModel, ignored: Ignored, mode: Literal["ignore", "reject"]) -> None:
     """Judge every field of a validated body that its models do not declare.
 
@@ -204,16 +178,18 @@ def _sift(body: BaseModel, where: str, ignored: Ignored, mode: Literal["ignore",
                     _sift(part, f"{where}{name}.", ignored, mode)
 
 
-def _judge(path: str, rule: Rule | None, value: Any, ignored: Ignored, mode: Literal["ignore", "reject"]) -> None:
+def _judge(
+    path: str, rule: Unsupported | None, value: Any, ignored: Ignored, mode: Literal["ignore", "reject"]
+) -> None:
     shown = path[:200]
     if isinstance(rule, Unsupported):
         if not rule.asks_for_nothing(value):
             raise UnsupportedParameter(f"{shown}: {rule.reason}", param=shown)
         return
     if mode == "reject":
-        reason = "this node does not know this field" if rule is None else "it has no effect here"
         raise UnsupportedParameter(
-            f'{shown}: {reason}, and the node is set to refuse such fields (unknown_fields = "reject"); leave it out',
+            f"{shown}: it has no effect here, and the node is set to refuse such fields "
+            '(unknown_fields = "reject"); leave it out',
             param=shown,
         )
     if value is not None:

@@ -20,11 +20,11 @@ from worker_node.core.errors import (
     PayloadTooLarge,
     RouteNotFound,
 )
-from worker_node.http.access import OPEN_PATHS, Check, HeadHook
+from worker_node.http.access import OPEN_PATHS, Check
 from worker_node.http.context import SERVER, request_id, route_template
 from worker_node.http.errors import Renderer
 from worker_node.http.leniency import labels
-from worker_node.http.request_state import IGNORED_NAMES, NODE, STATE, RequestState
+from worker_node.http.request_state import NODE, STATE, RequestState
 from worker_node.http.task import known_fields
 from worker_node.node import Node
 from worker_node.observability.tracing import Tracing, set_response_status
@@ -38,41 +38,20 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _WATCHED = OPEN_PATHS | {"/dashboard/state"}
 
 
-def before_each_head(*hooks: HeadHook) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
-    """For `on_response_prepare`: hooks that change the head of every reply, those of streams and errors included."""
-
-    async def prepare(request: web.Request, response: web.StreamResponse) -> None:
-        for hook in hooks:
-            hook(request, response)
-
-    return prepare
-
-
-def hide_versions(_request: web.Request, response: web.StreamResponse) -> None:
-    """Replace the Server header: no reply names the version of any software here."""
+async def begin_reply(request: web.Request, response: web.StreamResponse) -> None:
+    """For `on_response_prepare`: an error gets no reply of its own from now on, and no version is named."""
+    if (state := request.get(STATE)) is not None:
+        state.begun = True
     response.headers["Server"] = SERVER
 
 
-def note_head(request: web.Request, _response: web.StreamResponse) -> None:
-    """Record that the reply has begun: an error can no longer get a reply of its own."""
-    # What an Expect header is answered with comes before any middleware.
-    if (state := request.get(STATE)) is not None:
-        state.begun = True
-
-
-def tell_request_id(request: web.Request, response: web.StreamResponse) -> None:
-    """Add the request's id to every reply."""
+async def describe_request(request: web.Request, response: web.StreamResponse) -> None:
+    """For `on_response_prepare`: name the request's id, and list its ignored fields, which are counted."""
     state = request.get(STATE)
     response.headers["X-Request-ID"] = request_id(request) if state is None else state.id
-
-
-def list_ignored_fields(request: web.Request, response: web.StreamResponse) -> None:
-    """List the ignored fields of a request in its reply, and count them."""
-    state = request.get(STATE)
     if state is None or not state.ignored or state.dry_run is not None:
         return
     response.headers["X-NPU-Node-Ignored"] = state.ignored.header()
-    request.app[IGNORED_NAMES].note(state.ignored)
     for label in labels(state.ignored, known_fields()):
         state.node.telemetry.ignored_fields.labels(label).inc()
 

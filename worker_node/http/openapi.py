@@ -18,7 +18,7 @@ from worker_node.http import models as model_replies
 from worker_node.http import ollama as ollama_models
 from worker_node.http.task import EVENTS, HTML, JSON, LINES, TEXT, ApiOperation, Model, task_apis
 
-_ICON = "image/x-icon"
+_ICON = "image/svg+xml"
 _REFUSALS = {
     400: "the request is wrong, or asks for what cannot be had; `param` names the part",
     401: "no API key, or a wrong one",

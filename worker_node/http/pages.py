@@ -4,44 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import struct
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from html import escape
 from typing import Any
 
+import orjson
 from aiohttp import web
 
 from worker_node.http.dashboard import inline_digest
 from worker_node.http.openapi import document
 
-_SIZE = 16
-_INK, _CLEAR = b"\x0b\x62\xb0\xff", b"\x00\x00\x00\x00"
-
-
-def _is_ink(x: int, y: int) -> bool:
-    """A square with a hole, and three pins on each side."""
-    inside = 3 <= x <= 12 and 3 <= y <= 12
-    hole = 6 <= x <= 9 and 6 <= y <= 9
-    pins = (x in {4, 7, 10} and y not in {0, 15}) or (y in {4, 7, 10} and x not in {0, 15})
-    return (inside and not hole) or (not inside and pins)
-
-
-def _png() -> bytes:
-    rows = b"".join(b"\0" + b"".join(_INK if _is_ink(x, y) else _CLEAR for x in range(_SIZE)) for y in range(_SIZE))
-    head = struct.pack(">IIBBBBB", _SIZE, _SIZE, 8, 6, 0, 0, 0)
-    parts = ((b"IHDR", head), (b"IDAT", zlib.compress(rows, 9)), (b"IEND", b""))
-    chunks = (
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
-    )
-    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
-
-
-def _ico(png: bytes) -> bytes:
-    return struct.pack("<HHH", 0, 1, 1) + struct.pack("<BBBBHHII", _SIZE, _SIZE, 0, 0, 1, 32, len(png), 22) + png
-
-
-ICON = _ico(_png())
+# A square with a hole, and three pins on each side.
+_ICON = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16" fill="none" stroke="#0b62b0">'
+    '<rect x="4.5" y="4.5" width="7" height="7" stroke-width="3"/>'
+    '<path d="M4.5 1v14M7.5 1v2M7.5 13v2M10.5 1v14M1 4.5h14M1 7.5h2M13 7.5h2M1 10.5h14"/></svg>'
+)
 
 
 _STYLE = """
@@ -81,103 +59,36 @@ def layout_document(title: str, body: str) -> web.Response:
     )
 
 
-_Json = Mapping[str, Any]
-_METHODS = ("get", "post", "delete")
-
-
-def reference() -> str:
-    """The body of the page: every operation, and every schema that one of them names."""
+@functools.cache
+def _reference() -> str:
+    """The body of the page: every operation and every schema, as /openapi.json has them."""
     spec = document()
-    schemas: _Json = spec["components"]["schemas"]
+    operations = (
+        _section(f'<span class="method">{method.upper()}</span> <code>{escape(path)}</code> ', operation)
+        for path, methods in spec["paths"].items()
+        for method, operation in methods.items()
+    )
+    schemas = (
+        _section(f"<code>{escape(name)}</code> ", schema)
+        for name, schema in sorted(spec["components"]["schemas"].items())
+    )
     return "".join(
         [
             "<h1>API reference</h1>",
             '<p><a href="/">This node</a> · <a href="/dashboard">dashboard</a> · ',
             '<a href="/openapi.json">openapi.json</a>, the same for programs</p>',
             '<p class="note">Keys are sent as <code>Authorization: Bearer KEY</code>, where the node has any.</p>',
-            *_operations(spec["paths"]),
-            '<h2 id="schemas">Schemas</h2>',
-            *(_schema(name, schema) for name, schema in sorted(schemas.items())),
+            *operations,
+            "<h2>Schemas</h2>",
+            *schemas,
         ]
     )
 
 
-def _operations(paths: _Json) -> Iterator[str]:
-    groups: dict[str, list[str]] = {}
-    for path in paths:
-        groups.setdefault(_group(path), []).append(path)
-    for group, members in groups.items():
-        yield f"<h2>{escape(group)}</h2>"
-        for path in members:
-            yield from (_operation(method, path, paths[path][method]) for method in _METHODS if method in paths[path])
-
-
-def _group(path: str) -> str:
-    """The dialect, or part of the API, that a path belongs to."""
-    starts = {"/v1/": "OpenAI's API", "/api/": "Ollama's API", "/models": "Models", "/admin/": "Administration"}
-    return next((name for start, name in starts.items() if path.startswith(start)), "The node")
-
-
-def _operation(method: str, path: str, operation: _Json) -> str:
-    body = operation.get("requestBody", {}).get("content", {})
-    parts = [
-        f'<details><summary><span class="method">{method.upper()}</span> <code>{escape(path)}</code> '
-        f"{escape(operation.get('summary', ''))}</summary>"
-    ]
-    if operation.get("security") == []:
-        parts.append('<p class="note">Needs no key.</p>')
-    if parameters := operation.get("parameters"):
-        names = ", ".join(f"<code>{escape(item['name'])}</code> ({escape(item['in'])})" for item in parameters)
-        parts.append(f"<p>Parameters: {names}</p>")
-    parts += [f"<p>Body, {escape(kind)}: {_type(content['schema'])}</p>" for kind, content in body.items()]
-    rows = "".join(
-        f"<tr><td>{escape(status)}</td><td>{escape(answer['description'])}</td><td>{_contents(answer)}</td></tr>"
-        for status, answer in operation["responses"].items()
-    )
-    return "".join([*parts, f"<table>{rows}</table></details>"])
-
-
-def _contents(answer: _Json) -> str:
-    return ", ".join(
-        f"{escape(kind)} {_type(content['schema']) if content.get('schema') else ''}"
-        for kind, content in answer.get("content", {}).items()
-    )
-
-
-def _schema(name: str, schema: _Json) -> str:
-    required = set(schema.get("required", ()))
-    rows = "".join(
-        f"<tr><td><code>{escape(field)}</code>{' *' if field in required else ''}</td><td>{_type(part)}</td>"
-        f"<td>{_note(part)}</td></tr>"
-        for field, part in schema.get("properties", {}).items()
-    )
-    about = f"<p>{escape(schema['description'])}</p>" if schema.get("description") else ""
-    return f'<h3 id="{escape(name)}">{escape(name)}</h3>{about}' + (
-        f"<table>{rows}</table>" if rows else f"<p>{_type({**schema, 'description': ''})}</p>"
-    )
-
-
-def _note(part: _Json) -> str:
-    default = f" default {part['default']!r}" if part.get("default") is not None else ""
-    return escape(f"{part.get('description', '')}{default}".strip())
-
-
-def _type(schema: Any) -> str:
-    """A type in words; a named one links to its schema."""
-    if not isinstance(schema, Mapping):
-        return "anything"
-    if "$ref" in schema:
-        name = escape(str(schema["$ref"]).rpartition("/")[2])
-        return f'<a href="#{name}">{name}</a>'
-    for word in ("anyOf", "oneOf", "allOf"):
-        if word in schema:
-            return " or ".join(dict.fromkeys(_type(part) for part in schema[word]))
-    if values := schema.get("enum", [schema["const"]] if "const" in schema else None):
-        return ", ".join(f"<code>{escape(str(value))}</code>" for value in values)
-    kind = schema.get("type", "anything")
-    if kind == "array":
-        return f"array of {_type(schema.get('items'))}"
-    return escape(" or ".join(kind) if isinstance(kind, list) else str(kind))
+def _section(name: str, described: Mapping[str, Any]) -> str:
+    summary = escape(described.get("summary") or described.get("description", ""))
+    text = escape(orjson.dumps(described, option=orjson.OPT_INDENT_2).decode())
+    return f"<details><summary>{name}{summary}</summary><pre>{text}</pre></details>"
 
 
 _FRONT = """
@@ -222,10 +133,5 @@ async def _docs(_request: web.Request) -> web.Response:
     return layout_document("npu-node: API reference", await asyncio.to_thread(_reference))
 
 
-@functools.cache
-def _reference() -> str:
-    return reference()
-
-
 async def _icon(_request: web.Request) -> web.Response:
-    return web.Response(body=ICON, content_type="image/x-icon", headers={"Cache-Control": "max-age=86400"})
+    return web.Response(text=_ICON, content_type="image/svg+xml", headers={"Cache-Control": "max-age=86400"})

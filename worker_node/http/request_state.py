@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from worker_node.http.leniency import Ignored, IgnoredNames
+from worker_node.http.leniency import Ignored
 from worker_node.node import Node
 
 
@@ -37,5 +37,4 @@ class RequestState:
 
 
 NODE = web.AppKey("node", Node)
-IGNORED_NAMES = web.AppKey("ignored_names", IgnoredNames)
 STATE = web.RequestKey("state", RequestState)

@@ -198,28 +198,6 @@ def test_files_that_cannot_be_used_are_said_at_the_start(pki, tmp_path):
         assert "key'" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("days", "says"), [((-2, -1), "has expired"), ((1, 2), "is not valid yet")])
-async def test_a_certificate_out_of_its_dates_replaces_none_and_is_told_at_the_start(pki, tmp_path, caplog, days, says):
-    directory, authority, (cert, key), _ = pki
-    old = issue_dated(tmp_path, authority, *days)
-    served = tmp_path / "node.pem", tmp_path / "node.key"
-    for target, source in zip(served, (cert, key), strict=True):
-        target.write_bytes(source.read_bytes())
-    tls = ServerTls(*served, authority)
-    assert "certificate" not in caplog.text
-    for target, source in zip(served, old, strict=True):
-        target.write_bytes(source.read_bytes())
-    assert not tls.reload_if_changed()
-    assert not tls.reload_if_changed()
-    assert caplog.text.count(f"are not used: the certificate in {served[0]} {says}") == 1, "told once, tried again"
-    for target, source in zip(served, issue(directory, authority, "fresh"), strict=True):
-        target.write_bytes(source.read_bytes())
-    assert tls.reload_if_changed()
-    caplog.clear()
-    ServerTls(*old, None)
-    assert f"{says}: clients that check it will refuse this node" in caplog.text
-
-
 def test_an_encrypted_key_is_refused_and_its_password_is_never_asked_for(pki, tmp_path):
     """OpenSSL asks for it on the terminal, and the node would stand still."""
     (_, _, (cert, key), _) = pki

@@ -101,13 +101,3 @@ async def test_what_was_set_for_an_engine_is_told(store):
             async with client.get(path) as reply:
                 [engine] = (await reply.json())["models"][0]["engines"]
                 assert engine["options"] == {"prompt_lookup": True, "kv_cache_precision": "u8"}
-
-
-@pytest.mark.parametrize(("path", "field"), [("/embeddings", dict), ("/v1/embeddings", dict), ("/api/embed", str)])
-async def test_an_expectation_that_is_not_met_is_refused_in_the_format_of_the_path(path, field):
-    async with application() as (client, _):
-        for expected, status in (("200-ok", 400), ("100-continue", 400), ("100-Continue", 400)):
-            async with client.post(path, data=b"{", headers={"Expect": expected}) as reply:
-                error = (await reply.json())["error"]
-                assert (reply.status, type(error)) == (status, field)
-                assert ("Expect must be" in str(error)) == (expected == "200-ok")

@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from tests.support.application import application
 from worker_node.core.errors import EngineUnavailable, ModelNotFound
-from worker_node.http.middleware import before_each_head, hide_versions, log_requests, tell_request_id
+from worker_node.http.middleware import begin_reply, describe_request, log_requests
 from worker_node.http.request_state import NODE
 from worker_node.http.sse import EventStream
 from worker_node.observability.failures import RecentFailures
@@ -36,7 +36,7 @@ def lines(caplog):
 async def serving(middleware, *routes):
     app = web.Application(middlewares=[middleware])
     app[NODE] = SimpleNamespace(telemetry=MagicMock())
-    app.on_response_prepare.append(before_each_head(hide_versions, tell_request_id))
+    app.on_response_prepare.extend((begin_reply, describe_request))
     app.add_routes([web.get("/things/{name}", answer), *routes])
     return TestClient(TestServer(app))
 
