@@ -120,19 +120,15 @@ def _facts_of_node(node: Any, name: str) -> dict[str, Any]:
         "size": known.get("size"),
         "prompts": sorted(passport.get("prompts") or []),
         "matryoshka": [str(size) for size in passport.get("matryoshka") or []],
-        "fidelity": vector_fidelity_text(passport.get("vector_fidelity")),
     }
 
 
 def facts_of_store(name: str) -> dict[str, Any]:
     from datetime import UTC, datetime
 
-    import msgspec
-
     from worker_node.models.store import ModelStore
 
     model = ModelStore().get(name)
-    fidelity, vectors = model.fidelity, model.vector_fidelity
     return {
         "name": model.id,
         "capabilities": [str(model.kind)],
@@ -148,19 +144,7 @@ def facts_of_store(name: str) -> dict[str, Any]:
         "directory": str(model.path),
         "prompts": sorted(model.prompts),
         "matryoshka": [str(size) for size in model.matryoshka],
-        "fidelity": vector_fidelity_text(None if vectors is None else msgspec.to_builtins(vectors))
-        if fidelity is None
-        else f"KL {fidelity.kl:g} per token, same likeliest {fidelity.top1:.0%}",
     }
-
-
-def vector_fidelity_text(facts: dict[str, Any] | None) -> str | None:
-    if facts is None:
-        return None
-    return (
-        f"cosine to the f32 vectors {facts['mean_cosine']:.4f} on average, at least {facts['min_cosine']:.4f} "
-        f"({facts['texts']} texts)"
-    )
 
 
 def _models(args: argparse.Namespace) -> int:

@@ -45,7 +45,7 @@ def add_pull(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.add_argument(
         "--quantization",
         choices=[form.value for form in CONVERTED_FORMS],
-        help="how to store the weights of GGUF models, and of encoders (f32, int8_sym)",
+        help="how to store the weights of GGUF models",
     )
     parser.add_argument("--insecure-no-hash", action="store_true", help="take the file of a URL without its hash")
     parser.add_argument("--model-store", type=Path, help="directory of the models")
@@ -64,7 +64,7 @@ def add_convert(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument(
         "--quantization",
         choices=[form.value for form in CONVERTED_FORMS],
-        help="how to store the weights of a GGUF file, or of an encoder (f32, int8_sym)",
+        help="how to store the weights of a GGUF file",
     )
     parser.set_defaults(run=_convert)
 

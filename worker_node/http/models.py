@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
-import msgspec
 from aiohttp import web
 from pydantic import Field
 
@@ -241,7 +240,6 @@ def _installed(model: InstalledModel) -> dict[str, Any]:
             "space": model.space,
             "prompts": model.prompts or None,
             "matryoshka": list(model.matryoshka) or None,
-            "vector_fidelity": None if model.vector_fidelity is None else msgspec.to_builtins(model.vector_fidelity),
         },
     }
 

@@ -16,10 +16,10 @@ from worker_node.models.directory import GenerationCanary
 
 
 class Quantization(StrEnum):
-    """How weights are stored: embedding models in `f32` or `int8_sym`, generation models in any but `f32`.
+    """How weights are stored. A conversion makes `f32` (encoders), `f16` (speech), and the symmetric integer forms of
+    generation models, of which `int4_int8` keeps the matrices that bear it in int4 and the rest in int8.
 
-    `int4_int8` keeps the matrices that bear it in int4 and the rest in int8. `int4_asym` (which NPUs do not take) and
-    `nf4` are forms in which models are published; the converter makes none of these.
+    `int4_asym` (which NPUs do not take) and `nf4` are forms in which models are published.
     """
 
     F32 = "f32"
@@ -31,8 +31,8 @@ class Quantization(StrEnum):
     NF4 = "nf4"
 
 
-# What a conversion can make.
-CONVERTED_FORMS = tuple(form for form in Quantization if form not in {Quantization.INT4_ASYM, Quantization.NF4})
+# What a conversion of a GGUF file can make.
+CONVERTED_FORMS = (Quantization.INT8_SYM, Quantization.INT4_SYM, Quantization.INT4_INT8)
 
 
 class SourceFormat(StrEnum):

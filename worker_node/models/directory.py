@@ -87,31 +87,7 @@ WEIGHTS_FILE = "openvino_model.bin"
 MANIFEST_VERSION = 1
 
 
-class Fidelity(msgspec.Struct, frozen=True):
-    """How near the compressed weights are to the published ones, over `tokens` teacher-forced predictions.
-
-    `kl` is the mean Kullback-Leibler divergence per token in nats, from the distribution of the exactly
-    dequantised weights to that of the stored ones; `top1` the share of predictions whose likeliest token is
-    the same.
-    """
-
-    kl: float
-    top1: float
-    tokens: int
-
-
-class VectorFidelity(msgspec.Struct, frozen=True):
-    """How near the vectors of an encoder with compressed weights are to those of the published weights.
-
-    The mean and the least cosine between the two vectors of a text, both computed in float32, over `texts` texts.
-    """
-
-    mean_cosine: float
-    min_cosine: float
-    texts: int
-
-
-class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The content of `npu-node.json`; see `InstalledModel` for the meaning of the fields."""
 
     version: int
@@ -128,12 +104,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     dimensions: int | None = None
     space: str | None = None
     canary: GenerationCanary | None = None
-    fidelity: Fidelity | None = None
     max_prompt_len: int | None = None
     aliases: tuple[str, ...] = ()
     prompts: dict[str, str] = {}
     matryoshka: tuple[int, ...] = ()
-    vector_fidelity: VectorFidelity | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,14 +136,12 @@ class InstalledModel:
     source: str = "unknown"
     source_sha256: dict[str, str] = field(default_factory=dict)
     files: dict[str, int] = field(default_factory=dict)
-    fidelity: Fidelity | None = None
     max_prompt_len: int | None = None
     digest: str = ""
     installed_at: float = 0.0
     aliases: tuple[str, ...] = ()
     prompts: dict[str, str] = field(default_factory=dict)
     matryoshka: tuple[int, ...] = ()
-    vector_fidelity: VectorFidelity | None = None
 
     @property
     def size(self) -> int:
@@ -357,14 +329,13 @@ def sampling_defaults(directory: Path) -> dict[str, Any]:
     return found
 
 
-GENERATION_FILES = (
-    MODEL_FILE,
-    WEIGHTS_FILE,
+TOKENIZER_FILES = (
     "openvino_tokenizer.xml",
     "openvino_tokenizer.bin",
     "openvino_detokenizer.xml",
     "openvino_detokenizer.bin",
 )
+GENERATION_FILES = (MODEL_FILE, WEIGHTS_FILE, *TOKENIZER_FILES)
 
 # Optional, but a damaged one would only be found by an engine that cannot load.
 _OTHER_CONFIGS = (TOKENIZER_CONFIG, GENERATION_CONFIG)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from worker_node.core.environment import cache_home
 from worker_node.core.errors import BadRequest, ConfigurationError, ConversionFailed, DownloadFailed, ModelNotFound
-from worker_node.core.types import ModelKind, Progress, Silent
+from worker_node.core.types import Progress, Silent
 from worker_node.models.catalog import Catalog, CatalogEntry, Quantization, SourceFormat, normalise_name
 from worker_node.models.directory import (
     MANIFEST_FILE,
@@ -76,12 +76,6 @@ def _refuse_file(root: Path) -> None:
         )
     if not os.access(root, os.R_OK | os.X_OK):
         raise ConfigurationError(f"the model store: {storage_problem(forbidden(root))}")
-
-
-def _encoder_form(entry: CatalogEntry, quantization: Quantization | None) -> bool:
-    """Whether the entry is an encoder that is built here, and that is a form for it."""
-    built = entry.kind == ModelKind.EMBEDDING and entry.format is SourceFormat.SAFETENSORS
-    return built and quantization is Quantization.INT8_SYM
 
 
 class ModelStore:
@@ -152,10 +146,9 @@ class ModelStore:
             default = reference.id
             if quantization in {None, reference.quantization}:
                 quantization = None
-            elif reference.format is not SourceFormat.GGUF and not _encoder_form(reference, quantization):
+            elif reference.format is not SourceFormat.GGUF:
                 raise BadRequest(
-                    f"{reference.id} comes as {reference.quantization}; only GGUF models leave a choice, and encoders "
-                    f"between {Quantization.F32} and {Quantization.INT8_SYM}",
+                    f"{reference.id} comes as {reference.quantization}; only GGUF models leave a choice",
                     param="quantization",
                 )
             else:

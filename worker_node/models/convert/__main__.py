@@ -43,7 +43,7 @@ def perform(job: ConversionJob, stage: Callable[[str], None]) -> None:
 def _convert(job: ConversionJob, stage: Callable[[str], None]) -> Converted:
     # Each maker imports what it needs: an encoder does not wait for GenAI.
     if job.format is SourceFormat.GGUF:
-        from worker_node.models.convert.generation import convert_gguf  # noqa: PLC0415
+        from worker_node.models.convert.gguf import convert_gguf  # noqa: PLC0415
 
         return convert_gguf(job, stage)
     if job.format is SourceFormat.TASK:
@@ -79,12 +79,10 @@ def _write_manifest(job: ConversionJob, converted: Converted) -> None:
             dimensions=converted.dimensions,
             space=converted.space,
             canary=converted.canary,
-            fidelity=converted.fidelity,
             max_prompt_len=job.max_prompt_len,
             aliases=job.aliases,
             prompts=dict(converted.prompts),
             matryoshka=converted.matryoshka,
-            vector_fidelity=converted.vector_fidelity,
         ),
     )
 

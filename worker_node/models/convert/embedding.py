@@ -19,7 +19,6 @@ from tokenizers import Tokenizer
 from worker_node.core.errors import ConfigurationError, ConversionFailed
 from worker_node.core.types import ModelKind
 from worker_node.models.catalog import Quantization
-from worker_node.models.convert.compression import PROBE_SENTENCES, closeness, compress_encoder
 from worker_node.models.convert.encoder import (
     ATTENTION_MASK,
     EMBEDDING,
@@ -58,25 +57,18 @@ def space_fingerprint(*, weights_sha256: str, tokenizer_sha256: str, layout: str
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:_HEX_DIGITS]
 
 
-_FORMS = (Quantization.F32, Quantization.INT8_SYM)
-
-
 def convert_encoder(job: ConversionJob, stage: Callable[[str], None]) -> Converted:
     """Build, save and examine the model; raises ConversionFailed when the files are not sound."""
     source = Path(job.source)
-    if job.quantization not in (None, *_FORMS):
-        raise ConversionFailed(f"{job.id}: embedding models are kept in {' or '.join(_FORMS)}, not {job.quantization}")
+    if job.quantization not in (None, Quantization.F32):
+        raise ConversionFailed(
+            f"{job.id}: embedding models are built in {Quantization.F32}, not {job.quantization}; for int8 weights "
+            "take an export in OpenVINO form (of many models there is a repository that ends in -int8-ov)"
+        )
     stage("building the encoder")
     bert, sentence = read_bert_config(source), sentence_config_of(source, job)
     weights = source / "model.safetensors"
     model = build_encoder(bert, sentence, read_tensors(weights))
-    quantization = job.quantization or Quantization.F32
-    exact = None
-    if quantization is not Quantization.F32:
-        stage("computing exact vectors")
-        exact = embed_all(model, tokenizer_of(source), PROBE_SENTENCES)
-        stage("compressing the weights")
-        model = compress_encoder(model)
     return finish_embedding_model(
         job,
         model,
@@ -86,8 +78,6 @@ def convert_encoder(job: ConversionJob, stage: Callable[[str], None]) -> Convert
         weights_sha256=file_sha256(weights),
         layout=sentence.layout,
         normalised=sentence.normalise,
-        quantization=quantization,
-        exact=exact,
     )
 
 
@@ -101,13 +91,10 @@ def finish_embedding_model(
     weights_sha256: str,
     layout: str,
     normalised: bool,
-    quantization: Quantization = Quantization.F32,
-    exact: NDArray[np.float32] | None = None,
 ) -> Converted:
     """Save a graph that ends in `embedding` with its tokenizer, and its reference vectors as the CPU computes them.
 
     `layout` says in words what follows the weights (pooling, normalisation), as part of the space's name.
-    `exact` are the vectors of `PROBE_SENTENCES` with the published weights, where these are compressed.
     Raises ConversionFailed when the tokenizer is missing or the vectors are not finite, or not of unit length though
     `normalised`.
     """
@@ -126,17 +113,15 @@ def finish_embedding_model(
     return Converted(
         kind=ModelKind.EMBEDDING,
         family=family,
-        quantization=quantization,
+        quantization=Quantization.F32,
         context_limit=context_limit,
         dimensions=dimensions,
         space=space_fingerprint(
             weights_sha256=weights_sha256,
             tokenizer_sha256=tokenizer_sha256,
-            # Compressed weights are other weights: a vector of theirs lies elsewhere.
-            layout=layout if quantization is Quantization.F32 else f"{layout}, weights in {quantization}",
+            layout=layout,
             dimensions=dimensions,
         ),
-        vector_fidelity=None if exact is None else closeness(exact, embed_on_cpu(target, PROBE_SENTENCES)),
         prompts=prompts_of(Path(job.source), job),
         matryoshka=matryoshka_of(Path(job.source), job, dimensions),
     )

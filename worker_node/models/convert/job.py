@@ -16,7 +16,7 @@ import msgspec
 from worker_node.core.errors import NodeError
 from worker_node.core.types import Progress
 from worker_node.models.catalog import Quantization, SourceFormat
-from worker_node.models.directory import Fidelity, GenerationCanary, InstalledModel, VectorFidelity
+from worker_node.models.directory import GenerationCanary, InstalledModel
 from worker_node.models.sources.disk import storage_problem
 from worker_node.registry import load, tasks
 
@@ -130,11 +130,9 @@ class Converted:
     context_limit: int
     dimensions: int | None = None
     space: str | None = None
-    fidelity: Fidelity | None = None
     canary: GenerationCanary | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)
     matryoshka: tuple[int, ...] = ()
-    vector_fidelity: VectorFidelity | None = None
 
 
 class ModelFiles(ABC):

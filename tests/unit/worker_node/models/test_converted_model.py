@@ -27,8 +27,6 @@ def converted(store, make_gguf):
 def test_a_converted_model_brings_all_that_a_node_needs(converted):
     assert (converted.id, converted.kind, converted.family) == ("tiny", ModelKind.GENERATION, "chatml")
     assert (converted.context_limit, converted.quantization) == (128, "int8_sym")
-    assert converted.fidelity.top1 > 0.9
-    assert converted.fidelity.tokens > 200
     assert converted.canary is None
     assert "tiny.gguf" in converted.source_sha256
     assert "<|im_start|>" in (converted.path / "chat_template.jinja").read_text()

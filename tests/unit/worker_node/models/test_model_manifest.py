@@ -14,7 +14,6 @@ from worker_node.models.directory import (
     CANARY_FILE,
     MANIFEST_FILE,
     EmbeddingCanary,
-    Fidelity,
     GenerationCanary,
     Manifest,
     read_embedding_canary,
@@ -41,7 +40,6 @@ def write_model(directory, **changes):
         "files": sizes(directory),
         "made_with": {"openvino": "1"},
         "canary": GenerationCanary("q", ("a",), 8),
-        "fidelity": Fidelity(kl=0.1, top1=0.9, tokens=10),
         **changes,
     }
     write_manifest(directory, Manifest(**fields))
@@ -52,7 +50,6 @@ def test_a_manifest_reads_back_as_it_was_written(tmp_path):
     model = read_model(write_model(tmp_path / "m"))
     assert (model.id, model.kind, model.context_limit, model.family) == ("m", ModelKind.GENERATION, 128, "smollm")
     assert model.canary == GenerationCanary("q", ("a",), 8)
-    assert model.fidelity == Fidelity(kl=0.1, top1=0.9, tokens=10)
     assert model.path == tmp_path / "m"
     assert model.size == len("<net/>")
     assert replace(model, id="other").id == "other"

@@ -143,7 +143,7 @@ def test_what_is_no_model_is_refused(store_root, tmp_path):
 
 
 def test_encoders_take_no_4_bits_and_the_catalog_leaves_no_choice_where_there_is_none(store_root, make_bert):
-    with pytest.raises(ConversionFailed, match="f32 or int8_sym"):
+    with pytest.raises(ConversionFailed, match="built in f32, not int4_sym"):
         ModelStore().convert(make_bert()[0], "x", quantization=Quantization.INT4_SYM)
     with pytest.raises(BadRequest, match="choice"):
         ModelStore().pull_spec("all-minilm", quantization=Quantization.F16)
