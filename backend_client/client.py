@@ -19,14 +19,14 @@ from backend_client.fleet.breaker import BreakerState
 from backend_client.fleet.discovery import source_of
 from backend_client.fleet.pool import Pool
 from backend_client.fleet.spaces import Bindings
-from backend_client.http.addresses import NodeAddress, parse_nodes
+from backend_client.http.addresses import parse_nodes
 from backend_client.http.tls import Identity, keys_by_node, proxy_url, tls_context
 from backend_client.http.transport import HttpTransport, Transport
 from backend_client.lifetime import Clock
 from backend_client.options import ClientOptions
 from backend_client.routing.backend import FleetBackend, Runtime
 from backend_client.routing.fallback import FallbackBackend
-from backend_client.settings import ClientSettings, checked_key, options_problem
+from backend_client.settings import ClientSettings, checked_key
 from backend_client.status import ClientStatus, NodeStatus, client_status, node_status
 
 if TYPE_CHECKING:
@@ -63,12 +63,17 @@ class NPUClient(BaseClient):
         rng: random.Random | None = None,
     ) -> None:
         options = ClientOptions() if options is None else options
-        nodes = nodes if isinstance(nodes, str) or not isinstance(nodes, Iterable) else list(nodes)
-        problem = _problem(nodes, api_key, spaces, options)
-        if problem is not None:
-            raise ConfigurationError(problem)
+        spaces = {} if spaces is None else spaces
+        if isinstance(nodes, Iterable) and not isinstance(nodes, str):
+            nodes = list(nodes)
+        _check(nodes, api_key, spaces, options)
+        try:
+            key = checked_key(SecretStr(api_key) if isinstance(api_key, str) else api_key)
+            urls, lists = parse_nodes(nodes)
+        except ValueError as error:
+            # Not as the cause: that would repeat a URL's password.
+            raise ConfigurationError(str(error)) from None
         rng = rng or random.Random()
-        key = SecretStr(api_key) if isinstance(api_key, str) else api_key
         identity = Identity(
             key=key.get_secret_value() if key else "",
             node_keys=keys_by_node(node_keys),
@@ -76,11 +81,10 @@ class NPUClient(BaseClient):
             proxy=proxy_url(proxy),
         )
         self._pool = Pool(options, clock, rng)
-        urls, lists = _parsed(nodes)
         self._pool.add(urls)
         runtime = Runtime(
             self._pool,
-            Bindings(self._pool, spaces or {}),
+            Bindings(self._pool, spaces),
             transport or (lambda: HttpTransport(identity, options)),
             options,
             rng,
@@ -140,34 +144,21 @@ class NPUClient(BaseClient):
         return f"NPUClient({list(self._pool.nodes)})"
 
 
-def _parsed(nodes: Sequence[str]) -> tuple[list[str], list[NodeAddress]]:
-    """`parse_nodes` for arguments. Raises ConfigurationError."""
-    if isinstance(nodes, str):
-        raise ConfigurationError("nodes is a list of URLs")
-    try:
-        return parse_nodes(nodes)
-    except ValueError as error:
-        problem = str(error)
-    raise ConfigurationError(problem)
-
-
-def _problem(nodes: object, api_key: object, spaces: object, options: object) -> str | None:
-    """What is wrong with the arguments of a client, or None. Node URLs are checked where they are parsed."""
-    if not isinstance(nodes, Iterable) or not all(isinstance(node, str) for node in nodes):
-        return "nodes is a list of URLs"
-    if api_key is not None and not isinstance(api_key, str | SecretStr):
-        return f"api_key is a str, not {type(api_key).__name__}"
-    try:
-        checked_key(SecretStr(api_key) if isinstance(api_key, str) else api_key)
-    except ValueError as error:
-        return str(error)
-    if spaces is not None and not (
-        isinstance(spaces, Mapping) and all(isinstance(part, str) and part for item in spaces.items() for part in item)
+def _check(nodes: object, api_key: object, spaces: object, options: object) -> None:
+    """Raise ConfigurationError for arguments of another type. Node URLs are checked where they are parsed."""
+    problem = None
+    if isinstance(nodes, str) or not isinstance(nodes, Sequence) or not all(isinstance(node, str) for node in nodes):
+        problem = "nodes must be a list of URLs"
+    elif api_key is not None and not isinstance(api_key, str | SecretStr):
+        problem = f"api_key must be a str, got {type(api_key).__name__}"
+    elif not isinstance(spaces, Mapping) or not all(
+        isinstance(part, str) and part for item in spaces.items() for part in item
     ):
-        return "spaces maps names of models to vector spaces (the `space` of a result)"
-    return (
-        options_problem(options) if isinstance(options, ClientOptions) else "options is a backend_client.ClientOptions"
-    )
+        problem = "spaces must map names of models to vector spaces (the `space` of a result)"
+    elif not isinstance(options, ClientOptions):
+        problem = f"options must be a backend_client.ClientOptions, got {type(options).__name__}"
+    if problem is not None:
+        raise ConfigurationError(problem)
 
 
 class InferenceClient(BaseClient):

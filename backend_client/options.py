@@ -1,15 +1,31 @@
-"""Every default of the client: its number and its reason. Times are seconds unless the name says otherwise."""
+"""Every default of the client: its number, its limits and its reason. Times are seconds unless the name says otherwise.
+
+The settings have the same groups: `[retry] attempts = 2` in the file is `RetryOptions(attempts=2)` here.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
 
 LONGEST_S = 999_999.0
 """The longest time that nodes accept, 11 days: what is longer, or infinite, is a mistake."""
 
+Positive = Annotated[float, Field(gt=0, le=LONGEST_S)]
+NotNegative = Annotated[float, Field(ge=0, le=LONGEST_S)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+PositiveShare = Annotated[float, Field(gt=0, lt=1)]
+Count = Annotated[int, Field(gt=0)]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timeouts:
+
+class Options(BaseModel):
+    """Numbers that are checked when they are given. Raises pydantic's ValidationError, which is a ValueError."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Timeouts(Options):
     """How long a call may take, all in all, when the caller does not say.
 
     `embed`: the slowest honest answer is a full batch behind a full queue, a few seconds; 30 leaves room for one
@@ -21,16 +37,15 @@ class Timeouts:
     engine costs half of the deadline; unless the rest would be too short for another attempt.
     """
 
-    embed: float = 30.0
-    generate: float = 120.0
-    connect: float = 1.0
-    attempt: float = 10.0
-    idle: float = 45.0
-    share: float = 0.5
+    embed: Positive = 30.0
+    generate: Positive = 120.0
+    connect: Positive = 1.0
+    attempt: Positive = 10.0
+    idle: Positive = 45.0
+    share: PositiveShare = 0.5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeOptions:
+class ProbeOptions(Options):
     """Active health checks.
 
     Two probes in a row must fail before a node counts as dead, and both fit into the promised 3 s even when the node
@@ -41,18 +56,17 @@ class ProbeOptions:
     one is older than `fresh`.
     """
 
-    interval: float = 1.0
-    jitter: float = 0.1
-    timeout: float = 0.8
-    retry_interval: float = 0.2
-    failures: int = 2
-    idle_after: float = 10.0
-    idle_interval: float = 30.0
-    fresh: float = 3.0
+    interval: Positive = 1.0
+    jitter: Share = 0.1
+    timeout: Positive = 0.8
+    retry_interval: Positive = 0.2
+    failures: Count = 2
+    idle_after: NotNegative = 10.0
+    idle_interval: Positive = 30.0
+    fresh: Positive = 3.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BreakerOptions:
+class BreakerOptions(Options):
     """When a node is ejected, and for how long.
 
     Fleets have 1 to 5 nodes, so statistics never have the samples; consecutive failures do. `connection_failures` 2:
@@ -70,25 +84,24 @@ class BreakerOptions:
     `slow_start` and `silence_factor`, `_least`, `_unknown` and `_last` have no effect any more.
     """
 
-    connection_failures: int = 2
-    server_failures: int = 5
-    base: float = 1.0
-    longest: float = 30.0
-    longest_probed: float = 4.0
-    jitter: float = 0.2
-    forget: float = 30.0
-    recovery: float = 1.0
-    slow_start: float = 10.0
-    silent_attempts: float = 2.0
-    silence_factor: float = 3.0
-    silence_least: float = 0.05
-    silence_unknown: float = 0.5
-    silence_last: float = 1.0
-    longest_model: float = 4.0
+    connection_failures: Count = 2
+    server_failures: Count = 5
+    base: Positive = 1.0
+    longest: Positive = 30.0
+    longest_probed: Positive = 4.0
+    jitter: Share = 0.2
+    forget: Positive = 30.0
+    recovery: Positive = 1.0
+    slow_start: NotNegative = 10.0
+    silent_attempts: Positive = 2.0
+    silence_factor: Positive = 3.0
+    silence_least: Positive = 0.05
+    silence_unknown: Positive = 0.5
+    silence_last: Positive = 1.0
+    longest_model: Positive = 4.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetryOptions:
+class RetryOptions(Options):
     """How much extra load failures may cause.
 
     `attempts` 3: the third node of a small fleet, or the same node twice after being busy. The budget takes in
@@ -101,60 +114,58 @@ class RetryOptions:
     full jitter, and the least after a refusal, whatever its Retry-After; another node is asked at once.
     """
 
-    attempts: int = 3
-    per_request: float = 0.1
-    per_second: float = 1.0
-    initial: float = 2.0
-    saved: float = 100.0
-    patience: float = 5.0
-    pause: float = 0.05
+    attempts: Count = 3
+    per_request: NotNegative = 0.1
+    per_second: NotNegative = 1.0
+    initial: NotNegative = 2.0
+    saved: Positive = 100.0
+    patience: NotNegative = 5.0
+    pause: NotNegative = 0.05
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HedgeOptions:
+class HedgeOptions(Options):
     """These have no effect any more: no request is sent to two nodes at once."""
 
-    percentile: float | None = None
-    samples: int = 256
-    least: int = 32
+    percentile: PositiveShare | None = None
+    samples: Count = 256
+    least: Count = 32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchOptions:
+class BatchOptions(Options):
     """How `embed_many` cuts its work.
 
-    A node reaches its full rate with batches of 32 to 64 texts; more only makes a retry dearer. `tokens` bounds a
-    batch of long texts, counted at `bytes_per_token` UTF-8 bytes (English has 4 to 5; 3 errs on the safe side). Three
-    batches a node keep its queue filled while one is on the wire.
+    A node reaches its full rate with batches of 32 to 64 texts; more only makes a retry more expensive. `tokens`
+    bounds a batch of long texts, counted at `bytes_per_token` UTF-8 bytes (English has 4 to 5; 3 errs on the safe
+    side). Three batches a node keep its queue filled while one is on the wire.
     """
 
-    texts: int = 64
-    tokens: int = 16_384
-    bytes_per_token: float = 3.0
-    per_node: int = 3
+    texts: Count = 64
+    tokens: Count = 16_384
+    bytes_per_token: Positive = 3.0
+    per_node: Count = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FallbackOptions:
+class FallbackOptions(Options):
     """What the NPU leg leaves of the deadline for the cloud: `share` of it, at most `longest`."""
 
-    share: float = 0.25
-    longest: float = 10.0
+    share: Share = 0.25
+    longest: NotNegative = 10.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientOptions:
+class ClientOptions(Options):
     """All of them. `discovery_interval`: looking up a name, or at a file, costs nothing at this rate.
-    `connections_per_node`: a node takes 1,024 in all, shared by the backends that call it.
-    `max_reply_bytes`: 2,048 texts of 4,096 dimensions are 32 MB; more is not an answer of a node."""
 
-    timeouts: Timeouts = field(default_factory=Timeouts)
-    probe: ProbeOptions = field(default_factory=ProbeOptions)
-    breaker: BreakerOptions = field(default_factory=BreakerOptions)
-    retry: RetryOptions = field(default_factory=RetryOptions)
-    batch: BatchOptions = field(default_factory=BatchOptions)
-    fallback: FallbackOptions = field(default_factory=FallbackOptions)
-    hedge: HedgeOptions = field(default_factory=HedgeOptions)
-    connections_per_node: int = 128
-    discovery_interval: float = 5.0
-    max_reply_bytes: int = 64 * 1024 * 1024
+    `connections_per_node`: a node takes 1,024 in all, shared by the backends that call it.
+    `max_reply_bytes`: 2,048 texts of 4,096 dimensions are 32 MB; more is not an answer of a node.
+    """
+
+    timeouts: Timeouts = Timeouts()
+    probe: ProbeOptions = ProbeOptions()
+    breaker: BreakerOptions = BreakerOptions()
+    retry: RetryOptions = RetryOptions()
+    batch: BatchOptions = BatchOptions()
+    fallback: FallbackOptions = FallbackOptions()
+    hedge: HedgeOptions = HedgeOptions()
+    connections_per_node: Count = 128
+    discovery_interval: Positive = 5.0
+    max_reply_bytes: Count = 64 * 1024 * 1024

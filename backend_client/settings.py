@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import difflib
 import json
-import math
 import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -22,7 +20,6 @@ from pydantic import (
     Field,
     SecretStr,
     ValidationError,
-    create_model,
     field_validator,
     model_validator,
 )
@@ -38,133 +35,11 @@ from pydantic_settings import (
 from backend_client.errors import ConfigurationError
 from backend_client.http.addresses import parse_nodes
 from backend_client.http.tls import sendable_key
-from backend_client.options import (
-    LONGEST_S,
-    BatchOptions,
-    BreakerOptions,
-    ClientOptions,
-    FallbackOptions,
-    HedgeOptions,
-    ProbeOptions,
-    RetryOptions,
-    Timeouts,
-)
+from backend_client.options import ClientOptions, PositiveShare
 
 CONFIG_VARIABLE = "NPU_CLIENT_CONFIG"
+DEFAULT_NODE = "http://127.0.0.1:8081"
 
-
-def reject_misspelt(environment: Mapping[str, str], settings: type[BaseSettings]) -> None:
-    """Raise ConfigurationError for a variable with our prefix that no setting reads; a mistake would go unnoticed."""
-    prefix = "NPU_CLIENT_"
-    known = {CONFIG_VARIABLE, *(f"{prefix}{name}".upper() for name in _variables(settings))}
-    given = sorted(name for name in environment if name.upper().startswith(prefix))
-    problems = []
-    for name in given:
-        # A mapping's keys, such as a model's name, are anything.
-        if name.upper() in known or any(name.upper().startswith(f"{start}__") for start in _open(settings)):
-            continue
-        close = difflib.get_close_matches(name.upper(), sorted(known), 1)
-        hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(sorted(known))}"
-        problems.append(f"{name}: there is no such setting; {hint}")
-    if problems:
-        raise ConfigurationError("the environment is wrong:\n  " + "\n  ".join(problems))
-
-
-def _variables(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """The names of all settings, nested ones with `__`."""
-    for name, field in model.model_fields.items():
-        yield prefix + name
-        for part in (field.annotation, *get_args(field.annotation)):
-            if isinstance(part, type) and issubclass(part, BaseModel):
-                yield from _variables(part, f"{prefix}{name}__")
-
-
-def _open(model: type[BaseModel], prefix: str = "NPU_CLIENT_") -> set[str]:
-    """The variables below which any further name may stand: those of mappings."""
-    return {f"{prefix}{name}".upper() for name in _mappings(model)}
-
-
-def _mappings(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    for name, field in model.model_fields.items():
-        if get_origin(field.annotation) is dict:
-            yield prefix + name
-        for part in (field.annotation, *get_args(field.annotation)):
-            if isinstance(part, type) and issubclass(part, BaseModel):
-                yield from _mappings(part, f"{prefix}{name}__")
-
-
-# Groups of settings, made from the options of the same name.
-
-
-def _section(options: type, **limits: Any) -> type[BaseModel]:
-    """The settings of a group of options: its fields and defaults, each positive unless `limits` says otherwise.
-
-    No time is longer than `LONGEST_S`.
-    """
-    parts: dict[str, Any] = {}
-    hints = get_type_hints(options)
-    for item in fields(options):
-        rules: dict[str, Any] = limits.get(item.name, {"gt": 0})
-        if isinstance(item.default, float):
-            rules = {"le": LONGEST_S, **rules}
-        parts[item.name] = hints[item.name], Field(default=item.default, **rules)
-    config = ConfigDict(extra="forbid", frozen=True)
-    return create_model(
-        f"{options.__name__}Settings", __config__=config, __doc__=f"See `options.{options.__name__}`.", **parts
-    )
-
-
-DEFAULTS = ClientOptions()
-
-
-_MAY_BE_ZERO = {name: {"ge": 0} for name in ("per_request", "per_second", "initial", "patience", "pause")}
-
-
-class TimeoutSettings(_section(Timeouts, share={"gt": 0, "lt": 1})):  # type: ignore[misc]  # a model made from the options
-    """See `options.Timeouts`."""
-
-
-class ProbeSettings(_section(ProbeOptions, jitter={"ge": 0, "lt": 1}, idle_after={"ge": 0})):  # type: ignore[misc]  # a model made from the options
-    """See `options.ProbeOptions`."""
-
-
-class BreakerSettings(_section(BreakerOptions, jitter={"ge": 0, "lt": 1}, slow_start={"ge": 0})):  # type: ignore[misc]  # a model made from the options
-    """See `options.BreakerOptions`."""
-
-
-class RetrySettings(_section(RetryOptions, **_MAY_BE_ZERO)):  # type: ignore[misc]  # a model made from the options
-    """See `options.RetryOptions`."""
-
-
-class HedgeSettings(_section(HedgeOptions, percentile={"gt": 0, "lt": 1})):  # type: ignore[misc]  # a model made from the options
-    """See `options.HedgeOptions`."""
-
-
-class BatchSettings(_section(BatchOptions)):  # type: ignore[misc]  # a model made from the options
-    """See `options.BatchOptions`."""
-
-
-class FallbackSettings(_section(FallbackOptions, share={"ge": 0, "lt": 1}, longest={"ge": 0})):  # type: ignore[misc]  # a model made from the options
-    """See `options.FallbackOptions`."""
-
-
-def options_problem(options: ClientOptions) -> str | None:
-    """What cannot be meant in options that were not made from settings, or None."""
-    for item in fields(options):
-        group, default = getattr(options, item.name), getattr(DEFAULTS, item.name)
-        values = {item.name: group}
-        if is_dataclass(default):
-            if not isinstance(group, type(default)):
-                return f"options.{item.name} is {type(group).__name__}, not {type(default).__name__}"
-            values = {f"{item.name}.{part.name}": getattr(group, part.name) for part in fields(group)}
-        for name, value in values.items():
-            longest = LONGEST_S if isinstance(value, float) else math.inf
-            if value is not None and (not isinstance(value, int | float) or not 0 <= value <= longest):
-                return f"options.{name} must be a number of at least 0, and a time at most {LONGEST_S:.0f} s"
-    return None
-
-
-# Settings of the cloud behind the nodes.
 
 _SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization"})
 
@@ -238,12 +113,7 @@ class CloudSettings(BaseModel):
         return self
 
 
-# Settings of the client: defaults, file, environment, arguments.
-
-DEFAULT_NODE = "http://127.0.0.1:8081"
-
-
-class ClientSettings(BaseSettings):
+class ClientSettings(BaseSettings, ClientOptions):
     """The client. `nodes` are URLs, or where to find them (`dns://`, `srv://`, `file://`). `spaces` binds models to
     vector spaces from the start, for services that keep vectors.
 
@@ -266,19 +136,9 @@ class ClientSettings(BaseSettings):
     client_cert: Path | None = None
     client_key: Path | None = None
     proxy: SecretStr | None = None
-    timeouts: TimeoutSettings = TimeoutSettings()
     cloud: CloudSettings | None = None
     local_only: bool = False
-    hedge_percentile: float | None = Field(default=None, gt=0, lt=1)
-    probe: ProbeSettings = ProbeSettings()
-    breaker: BreakerSettings = BreakerSettings()
-    retry: RetrySettings = RetrySettings()
-    hedge: HedgeSettings = HedgeSettings()
-    batch: BatchSettings = BatchSettings()
-    fallback: FallbackSettings = FallbackSettings()
-    connections_per_node: int = Field(default=DEFAULTS.connections_per_node, gt=0)
-    discovery_interval: float = Field(default=DEFAULTS.discovery_interval, gt=0, le=LONGEST_S)
-    max_reply_bytes: int = Field(default=DEFAULTS.max_reply_bytes, gt=0)
+    hedge_percentile: PositiveShare | None = None
     spaces: dict[str, str] = {}
 
     _key = field_validator("api_key")(checked_key)
@@ -318,7 +178,7 @@ class ClientSettings(BaseSettings):
 
         Raises ConfigurationError, with each problem on a line and no value in it.
         """
-        reject_misspelt(os.environ, cls)
+        _reject_unknown_variables(os.environ)
         path = config or os.environ.get(CONFIG_VARIABLE)
         if path is not None and not Path(path).is_file():
             problem = "is not a file" if Path(path).exists() else "does not exist"
@@ -365,21 +225,10 @@ class ClientSettings(BaseSettings):
 
     def options(self) -> ClientOptions:
         """The options that these settings give."""
-        hedge = self.hedge.model_dump()
+        values = {name: getattr(self, name) for name in ClientOptions.model_fields}
         if self.hedge_percentile is not None:
-            hedge["percentile"] = self.hedge_percentile
-        return ClientOptions(
-            timeouts=Timeouts(**self.timeouts.model_dump()),
-            probe=ProbeOptions(**self.probe.model_dump()),
-            breaker=BreakerOptions(**self.breaker.model_dump()),
-            retry=RetryOptions(**self.retry.model_dump()),
-            batch=BatchOptions(**self.batch.model_dump()),
-            fallback=FallbackOptions(**self.fallback.model_dump()),
-            hedge=HedgeOptions(**hedge),
-            connections_per_node=self.connections_per_node,
-            discovery_interval=self.discovery_interval,
-            max_reply_bytes=self.max_reply_bytes,
-        )
+            values["hedge"] = self.hedge.model_copy(update={"percentile": self.hedge_percentile})
+        return ClientOptions(**values)
 
 
 def _line(error: tomllib.TOMLDecodeError) -> str:
@@ -388,15 +237,27 @@ def _line(error: tomllib.TOMLDecodeError) -> str:
     return found[1] if found else "end"
 
 
-__all__ = [
-    "BatchSettings",
-    "BreakerSettings",
-    "ClientSettings",
-    "CloudSettings",
-    "FallbackSettings",
-    "HedgeSettings",
-    "Price",
-    "ProbeSettings",
-    "RetrySettings",
-    "TimeoutSettings",
-]
+def _reject_unknown_variables(environment: Mapping[str, str]) -> None:
+    """Raise ConfigurationError for a variable with our prefix that no setting reads; a mistake would go unnoticed."""
+    known = {CONFIG_VARIABLE, *(f"NPU_CLIENT_{name}".upper() for name in _variables(ClientSettings))}
+    problems = []
+    for name in sorted(name for name in environment if name.upper().startswith("NPU_CLIENT_")):
+        # Below a mapping, such as that of prices, the keys are anything.
+        if name.upper() in known or any(name.upper().startswith(open_[:-1]) for open_ in known if open_.endswith("*")):
+            continue
+        close = difflib.get_close_matches(name.upper(), sorted(known), 1)
+        hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(sorted(known))}"
+        problems.append(f"{name}: there is no such setting; {hint}")
+    if problems:
+        raise ConfigurationError("the environment is wrong:\n  " + "\n  ".join(problems))
+
+
+def _variables(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """The names of all settings, nested ones with `__`; `name__*` stands for the keys of a mapping."""
+    for name, field in model.model_fields.items():
+        yield prefix + name
+        if get_origin(field.annotation) is dict:
+            yield f"{prefix}{name}__*"
+        for part in (field.annotation, *get_args(field.annotation)):
+            if isinstance(part, type) and issubclass(part, BaseModel):
+                yield from _variables(part, f"{prefix}{name}__")

@@ -13,109 +13,25 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import aiohttp
 from aiohttp import web
 from aiohttp.typedefs import Handler
-from aiohttp.web_protocol import RequestHandler
-from pydantic import SecretStr
 
 from backend_client.client import NPUClient
-from backend_client.errors import ConfigurationError
-from backend_client.lifetime import supervise
+from backend_client.errors import AttemptTimeout, BadReply, ConfigurationError, KeyRefused, NodeError
+from backend_client.http.messages import WireCall, new_request_id
+from backend_client.lifetime import Deadline, supervise
 from backend_client.settings import ClientSettings
 from backend_client.status import NodeStatus
 
-# Connections of the dashboard that idle clients cannot hold open, so that readers always get one.
-
-HEADER_TIMEOUT_S = 5.0
-_KEEPALIVE_S = 30.0
-# A browser opens six to one host.
-MAX_CONNECTIONS = 64
-
-
-class BoundedConnection(RequestHandler):
-    """Ends unless each request's header is complete in time; at the limit, the one that waited longest ends."""
-
-    __slots__ = ("_header_timeout_s", "_header_timer", "_server", "_waiting_since")
-
-    def __init__(
-        self, server: web.Server, loop: asyncio.AbstractEventLoop, header_timeout_s: float = HEADER_TIMEOUT_S
-    ) -> None:
-        super().__init__(
-            server,
-            loop=loop,
-            keepalive_timeout=_KEEPALIVE_S,
-            access_log=None,  # type: ignore[arg-type]  # aiohttp takes None for none
-        )
-        self._server = server
-        self._header_timeout_s = header_timeout_s
-        self._header_timer: asyncio.TimerHandle | None = None
-        self._waiting_since = loop.time()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        if len(self._server.connections) > MAX_CONNECTIONS:
-            self._longest_waiting().end()
-        self._start_timer()
-
-    def data_received(self, data: bytes) -> None:
-        seen = self._request_count
-        super().data_received(data)
-        if self._request_count > seen:
-            self._waiting_since = self._loop.time()
-            self._stop_timer()
-        elif data and self._header_timer is None and not self._request_in_progress:
-            self._start_timer()
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        self._stop_timer()
-        super().connection_lost(exc)
-
-    @property
-    def ended(self) -> bool:
-        """Whether it is closed or being closed."""
-        return self._force_close
-
-    @property
-    def worth(self) -> tuple[bool, float]:
-        """The least of all is given up first: without a request, waiting for long."""
-        return self._request_count > 0, self._waiting_since
-
-    def end(self) -> None:
-        """Close the connection at once."""
-        if self.transport is not None:
-            self.transport.abort()
-            self.force_close()
-
-    def _longest_waiting(self) -> BoundedConnection:
-        """The connection to give up: silent ones before others; this one if there is no other."""
-        others = [
-            other
-            for other in self._server.connections
-            if isinstance(other, BoundedConnection) and other is not self and not other.ended
-        ]
-        return min(others, key=lambda other: other.worth, default=self)
-
-    def _start_timer(self) -> None:
-        self._header_timer = self._loop.call_later(self._header_timeout_s, self.end)
-
-    def _stop_timer(self) -> None:
-        if self._header_timer is not None:
-            self._header_timer.cancel()
-            self._header_timer = None
-
-
-# The fleet's state on the dashboard: the client's probes of each node, and the node's own state.
-
-PERIOD_S = 1.0
+_HOST = "127.0.0.1"
+_PERIOD_S = 1.0
+# As long as the client's own probes wait.
+_PATIENCE_S = 0.8
 # A busy node now and then answers one look too late. Without it, the sums and shares of the fleet would jump.
 _LOOKS_MISSED = 3
-
-
-class StateUnavailable(Exception):
-    """A node's state could not be fetched; the text says why."""
 
 
 Fetch = Callable[[str], Awaitable[dict[str, Any]]]
@@ -143,7 +59,7 @@ class _Seen:
 
 
 class FleetWatch:
-    """Looks at every node of a client each second. `fetch` gets a node's state and raises StateUnavailable.
+    """Looks at every node of a client each second. `fetch` gets a node's state and raises NodeError.
 
     It sends no inference requests, so it costs the nodes nothing and moves no breaker by itself.
     """
@@ -160,7 +76,7 @@ class FleetWatch:
         while True:
             began = time.monotonic()
             await self.look()
-            await asyncio.sleep(max(0.0, began + PERIOD_S - time.monotonic()))
+            await asyncio.sleep(max(0.0, began + _PERIOD_S - time.monotonic()))
 
     async def look(self) -> None:
         """Ask every node that there is now for its state, all at once."""
@@ -175,8 +91,8 @@ class FleetWatch:
     async def _ask(self, url: str) -> tuple[dict[str, Any] | None, str | None]:
         try:
             return await self._fetch(url), None
-        except StateUnavailable as error:
-            return None, str(error)
+        except NodeError as error:
+            return None, error.what
 
     def _note(self, node: NodeStatus) -> _Seen:
         """Keep when a node's usability changed. Also done between two looks: the probes may be ahead of them."""
@@ -214,83 +130,48 @@ class FleetWatch:
         }
 
 
-# The fleet's dashboard over HTTP: the page and its state, on loopback and for nobody else.
-
-_HOST = "127.0.0.1"
-# As long as the client's own probes wait. A state is some 10 kB; a megabyte is not one.
-_PATIENCE_S = 0.8
-_LARGEST = 1024 * 1024
-
-
-class StateReader:
-    """Fetches nodes' states. Make it inside a running event loop, and `close` it."""
-
-    def __init__(self, api_key: SecretStr | None) -> None:
-        headers = {"Authorization": f"Bearer {api_key.get_secret_value()}"} if api_key else {}
-        self._session = aiohttp.ClientSession(
-            headers=headers, timeout=aiohttp.ClientTimeout(total=_PATIENCE_S), cookie_jar=aiohttp.DummyCookieJar()
-        )
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._session.close()
-
-    async def __call__(self, node: str) -> dict[str, Any]:
-        """A node's state. Raises StateUnavailable; its text holds nothing of the request."""
-        try:
-            async with self._session.get(node + "/dashboard/state", allow_redirects=False) as response:
-                if response.status == 401:
-                    raise StateUnavailable("the node refuses this client's API key")
-                if response.status != 200:
-                    raise StateUnavailable(
-                        f"the node answered HTTP {response.status}; it may be older than this client"
-                    )
-                if not 0 < (response.content_length or 0) <= _LARGEST:
-                    raise StateUnavailable("what it answered is no state of a node")
-                state = json.loads(await response.read())
-        except TimeoutError:
-            raise StateUnavailable(f"no answer within {_PATIENCE_S:g} s") from None
-        except (aiohttp.ClientError, OSError) as error:
-            raise StateUnavailable(f"cannot be reached ({type(error).__name__})") from None
-        except ValueError:
-            raise StateUnavailable("what it answered is no state of a node") from None
-        if not isinstance(state, dict) or state.get("kind") != "node":
-            raise StateUnavailable("what it answered is no state of a node")
-        return state
+async def fetch_state(client: NPUClient, url: str) -> dict[str, Any]:
+    """A node's own state, with the client's key and certificates. Raises NodeError."""
+    transport = client.backend.runtime.start().transport
+    request = WireCall(b"", (), Deadline.after(_PATIENCE_S), new_request_id(), method="GET", path="/dashboard/state")
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            reply = await transport.exchange(url, request)
+    except TimeoutError:
+        raise AttemptTimeout(f"no answer within {_PATIENCE_S:g} s", node=url) from None
+    if reply.status == 401:
+        raise KeyRefused("the node refuses this client's API key", node=url)
+    if reply.status != 200:
+        raise BadReply(f"the node answered HTTP {reply.status}; it may be older than this client", node=url)
+    try:
+        state = json.loads(reply.body)
+    except ValueError:
+        state = None
+    if not isinstance(state, dict) or state.get("kind") != "node":
+        raise BadReply("the node's answer is not its state", node=url)
+    return state
 
 
 @asynccontextmanager
-async def served(client: NPUClient, api_key: SecretStr | None, port: int = 0) -> AsyncIterator[str]:
+async def served(client: NPUClient, port: int = 0) -> AsyncIterator[str]:
     """Serve the dashboard of the client's fleet while the block runs; yields the page's URL. Port 0 is a free one.
 
     Raises ConfigurationError when the port is taken.
     """
-    reader = StateReader(api_key)
-    fleet = FleetWatch(client, reader)
-    watcher = supervise(fleet.watch, "fleet watch")
+    fleet = FleetWatch(client, partial(fetch_state, client))
     runner = web.AppRunner(_app(fleet), access_log=None)
     await runner.setup()
+    watcher = supervise(fleet.watch, "fleet watch")
     try:
-        listener = await _listen(runner, port)
         try:
-            yield f"http://{_HOST}:{listener.sockets[0].getsockname()[1]}/dashboard"
-        finally:
-            listener.close()
+            await web.TCPSite(runner, _HOST, port).start()
+        except OSError:
+            raise ConfigurationError(f"cannot listen on {_HOST}:{port}; choose another port") from None
+        yield f"http://{_HOST}:{runner.addresses[0][1]}/dashboard"
     finally:
         await runner.cleanup()
         watcher.cancel()
         await asyncio.gather(watcher, return_exceptions=True)
-        await reader.close()
-
-
-async def _listen(runner: web.AppRunner, port: int) -> asyncio.Server:
-    server = runner.server
-    assert server is not None  # noqa: S101  (setup() made it)
-    loop = asyncio.get_running_loop()
-    try:
-        return await loop.create_server(lambda: BoundedConnection(server, loop), _HOST, port)
-    except OSError as error:
-        raise ConfigurationError(f"cannot listen on {_HOST}:{port}: {error.strerror}; choose another port") from None
 
 
 def _app(fleet: FleetWatch) -> web.Application:
@@ -361,7 +242,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 async def run(args: argparse.Namespace, settings: ClientSettings) -> int:
     """Serve until interrupted."""
-    async with NPUClient.from_settings(settings) as client, served(client, settings.api_key, args.port) as url:
+    async with NPUClient.from_settings(settings) as client, served(client, args.port) as url:
         print(f"the dashboard is at {url}", flush=True)
         await asyncio.Event().wait()
     return 0

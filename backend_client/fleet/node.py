@@ -181,7 +181,7 @@ class ModelBreakers:
     """A breaker is made for a model at its first failure, and kept at its node."""
 
     def __init__(self, options: BreakerOptions, clock: Clock, rng: random.Random) -> None:
-        self._options = replace(options, longest=options.longest_model)
+        self._options = options.model_copy(update={"longest": options.longest_model})
         self._clock = clock
         self._rng = rng
 

@@ -1,25 +1,16 @@
 """The fleet's dashboard while nodes die, refuse, or are no nodes of this version."""
 
 import asyncio
-import contextlib
 import json
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
 from aiohttp import web
-from pydantic import SecretStr
 
-from backend_client.cli.dashboard import (
-    MAX_CONNECTIONS,
-    BoundedConnection,
-    FleetWatch,
-    StateReader,
-    StateUnavailable,
-    served,
-)
+from backend_client.cli.dashboard import FleetWatch, fetch_state, served
 from backend_client.client import NPUClient
-from backend_client.errors import ConfigurationError
+from backend_client.errors import BadReply, ConfigurationError, NodeError
 from backend_client.fleet.breaker import BreakerState
 from backend_client.status import NodeStatus
 from tests.faults.scripted_node import ScriptedNode
@@ -33,7 +24,7 @@ class Script:
 
     async def __call__(self, url):
         if url not in self.states:
-            raise StateUnavailable("scripted")
+            raise BadReply("scripted", node=url)
         return self.states[url]
 
 
@@ -155,28 +146,23 @@ async def answering(handler):
         (401, b"{}", "refuses this client's API key"),
         (404, b"{}", "HTTP 404"),
         (302, b"{}", "HTTP 302"),
-        (200, b"<html>", "no state of a node"),
-        (200, b"[1]", "no state of a node"),
-        (200, b'{"kind": "fleet"}', "no state of a node"),
-        (200, b"", "no state of a node"),
-        (200, b" " * (1024 * 1024 + 1), "no state of a node"),
+        (200, b"<html>", "not its state"),
+        (200, b"[1]", "not its state"),
+        (200, b'{"kind": "fleet"}', "not its state"),
+        (200, b"", "not its state"),
     ],
 )
-async def test_what_is_no_state_is_told_in_words_without_the_key(status, body, why):
+async def test_an_answer_that_is_not_a_state_is_an_error_without_the_key(status, body, why):
     async def handler(request):
         assert request.headers["Authorization"] == "Bearer sk-canary"
         return web.Response(status=status, body=body, headers={"Location": "/elsewhere"})
 
-    reader = StateReader(SecretStr("sk-canary"))
-    try:
-        async with answering(handler) as url:
-            with pytest.raises(StateUnavailable, match=why) as raised:
-                await reader(url)
+    async with answering(handler) as url, NPUClient([url], node_keys={url: "sk-canary"}) as client:
+        with pytest.raises(NodeError, match=why) as raised:
+            await fetch_state(client, url)
         assert "sk-canary" not in repr(raised.value)
-        with pytest.raises(StateUnavailable, match="cannot be reached"):
-            await reader(url)
-    finally:
-        await reader.close()
+        with pytest.raises(NodeError, match="cannot connect"):
+            await fetch_state(client, "http://127.0.0.1:9")
 
 
 async def test_the_state_reaches_the_page(http):
@@ -187,7 +173,7 @@ async def test_the_state_reaches_the_page(http):
         ScriptedNode().running() as node,
         answering(handler) as detailed,
         NPUClient([node.url, detailed]) as client,
-        served(client, None) as url,
+        served(client) as url,
     ):
         async with http.get(url) as reply:
             assert reply.status == 200
@@ -211,7 +197,7 @@ async def test_the_state_reaches_the_page(http):
 
 
 async def test_other_names_for_this_machine_are_refused(http):
-    async with NPUClient([]) as client, served(client, None) as url:
+    async with NPUClient([]) as client, served(client) as url:
         for host, status in (
             ("127.0.0.1", 200),
             ("localhost:99", 200),
@@ -224,43 +210,16 @@ async def test_other_names_for_this_machine_are_refused(http):
 
 
 async def test_a_taken_port_is_a_message():
-    async with NPUClient([]) as client, served(client, None) as url:
+    async with NPUClient([]) as client, served(client) as url:
         port = int(url.split(":")[2].split("/")[0])
         with pytest.raises(ConfigurationError, match=f"cannot listen on 127.0.0.1:{port}"):
-            async with served(client, None, port):
+            async with served(client, port):
                 pass
 
 
 async def test_the_page_of_another_site_is_refused(http):
-    async with NPUClient(["http://127.0.0.1:9"]) as client, served(client, None) as page:
+    async with NPUClient(["http://127.0.0.1:9"]) as client, served(client) as page:
         own, url = page.removesuffix("/dashboard"), page + "/state"
         for origin, status in ((own, 200), ("https://evil.example", 403), ("null", 403), (own + "1", 403)):
             async with http.get(url, headers={"Origin": origin}) as reply:
                 assert reply.status == status, origin
-
-
-async def test_silent_connections_keep_no_reader_out(http):
-    async with NPUClient(["http://127.0.0.1:9"]) as client, served(client, None) as page:
-        port = int(page.split(":")[2].split("/")[0])
-        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2 * MAX_CONNECTIONS)]
-        async with http.get(page) as reply:
-            assert reply.status == 200
-        with contextlib.suppress(ConnectionResetError):
-            assert await silent[0][0].read() == b"", "the oldest made room"
-        for _, writer in silent:
-            writer.close()
-
-
-async def test_a_connection_without_a_request_ends_by_itself():
-    async def answer(_request):
-        return web.Response()
-
-    server, loop = web.Server(answer), asyncio.get_running_loop()
-    listener = await loop.create_server(lambda: BoundedConnection(server, loop, 0.05), "127.0.0.1", 0)
-    reader, writer = await asyncio.open_connection(*listener.sockets[0].getsockname())
-    async with asyncio.timeout(10):
-        with contextlib.suppress(ConnectionResetError):
-            assert await reader.read() == b""
-    writer.close()
-    listener.close()
-    await server.shutdown(0.1)

@@ -1,7 +1,6 @@
 """Models that load when nodes start: ready nodes go first, and where there is none requests wait, in virtual time."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
@@ -171,7 +170,7 @@ async def test_a_model_that_is_loaded_soon_is_waited_for_though_there_is_a_cloud
 @in_virtual_time
 async def test_a_refusal_that_contradicts_its_report_costs_a_retry():
     [node] = nodes = fleet(1)
-    options = ClientOptions(retry=replace(RETRY, per_second=0.0, per_request=0.0))
+    options = ClientOptions(retry=RETRY.model_copy(update={"per_second": 0.0, "per_request": 0.0}))
     async with warm(nodes, options=options) as client:
         node.embed = NodeNotServing("loads", node=node.url, status=503, code="model_loading", retry_after=0.0)
         for _ in range(10):

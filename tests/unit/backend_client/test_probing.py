@@ -159,7 +159,7 @@ async def test_what_was_down_while_the_client_idled_is_probed_before_it_is_given
 @in_virtual_time
 async def test_a_blocked_event_loop_is_not_the_silence_of_a_node():
     nodes = fleet(2)
-    options = ClientOptions(probe=ProbeOptions(retry_interval=0.0))
+    options = ClientOptions(probe=ProbeOptions(retry_interval=0.001))
     async with warm(nodes, options=options) as client:
         loop = asyncio.get_running_loop()
         for _ in range(200):
