@@ -6,7 +6,7 @@ import random
 import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,9 +17,11 @@ from backend_client.cloud.ledger import Ledger
 from backend_client.errors import ConfigurationError
 from backend_client.fleet.breaker import BreakerState
 from backend_client.fleet.discovery import source_of
+from backend_client.fleet.node import Node
 from backend_client.fleet.pool import Pool
 from backend_client.fleet.spaces import Bindings
 from backend_client.http.addresses import parse_nodes
+from backend_client.http.health import DeviceReport, ModelReport
 from backend_client.http.tls import Identity, keys_by_node, proxy_url, tls_context
 from backend_client.http.transport import HttpTransport, Transport
 from backend_client.lifetime import Clock
@@ -27,10 +29,66 @@ from backend_client.options import ClientOptions
 from backend_client.routing.backend import FleetBackend, Runtime
 from backend_client.routing.fallback import FallbackBackend
 from backend_client.settings import ClientSettings, checked_key
-from backend_client.status import ClientStatus, NodeStatus, client_status, node_status
 
 if TYPE_CHECKING:
     from backend_client.cloud.client import CloudClient
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """One node as this client sees it.
+
+    `status` is the node's own word, or "unknown" before its first probe, "unreachable" when that failed; `usable` says
+    whether requests go there; `trouble` why not. `in_flight` counts this client's requests.
+    """
+
+    url: str
+    status: str
+    usable: bool
+    breaker: BreakerState
+    trouble: str | None
+    in_flight: int
+    version: str | None
+    models: tuple[ModelReport, ...]
+    devices: tuple[DeviceReport, ...]
+
+    @classmethod
+    def of(cls, node: Node) -> NodeStatus:
+        """The node's status now."""
+        report = node.report
+        answers = node.breaker.state is BreakerState.CLOSED or not node.probe_failures
+        silent = "unreachable" if node.probed else "unknown"
+        return cls(
+            url=node.url,
+            status=report.status if report is not None and answers else silent,
+            usable=report is not None and report.serving and node.breaker.admits() and answers,
+            breaker=node.breaker.state,
+            trouble=node.trouble,
+            in_flight=node.outstanding.total(),
+            version=report.version if report else None,
+            models=report.models if report else (),
+            devices=report.devices if report else (),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ClientStatus:
+    """For the caller's own health endpoint.
+
+    `serving`: whether a call would find somebody now; `cloud`: the state of the cloud's breaker, None without a cloud;
+    `retries_left`: what the retry budget holds; `cloud_cost`: what was spent.
+    """
+
+    serving: bool
+    nodes_usable: int
+    nodes: dict[str, str]
+    retries_left: int
+    cloud: str | None = None
+    cloud_cost: str | None = None
+
+    def as_dict(self) -> dict[str, object]:
+        """Ready for JSON."""
+        return asdict(self)
 
 
 class NPUClient(BaseClient):
@@ -129,7 +187,7 @@ class NPUClient(BaseClient):
 
     def status(self) -> tuple[NodeStatus, ...]:
         """What is known of each node now, without asking."""
-        return tuple(node_status(node) for node in list(self._pool.nodes.values()))
+        return tuple(NodeStatus.of(node) for node in list(self._pool.nodes.values()))
 
     async def health(self) -> tuple[NodeStatus, ...]:
         """What is known of each node, once every node's first probe has ended."""
@@ -138,7 +196,10 @@ class NPUClient(BaseClient):
 
     def healthz(self) -> ClientStatus:
         """What a service may show on its own health endpoint; it makes no network calls."""
-        return client_status(self.status(), self._fleet.runtime.budget.balance)
+        nodes = self.status()
+        usable = sum(node.usable for node in nodes)
+        states = {node.url: node.status if node.usable or not node.trouble else node.trouble for node in nodes}
+        return ClientStatus(usable > 0, usable, states, int(self._fleet.runtime.budget.balance))
 
     def __repr__(self) -> str:
         return f"NPUClient({list(self._pool.nodes)})"

@@ -374,36 +374,3 @@ class Transcription(Origin):
     duration: float | None = None
     segments: tuple[TranscriptionSegment, ...] = ()
     words: tuple[TranscriptionWord, ...] = ()
-
-
-__all__ = [
-    "Attempt",
-    "CallOptions",
-    "ChatChoice",
-    "ChatDelta",
-    "ChatOptions",
-    "ChatResult",
-    "Device",
-    "EmbedBatch",
-    "EmbedManyResult",
-    "EmbedOptions",
-    "EmbedResult",
-    "FailureKind",
-    "GenerateOptions",
-    "GenerateResult",
-    "Origin",
-    "Priority",
-    "RankedDocument",
-    "RawReply",
-    "RerankOptions",
-    "RerankResult",
-    "Source",
-    "Timing",
-    "ToolCall",
-    "ToolCallDelta",
-    "TranscribeOptions",
-    "Transcription",
-    "TranscriptionSegment",
-    "TranscriptionWord",
-    "Usage",
-]

@@ -23,6 +23,7 @@ from pydantic import BaseModel, SecretStr
 
 from backend_client import client
 from backend_client.calls import BaseClient, Messages, not_picklable
+from backend_client.client import ClientStatus, NodeStatus
 from backend_client.cloud.ledger import Ledger
 from backend_client.embed_many import Progress
 from backend_client.errors import ClientClosed
@@ -47,7 +48,6 @@ from backend_client.results import (
     Transcription,
 )
 from backend_client.settings import ClientSettings
-from backend_client.status import ClientStatus, NodeStatus
 from backend_client.streams import ResultStream
 
 C = TypeVar("C", bound=BaseClient)

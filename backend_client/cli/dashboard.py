@@ -19,12 +19,11 @@ from typing import Any
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from backend_client.client import NPUClient
+from backend_client.client import NodeStatus, NPUClient
 from backend_client.errors import AttemptTimeout, BadReply, ConfigurationError, KeyRefused, NodeError
 from backend_client.http.messages import WireCall, new_request_id
 from backend_client.lifetime import Deadline, supervise
 from backend_client.settings import ClientSettings
-from backend_client.status import NodeStatus
 
 _HOST = "127.0.0.1"
 _PERIOD_S = 1.0

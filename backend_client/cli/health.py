@@ -11,10 +11,9 @@ from dataclasses import asdict
 from typing import Any
 
 from backend_client.cli.flags import table
-from backend_client.client import NPUClient
+from backend_client.client import NodeStatus, NPUClient
 from backend_client.http.health import ModelReport
 from backend_client.settings import ClientSettings
-from backend_client.status import NodeStatus
 
 _HEAD = ("NODE", "STATUS", "MODEL", "STATE", "DEVICE", "QUEUE", "RUNNING", "SPACE")
 _CLEAR = "\x1b[2J\x1b[H"

@@ -10,8 +10,8 @@ import aiohttp
 import jsonschema_rs
 import numpy as np
 
-from backend_client import ContextLengthExceeded, NPUError, NPUUnavailableError, RequestRejected, StreamInterrupted
-from backend_client.errors import EmbedManyFailed
+from backend_client import NPUError, NPUUnavailableError, RequestRejected, StreamInterrupted
+from backend_client.errors import ContextLengthExceeded, EmbedManyFailed
 from tests.chaos import texts as chaos_texts
 from tests.chaos.invariants import OVERRUN_S
 from tests.chaos.oracle import references

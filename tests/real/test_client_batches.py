@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from backend_client import ContextLengthExceeded, EmbedManyFailed, NPUClient
+from backend_client import NPUClient
+from backend_client.errors import ContextLengthExceeded, EmbedManyFailed
 from tests.faults.proxy import Fault, FaultProxy
 
 pytestmark = pytest.mark.real

@@ -8,14 +8,8 @@ import asyncio
 
 import pytest
 
-from backend_client import (
-    ContextLengthExceeded,
-    DeadlineExceeded,
-    ModelNotFound,
-    NPUClient,
-    NPUUnavailableError,
-    StreamInterrupted,
-)
+from backend_client import NPUClient, NPUUnavailableError, StreamInterrupted
+from backend_client.errors import ContextLengthExceeded, DeadlineExceeded, ModelNotFound
 from backend_client.fleet.breaker import BreakerState
 from backend_client.options import BreakerOptions, ClientOptions
 from tests.faults.proxy import Fault, FaultProxy

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from backend_client import ContextLengthExceeded, NPUClient
+from backend_client import NPUClient
+from backend_client.errors import ContextLengthExceeded
 from tests.support.cross_encoders import HEADS, write_minilm, write_tiny
 from tests.support.foreign import environment
 from tests.support.nodes import start_node

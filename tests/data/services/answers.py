@@ -8,7 +8,8 @@ from pathlib import Path
 from pydantic import BaseModel
 
 import backend_client
-from backend_client import InferenceClient, InvalidAnswer, NPUClient, NPUUnavailableError, sync
+from backend_client import InferenceClient, NPUClient, NPUUnavailableError, sync
+from backend_client.errors import InvalidAnswer
 from backend_client.testing import FakeFleet
 
 

@@ -7,19 +7,16 @@ from aiohttp import web
 from pydantic import BaseModel
 
 from backend_client import (
-    AuthenticationFailed,
     CloudClient,
     CloudSettings,
     InferenceClient,
-    InvalidAnswer,
     InvalidArgument,
-    NotOffered,
     NPUClient,
     NPUUnavailableError,
     RequestRejected,
-    SpendCapReached,
     StreamInterrupted,
 )
+from backend_client.errors import AuthenticationFailed, InvalidAnswer, NotOffered, SpendCapReached
 from tests.faults.chat_node import TOOL
 from tests.faults.scripted_node import ANSWER, WRITER, choice, data_event, error_response
 

@@ -9,11 +9,11 @@ from backend_client import (
     CloudSettings,
     ConfigurationError,
     InferenceClient,
-    NotOffered,
     NPUClient,
     NPUUnavailableError,
     RequestRejected,
 )
+from backend_client.errors import NotOffered
 from backend_client.http.forms import writing_kind
 from backend_client.testing import FakeFleet, drop, status
 from tests.faults.scripted_node import WRITER as TEXT_MODEL

@@ -8,7 +8,8 @@ def test_the_first_call_to_the_cloud_imports_nothing_and_reads_no_certificates()
     # More than 5 s on a busy machine: an interpreter that has not imported the SDK yet.
     script = """
 import asyncio, ssl, sys
-from backend_client import CloudClient, CloudSettings, CloudUnavailable
+from backend_client import CloudClient, CloudSettings
+from backend_client.errors import CloudUnavailable
 
 def forbidden(*_, **__):
     raise AssertionError("certificates are read during a call")

@@ -9,12 +9,11 @@ from backend_client import (
     ClientSettings,
     CloudClient,
     CloudSettings,
-    CloudUnavailable,
-    ModelNotFound,
     NPUClient,
     NPUUnavailableError,
     StreamInterrupted,
 )
+from backend_client.errors import CloudUnavailable, ModelNotFound
 from backend_client.options import BreakerOptions
 from tests.faults.scripted_node import ANSWER, EMBEDDER, WRITER, ScriptedNode, choice, data_event, vectors_for
 

@@ -9,10 +9,9 @@ import pytest
 from aiohttp import web
 
 from backend_client.cli.dashboard import FleetWatch, fetch_state, served
-from backend_client.client import NPUClient
+from backend_client.client import NodeStatus, NPUClient
 from backend_client.errors import BadReply, ConfigurationError, NodeError
 from backend_client.fleet.breaker import BreakerState
-from backend_client.status import NodeStatus
 from tests.faults.scripted_node import ScriptedNode
 
 

@@ -3,13 +3,8 @@
 import pytest
 from aiohttp import web
 
-from backend_client import (
-    CloudClient,
-    CloudRejected,
-    CloudUnavailable,
-    NPUUnavailableError,
-    RequestRejected,
-)
+from backend_client import CloudClient, NPUUnavailableError, RequestRejected
+from backend_client.errors import CloudRejected, CloudUnavailable
 from tests.faults.client.test_fallback import DEAD, SPACES, fallback, settings
 
 

@@ -4,7 +4,8 @@ import socket
 
 import pytest
 
-from backend_client import NotOffered, NPUUnavailableError, StreamInterrupted
+from backend_client import NPUUnavailableError, StreamInterrupted
+from backend_client.errors import NotOffered
 from backend_client.testing import FakeFleet, cut, drop, fake_vector, hang, status
 
 QUESTION = [{"role": "user", "content": "Where?"}]

@@ -13,19 +13,21 @@ import backend_client
 from backend_client import (
     ClientSettings,
     CloudClient,
-    CloudRejected,
     CloudSettings,
-    CloudUnavailable,
     InferenceClient,
-    ModelNotFound,
-    NotOffered,
     NPUClient,
     NPUUnavailableError,
     RequestRejected,
-    SpendCapReached,
     StreamInterrupted,
 )
-from backend_client.errors import ClientClosed
+from backend_client.errors import (
+    ClientClosed,
+    CloudRejected,
+    CloudUnavailable,
+    ModelNotFound,
+    NotOffered,
+    SpendCapReached,
+)
 from tests.faults.scripted_node import ANSWER, choice, data_event, error_response, vectors_for
 
 DEAD = "http://127.0.0.1:1"

@@ -5,16 +5,8 @@ import asyncio
 import pytest
 from aiohttp import web
 
-from backend_client import (
-    ClientOptions,
-    CloudClient,
-    CloudSettings,
-    InferenceClient,
-    NotOffered,
-    NPUClient,
-    NPUUnavailableError,
-    VectorSpaceMismatch,
-)
+from backend_client import ClientOptions, CloudClient, CloudSettings, InferenceClient, NPUClient, NPUUnavailableError
+from backend_client.errors import NotOffered, VectorSpaceMismatch
 from backend_client.options import ProbeOptions
 from tests.faults.scripted_node import EMBEDDER, WRITER, ScriptedNode, error_response
 from tests.support.ports import free_port

@@ -3,16 +3,8 @@
 import pytest
 from aiohttp import web
 
-from backend_client import (
-    AuthenticationFailed,
-    ClientOptions,
-    DeadlineExceeded,
-    FleetOverloaded,
-    NPUClient,
-    NPUUnavailableError,
-    PayloadTooLarge,
-    RequestRejected,
-)
+from backend_client import ClientOptions, NPUClient, NPUUnavailableError, RequestRejected
+from backend_client.errors import AuthenticationFailed, DeadlineExceeded, FleetOverloaded, PayloadTooLarge
 from backend_client.options import RetryOptions
 from tests.faults.scripted_node import error_response
 

@@ -3,7 +3,8 @@
 import pytest
 from aiohttp import web
 
-from backend_client import CloudClient, CloudError, CloudSettings, CloudUnavailable, SpendCapReached
+from backend_client import CloudClient, CloudSettings
+from backend_client.errors import CloudError, CloudUnavailable, SpendCapReached
 from tests.faults.scripted_node import choice, data_event
 
 PROMPT = "prompt"

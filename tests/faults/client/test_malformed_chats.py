@@ -3,15 +3,8 @@
 import pytest
 from aiohttp import web
 
-from backend_client import (
-    ClientOptions,
-    CloudClient,
-    CloudError,
-    CloudSettings,
-    NPUClient,
-    NPUUnavailableError,
-    StreamInterrupted,
-)
+from backend_client import ClientOptions, CloudClient, CloudSettings, NPUClient, NPUUnavailableError, StreamInterrupted
+from backend_client.errors import CloudError
 from tests.faults.chat_node import TOOL, ChatNode
 from tests.faults.scripted_node import ANSWER, ScriptedNode, data_event
 

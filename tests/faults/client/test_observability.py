@@ -12,7 +12,6 @@ from prometheus_client import CollectorRegistry
 
 from backend_client import (
     CloudClient,
-    CloudError,
     CloudSettings,
     InferenceClient,
     NPUClient,
@@ -20,6 +19,7 @@ from backend_client import (
     StreamInterrupted,
     sync,
 )
+from backend_client.errors import CloudError
 from backend_client.http.messages import Exchange
 from backend_client.http.stream_forms import FORMS
 from backend_client.lifetime import Deadline

@@ -5,7 +5,8 @@ import threading
 
 import pytest
 
-from backend_client import DeadlineExceeded, InvalidArgument, recordings
+from backend_client import InvalidArgument, recordings
+from backend_client.errors import DeadlineExceeded
 from backend_client.testing import FakeFleet
 
 

@@ -6,7 +6,8 @@ from decimal import Decimal
 import pytest
 from aiohttp import web
 
-from backend_client import CloudClient, CloudRejected, CloudSettings, SpendCapReached
+from backend_client import CloudClient, CloudSettings
+from backend_client.errors import CloudRejected, SpendCapReached
 
 QUESTION = [{"role": "user", "content": "Where?"}]
 LONG = "word " * 1000

@@ -7,13 +7,13 @@ import backend_client
 from backend_client import (
     ClientSettings,
     CloudClient,
-    CloudRejected,
     CloudSettings,
     InferenceClient,
     InvalidArgument,
     NPUClient,
     NPUUnavailableError,
 )
+from backend_client.errors import CloudRejected
 from backend_client.testing import FakeFleet
 from tests.faults.scripted_node import WRITER, error_response
 

@@ -12,13 +12,12 @@ from backend_client import (
     CloudSettings,
     InferenceClient,
     InvalidArgument,
-    NotOffered,
     NPUClient,
     NPUUnavailableError,
-    PayloadTooLarge,
     RequestRejected,
     sync,
 )
+from backend_client.errors import NotOffered, PayloadTooLarge
 from backend_client.testing import FakeFleet, drop, hang, status
 from backend_client.testing.node import json_answer, route_headers
 from tests.faults.client.retried import until_retried

@@ -8,12 +8,8 @@ import pickle
 
 import pytest
 
-from backend_client import (
-    DeadlineExceeded,
-    InferenceClient,
-    InvalidArgument,
-    NPUUnavailableError,
-)
+from backend_client import InferenceClient, InvalidArgument, NPUUnavailableError
+from backend_client.errors import DeadlineExceeded
 from backend_client.testing import FakeFleet, drop, status
 from backend_client.testing.node import json_answer, route_headers
 from tests.faults.client.retried import until_retried

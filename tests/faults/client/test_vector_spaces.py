@@ -5,15 +5,8 @@ import asyncio
 import numpy as np
 import pytest
 
-from backend_client import (
-    CloudClient,
-    CloudSettings,
-    EmbedManyUnavailable,
-    InferenceClient,
-    NPUClient,
-    NPUUnavailableError,
-    VectorSpaceMismatch,
-)
+from backend_client import CloudClient, CloudSettings, InferenceClient, NPUClient, NPUUnavailableError
+from backend_client.errors import EmbedManyUnavailable, VectorSpaceMismatch
 from tests.faults.scripted_node import ScriptedNode, vectors_in
 
 TEXTS = [f"text {index}" for index in range(64 * 12)]

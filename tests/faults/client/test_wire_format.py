@@ -6,17 +6,8 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from backend_client import (
-    AuthenticationFailed,
-    ConfigurationError,
-    ContextLengthExceeded,
-    EmbedManyFailed,
-    NPUClient,
-    NPUUnavailableError,
-    PayloadTooLarge,
-    RequestRejected,
-    StreamInterrupted,
-)
+from backend_client import ConfigurationError, NPUClient, NPUUnavailableError, RequestRejected, StreamInterrupted
+from backend_client.errors import AuthenticationFailed, ContextLengthExceeded, EmbedManyFailed, PayloadTooLarge
 from tests.faults.scripted_node import ANSWER, EMBEDDER, WRITER, done_event, error_response, sse, vectors_for
 
 

@@ -15,10 +15,10 @@ from backend_client import (
     ConfigurationError,
     InferenceClient,
     InvalidArgument,
-    ModelNotFound,
     NPUClient,
     RequestRejected,
 )
+from backend_client.errors import ModelNotFound
 from backend_client.options import BatchOptions, Timeouts
 from backend_client.testing import FakeFleet
 

@@ -5,18 +5,12 @@ import asyncio
 import numpy as np
 import pytest
 
-from backend_client import (
-    BatchFailure,
-    EmbedManyFailed,
-    NPUUnavailableError,
-    RequestRejected,
-    Usage,
-    VectorSpaceMismatch,
-)
+from backend_client import NPUUnavailableError, RequestRejected
 from backend_client.embed_many import Assembly, OneSpace, embed_in_batches, embed_windowed
+from backend_client.errors import BatchFailure, EmbedManyFailed, VectorSpaceMismatch
 from backend_client.lifetime import Deadline, OpenCalls
 from backend_client.options import BatchOptions
-from backend_client.results import EmbedBatch
+from backend_client.results import EmbedBatch, Usage
 
 
 def part(rows, space="s", value=1.0, dimensions=3, node="http://n:1"):

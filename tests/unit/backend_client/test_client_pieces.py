@@ -10,25 +10,18 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from backend_client import (
-    ClientOptions,
-    ClientSettings,
-    CloudSettings,
-    ConfigurationError,
-    NPUClient,
-    SpendCapReached,
-    Usage,
-)
+from backend_client import ClientOptions, ClientSettings, CloudSettings, ConfigurationError, NPUClient
 from backend_client.cli.flags import table
 from backend_client.cloud.ledger import Ledger
 from backend_client.embed_many import cut
-from backend_client.errors import BadReply, InvalidArgument
+from backend_client.errors import BadReply, InvalidArgument, SpendCapReached
 from backend_client.http.answers import check_generation
 from backend_client.http.errors import status_error
 from backend_client.http.health import HealthReport
 from backend_client.http.messages import NotAnAnswer, embed_reply
 from backend_client.http.sse import Event, EventParser, MalformedStream
 from backend_client.options import BatchOptions, BreakerOptions, HedgeOptions
+from backend_client.results import Usage
 from backend_client.settings import Price
 
 SHIPPED = Path(__file__).parents[3] / "config" / "client.toml"

@@ -5,8 +5,15 @@ import asyncio
 import numpy as np
 import pytest
 
-from backend_client import AuthenticationFailed, EmbedManyFailed, ModelNotFound, NodeFailed, NPUUnavailableError
-from backend_client.errors import EmbedManyUnavailable, ModelMissing
+from backend_client import NPUUnavailableError
+from backend_client.errors import (
+    AuthenticationFailed,
+    EmbedManyFailed,
+    EmbedManyUnavailable,
+    ModelMissing,
+    ModelNotFound,
+    NodeFailed,
+)
 from tests.unit.backend_client.fakes import fleet, hang, warm
 from tests.unit.backend_client.virtual_time import in_virtual_time
 

@@ -9,8 +9,9 @@ import pickle
 import numpy as np
 import pytest
 
-from backend_client import Attempt, BatchFailure, errors
+from backend_client import errors
 from backend_client.errors import (
+    BatchFailure,
     CloudUnavailable,
     EmbedManyFailed,
     NodeError,
@@ -19,6 +20,7 @@ from backend_client.errors import (
     NPUUnavailableError,
     StreamInterrupted,
 )
+from backend_client.results import Attempt
 
 KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, NPUError)]
 ATTEMPT = Attempt("http://node:1", "NodeFailed", 0.0, 0.25, status=500, code="internal_error")

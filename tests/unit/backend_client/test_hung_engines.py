@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from backend_client import ClientOptions, DeadlineExceeded, NPUError, NPUUnavailableError, StreamInterrupted
+from backend_client import ClientOptions, NPUError, NPUUnavailableError, StreamInterrupted
+from backend_client.errors import DeadlineExceeded
 from backend_client.options import RetryOptions
 from tests.unit.backend_client.fakes import fleet, hang, report, warm
 from tests.unit.backend_client.virtual_time import in_virtual_time

@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 
-from backend_client import InferenceClient, Ledger, NPUUnavailableError
+from backend_client import InferenceClient, NPUUnavailableError
 from backend_client.calls import BaseClient
+from backend_client.cloud import Ledger
 from backend_client.errors import NodeFailed, NodeNotServing
 from backend_client.options import ClientOptions, RetryOptions, Timeouts
 from backend_client.results import RawReply, Usage

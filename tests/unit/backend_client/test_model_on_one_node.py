@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from backend_client import ModelNotFound, NPUUnavailableError
-from backend_client.errors import FleetOverloaded, ModelMissing, NodeOverloaded, NodeUnreachable
+from backend_client import NPUUnavailableError
+from backend_client.errors import FleetOverloaded, ModelMissing, ModelNotFound, NodeOverloaded, NodeUnreachable
 from tests.unit.backend_client.fakes import fleet, hang, report, warm
 from tests.unit.backend_client.virtual_time import in_virtual_time
 

@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from backend_client import ClientClosed, RequestRejected
+from backend_client import RequestRejected
+from backend_client.errors import ClientClosed
 from backend_client.http.messages import encode_texts
 from backend_client.lifetime import OpenCalls
 

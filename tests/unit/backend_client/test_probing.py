@@ -5,7 +5,8 @@ import logging
 
 import pytest
 
-from backend_client import AuthenticationFailed, ClientOptions, NPUUnavailableError
+from backend_client import ClientOptions, NPUUnavailableError
+from backend_client.errors import AuthenticationFailed
 from backend_client.http.health import HealthReport
 from backend_client.options import ProbeOptions
 from tests.unit.backend_client.fakes import EMBEDDER, WRITER, client_of, fleet, hang, report, warm

@@ -4,14 +4,11 @@ import asyncio
 
 import pytest
 
-from backend_client import (
-    FleetOverloaded,
-    NPUUnavailableError,
-    RequestRejected,
-)
+from backend_client import NPUUnavailableError, RequestRejected
 from backend_client.errors import (
     ConnectionLost,
     ContextLengthExceeded,
+    FleetOverloaded,
     ModelMissing,
     NodeOverloaded,
     PayloadTooLarge,

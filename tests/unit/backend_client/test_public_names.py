@@ -1,5 +1,6 @@
 """What the package promises by name."""
 
+import importlib
 import inspect
 import subprocess
 import sys
@@ -10,16 +11,9 @@ import backend_client
 from backend_client import errors
 
 PUBLIC = """
-    AsyncInferenceClient AsyncNPUClient Attempt AttemptTimeout AuthenticationFailed BadReply BatchFailure
-    ChatChoice ChatDelta ChatOptions ChatResult ChatStream ClientClosed ClientOptions ClientSettings CloudClient
-    CloudError CloudRejected CloudSettings CloudUnavailable ConfigurationError ConnectionLost
-    ContextLengthExceeded DeadlineExceeded EmbedManyFailed EmbedManyResult EmbedManyUnavailable EmbedOptions
-    EmbedResult FleetOverloaded GenerateOptions GenerateResult InferenceClient InvalidAnswer InvalidArgument
-    KeyRefused Ledger ModelMissing ModelNotFound NPUClient NPUError NPUUnavailableError NodeError NodeFailed
-    NodeLost NodeNotServing NodeOverloaded NodeStatus NodeUnreachable NotOffered PayloadTooLarge RankedDocument
-    RawReply RequestRejected RerankOptions RerankResult SpaceChanged SpendCapReached StreamInterrupted Tally
-    Timing TokenStream ToolCall ToolCallDelta TranscribeOptions Transcription TranscriptionSegment
-    TranscriptionWord Usage VectorSpaceMismatch openai
+    AsyncInferenceClient AsyncNPUClient ChatResult ClientOptions ClientSettings CloudClient CloudSettings
+    ConfigurationError EmbedManyResult EmbedResult GenerateResult InferenceClient InvalidArgument NPUClient NPUError
+    NPUUnavailableError NodeStatus RequestRejected RerankResult StreamInterrupted Transcription openai
 """
 
 
@@ -27,6 +21,16 @@ def test_the_public_names_are_these():
     assert backend_client.__all__ == PUBLIC.split()
     for name in backend_client.__all__:
         assert getattr(backend_client, name) is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [("FleetOverloaded", "errors"), ("Usage", "results"), ("ChatStream", "streams"), ("Ledger", "cloud")],
+)
+def test_a_name_that_has_moved_is_still_found_with_a_warning(name, place):
+    with pytest.warns(DeprecationWarning, match=f"from backend_client.{place}"):
+        moved = getattr(backend_client, name)
+    assert moved is getattr(importlib.import_module(f"backend_client.{place}"), name)
 
 
 MODULES = ["cloud", "observability", "sync", "testing"]
@@ -47,8 +51,9 @@ for name in {MODULES}:
 
 
 def test_a_name_that_is_not_there_is_no_module():
-    with pytest.raises(AttributeError):
-        _ = backend_client.nothing
+    for name in ("nothing", "Sequence", "dataclass"):
+        with pytest.raises(AttributeError):
+            getattr(backend_client, name)
 
 
 def test_the_errors_are_the_tree_of_their_docstring():

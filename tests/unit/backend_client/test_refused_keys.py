@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from backend_client import AuthenticationFailed, NPUUnavailableError
+from backend_client import NPUUnavailableError
+from backend_client.errors import AuthenticationFailed
 from tests.unit.backend_client.fakes import fleet, warm
 from tests.unit.backend_client.virtual_time import in_virtual_time
 

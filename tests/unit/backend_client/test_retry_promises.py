@@ -4,19 +4,15 @@ import asyncio
 
 import pytest
 
-from backend_client import (
-    ClientOptions,
-    DeadlineExceeded,
-    ModelNotFound,
-    NPUUnavailableError,
-    StreamInterrupted,
-    VectorSpaceMismatch,
-)
+from backend_client import ClientOptions, NPUUnavailableError, StreamInterrupted
 from backend_client.errors import (
     ConnectionLost,
+    DeadlineExceeded,
+    ModelNotFound,
     NodeFailed,
     NodeOverloaded,
     NodeUnreachable,
+    VectorSpaceMismatch,
 )
 from tests.unit.backend_client.fakes import FakeNode, client_of, fleet, hang, report, warm
 from tests.unit.backend_client.test_promises import load, now

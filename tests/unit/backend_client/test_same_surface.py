@@ -51,7 +51,7 @@ def test_the_names_of_the_openai_sdk_are_known_too():
 
 
 def test_every_option_of_a_call_is_documented():
-    for declared in (backend_client.EmbedOptions, backend_client.GenerateOptions):
+    for declared in (backend_client.results.EmbedOptions, backend_client.results.GenerateOptions):
         assert {"timeout", "extra_headers", "request_id"} <= typing.get_type_hints(declared).keys()
 
 
