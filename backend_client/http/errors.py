@@ -19,7 +19,7 @@ from backend_client.errors import (
     PayloadTooLarge,
     RequestRejected,
 )
-from backend_client.http.messages import integer
+from backend_client.http.messages import Reply, integer
 
 # What each code of a node means, in our words: no text of a reply gets into an error, because a proxy in front of a
 # node may echo the prompt or the key.
@@ -49,11 +49,6 @@ _MEANINGS = {
     "response_not_found": "no such response is stored on the node",
     "unavailable": "the node cannot take the request now",
     "unsupported_parameter": "a parameter is not supported by the model or its device",
-}
-# The same code, where it is known whether the request carried a key.
-_KEY_MEANINGS: dict[bool | None, str] = {
-    False: "the node needs an API key and none was sent; set NPU_CLIENT_API_KEY (or api_key)",
-    True: "the node does not know the API key that was sent; check NPU_CLIENT_API_KEY (or api_key)",
 }
 # Names that a `param` may hold, by their first part: `messages[0].content` becomes `messages`.
 _PARAMS = frozenset(
@@ -142,18 +137,17 @@ _MEANT_BY_ANYBODY = frozenset({401, 403, 408, 413, 429})
 _LONGEST_PAUSE_S = 300.0
 
 
-def status_error(
-    node: str, status: int, headers: Mapping[str, str], body: bytes, model: str | None, *, keyed: bool | None = None
-) -> NPUError:
-    """The error that a reply other than 200 means. `model` is the one that was asked for; `keyed`: a key was sent."""
+def status_error(node: str, reply: Reply, model: str | None) -> NPUError:
+    """The error that a reply other than 200 means. `model` is the one that was asked for."""
+    status = reply.status
     try:
-        fields = json.loads(body)["error"]
+        fields = json.loads(reply.body)["error"]
     except (ValueError, RecursionError, KeyError, TypeError):
         fields = None
     if needs_node_error(status) and not _of_a_node(fields):
         why = "without the error body of a node; check the address, and the proxy if there is one"
         return BadReply(f"answered HTTP {status} {why}", node=node, status=status)
-    return _error(node, status, headers, fields, model, keyed)
+    return _error(node, status, reply.headers, fields, model)
 
 
 def needs_node_error(status: int) -> bool:
@@ -168,19 +162,11 @@ def event_error(node: str, data: object, model: str | None) -> NPUError:
     return _error(node, _STATUS_OF.get(str(code), 503), {}, fields, model)
 
 
-def _error(
-    node: str,
-    status: int,
-    headers: Mapping[str, str],
-    fields: object,
-    model: str | None,
-    keyed: bool | None = None,
-) -> NPUError:
+def _error(node: str, status: int, headers: Mapping[str, str], fields: object, model: str | None) -> NPUError:
     known = fields if isinstance(fields, dict) else {}
     code = _code(known.get("code"))
     param = _param(known.get("param"))
-    meaning = _KEY_MEANINGS.get(keyed) if code == "invalid_api_key" else None
-    text = f"HTTP {status}" if code is None else f"{meaning or _MEANINGS[code]} (HTTP {status}, {code})"
+    text = f"HTTP {status}" if code is None else f"{_MEANINGS[code]} (HTTP {status}, {code})"
     if param is not None:
         text += f"; check {param}"
     if status == 404 and code == "model_not_found" and model is not None:
@@ -224,7 +210,7 @@ def _rejection(status: int, code: str | None) -> type[RequestRejected] | None:
 
 
 def retry_after_of(headers: Mapping[str, str]) -> float | None:
-    """Seconds, from retry-after-ms or Retry-After (whole seconds; nodes send no dates), limited."""
+    """Seconds, from retry-after-ms or retry-after (whole seconds; nodes send no dates), limited."""
     milliseconds = integer(headers.get("retry-after-ms"))
-    seconds = integer(headers.get("Retry-After")) if milliseconds is None else milliseconds / 1000
+    seconds = integer(headers.get("retry-after")) if milliseconds is None else milliseconds / 1000
     return None if seconds is None else min(float(seconds), _LONGEST_PAUSE_S)

@@ -52,7 +52,6 @@ class WireCall:
     method: str = "POST"
     path: str = ""
     content_type: str = "application/json"
-    refused: Reply | None = None
     may_wait: bool = True
 
     @classmethod
@@ -104,15 +103,11 @@ class WireCall:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An HTTP reply of any status. The names of its headers are in lower case.
-
-    `keyed`: whether the request carried an API key; None where that is not known.
-    """
+    """An HTTP reply of any status. The names of its headers are in lower case."""
 
     status: int
     headers: Mapping[str, str] = field(repr=False)
     body: bytes = field(default=b"", repr=False)
-    keyed: bool | None = None
 
 
 class RouteInfo(NamedTuple):
@@ -171,30 +166,29 @@ def encode_texts(
 
 def route_info(headers: Mapping[str, str]) -> RouteInfo:
     """Read the reply headers; invalid numbers count as missing."""
-    found = {name.lower(): value for name, value in headers.items()}
     return RouteInfo(
-        found.get("x-model"),
-        found.get("x-npu-node-device"),
-        found.get("x-npu-node-route-reason"),
-        integer(found.get("x-npu-node-token-count")) or 0,
-        integer(found.get("x-npu-busy-delta-us")),
-        found.get("x-npu-emulated") == "true",
-        found,
+        headers.get("x-model"),
+        headers.get("x-npu-node-device"),
+        headers.get("x-npu-node-route-reason"),
+        integer(headers.get("x-npu-node-token-count")) or 0,
+        integer(headers.get("x-npu-busy-delta-us")),
+        headers.get("x-npu-emulated") == "true",
+        headers,
     )
 
 
-def embed_reply(node: str, headers: Mapping[str, str], body: bytes | bytearray, expected: int) -> EmbedReply:
-    """The vectors of a binary reply to `expected` texts, in its memory where that can be written. Raises BadReply."""
-    rows, _, columns = headers.get("X-Shape", "").partition(",")
+def embed_reply(node: str, reply: Reply, expected: int) -> EmbedReply:
+    """The vectors of a binary reply to `expected` texts. Raises BadReply."""
+    rows, _, columns = reply.headers.get("x-shape", "").partition(",")
     count, dimensions = integer(rows), integer(columns)
-    space = headers.get("X-Space")
+    space = reply.headers.get("x-space")
     if count is None or not dimensions or not space:
         raise BadReply("the reply lacks a valid X-Shape or X-Space: this is not a node's /embeddings", node=node)
-    if len(body) != count * dimensions * 4:
-        raise BadReply(f"{len(body)} bytes came for {count} × {dimensions} float32", node=node)
-    # Bytes are copied: an array over them is read-only, and callers normalise in place.
-    vectors = np.ndarray((count, dimensions), _FLOAT32, body if isinstance(body, bytearray) else bytearray(body))
-    return EmbedReply(read_from(node, check_vectors, vectors, expected), space, route_info(headers))
+    if len(reply.body) != count * dimensions * 4:
+        raise BadReply(f"{len(reply.body)} bytes came for {count} × {dimensions} float32", node=node)
+    # Copied: an array over bytes is read-only, and callers normalise in place.
+    vectors = np.ndarray((count, dimensions), _FLOAT32, bytearray(reply.body))
+    return EmbedReply(read_from(node, check_vectors, vectors, expected), space, route_info(reply.headers))
 
 
 def read_from(node: str, read: Callable[..., T], *args: Any) -> T:

@@ -31,10 +31,6 @@ class Identity:
         own = self.node_keys.get(node)
         return {} if own is None else {"Authorization": f"Bearer {own}"}
 
-    def has_key(self, node: str) -> bool:
-        """Whether requests to a node carry a key."""
-        return bool(self.node_keys.get(node, self.key))
-
 
 def sendable_key(key: str) -> str:
     """`key`, if it can be sent in a header. Raises ValueError, which does not repeat it."""

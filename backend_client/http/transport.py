@@ -1,7 +1,6 @@
 """The requests that the client sends to nodes: one attempt each, no retries here.
 
-`Transport` is what the client needs of the network, `NodeApi` says which requests nodes know, `HttpTransport` carries
-them by aiohttp.
+`Transport` says which requests nodes know, `HttpTransport` carries them by aiohttp.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ import io
 import socket
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -36,58 +35,27 @@ from backend_client.options import ClientOptions
 if TYPE_CHECKING:
     from aiohttp.connector import Connection
 
-BINARY = "application/octet-stream"
 REQUEST_ID = "X-Request-ID"
 
 
-class Transport(Protocol):
-    """What the client needs of the network; tests replace it with a function or two.
+class Transport(ABC):
+    """The requests that nodes know, given how one request is carried: `request`, `events` and `close`.
 
     Every method raises NodeError when the attempt failed and RequestRejected when the request was refused. Time limits
     are the caller's: it cancels.
     """
 
-    async def health(self, node: str) -> HealthReport:
-        """The node's report, also when it reports that it does not serve."""
-        ...
-
-    async def embed(self, node: str, call: WireCall) -> EmbedReply:
-        """POST /embeddings."""
-        ...
-
-    async def exchange(self, node: str, call: WireCall) -> Reply:
-        """A request to `call.path`; the reply of any status."""
-        ...
-
-    def events(self, node: str, call: WireCall) -> AsyncGenerator[Reply | Event, None]:
-        """The same as a stream: the head of the reply, then its events."""
-        ...
-
-    async def close(self) -> None:
-        """Release all connections."""
-        ...
-
-
-class NodeApi(ABC):
-    """The transport, given how one request is carried: `request`, `events` and `close`."""
-
     @abstractmethod
     async def request(
         self, node: str, method: str, path: str, body: bytes | None, headers: dict[str, str], *, probe: bool = False
-    ) -> tuple[int, Mapping[str, str], bytes | bytearray]:
-        """Send a request; returns the status, headers (their names in any case) and body of its reply.
-
-        Of raw numbers (`BINARY`) the body may be memory that can be written.
-
-        A `probe` never waits for requests. Raises NodeError.
-        """
+    ) -> Reply:
+        """Send a request; returns the reply, whatever its status. A `probe` never waits for requests."""
 
     @abstractmethod
     def events(self, node: str, call: WireCall) -> AsyncGenerator[Reply | Event, None]:
-        """POST to `call.path` and follow the stream: the reply's head, then its events.
+        """A request to `call.path` as a stream: the head of the reply, then its events.
 
-        The head of a reply that is JSON instead has a body. `call.refused` is the reply of another status than 200,
-        which raises its error.
+        A reply with another status than 200, or of JSON, has its body in the head, and no events.
         """
 
     @abstractmethod
@@ -96,39 +64,27 @@ class NodeApi(ABC):
 
     async def health(self, node: str) -> HealthReport:
         """GET /health; 503 is an answer too, of a node that does not serve now."""
-        status, _, body = await self.request(node, "GET", "/health", None, {REQUEST_ID: new_request_id()}, probe=True)
-        data = messages.read_from(node, read_json, bytes(body))
+        reply = await self.request(node, "GET", "/health", None, {REQUEST_ID: new_request_id()}, probe=True)
+        data = messages.read_from(node, read_json, reply.body)
         try:
             return HealthReport.model_validate(data)
         except ValidationError:
             pass
-        raise BadReply(f"/health answered HTTP {status}, but not as a node does", node=node, status=status)
+        raise BadReply(f"/health answered HTTP {reply.status}, but not as a node does", node=node, status=reply.status)
 
     async def embed(self, node: str, call: WireCall) -> EmbedReply:
         """POST /embeddings, with the vectors as raw float32."""
-        status, headers, body = await self.request(node, "POST", "/embeddings", call.encoded, call.headers(BINARY))
-        if status != 200:
-            raise self.refusal(node, status, headers, bytes(body), call)
-        return messages.embed_reply(node, headers, body, len(call.texts))
+        reply = await self.request(node, "POST", "/embeddings", call.encoded, call.headers("application/octet-stream"))
+        if reply.status != 200:
+            raise status_error(node, reply, call.model)
+        return messages.embed_reply(node, reply, len(call.texts))
 
     async def exchange(self, node: str, call: WireCall) -> Reply:
-        """Send a request to `call.path`; returns the reply, whatever its status."""
-        status, headers, body = await self.request(
-            node, call.method, call.path, call.encoded or None, call.headers("*/*")
-        )
-        return Reply(status, {name.lower(): value for name, value in headers.items()}, bytes(body), self.has_key(node))
-
-    def has_key(self, node: str) -> bool | None:  # noqa: ARG002  (for those that know)
-        """Whether requests to a node carry an API key; None where that is not known."""
-        return None
-
-    def refusal(self, node: str, status: int, headers: Mapping[str, str], body: bytes, call: WireCall) -> NPUError:
-        """The error that a reply of another status than 200 means."""
-        return status_error(node, status, headers, body, call.model, keyed=self.has_key(node))
+        """A request to `call.path`; the reply of any status."""
+        return await self.request(node, call.method, call.path, call.encoded or None, call.headers("*/*"))
 
 
 _LARGE = 512 * 1024
-_BODIES_SMALL = 64 * 1024
 
 
 def payload(body: bytes) -> bytes | io.BytesIO:
@@ -148,19 +104,6 @@ async def read_body(response: aiohttp.ClientResponse, limit: int) -> bytes:
             raise _TooLong
         chunks.append(chunk)
     return b"".join(chunks)
-
-
-async def read_numbers(response: aiohttp.ClientResponse, limit: int) -> bytes | bytearray:
-    """As `read_body`; a large one in memory that can be written, so that an array can lie in it without a copy."""
-    length = response.content_length
-    if length is None or not _BODIES_SMALL < length <= limit:
-        return await read_body(response, limit)
-    whole = bytearray(length)
-    size = 0
-    async for chunk in response.content.iter_any():
-        whole[size : size + len(chunk)] = chunk
-        size += len(chunk)
-    return whole
 
 
 async def events_of(content: aiohttp.StreamReader, limit: int) -> AsyncIterator[Event]:
@@ -297,8 +240,6 @@ def _look_up(host: str, port: int, family: socket.AddressFamily) -> list[Resolve
     ]
 
 
-# Requests to nodes over HTTP.
-
 # As many ids as are remembered: a surplus reply is one to an earlier request on the same connection.
 _REMEMBERED = 4096
 
@@ -343,7 +284,7 @@ _EVENTS = "text/event-stream"
 _SMALL = 1024 * 1024
 
 
-class HttpTransport(NodeApi):
+class HttpTransport(Transport):
     """The transport over HTTP. Make it inside a running event loop."""
 
     def __init__(self, identity: Identity, options: ClientOptions) -> None:
@@ -383,28 +324,25 @@ class HttpTransport(NodeApi):
         await self._resolver.close()
 
     async def events(self, node: str, call: WireCall) -> AsyncGenerator[Reply | Event, None]:
-        """See NodeApi."""
+        """See Transport."""
         problem: NPUError
         try:
             async with self._request(
                 self._session, node, call.method, call.path, call.encoded, call.headers(_EVENTS), self._stream_timeout
             ) as response:
                 self._check_id(node, call.request_id, response)
-                headers = {name.lower(): value for name, value in response.headers.items()}
                 if response.status != 200:
-                    body = await read_body(response, _SMALL)
-                    call.refused = Reply(response.status, headers, body)
-                    problem = self.refusal(node, response.status, response.headers, body, call)
-                elif response.content_type == "application/json":
-                    yield Reply(200, headers, await read_body(response, self._max_reply))
+                    yield await _reply(response, _SMALL)
                     return
-                elif response.content_type != _EVENTS:
-                    problem = BadReply("the reply is not an event stream", node=node)
-                else:
-                    yield Reply(200, headers)
+                if response.content_type == "application/json":
+                    yield await _reply(response, self._max_reply)
+                    return
+                if response.content_type == _EVENTS:
+                    yield Reply(200, _headers(response))
                     async for event in events_of(response.content, self._max_reply):
                         yield event
                     return
+                problem = BadReply("the reply is not an event stream", node=node)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             problem = connection_error(node, error)
         # Raised out here, so that the error which came up inside, and holds the request's headers, is not its context.
@@ -450,14 +388,10 @@ class HttpTransport(NodeApi):
             url = self._urls[node, path] = URL(node + path)
         return url
 
-    def has_key(self, node: str) -> bool:
-        """Whether requests to a node carry an API key."""
-        return self._identity.has_key(node)
-
     async def request(
         self, node: str, method: str, path: str, body: bytes | None, headers: dict[str, str], *, probe: bool = False
-    ) -> tuple[int, Mapping[str, str], bytes | bytearray]:
-        """See NodeApi."""
+    ) -> Reply:
+        """See Transport."""
         session, limit = (self._probes, _SMALL) if probe else (self._session, self._max_reply)
         try:
             async with self._request(session, node, method, path, body, headers, self._timeout) as response:
@@ -465,9 +399,16 @@ class HttpTransport(NodeApi):
                     self._ids.probed(node, headers[REQUEST_ID], response.headers.get(REQUEST_ID))
                 else:
                     self._check_id(node, headers[REQUEST_ID], response)
-                read = read_numbers if response.status == 200 and headers.get("Accept") == BINARY else read_body
-                return response.status, response.headers, await read(response, limit)
+                return await _reply(response, limit)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             problem = connection_error(node, error)
         # As above: out here the original, with the request's headers, is not the context.
         raise problem
+
+
+async def _reply(response: aiohttp.ClientResponse, limit: int) -> Reply:
+    return Reply(response.status, _headers(response), await read_body(response, limit))
+
+
+def _headers(response: aiohttp.ClientResponse) -> dict[str, str]:
+    return {name.lower(): value for name, value in response.headers.items()}

@@ -182,7 +182,7 @@ class FleetBackend:
         reply = await running.transport.exchange(node, wired)
         if reply.status != 200:
             job.refused.append(reply)
-            raise status_error(node, reply.status, _Headers(reply), reply.body, wired.model, keyed=reply.keyed)
+            raise status_error(node, reply, wired.model)
         body: Any = reply.body
         if "json" in reply.headers.get("content-type", ""):
             body = messages.read_from(node, read_json, reply.body)
@@ -194,7 +194,6 @@ class FleetBackend:
 
     async def _open(self, running: Running, lease: Lease, wired: WireCall, job: Exchange, form: StreamForm) -> _Opened:
         """Return once the answer has begun. Raises what the stream raises."""
-        wired.refused = None
         items = _read(lease, job, running.transport.events(lease.node.url, wired), wired, form)
         head = Reply(200, {})
         held: list[StreamEvent] = []
@@ -210,9 +209,6 @@ class FleetBackend:
         except BaseException:
             await items.aclose()
             raise
-        finally:
-            if wired.refused is not None:
-                job.refused.append(wired.refused)
         raise ConnectionLost("the stream ended before the answer began", node=lease.node.url)
 
     async def _read_whole(self, lease: Lease, opened: _Opened, form: StreamForm) -> list[StreamEvent]:
@@ -315,6 +311,9 @@ async def _read(
     try:
         async for item in items:
             if isinstance(item, Reply):
+                if item.status != 200:
+                    job.refused.append(item)
+                    raise status_error(node, item, wired.model)
                 _check(lease, job, item.headers)
                 yield item
                 events = _unstreamed(node, item, form) if item.body else []
@@ -365,16 +364,6 @@ def _read_answer(node: str, job: Exchange, body: Any) -> Any:
     except NotAnAnswer as error:
         problem = BadReply(f"the reply is not an answer of {job.path}: {error}", node=node)
     raise problem
-
-
-class _Headers(dict[str, str]):
-    """The headers of a reply, by names in any case."""
-
-    def __init__(self, reply: Reply) -> None:
-        super().__init__(reply.headers)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return super().get(key.lower(), default)
 
 
 def _raw_reply(call: Call, lease: Lease, head: Reply, said: Any, body: Any) -> RawReply:

@@ -17,13 +17,13 @@ from backend_client.client import NPUClient
 from backend_client.errors import ConnectionLost, NodeUnreachable
 from backend_client.http.messages import Reply, WireCall
 from backend_client.http.sse import Event, EventParser
-from backend_client.http.transport import NodeApi
+from backend_client.http.transport import Transport
 from backend_client.loop_thread import LoopThread
 from backend_client.settings import ClientSettings
 from backend_client.testing.node import NOT_FOUND, PATHS, Answer, FakeNode, Sent, Step, event_bytes
 
 
-class MemoryTransport(NodeApi):
+class MemoryTransport(Transport):
     """Carries requests to nodes of this process. `find` gives the node of a URL; None for one that was killed.
 
     `key` is the API key that nodes see.
@@ -42,20 +42,16 @@ class MemoryTransport(NodeApi):
         headers: dict[str, str],
         *,
         probe: bool = False,  # noqa: ARG002  (there are no connections to wait for)
-    ) -> tuple[int, Mapping[str, str], bytes]:
-        """See NodeApi. A stream that was not asked for comes as its bytes."""
+    ) -> Reply:
+        """See Transport. A stream that was not asked for comes as its bytes."""
         _, answer = await self._answer(node, path, headers, body or b"")
         content = b"".join(event_bytes(*event) for event in answer.events or ())
-        return answer.status, answer.headers, content or answer.body
+        return Reply(answer.status, _lower(answer.headers), content or answer.body)
 
     async def events(self, node: str, call: WireCall) -> AsyncGenerator[Reply | Event, None]:
-        """See NodeApi."""
+        """See Transport."""
         step, answer = await self._answer(node, call.path, call.headers("text/event-stream"), call.encoded)
-        headers = {name.lower(): value for name, value in answer.headers.items()}
-        if answer.status != 200:
-            call.refused = Reply(answer.status, headers, answer.body)
-            raise self.refusal(node, answer.status, answer.headers, answer.body, call)
-        yield Reply(200, headers, answer.body)
+        yield Reply(answer.status, _lower(answer.headers), answer.body)
         parser = EventParser()
         for index, (name, data) in enumerate(answer.events or ()):
             if step is not None and step.kind == "cut" and index == step.after:
@@ -85,6 +81,10 @@ class MemoryTransport(NodeApi):
         if step is not None and step.kind == "drop":
             raise ConnectionLost("the connection broke before the answer was complete", node=url)
         return step, answer
+
+
+def _lower(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers.items()}
 
 
 # Scripted nodes on real sockets.

@@ -41,8 +41,8 @@ def keyed():
 @pytest.mark.parametrize(
     ("key", "health", "call"),
     [
-        (None, "needs a key: set NPU_CLIENT_API_KEY", "none was sent; set NPU_CLIENT_API_KEY"),
-        ("wrong", "check NPU_CLIENT_API_KEY", "does not know the API key that was sent; check NPU_CLIENT_API_KEY"),
+        (None, "needs a key: set NPU_CLIENT_API_KEY", "is missing or wrong; check NPU_CLIENT_API_KEY"),
+        ("wrong", "check NPU_CLIENT_API_KEY", "is missing or wrong; check NPU_CLIENT_API_KEY"),
     ],
 )
 def test_a_missing_key_and_a_wrong_one_are_told_apart(keyed, monkeypatch, capsys, key, health, call):

@@ -18,7 +18,7 @@ from backend_client.errors import BadReply, InvalidArgument, SpendCapReached
 from backend_client.http.answers import check_generation
 from backend_client.http.errors import status_error
 from backend_client.http.health import HealthReport
-from backend_client.http.messages import NotAnAnswer, embed_reply
+from backend_client.http.messages import NotAnAnswer, Reply, embed_reply
 from backend_client.http.sse import Event, EventParser, MalformedStream
 from backend_client.options import BatchOptions, BreakerOptions, HedgeOptions
 from backend_client.results import Usage
@@ -97,8 +97,8 @@ def test_no_call_raises_what_the_cap_leaves(calls):
     assert ledger.cloud.cost >= 0
 
 
-def headers(shape):
-    return {"X-Shape": shape, "X-Space": "s"}
+def reply(shape, body):
+    return Reply(200, {"x-shape": shape, "x-space": "s"}, body)
 
 
 @given(
@@ -109,9 +109,9 @@ def headers(shape):
 )
 def test_vectors_arrive_as_they_were_sent(rows):
     vectors = np.array(rows, "<f4").reshape(len(rows), 3)
-    reply = embed_reply("n", headers(f"{len(rows)},3"), vectors.tobytes(), len(rows))
-    np.testing.assert_array_equal(reply.vectors, vectors)
-    assert reply.vectors.flags.writeable
+    found = embed_reply("n", reply(f"{len(rows)},3", vectors.tobytes()), len(rows)).vectors
+    np.testing.assert_array_equal(found, vectors)
+    assert found.flags.writeable
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_vectors_arrive_as_they_were_sent(rows):
 )
 def test_vectors_that_are_none_are_refused(shape, body):
     with pytest.raises(BadReply):
-        embed_reply("n", headers(shape), body, 1)
+        embed_reply("n", reply(shape, body), 1)
 
 
 @given(st.lists(st.floats(width=32), min_size=1, max_size=40))
@@ -144,7 +144,7 @@ def test_vectors_without_a_finite_norm_or_with_none_are_refused(numbers):
     assume(norm == 0 or norm > 1e-18)
     assume(norm < 1e19 or not np.isfinite(norm))
     reads = embed_reply if np.isfinite(norm) and norm > 0 else refused
-    reads("n", headers(f"1,{len(vector)}"), vector.tobytes(), 1)
+    reads("n", reply(f"1,{len(vector)}", vector.tobytes()), 1)
 
 
 @pytest.mark.parametrize("row", range(3))
@@ -152,23 +152,23 @@ def test_one_vector_of_zeros_among_others_is_refused(row):
     vectors = np.ones((3, 5), "<f4")
     vectors[row] = 0
     with pytest.raises(BadReply, match="all zeros"):
-        embed_reply("n", headers("3,5"), vectors.tobytes(), 3)
+        embed_reply("n", reply("3,5", vectors.tobytes()), 3)
 
 
 @pytest.mark.parametrize("only", [[0, 0, -1, 0], [1, 1e-45, 0, 0], [1e-20, 0, 0, 0], [1e18, -1e18, 1, 0]])
 def test_a_vector_whose_norm_float32_can_hold_is_one(only):
     vector = np.float32(only)
-    np.testing.assert_array_equal(embed_reply("n", headers("1,4"), vector.tobytes(), 1).vectors[0], vector)
+    np.testing.assert_array_equal(embed_reply("n", reply("1,4", vector.tobytes()), 1).vectors[0], vector)
 
 
 @pytest.mark.parametrize("only", [[0, 0, 0, 1e-45], [1e-38, 1e-38, 0, 0], [1, 3e38, 0, 0], [-1e20, 0, 0, 0]])
 def test_a_vector_whose_norm_float32_cannot_hold_is_refused(only):
-    refused("n", headers("1,4"), np.float32(only).tobytes(), 1)
+    refused("n", reply("1,4", np.float32(only).tobytes()), 1)
 
 
 @pytest.mark.parametrize("bits", [0x7F800000, 0xFF800000, 0x7F800001, 0x7FC00000, 0xFFFFFFFF])
 def test_infinity_and_every_kind_of_nan_are_refused(bits):
-    refused("n", headers("1,2"), np.array([0x3F800000, bits], "<u4").tobytes(), 1)
+    refused("n", reply("1,2", np.array([0x3F800000, bits], "<u4").tobytes()), 1)
 
 
 def refused(*arguments):
@@ -212,9 +212,10 @@ def test_an_answer_with_a_wrong_field_is_malformed(change, field):
 
 
 def test_a_node_is_not_left_out_for_longer_than_any_node_asks():
-    for headers in ({"Retry-After": "31536000"}, {"retry-after-ms": "999999999999"}):
-        assert status_error("n", 429, headers, b"{}", None).retry_after == 300.0
-    assert status_error("n", 429, {"retry-after-ms": "1500", "Retry-After": "9"}, b"{}", None).retry_after == 1.5
+    for headers in ({"retry-after": "31536000"}, {"retry-after-ms": "999999999999"}):
+        assert status_error("n", Reply(429, headers, b"{}"), None).retry_after == 300.0
+    both = Reply(429, {"retry-after-ms": "1500", "retry-after": "9"}, b"{}")
+    assert status_error("n", both, None).retry_after == 1.5
 
 
 @settings(max_examples=50)
@@ -223,14 +224,14 @@ def test_no_text_of_a_reply_gets_into_its_error(status, data):
     marked = st.text(max_size=30).map(lambda text: f"canary{text}")
     field = st.one_of(marked, st.lists(marked, max_size=2), st.none())
     fields = data.draw(st.fixed_dictionaries({"message": field, "code": field, "param": field, "type": field}))
-    headers = {"Retry-After": data.draw(marked)}
-    error = status_error("n", status, headers, json.dumps({"error": fields}).encode(), "model")
+    headers = {"retry-after": data.draw(marked)}
+    error = status_error("n", Reply(status, headers, json.dumps({"error": fields}).encode()), "model")
     assert "canary" not in f"{error} {error!r} {vars(error)}"
 
 
 def test_an_error_says_what_its_code_means_and_which_parameter_to_check():
     body = {"error": {"message": "m", "type": "t", "code": "unsupported_parameter", "param": "messages[0].content"}}
-    error = status_error("n", 400, {}, json.dumps(body).encode(), None)
+    error = status_error("n", Reply(400, {}, json.dumps(body).encode()), None)
     assert (error.code, error.param) == ("unsupported_parameter", "messages")
     assert "not supported" in str(error)
     assert "check messages" in str(error)
