@@ -166,7 +166,7 @@ class CloudBackend:
         body = {"model": model, "input": list(job.texts), "encoding_format": "float"}
         response = await self._client(job).post("/embeddings", cast_to=httpx.Response, body=body)
         found = read_json(response.content)
-        with reading("no list of embeddings"):
+        with reading("a list of embeddings"):
             # Their order is in `index`, and nowhere else.
             found["data"] = sorted(found["data"], key=lambda row: row["index"])
         vectors = vectors_in(found, len(job.texts))
@@ -239,7 +239,7 @@ class CloudBackend:
                 if event.data is None:
                     break
                 if failure_in(event) is not None or not isinstance(event.data.get("choices"), list):
-                    raise NotAnAnswer("no part of a chat completion")
+                    raise NotAnAnswer("an event is not a part of a chat completion")
                 check_model(attempt.model, event.data)
                 yield read(event)
         yield read(StreamEvent("message", None))

@@ -34,7 +34,7 @@ def reading(what: str) -> Iterator[None]:
     except NotAnAnswer:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise NotAnAnswer(f"{what} ({type(error).__name__})") from None
+        raise NotAnAnswer(f"the reply is not {what} ({type(error).__name__})") from None
 
 
 def read_json(body: bytes | str) -> Any:
@@ -61,7 +61,7 @@ def read_answer(path: str, request: Mapping[str, Any], body: Any) -> Any:
 
 def vectors_in(body: Any, count: int | None) -> Vectors:
     """The vectors of a reply in OpenAI's form, in the order of their texts."""
-    with reading("no list of embeddings"):
+    with reading("a list of embeddings"):
         rows = body["data"]
         vectors = [_vector(row["embedding"]) for row in rows]
         _check_indices([row["index"] for row in rows], len(rows), in_order=True)
@@ -90,7 +90,7 @@ def _check_indices(indices: list[Any], count: int, *, in_order: bool = False) ->
 
 def ranking_in(body: Any, count: int, most: int) -> list[tuple[int, float]]:
     """The indices of `most` of `count` documents with their scores, as a reply has them."""
-    with reading("no ranking"):
+    with reading("a ranking"):
         ranked = [(row["index"], row["relevance_score"]) for row in body["results"]]
         if len(ranked) != min(most, count):
             raise NotAnAnswer(f"{min(most, count)} documents were asked for, {len(ranked)} came")
@@ -105,7 +105,7 @@ def ranking_in(body: Any, count: int, most: int) -> list[tuple[int, float]]:
 
 def count_in(body: Any) -> int:
     """The token count of a reply of /tokenize."""
-    with reading("no token count"):
+    with reading("a token count"):
         count = body["count"]
         if type(count) is not int or count < 0:
             raise TypeError
@@ -114,7 +114,7 @@ def count_in(body: Any) -> int:
 
 def choices_in(body: Any) -> tuple[ChatChoice, ...]:
     """The choices of a chat completion."""
-    with reading("no chat completion"):
+    with reading("a chat completion"):
         choices = tuple(map(_choice, body["choices"]))
         if not choices:
             raise LookupError
@@ -189,7 +189,7 @@ def choices_asked(request: Mapping[str, Any]) -> int:
 
 def _completion(request: Mapping[str, Any], body: Any) -> tuple[ChatChoice, ...]:
     choices = choices_in(body)
-    with reading("no chat completion"):
+    with reading("a chat completion"):
         parts = [(part.get("index", place), part["message"]) for place, part in enumerate(body["choices"])]
         called = [bool(message.get("tool_calls")) for _, message in parts]
         ends = zip([choice.finish_reason for choice in choices], called, strict=True)
@@ -225,7 +225,7 @@ def _text(value: object) -> str:
 
 def transcription_in(body: Any) -> dict[str, Any]:
     """What a transcription in JSON says: the fields of `Transcription`."""
-    with reading("no transcription"):
+    with reading("a transcription"):
         return {
             "text": _typed(body["text"], str),
             "language": _typed(body.get("language"), str, none=True),
@@ -245,7 +245,7 @@ def _transcription(request: Mapping[str, Any], body: Any) -> Any:
     if request.get("response_format") not in _PLAIN:
         return transcription_in(body)
     if not isinstance(body, bytes):
-        raise NotAnAnswer("no plain text")
+        raise NotAnAnswer("the reply is not plain text")
     return body
 
 

@@ -54,35 +54,6 @@ class WireCall:
     content_type: str = "application/json"
     may_wait: bool = True
 
-    @classmethod
-    def of(
-        cls,
-        job: Job,
-        encoded: bytes,
-        model: str | None,
-        device: str | None,
-        *,
-        texts: Sequence[str] = (),
-        method: str = "POST",
-        path: str = "",
-        content_type: str = "application/json",
-    ) -> Self:
-        """The request of a job for this model and device."""
-        trace = job.node_headers
-        return cls(
-            encoded,
-            texts,
-            job.deadline,
-            job.request_id,
-            model,
-            job.priority,
-            device,
-            trace,
-            method,
-            path,
-            content_type,
-        )
-
     def headers(self, accept: str) -> dict[str, str]:
         """Its headers; the remaining time is that of this moment."""
         headers = {

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from backend_client.http.answers import check_ends, check_generation, choices_asked, read_json
 from backend_client.http.messages import Exchange, NotAnAnswer
@@ -53,34 +54,38 @@ class StreamEvent:
 Read: TypeAlias = Callable[[StreamEvent], StreamEvent]
 
 
-class StreamForm(Protocol):
+class StreamForm(ABC):
     """How the streams of one route are read."""
 
-    def reader(self, request: Mapping[str, Any]) -> Read:
+    def reader(self, request: Mapping[str, Any]) -> Read:  # noqa: ARG002  (for those whose streams depend on it)
         """Reads the events of the stream that answers a request: returns each as callers get it.
 
         Raises NotAnAnswer for one whose parts are not what they must be, and for an end before the answer is complete.
         """
-        ...
+        return self.read
 
+    def read(self, event: StreamEvent) -> StreamEvent:
+        """See `reader`, of routes whose streams are all read alike."""
+        return event
+
+    @abstractmethod
     def begins(self, event: StreamEvent) -> bool:
         """Whether the event has a part of the answer: after it there is no second attempt."""
-        ...
 
+    @abstractmethod
     def ends(self, event: StreamEvent) -> bool:
         """Whether it is the last event of a complete answer."""
-        ...
 
     def request(self, body: Mapping[str, Any]) -> Json:
         """The body that asks for a stream with its usage."""
-        ...
+        return {**body, "stream": True}
 
+    @abstractmethod
     def whole(self, events: Sequence[StreamEvent]) -> Json:
         """The reply that a request without a stream gets, from all the events that a reader returned."""
-        ...
 
 
-class ChunkForm:
+class ChunkForm(StreamForm):
     """Chunks with `choices`: chat completions, and completions of a prompt (`kind` text_completion)."""
 
     def __init__(self, kind: str) -> None:
@@ -99,7 +104,6 @@ class ChunkForm:
         )
 
     def ends(self, event: StreamEvent) -> bool:
-        """`[DONE]`."""
         return event.data is None
 
     def request(self, body: Mapping[str, Any]) -> Json:
@@ -198,17 +202,13 @@ class _Chunks:
             self._names[place] += function.get("name") or ""
 
 
-class ResponsesForm:
+class ResponsesForm(StreamForm):
     """Events of /v1/responses: the last one holds the whole response."""
 
     _ENDS = frozenset({"response.completed", "response.incomplete"})
     _BEFORE = frozenset({"response.created", "response.in_progress", "response.queued"})
 
-    def reader(self, request: Mapping[str, Any]) -> Read:  # noqa: ARG002  (all are read alike)
-        """An event that ends the response holds it, and a delta of text is text."""
-        return self._read
-
-    def _read(self, event: StreamEvent) -> StreamEvent:
+    def read(self, event: StreamEvent) -> StreamEvent:
         if event.data is None:
             raise NotAnAnswer("the stream ended before the response was complete")
         kind = event.data.get("type")
@@ -223,19 +223,13 @@ class ResponsesForm:
         return event.data is not None and event.data.get("type") not in self._BEFORE
 
     def ends(self, event: StreamEvent) -> bool:
-        """The response is complete, or as complete as it gets."""
         return event.data is not None and event.data.get("type") in self._ENDS
 
-    def request(self, body: Mapping[str, Any]) -> Json:
-        """With `stream`."""
-        return {**body, "stream": True}
-
     def whole(self, events: Sequence[StreamEvent]) -> Json:
-        """The response that the last event holds."""
         return _object((events[-1].data or {}).get("response"))
 
 
-class InferenceForm:
+class InferenceForm(StreamForm):
     """Events of the nodes' own /inference: `token` with a text, `done`, and `error`.
 
     A newer node may send events of other names: they are skipped, whatever their data.
@@ -243,11 +237,7 @@ class InferenceForm:
 
     NAMES = frozenset({"token", "done", "error"})
 
-    def reader(self, request: Mapping[str, Any]) -> Read:  # noqa: ARG002  (all are read alike)
-        """A token has a text, and the last event says what a reply without a stream says beside it."""
-        return self._read
-
-    def _read(self, event: StreamEvent) -> StreamEvent:
+    def read(self, event: StreamEvent) -> StreamEvent:
         if event.name == "token" and not isinstance((event.data or {}).get("text"), str):
             raise NotAnAnswer("a token event in the stream has no text")
         if event.name == "done":
@@ -259,49 +249,37 @@ class InferenceForm:
         return event.name == "done" or bool(event.text)
 
     def ends(self, event: StreamEvent) -> bool:
-        """`done`."""
         return event.name == "done"
 
-    def request(self, body: Mapping[str, Any]) -> Json:
-        """With `stream`."""
-        return {**body, "stream": True}
-
     def whole(self, events: Sequence[StreamEvent]) -> Json:
-        """The data of the last event, with the text."""
         return {**(events[-1].data or {}), "text": "".join(event.text for event in events)}
 
 
-_DELTA, _DONE = "transcript.text.delta", "transcript.text.done"
-
-
-class TranscriptForm:
+class TranscriptForm(StreamForm):
     """Events of /v1/audio/transcriptions with `stream`; events of other types are handed on."""
 
-    def reader(self, request: Mapping[str, Any]) -> Read:  # noqa: ARG002  (all are read alike)
-        """The text of a delta, and the whole one, are text."""
-        return self._read
+    _DELTA, _DONE = "transcript.text.delta", "transcript.text.done"
 
-    def _read(self, event: StreamEvent) -> StreamEvent:
+    def read(self, event: StreamEvent) -> StreamEvent:
         data = event.data or {}
-        name = {_DELTA: "delta", _DONE: "text"}.get(str(data.get("type")))
+        name = {self._DELTA: "delta", self._DONE: "text"}.get(str(data.get("type")))
         if name is not None and not isinstance(data.get(name), str):
             raise NotAnAnswer("a part of the transcription is not text")
         return event
 
     def begins(self, event: StreamEvent) -> bool:
         """A delta, or the whole text of a recording without speech."""
-        return event.data is not None and event.data.get("type") in {_DELTA, _DONE}
+        return event.data is not None and event.data.get("type") in {self._DELTA, self._DONE}
 
     def ends(self, event: StreamEvent) -> bool:
         """The whole text: a form has no `[DONE]` after it."""
-        return event.data is not None and event.data.get("type") == _DONE
+        return event.data is not None and event.data.get("type") == self._DONE
 
     def request(self, body: Mapping[str, Any]) -> Json:
-        """The form as it is: it asks for the stream."""
+        # The form asks for the stream itself.
         return dict(body)
 
     def whole(self, events: Sequence[StreamEvent]) -> Json:
-        """The text, as a reply without a stream has it."""
         return {"text": (events[-1].data or {})["text"]}
 
 

@@ -32,7 +32,7 @@ from backend_client.http import forms, messages
 from backend_client.http.answers import read_answer, read_json
 from backend_client.http.errors import event_error, status_error
 from backend_client.http.health import ModelReport
-from backend_client.http.messages import EmbedJob, EmbedReply, Exchange, Job, NotAnAnswer, Reply, WireCall
+from backend_client.http.messages import EmbedJob, EmbedReply, Exchange, Job, Reply, RouteInfo, WireCall
 from backend_client.http.stream_forms import (
     INFERENCE,
     EventStream,
@@ -97,7 +97,7 @@ class FleetBackend:
                 encoded = messages.encode_texts(
                     job.texts, model, truncate=job.truncate, input_type=job.input_type, dimensions=job.dimensions
                 )
-                wired = call.wired = WireCall.of(job, encoded, model, job.require_device, texts=job.texts)
+                wired = call.wired = _wire_call(job, encoded, call, job.texts)
             wired.may_wait = call.may_wait
             reply = await running.transport.embed(lease.node.url, wired)
             lease.check_model(reply.route.model)
@@ -112,21 +112,10 @@ class FleetBackend:
             return reply
 
         served = await running.dispatcher.run(call, send)
-        reply, lease = served.value, served.lease
+        reply = served.value
+        usage = Usage(reply.route.prompt_tokens)
         return EmbedBatch(
-            vectors=reply.vectors,
-            space=reply.space,
-            usage=Usage(reply.route.prompt_tokens),
-            source="npu",
-            node=lease.node.url,
-            model=reply.route.model or lease.model,
-            device=reply.route.device,
-            request_id=call.request_id,
-            attempts=tuple(call.attempts),
-            route_reason=reply.route.reason,
-            npu_busy_delta_us=reply.route.busy_delta_us,
-            emulated=reply.route.emulated,
-            headers=reply.route.headers,
+            vectors=reply.vectors, space=reply.space, usage=usage, **_origin(call, served.lease, reply.route)
         )
 
     async def exchange(self, job: Exchange) -> RawReply:
@@ -153,7 +142,7 @@ class FleetBackend:
                 return await self._send(running, lease, wired, job)
             opened = await self._open(running, lease, wired, job, form)
             body = form.whole(await self._read_whole(lease, opened, form))
-            _read_answer(lease.node.url, job, body)
+            messages.read_from(lease.node.url, read_answer, job.path, job.body or {}, body)
             return opened.head, body
 
         served = await running.dispatcher.run(call, send)
@@ -187,7 +176,7 @@ class FleetBackend:
         if "json" in reply.headers.get("content-type", ""):
             body = messages.read_from(node, read_json, reply.body)
         _check(lease, job, reply.headers, body)
-        found = _read_answer(node, job, body)
+        found = messages.read_from(node, read_answer, job.path, job.body or {}, body)
         if job.kind == "embedding":
             self._check_space(lease, reply, found.shape[1], (job.body or {}).get("dimensions"))
         return reply, body
@@ -357,39 +346,38 @@ def _check(lease: Lease, job: Exchange, head: Mapping[str, str] | None, *bodies:
                 lease.check_device(body["device"])
 
 
-def _read_answer(node: str, job: Exchange, body: Any) -> Any:
-    """See `answers.read_answer`. Raises BadReply."""
-    try:
-        return read_answer(job.path, job.body or {}, body)
-    except NotAnAnswer as error:
-        problem = BadReply(f"the reply is not an answer of {job.path}: {error}", node=node)
-    raise problem
-
-
 def _raw_reply(call: Call, lease: Lease, head: Reply, said: Any, body: Any) -> RawReply:
     """The reply with this `body`; `said` is what its body or its last events say of its costs."""
     route = messages.route_info(head.headers)
     said = said if isinstance(said, dict) else {}
     # A stream's device and busy time are known only at its end, so the body goes before the headers.
     busy, device, emulated = (said.get(name) for name in ("npu_busy_delta_us", "device", "emulated"))
+    route = route._replace(
+        device=device if isinstance(device, str) else route.device,
+        busy_delta_us=busy if type(busy) is int else route.busy_delta_us,
+        emulated=emulated if isinstance(emulated, bool) else route.emulated,
+    )
     prompt, completion = usage_of(said)
     # Of a recording nodes count positions of audio, and only those of its first part.
     counted = 0 if lease.need.kind == "transcription" else route.prompt_tokens
-    return RawReply(
-        source="npu",
-        node=lease.node.url,
-        model=route.model or lease.model,
-        device=device if isinstance(device, str) else route.device,
-        request_id=call.request_id,
-        attempts=tuple(call.attempts),
-        route_reason=route.reason,
-        npu_busy_delta_us=busy if type(busy) is int else route.busy_delta_us,
-        emulated=emulated if isinstance(emulated, bool) else route.emulated,
-        headers=head.headers,
-        status=head.status,
-        body=body,
-        usage=Usage(prompt or counted, completion),
-    )
+    usage = Usage(prompt or counted, completion)
+    return RawReply(status=head.status, body=body, usage=usage, **_origin(call, lease, route))
+
+
+def _origin(call: Call, lease: Lease, route: RouteInfo) -> dict[str, Any]:
+    """The fields of `Origin`, for every result of a node."""
+    return {
+        "source": "npu",
+        "node": lease.node.url,
+        "model": route.model or lease.model,
+        "device": route.device,
+        "request_id": call.request_id,
+        "attempts": tuple(call.attempts),
+        "route_reason": route.reason,
+        "npu_busy_delta_us": route.busy_delta_us,
+        "emulated": route.emulated,
+        "headers": route.headers,
+    }
 
 
 def _warn_of_ignored(options: ClientOptions) -> None:
@@ -432,9 +420,15 @@ def _encode(job: Exchange, call: Call, form: StreamForm | None) -> WireCall:
             content = messages.encode(body)
         else:
             content, content_type = forms.encode_form(body, *job.file)
+    wired = _wire_call(job, content, call)
+    wired.method, wired.path, wired.content_type = job.method, job.path, content_type
+    return wired
+
+
+def _wire_call(job: Job, encoded: bytes, call: Call, texts: Sequence[str] = ()) -> WireCall:
     need = call.need
-    return WireCall.of(
-        job, content, need.model, need.device, method=job.method, path=job.path, content_type=content_type
+    return WireCall(
+        encoded, texts, job.deadline, job.request_id, need.model, job.priority, need.device, job.node_headers
     )
 
 

@@ -193,22 +193,6 @@ async def test_tokens_are_counted_by_the_node(client, chats):
     assert sorted([*body] for body in bodies(chats)) == [["messages", "model"], ["prompt", "model"]]
 
 
-@pytest.mark.parametrize(("key", "said"), [("wrong", "does not know the API key"), (None, "none was sent")])
-async def test_a_refused_key_is_told_from_a_missing_one(chats, key, said):
-    async def refuse(_):
-        return error_response(401, "invalid_api_key")
-
-    for _, chat in chats:
-        chat.respond = refuse
-    messages = []
-    async with NPUClient([node.url for node, _ in chats], api_key=key) as client:
-        for call in (client.chat(QUESTION), client.count_tokens("Where?")):
-            with pytest.raises(AuthenticationFailed) as caught:
-                await call
-            messages.append(str(caught.value))
-    assert all(said in message for message in messages), messages
-
-
 async def test_options_of_a_stream_that_are_no_object_are_for_the_node_to_refuse(client, chats):
     await client.post("/v1/chat/completions", {"model": WRITER, "messages": QUESTION, "stream_options": 5})
     assert bodies(chats)[0]["stream_options"] == 5

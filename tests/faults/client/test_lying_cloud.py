@@ -99,7 +99,7 @@ async def test_an_answer_that_is_not_text_is_malformed(cloud, content):
 
     cloud.respond = respond
     async with client_of(cloud) as client:
-        with pytest.raises(CloudUnavailable, match="no chat completion"):
+        with pytest.raises(CloudUnavailable, match="not a chat completion"):
             await client.generate(PROMPT)
 
 
@@ -128,5 +128,5 @@ async def test_an_answer_that_is_no_text_is_refused_by_chat_as_by_generate(cloud
             await client.generate(PROMPT, max_new_tokens=10)
         for wrong in ({"content": value}, {"content": "Paris", "reasoning_content": value}):
             message.update(wrong)
-            with pytest.raises(type(expected.value), match="no chat completion"):
+            with pytest.raises(type(expected.value), match="not a chat completion"):
                 await client.chat([{"role": "user", "content": PROMPT}], max_tokens=10)

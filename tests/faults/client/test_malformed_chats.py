@@ -85,7 +85,7 @@ async def test_a_malformed_chat_of_the_cloud_is_a_typed_error(cloud, event):
         with pytest.raises(StreamInterrupted):
             await anext(stream)
         cloud.respond = whole
-        with pytest.raises(CloudError, match="no chat completion"):
+        with pytest.raises(CloudError, match="not a chat completion"):
             await client.chat(QUESTION)
 
 

@@ -131,7 +131,7 @@ async def test_what_is_no_transcription_is_no_answer(client, fleet, monkeypatch,
     result = await until_retried(lambda: client.transcribe(AUDIO))
     assert [attempt.outcome for attempt in result.attempts] == ["BadReply", "ok"]
     monkeypatch.setattr(fleet[1], "_answer", lambda *_: json_answer(body, route_headers("fake-listener")))
-    with pytest.raises(NPUUnavailableError, match="not an answer of /v1/audio/transcriptions"):
+    with pytest.raises(NPUUnavailableError, match=r"not a transcription|not JSON|not plain text"):
         await client.transcribe(AUDIO)
 
 
