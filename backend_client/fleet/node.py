@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from backend_client.errors import BadReply, NodeError
+from backend_client.errors import BadReply
 from backend_client.fleet.breaker import Breaker
 from backend_client.http.health import HealthReport, ModelKind, ModelReport
 from backend_client.http.messages import plain_name
-from backend_client.lifetime import Clock
-from backend_client.options import BreakerOptions
 
 # How long a refusal is remembered: until the next probe, that is less than the 5 s in which a node serves again.
 _REMEMBERED_S = 3.0
@@ -35,40 +31,32 @@ class Requirement:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A node asked not to get requests for one model until `promised` (`busy`: it is full; else it cannot serve).
-    `passing`: it is likely to serve afterwards.
+    """A node asked at `since` not to get requests for one model (`busy`: it is full; else it cannot serve).
 
-    It asked at `since`, with `work` requests for the model there, as far as the client knew. It gets none until
-    `until`, which is earlier when a report shows that it is no longer busy; not so when the hold is `firm`. However
-    short the pause, for 3 s it counts as full when it has as much work as when it refused more.
+    It gets none until `until`, which is earlier when a report shows that the reason is gone. `passing`: it is likely to
+    serve afterwards. `work`: the requests for the model there, as far as the client knew. However short the pause, for
+    3 s it counts as full when it has as much work as when it refused more.
     """
 
     until: float
     busy: bool
     why: str
+    since: float
     passing: bool = True
-    since: float = float("-inf")
     work: int = 0
-    firm: bool = False
-    promised: float = float("-inf")
-
-    @classmethod
-    def of(cls, pause: float, why: str, now: float, *, work: int = 0, before: Hold | None = None) -> Hold:
-        """A busy node asked for a pause; `before` is what it asked before."""
-        # Its reports said once that it was free, and it was not: now it is taken at its word.
-        firm = before is not None and before.promised > now and before.until <= now
-        return cls(now + pause, busy=True, why=why, since=now, work=work, firm=firm, promised=now + pause)
 
     def after(self, model: ModelReport | None, reported: float) -> Hold | None:
         """What is left of it after a report on the model that was asked for at `reported`; None for nothing."""
-        if not self.busy and model is not None and model.loading:
+        if self.busy:
+            # The time that a busy node names is an estimate: half of the work done, it is worth asking.
+            free = model is not None and 2 * (model.queue_depth + model.in_flight) <= self.work
+            gone = reported >= self.until or (free and reported > self.since)
+        else:
             # What was refused while the model loads is asked again when the model serves.
+            gone = model is None or not model.loading
+        if not gone:
             return self
-        if not self.busy or self.promised <= reported:
-            return replace(self, until=self.since) if reported < self.since + _REMEMBERED_S else None
-        # The time that a busy node names is an estimate: half of the work done, it is worth asking.
-        free = model is not None and 2 * (model.queue_depth + model.in_flight) <= self.work
-        return replace(self, until=self.since) if free and reported > self.since and not self.firm else self
+        return replace(self, until=self.since) if reported < self.since + _REMEMBERED_S else None
 
 
 @dataclass(eq=False, slots=True)
@@ -170,45 +158,3 @@ class Lease:
             # A name that the node does not list may be any text.
             what = found.id if found else "a model that its /health does not list"
             raise BadReply(f"was asked for {asked} and answered as {what}", node=self.node.url, contradicts=True)
-
-
-# The breakers of single models on a node: one model is ejected while the node's others serve.
-
-log = logging.getLogger(__name__)
-
-
-class ModelBreakers:
-    """A breaker is made for a model at its first failure, and kept at its node."""
-
-    def __init__(self, options: BreakerOptions, clock: Clock, rng: random.Random) -> None:
-        self._options = options.model_copy(update={"longest": options.longest_model})
-        self._clock = clock
-        self._rng = rng
-
-    def abandon(self, lease: Lease) -> None:
-        """Record a request that shows nothing about the model."""
-        if (breaker := lease.node.breakers.get(lease.model)) is not None:
-            breaker.abandoned(lease.model_ticket)
-
-    def eject(self, lease: Lease, why: str) -> None:
-        """Send the model no requests on this node for a while. Requests sent before its ejection tell nothing new."""
-        breaker = self._of(lease)
-        if breaker.closed or lease.model_ticket:
-            breaker.trip()
-            self._ejected(lease, why)
-
-    def failed(self, lease: Lease, error: NodeError) -> None:
-        """Record a failure of the engine; too many failures eject the model."""
-        if self._of(lease).failed(lease.model_ticket, error.failure):
-            self._ejected(lease, error.what)
-
-    def _ejected(self, lease: Lease, why: str) -> None:
-        lease.node.ejections[lease.model] = why
-        pause = self._of(lease).opens_in
-        log.warning("%s on node %s is ejected for %.1f s: %s", lease.model, lease.node.url, pause, why)
-
-    def _of(self, lease: Lease) -> Breaker:
-        breaker = lease.node.breakers.get(lease.model)
-        if breaker is None:
-            breaker = lease.node.breakers[lease.model] = Breaker(self._options, self._clock, self._rng)
-        return breaker

@@ -20,7 +20,7 @@ from backend_client.errors import (
 )
 from backend_client.fleet.breaker import Breaker, BreakerState
 from backend_client.fleet.choose import choose, eligible, explain, refusal
-from backend_client.fleet.node import Hold, Lease, ModelBreakers, Node, Requirement
+from backend_client.fleet.node import Hold, Lease, Node, Requirement
 from backend_client.http.health import HealthReport
 from backend_client.http.messages import plain_name
 from backend_client.lifetime import Clock
@@ -55,11 +55,7 @@ class Pool:
     complete: bool = True
     trouble: str | None = None
     _leases: dict[str, dict[Lease, None]] = field(default_factory=dict)
-    _breakers: ModelBreakers = field(init=False)
     _unprobed: dict[str, None] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._breakers = ModelBreakers(self.options.breaker, self.clock, self.rng)
 
     def add(self, urls: Iterable[str]) -> list[Node]:
         """Add nodes; return those that are new."""
@@ -132,7 +128,7 @@ class Pool:
             del node.outstanding[lease.model]
         self._leases.get(node.url, {}).pop(lease, None)
         if isinstance(error, NodeError) and error.failure is FailureKind.CONNECTION:
-            self._breakers.abandon(lease)
+            self._abandon(lease)
             # Nothing but another request can show that such a node recovered, while its probes pass all the time.
             longest = None if node.probe_failures else self.options.breaker.longest_probed
             if node.breaker.failed(lease.ticket, error.failure, longest):
@@ -161,13 +157,13 @@ class Pool:
         if silent:
             node.silent[lease.model] += 1
             if lease.model_ticket or node.silent[lease.model] >= self.options.breaker.silent_attempts:
-                self._breakers.eject(lease, "it answers nothing")
+                self._eject(lease, "it answers nothing")
                 del node.silent[lease.model]
         if silent and isinstance(error, AttemptTimeout):
             node.breaker.failed(lease.ticket, FailureKind.NONE)
         else:
             node.breaker.abandoned(lease.ticket)
-        self._breakers.abandon(lease)
+        self._abandon(lease)
 
     def _answered(self, lease: Lease, error: BaseException | None) -> None:
         node = lease.node
@@ -190,16 +186,15 @@ class Pool:
     def _hold(self, lease: Lease, error: NodeError) -> None:
         """Send the node no request for the model for as long as it asked, and at least for a first backoff."""
         node, now = lease.node, self.clock()
-        key = lease.model, lease.need.device
         pause = _DEFAULT_HOLD_S if error.retry_after is None else max(error.retry_after, self.options.retry.pause)
         if isinstance(error, NodeOverloaded):
             # The request that ended here is not among them any more.
             work = node.outstanding[lease.model] + node.foreign.get(lease.model, 0)
-            node.holds[key] = Hold.of(pause, "is busy", now, work=work, before=node.holds.get(key))
+            hold = Hold(now + pause, busy=True, why="is busy", since=now, work=work)
         else:
             why = f"answered {error.code or error.status or 'in another vector space'}"
-            passing = not isinstance(error, SpaceChanged)
-            node.holds[key] = Hold(now + pause, busy=False, why=why, passing=passing, since=now)
+            hold = Hold(now + pause, busy=False, why=why, since=now, passing=not isinstance(error, SpaceChanged))
+        node.holds[lease.model, lease.need.device] = hold
 
     def _learn_of_model(self, lease: Lease, error: BaseException | None) -> None:
         """Only an answer of the engine closes its breaker; a refusal at the node's edge says nothing of it."""
@@ -208,11 +203,42 @@ class Pool:
             if (breaker := lease.node.breakers.get(lease.model)) is not None:
                 breaker.succeeded(lease.model_ticket)
         elif isinstance(error, BadReply) and error.contradicts:
-            self._breakers.eject(lease, error.what)
+            self._eject(lease, error.what)
         elif isinstance(error, NodeError) and error.failure is FailureKind.SERVER:
-            self._breakers.failed(lease, error)
+            self._engine_failed(lease, error)
         else:
-            self._breakers.abandon(lease)
+            self._abandon(lease)
+
+    # The breakers of single models on a node: made at the model's first failure. One model is ejected while the node's
+    # others serve.
+
+    def _abandon(self, lease: Lease) -> None:
+        """The request shows nothing about the model."""
+        if (breaker := lease.node.breakers.get(lease.model)) is not None:
+            breaker.abandoned(lease.model_ticket)
+
+    def _eject(self, lease: Lease, why: str) -> None:
+        """Send the model no requests on this node for a while. Requests sent before its ejection tell nothing new."""
+        breaker = self._model_breaker(lease)
+        if breaker.closed or lease.model_ticket:
+            breaker.trip()
+            self._ejected(lease, breaker, why)
+
+    def _engine_failed(self, lease: Lease, error: NodeError) -> None:
+        breaker = self._model_breaker(lease)
+        if breaker.failed(lease.model_ticket, error.failure):
+            self._ejected(lease, breaker, error.what)
+
+    def _ejected(self, lease: Lease, breaker: Breaker, why: str) -> None:
+        lease.node.ejections[lease.model] = why
+        log.warning("%s on node %s is ejected for %.1f s: %s", lease.model, lease.node.url, breaker.opens_in, why)
+
+    def _model_breaker(self, lease: Lease) -> Breaker:
+        breaker = lease.node.breakers.get(lease.model)
+        if breaker is None:
+            options = self.options.breaker.model_copy(update={"longest": self.options.breaker.longest_model})
+            breaker = lease.node.breakers[lease.model] = Breaker(options, self.clock, self.rng)
+        return breaker
 
     def probe_passed(self, node: Node, report: HealthReport, *, began: float) -> None:
         """A probe, begun then, brought a report (of a node that serves, or says that it does not)."""

@@ -26,8 +26,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any, ClassVar, TypeVar
@@ -49,7 +49,6 @@ from backend_client.observability.state import StateCollector
 from backend_client.results import Attempt, EmbedBatch, Origin, RawReply, Source, Usage
 from backend_client.sync import Blocking
 
-I = TypeVar("I")  # noqa: E741  (an item of a stream)
 C = TypeVar("C", bound=BaseClient | Blocking[Any])
 
 # Only this: the application's baggage is private to it.
@@ -61,26 +60,18 @@ _TOKENS = tuple(4**power for power in range(14))
 
 
 class Metrics:
-    """The metrics of the clients of one registry. A second one for the same registry shares those of the first."""
+    """The metrics of the clients of one registry: `Metrics(registry)` is the same object each time."""
 
-    _shared: ClassVar[WeakKeyDictionary[CollectorRegistry, dict[str, Any]]] = WeakKeyDictionary()
+    _of: ClassVar[WeakKeyDictionary[CollectorRegistry, Metrics]] = WeakKeyDictionary()
     _lock: ClassVar[Lock] = Lock()
 
-    duration: Histogram
-    tokens: Histogram
-    attempts: Counter
-    state: StateCollector
-
-    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        with self._lock:
-            if registry not in self._shared:
-                self._register(registry)
-                self._shared[registry] = vars(self)
-        vars(self).update(self._shared[registry])
-
-    def counts(self, other: Metrics) -> bool:
-        """Whether a call that `other` observes is counted here too: they are of one registry."""
-        return self.duration is other.duration
+    def __new__(cls, registry: CollectorRegistry = REGISTRY) -> Metrics:  # noqa: PYI034  (one for each registry)
+        with cls._lock:
+            made = cls._of.get(registry)
+            if made is None:
+                made = cls._of[registry] = super().__new__(cls)
+                made._register(registry)
+        return made
 
     def _register(self, registry: CollectorRegistry) -> None:
         self.duration = Histogram(
@@ -151,13 +142,9 @@ class ObservedBackend:
 
     def __init__(self, inner: Backend, metrics: Metrics, tracer: Tracer, asked: Source) -> None:
         self.inner = inner
-        self._metrics = metrics
+        self.metrics = metrics
         self._tracer = tracer
         self._asked: Source = asked
-
-    def counts_in(self, metrics: Metrics) -> bool:
-        """Whether its calls are counted in these metrics."""
-        return self._metrics.counts(metrics)
 
     async def embed(self, job: EmbedJob) -> EmbedBatch:
         """Embed, observed."""
@@ -175,24 +162,10 @@ class ObservedBackend:
 
     async def open_exchange(self, job: Exchange, opened_by: Deadline | None = None) -> EventStream:
         """The same as a stream, observed from the opening to the last event."""
-        observed = self._events(job, opened_by)
-        # The first step opens the stream; its first item is passed on before the rest.
-        first = await anext(observed)
-        return _led(first, observed)
-
-    async def _events(self, job: Exchange, opened_by: Deadline | None) -> EventStream:
-        with self._observed(job, stream=True) as seen:
+        with ExitStack() as observed:
+            seen = observed.enter_context(self._observed(job, stream=True))
             events = await self.inner.open_exchange(seen.traced(job), opened_by)
-            reason = ""
-            try:
-                async for item in events:
-                    if isinstance(item, RawReply):
-                        seen.answered(item, item.usage, reason)
-                    else:
-                        reason = item.finish_reason or reason
-                    yield item
-            finally:
-                await events.aclose()
+            return _follow(events, seen, observed.pop_all())
 
     async def close(self) -> None:
         """Close what is inside."""
@@ -232,31 +205,36 @@ class ObservedBackend:
     def _finish(self, operation: str, seen: _Observation, seconds: float, error: str) -> None:
         origin, usage = seen.origin, seen.usage
         source, model = (origin.source, origin.model) if origin else ("", "")
-        self._metrics.duration.labels(operation, source, model, error).observe(seconds)
+        self.metrics.duration.labels(operation, source, model, error).observe(seconds)
         if origin is None or usage is None:
             return
         self._count_attempts(origin.attempts)
         seen.span.set_attributes(of_answer(operation, origin, usage, seen.finish_reason))
         for kind, count in tokens_of(operation, usage).items():
-            self._metrics.tokens.labels(operation, source, model, kind).observe(count)
+            self.metrics.tokens.labels(operation, source, model, kind).observe(count)
 
     def _count_attempts(self, attempts: tuple[Attempt, ...]) -> None:
         for attempt in attempts:
-            self._metrics.attempts.labels(attempt.node, attempt.outcome).inc()
+            self.metrics.attempts.labels(attempt.node, attempt.outcome).inc()
 
 
 def _observes(backend: Backend, metrics: Metrics) -> bool:
     while isinstance(backend, ObservedBackend):
-        if backend.counts_in(metrics):
+        if backend.metrics is metrics:
             return True
         backend = backend.inner
     return False
 
 
-async def _led(first: I, rest: AsyncGenerator[I, None]) -> AsyncGenerator[I, None]:
-    try:
-        yield first
-        async for item in rest:
-            yield item
-    finally:
-        await rest.aclose()
+async def _follow(events: EventStream, seen: _Observation, observed: ExitStack) -> EventStream:
+    reason = ""
+    with observed:
+        try:
+            async for item in events:
+                if isinstance(item, RawReply):
+                    seen.answered(item, item.usage, reason)
+                else:
+                    reason = item.finish_reason or reason
+                yield item
+        finally:
+            await events.aclose()

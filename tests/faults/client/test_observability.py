@@ -331,7 +331,7 @@ async def test_a_stream_that_breaks_off_or_is_left_ends_its_span(scripted, obser
 async def test_a_second_client_is_instrumented_without_metrics_of_its_own(pair, monkeypatch):
     """As a service does at start-up, twice: with the default registry."""
     registry = CollectorRegistry()
-    monkeypatch.setattr(Metrics.__init__, "__defaults__", (registry,))
+    monkeypatch.setattr(Metrics.__new__, "__defaults__", (registry,))
     clients = [NPUClient([node.url]) for node in pair]
     for client in clients:
         async with instrument(client):

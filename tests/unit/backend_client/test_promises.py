@@ -243,18 +243,6 @@ async def test_4_a_node_that_is_idle_again_serves_before_its_retry_after_has_pas
 
 
 @in_virtual_time
-async def test_4_a_node_that_looks_idle_and_is_not_is_taken_at_its_word():
-    [node] = nodes = fleet(1)
-    async with warm(nodes) as client:
-        node.embed = NodeOverloaded("full", node=node.url, status=429, retry_after=13)
-        for _ in range(100):
-            with pytest.raises(NPUUnavailableError):
-                await client.embed("text", timeout=0.05)
-            await asyncio.sleep(0.1)
-        assert len(node.requests) == 2
-
-
-@in_virtual_time
 async def test_4_a_busy_fleet_is_waited_for_when_there_is_time_and_refused_at_once_when_not():
     [node] = nodes = fleet(1)
     async with warm(nodes) as client:
