@@ -16,7 +16,7 @@ from backend_client import (
     RequestRejected,
     StreamInterrupted,
 )
-from backend_client.errors import AuthenticationFailed, InvalidAnswer, NotOffered, SpendCapReached
+from backend_client.errors import InvalidAnswer, NotOffered, SpendCapReached
 from tests.faults.chat_node import TOOL
 from tests.faults.scripted_node import ANSWER, WRITER, choice, data_event, error_response
 
