@@ -7,16 +7,13 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from backend_client.bulk.job import BulkJob
+from backend_client.bulk.job import RESULT_TYPES, BulkJob
 from backend_client.bulk.optional import need, schema_validator
-from backend_client.bulk.window import together
 from backend_client.client import InferenceClient
 from backend_client.embed_many import cut
 from backend_client.errors import (
@@ -32,35 +29,6 @@ from backend_client.errors import (
     RequestRejected,
 )
 from backend_client.results import CallOptions, ChatResult, EmbedOptions, GenerateResult, Origin
-
-
-class Vectors:
-    """Float32 vectors of `count` rows; those of rows that were refused are missing."""
-
-    def __init__(self, count: int, dimensions: int) -> None:
-        self._count = count
-        self._dimensions = dimensions
-        self._parts: dict[int, npt.NDArray[np.float32]] = {}
-
-    def put(self, start: int, vectors: npt.NDArray[np.float32]) -> None:
-        """Take the vectors of the rows from `start` on."""
-        self._parts[start] = vectors
-
-    def column(self, rows: list[int]) -> Any:
-        """The vectors of these rows, which have some, as an Arrow column of fixed-size lists."""
-        pa = need("pyarrow")
-        parts = [self._parts[start] for start in sorted(self._parts)]
-        if len(rows) < self._count:
-            whole = np.empty((self._count, self._dimensions), np.float32)
-            for start, vectors in self._parts.items():
-                whole[start : start + len(vectors)] = vectors
-            parts = [whole[rows]]
-        arrays = [
-            pa.FixedSizeListArray.from_arrays(pa.array(part.reshape(-1), pa.float32()), self._dimensions)
-            for part in parts
-        ]
-        return pa.chunked_array(arrays, pa.list_(pa.float32(), self._dimensions))
-
 
 # Waits for a fleet that is away, and finds the row that a node refuses.
 #
@@ -175,101 +143,45 @@ def reason_of(error: RequestRejected | InvalidAnswer) -> str:
     return f"refused: {error.message.removeprefix(f'{error.node}: ')}"
 
 
-# The results of serving a chunk: a column of results for its rows, and the rows that were refused.
-
-_INTEGERS = ("num_input_tokens", "num_generated_tokens", "npu_busy_us")
-_TEXTS = ("finish_reason", "model", "node", "device", "space", "error")
-
-
-@dataclass(slots=True)
 class Results:
-    """Results of `count` rows, filled part by part. `values` are Vectors, or a list of texts.
+    """Results of a chunk, filled part by part: `values` are float32 vectors (n, d), or a list of texts; `columns` say
+    who answered, and how.
 
     `refused` says of a row why it has none. `tokens` counts those of all inputs; `served` rows by node and device.
     """
 
-    count: int
-    values: Any = None
-    tokens: int = 0
-    refused: dict[int, str] = field(default_factory=dict)
-    served: Counter[str] = field(default_factory=Counter)
-    num_input_tokens: list[int | None] = field(default_factory=list)
-    num_generated_tokens: list[int | None] = field(default_factory=list)
-    finish_reason: list[str | None] = field(default_factory=list)
-    model: list[str | None] = field(default_factory=list)
-    node: list[str | None] = field(default_factory=list)
-    device: list[str | None] = field(default_factory=list)
-    emulated: list[bool | None] = field(default_factory=list)
-    space: list[str | None] = field(default_factory=list)
-    npu_busy_us: list[int | None] = field(default_factory=list)
-    error: list[str] = field(default_factory=list)
+    def __init__(self, count: int, values: Any) -> None:
+        self.values = values
+        self.tokens = 0
+        self.refused: dict[int, str] = {}
+        self.served: Counter[str] = Counter()
+        self.columns: dict[str, list[Any]] = {name: [None] * count for name in RESULT_TYPES}
+        self.columns["error"] = [""] * count
 
-    def __post_init__(self) -> None:
-        """Make the columns as long as there are rows."""
-        for name in (*_INTEGERS, *_TEXTS, "emulated"):
-            setattr(self, name, [None] * self.count)
-        self.error = [""] * self.count
+    def put(self, row: int, **values: Any) -> None:
+        """Record what is known of a row, by columns."""
+        for name, value in values.items():
+            self.columns[name][row] = value
 
-    def put_origin(self, start: int, stop: int, origin: Origin) -> None:
+    def put_origin(self, rows: Sequence[int], origin: Origin) -> None:
         """Record who served rows in one request. Its NPU time is divided among them so that the sum is exact."""
-        count = stop - start
-        self.model[start:stop] = [origin.model] * count
-        self.node[start:stop] = [origin.node] * count
-        self.device[start:stop] = [origin.device] * count
-        self.emulated[start:stop] = [origin.emulated] * count
-        if origin.npu_busy_delta_us is not None:
-            share, rest = divmod(origin.npu_busy_delta_us, count)
-            self.npu_busy_us[start:stop] = [share + 1] * rest + [share] * (count - rest)
-        self.served[f"{origin.node} {origin.device or origin.source}"] += count
+        share, rest = divmod(origin.npu_busy_delta_us or 0, len(rows))
+        known = {name: getattr(origin, name) for name in ("model", "node", "device", "emulated")}
+        for place, row in enumerate(rows):
+            busy = None if origin.npu_busy_delta_us is None else share + (place < rest)
+            self.put(row, npu_busy_us=busy, **known)
+        self.served[f"{origin.node} {origin.device or origin.source}"] += len(rows)
 
-    def columns(self) -> dict[str, Any]:
-        """The columns of the output that are not the input's or the values', as Arrow arrays."""
+    def values_of(self, rows: list[int]) -> Any:
+        """The values of these rows, as an Arrow array: of vectors, fixed-size lists."""
         pa = need("pyarrow")
-        made = {name: _array(getattr(self, name), pa.int64()) for name in _INTEGERS}
-        made |= {name: _array(getattr(self, name), pa.string()) for name in _TEXTS}
-        made["emulated"] = _array(self.emulated, pa.bool_())
-        return made
-
-
-def _array(values: list[Any], kind: Any) -> Any:
-    """The Arrow array. Most columns of a chunk have one value, which need not be converted row by row."""
-    pa = need("pyarrow")
-    if values and values.count(values[0]) == len(values):
-        return pa.repeat(pa.scalar(values[0], kind), len(values))
-    return pa.array(values, kind)
+        if isinstance(self.values, list):
+            return pa.array([self.values[row] for row in rows], pa.string())
+        vectors = self.values if len(rows) == len(self.values) else self.values[rows]
+        return pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
 
 
 # Embedding the texts of a chunk.
-
-# A request that took less may be doubled; one that took more is halved. Well below the limit of an attempt, 10 s.
-_QUICK_S, _SLOW_S = 1.0, 4.0
-# In one request, and on their way in all: with many nodes, requests stay smaller.
-_MOST_TEXTS, _MOST_UNDER_WAY = 256, 8192
-_FEW_TEXTS = 256
-
-
-class BatchSize:
-    """How many texts a request should have: half the requests cost the client a quarter less CPU for each text.
-
-    Grows from `least` while the fleet answers at once, and shrinks back when it does not. `slots`: requests at once.
-    """
-
-    def __init__(self, least: int, slots: int = 1) -> None:
-        self._least = least
-        self._most = min(_MOST_TEXTS, max(_FEW_TEXTS, _MOST_UNDER_WAY // slots))
-        self.texts = least
-
-    def observe(self, texts: int, seconds: float) -> None:
-        """Record how long a request of so many texts took, its wait at the node included."""
-        if seconds > _SLOW_S:
-            self.texts = max(self._least, self.texts // 2)
-        elif seconds < _QUICK_S and texts == self.texts:
-            self.texts = max(self.texts, min(2 * self.texts, self._most))
-
-    def refused(self, texts: int) -> None:
-        """Record that a node takes no request of so many texts."""
-        if texts > self._least:
-            self._most = self.texts = max(self._least, texts // 2)
 
 
 class Embedding:
@@ -282,64 +194,32 @@ class Embedding:
         self._job = job
         self._options = options
         self._slots = asyncio.Semaphore(slots)
-        self._count = slots
         self._patience = Patience(patience)
         self._batch = client.npu.options.batch
-        self._size = BatchSize(self._batch.texts, slots)
-
-    @property
-    def rows_ahead(self) -> int:
-        """See Work: two requests for each that may be on its way; large ones need not wait for each other."""
-        return self._count * max(2 * self._batch.texts, self._size.texts)
-
-    def problems(self, values: Sequence[Any]) -> dict[int, str]:
-        """Which values cannot be sent, and why."""
-        return {
-            row: problem
-            for row, value in enumerate(values)
-            # Most texts pass without a call.
-            if not (type(value) is str and value.isascii()) and (problem := text_problem(value))
-        }
+        # Two requests for each that may be on its way.
+        self.rows_ahead = 2 * slots * self._batch.texts
 
     async def run(self, inputs: Sequence[Any]) -> Results:
         """The vectors of the texts. Raises what `Patience.serve` raises."""
-        vectors = Vectors(len(inputs), self._job.dimensions)
-        results = Results(len(inputs), vectors)
+        results = Results(len(inputs), np.zeros((len(inputs), self._job.dimensions), np.float32))
+        results.refused = {row: problem for row, value in enumerate(inputs) if (problem := text_problem(value))}
+        sent = [row for row in range(len(inputs)) if row not in results.refused]
 
         async def serve(rows: Sequence[int]) -> None:
-            start, stop = rows[0], rows[-1] + 1
-            began = time.monotonic()
-            try:
-                batch = await self._client.embed_batch(inputs[start:stop], **self._options)
-            except PayloadTooLarge:
-                self._size.refused(stop - start)
-                raise
-            self._size.observe(stop - start, time.monotonic() - began)
-            vectors.put(start, batch.vectors)
+            batch = await self._client.embed_batch([inputs[row] for row in rows], **self._options)
+            results.values[rows] = batch.vectors
             results.tokens += batch.usage.prompt_tokens
-            results.put_origin(start, stop, batch)
-            results.space[start:stop] = [batch.space] * (stop - start)
-
-        def refuse(row: int, reason: str) -> None:
-            results.refused[row] = reason
+            results.put_origin(rows, batch)
+            for row in rows:
+                results.put(row, space=batch.space)
 
         async def part(rows: Sequence[int]) -> None:
             async with self._slots:
-                await self._patience.serve(rows, serve, refuse)
+                await self._patience.serve(rows, serve, results.refused.__setitem__)
 
-        await together(part(range(start, stop)) for start, stop in self._batches(inputs))
+        parts = cut([inputs[row] for row in sent], self._batch)
+        await together(part(sent[start:stop]) for start, stop in parts)
         return results
-
-    def _batches(self, texts: Sequence[str]) -> list[tuple[int, int]]:
-        """The rows of each request, as (start, stop)."""
-        limit = self._batch.tokens * self._batch.bytes_per_token
-        length = sum(map(len, texts)) / max(1, len(texts))
-        if length * self._batch.texts > limit:
-            return cut(texts, self._batch)
-        # As many bytes more as texts: it is quick with those, too.
-        grown = limit * self._size.texts / self._batch.texts
-        size = min(self._size.texts, max(self._batch.texts, int(grown / max(1.0, length))))
-        return [(start, min(start + size, len(texts))) for start in range(0, len(texts), size)]
 
 
 def text_problem(value: Any) -> str:
@@ -380,10 +260,6 @@ class Generation:
         self._patience = Patience(patience)
         self.rows_ahead = 2 * slots
 
-    def problems(self, values: Sequence[Any]) -> dict[int, str]:
-        """Which values cannot be sent, and why."""
-        return {row: problem for row, value in enumerate(values) if (problem := self._problem(value))}
-
     def _problem(self, value: Any) -> str:
         if not self._job.messages:
             return text_problem(value)
@@ -400,19 +276,17 @@ class Generation:
     async def run(self, inputs: Sequence[Any]) -> Results:
         """The answers. Raises what `Patience.serve` raises."""
         results = Results(len(inputs), [None] * len(inputs))
+        results.refused = {row: problem for row, value in enumerate(inputs) if (problem := self._problem(value))}
 
         async def serve(rows: Sequence[int]) -> None:
             for row in rows:
                 self._put(results, row, await self._answer(inputs[row]))
 
-        def refuse(row: int, reason: str) -> None:
-            results.refused[row] = reason
-
         async def part(row: int) -> None:
             async with self._slots:
-                await self._patience.serve([row], serve, refuse)
+                await self._patience.serve([row], serve, results.refused.__setitem__)
 
-        await together(part(row) for row in range(len(inputs)))
+        await together(part(row) for row in range(len(inputs)) if row not in results.refused)
         return results
 
     async def _answer(self, value: Any) -> GenerateResult | ChatResult:
@@ -440,13 +314,13 @@ class Generation:
 
     def _put(self, results: Results, row: int, answer: GenerateResult | ChatResult) -> None:
         results.values[row] = answer.text
-        results.num_input_tokens[row] = answer.usage.prompt_tokens
-        results.num_generated_tokens[row] = answer.usage.completion_tokens
-        results.finish_reason[row] = answer.finish_reason
+        usage = answer.usage
+        results.put(row, num_input_tokens=usage.prompt_tokens, num_generated_tokens=usage.completion_tokens)
+        results.put(row, finish_reason=answer.finish_reason)
         if self._schema is not None and answer.finish_reason == "length":
-            results.error[row] = "the answer was cut at max_tokens, so it does not match the schema"
-        results.tokens += answer.usage.prompt_tokens
-        results.put_origin(row, row + 1, answer)
+            results.put(row, error="the answer was cut at max_tokens, so it does not match the schema")
+        results.tokens += usage.prompt_tokens
+        results.put_origin([row], answer)
 
 
 def conversation(value: Any) -> list[dict[str, Any]]:
@@ -464,3 +338,27 @@ def conversation(value: Any) -> list[dict[str, Any]]:
         raise ValueError("not a list of messages")
     # Arrow gives every struct all fields of its type: what a message does not have is null.
     return [{name: part for name, part in item.items() if part is not None} for item in value]
+
+
+# Several coroutines as one: the first failure cancels the others and is raised as it is, not in a group.
+
+
+async def together(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run all of them. Raises the first error; none of them runs on after this returns."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        if tasks:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                task.result()
+    finally:
+        await cancelled(tasks)
+
+
+async def cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel the tasks and wait until they have ended."""
+    ended = list(tasks)
+    for task in ended:
+        task.cancel()
+    # Also of those that had ended: asyncio logs errors that nobody looked at.
+    await asyncio.gather(*ended, return_exceptions=True)

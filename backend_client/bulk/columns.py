@@ -6,7 +6,7 @@ import base64
 import functools
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from backend_client.bulk.inputs import InputFile
@@ -14,27 +14,13 @@ from backend_client.bulk.job import BulkJob
 from backend_client.bulk.optional import need
 from backend_client.bulk.readers import columns_in, json_lines
 from backend_client.bulk.readers.source import InputChanged
-from backend_client.bulk.types import Kind, NoCommonType, common_type, duplicates, is_text_like, merged
 from backend_client.errors import ConfigurationError
 from backend_client.lifetime import map_in_daemon_threads
 
 _FILES_AT_ONCE = 16
 _NAMES_SHOWN = 20
-
-
-@dataclass(slots=True)
-class _Column:
-    """A column of the input: its first field, and each type that it has with the first file that has it."""
-
-    first: Any
-    kinds: dict[Any, Kind] = field(default_factory=dict)
-    files: dict[Any, InputFile] = field(default_factory=dict)
-
-    def add(self, kind: Kind, file: InputFile) -> None:
-        """Take in its kind in a file."""
-        known = self.kinds.get(kind.type)
-        self.kinds[kind.type] = kind if known is None else merged(known, kind)
-        self.files.setdefault(kind.type, file)
+# In place of an Arrow type: a column of JSON lines whose values are nested or of several types.
+_JSON_TEXT = "JSON text"
 
 
 def with_columns(job: BulkJob, files: Sequence[InputFile]) -> BulkJob:
@@ -53,64 +39,88 @@ def with_columns(job: BulkJob, files: Sequence[InputFile]) -> BulkJob:
     for each in found:
         if isinstance(each, dict):
             json_lines.merge(types, each)
-    columns: dict[str, _Column] = {}
+    # Of each column, the types that it has with the first file that has each.
+    columns: dict[str, dict[Any, InputFile]] = {}
+    first: dict[str, Any] = {}
     metadata = None
     for file, each in zip(files, found, strict=True):
-        schema, kinds = json_lines.kinds({name: types[name] for name in each}) if isinstance(each, dict) else each
-        _check_once(schema, file, job)
+        is_json = isinstance(each, dict)
+        schema = json_lines.schema({name: types[name] for name in each}) if is_json else each
+        _check_once(schema.names, file, job)
         metadata = metadata or schema.metadata
-        for known, kind in zip(schema, kinds, strict=True):
-            columns.setdefault(known.name, _Column(known)).add(kind, file)
+        for column in schema:
+            kind = _JSON_TEXT if is_json and types[column.name] == "json" else column.type
+            columns.setdefault(column.name, {}).setdefault(kind, file)
+            first.setdefault(column.name, column)
     _check_there(list(columns), job)
-    kept = {name: columns[name] for name in (job.keep or columns) if name in columns}
-    check_columns(list(kept), job)
-    fields = [_field(name, column, as_json=types.get(name) == "json") for name, column in kept.items()]
+    kept = [name for name in (job.keep or columns) if name in columns]
+    _check_free(kept, job)
+    fields = [pa.field(name, _common_type(name, columns[name]), metadata=first[name].metadata) for name in kept]
     if not columns:
         fields = [pa.field(name, pa.null()) for name in job.keep or ()]
     encoded = base64.b64encode(pa.schema(fields, metadata).serialize().to_pybytes()).decode()
     return replace(job, schema=encoded, json_types=types)
 
 
-def _field(name: str, column: _Column, *, as_json: bool) -> Any:
-    pa = need("pyarrow")
-    kinds = list(column.kinds.values())
-    try:
-        made = _json_text(kinds) if as_json else common_type(kinds)
-    except NoCommonType:
-        pass
-    else:
-        return pa.field(name, made, metadata=column.first.metadata)
-    one, other = _at_odds(kinds, as_json=as_json)
+def _common_type(name: str, files: dict[Any, InputFile]) -> Any:
+    """The type that holds all values of a column exactly. Raises ConfigurationError, with two files, for none."""
+    common = _unified(list(files))
+    if common is not None:
+        return common
+    pairs = itertools.combinations(files, 2)
+    some = next((pair for pair in pairs if _unified(pair) is None), list(files)[:2])
+    found = " and ".join(f"{kind} in {files[kind].url}" for kind in some)
     raise ConfigurationError(
-        f"the column {name} is {one} in {column.files[one].url} and {other} in {column.files[other].url}, and no type "
-        "holds the values of both exactly: convert one of them, leave the column out with --keep-columns, or run two "
-        "jobs"
+        f"the column {name} is {found}, and no type of the output holds its values exactly: convert it, leave it out "
+        "with --keep-columns, or run two jobs"
     )
 
 
-def _json_text(kinds: Sequence[Kind]) -> Any:
-    """Text, which holds JSON of every simple value. Raises NoCommonType."""
-    if all(map(is_text_like, kinds)):
-        return need("pyarrow").string()
-    raise NoCommonType
+def _unified(kinds: Sequence[Any]) -> Any:
+    """Arrow's common type of several, unless it rounds; None for none."""
+    pa = need("pyarrow")
+    if _JSON_TEXT in kinds:
+        return pa.string() if len(kinds) == 1 else None
+    # Arrow reads views of strings, but cannot pick rows of them.
+    views = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+    if any("_view" in str(kind) for kind in kinds if kind not in views):
+        return None
+    try:
+        schemas = [pa.schema([("column", views.get(kind, kind))]) for kind in kinds]
+        common = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+    except pa.ArrowException:
+        return None
+    return common if all(_can_hold(common, kind) for kind in kinds) else None
 
 
-def _at_odds(kinds: Sequence[Kind], *, as_json: bool) -> tuple[Any, Any]:
-    """Two types that no type holds both of, the first pair of all that have none."""
-    for one, other in itertools.combinations(kinds, 2):
-        try:
-            _json_text([one, other]) if as_json else common_type([one, other])
-        except NoCommonType:
-            return one.type, other.type
-    return kinds[0].type, kinds[-1].type
+def _can_hold(wide: Any, narrow: Any) -> bool:
+    """Whether values become the wide type's without rounding, or the cast of one that does not fit raises."""
+    pa = need("pyarrow")
+    if _rounds_decimals(wide, narrow):
+        return False
+    try:
+        pa.array([], narrow).cast(wide)
+    except pa.ArrowException:
+        return bool(narrow.equals(wide))
+    return True
 
 
-def _check_once(schema: Any, file: InputFile, job: BulkJob) -> None:
+def _rounds_decimals(wide: Any, narrow: Any) -> bool:
+    """Whether decimals become floats, which Arrow's casts round without an error."""
+    types = need("pyarrow").types
+    if types.is_struct(narrow):
+        return any(_rounds_decimals(wide.field(part.name).type, part.type) for part in narrow)
+    parts = range(0 if types.is_null(narrow) else narrow.num_fields)
+    if any(_rounds_decimals(wide.field(part).type, narrow.field(part).type) for part in parts):
+        return True
+    return bool(types.is_decimal(narrow) and types.is_floating(wide))
+
+
+def _check_once(names: list[str], file: InputFile, job: BulkJob) -> None:
     """Raise ConfigurationError for names that are there twice, unless their columns are left out."""
-    names = schema.names
     if job.keep is not None:
         names = [name for name in names if name in {*job.keep, job.column, job.id_column}]
-    twice = duplicates(names, {name: schema.field(name).type for name in names if names.count(name) == 1})
+    twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigurationError(
             f"{file.url} has more than one column {twice[0]!r}: rename them, or choose others with --keep-columns"
@@ -126,7 +136,7 @@ def _check_there(names: list[str], job: BulkJob) -> None:
         raise ConfigurationError(f"no file of the input has a column {missing[0]!r}; it has: {shown}")
 
 
-def check_columns(names: list[str], job: BulkJob) -> None:
+def _check_free(names: list[str], job: BulkJob) -> None:
     """Raise ConfigurationError when the input has a column that the output adds."""
     taken = [name for name in job.added_columns if name in names]
     if taken:
@@ -136,12 +146,26 @@ def check_columns(names: list[str], job: BulkJob) -> None:
         )
 
 
-def schema_of(job: BulkJob) -> Any:
-    """The Arrow schema of the input's columns in every file of the output."""
-    return _decoded(job.schema)
-
-
 @functools.lru_cache(maxsize=8)
-def _decoded(schema: str) -> Any:
+def schema_of(encoded: str) -> Any:
+    """The Arrow schema of the input's columns in every file of the output, from `BulkJob.schema`."""
     pa = need("pyarrow")
-    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(schema)))
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(encoded)))
+
+
+def conform(table: Any, schema: Any) -> Any:
+    """The table with the columns of the schema, those that it lacks null. Raises ConfigurationError for a value that
+    its column cannot hold.
+    """
+    pa = need("pyarrow")
+    columns = []
+    for column in schema:
+        found = table.column(column.name) if column.name in table.column_names else pa.nulls(table.num_rows)
+        try:
+            columns.append(found if found.type.equals(column.type) else found.cast(column.type))
+        except pa.ArrowInvalid as error:
+            raise ConfigurationError(
+                f"the column {column.name} is {column.type} in the output, which does not hold all of its values: "
+                f"{error}; leave it out with --keep-columns"
+            ) from None
+    return pa.Table.from_arrays(columns, schema=schema)

@@ -62,17 +62,15 @@ async def estimate(request: BulkRequest, settings: ClientSettings) -> Estimate:
         chunk = await in_daemon_thread(lambda: _first(fragments, job), "read sample")
         inputs = chunk.inputs[: _SAMPLE[request.kind]]
         _, _, work = worker.begun
-        problems = work.problems(inputs)
-        good = [value for row, value in enumerate(inputs) if row not in problems]
         began = time.monotonic()
-        results = await work.run(good)
+        results = await work.run(inputs)
         seconds = max(time.monotonic() - began, 1e-6)
     finally:
         await worker.close()
-    served = len(good) - len(results.refused)
+    served = len(inputs) - len(results.refused)
     rate = served / seconds
     rows = _rows(mine, chunk, len(inputs))
-    value = 4 * job.dimensions if job.kind == "embed" else 4 * _mean(results.num_generated_tokens)
+    value = 4 * job.dimensions if job.kind == "embed" else 4 * _mean(results.columns["num_generated_tokens"])
     return Estimate(
         files=len(files),
         input_bytes=sum(file.size for file in files),
@@ -82,7 +80,7 @@ async def estimate(request: BulkRequest, settings: ClientSettings) -> Estimate:
         seconds=round(rows / rate, 1) if rate else 0.0,
         output_bytes=int(rows * value) + sum(file.size for file in files),
         cloud_cost=_cost(
-            request, settings, job, results.tokens, sum(filter(None, results.num_generated_tokens)), served
+            request, settings, job, results.tokens, sum(filter(None, results.columns["num_generated_tokens"])), served
         )
         * rows,
         suggested_rows_per_fragment=max(1, round(rate * _FRAGMENT_S)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, Self
 
@@ -13,20 +12,20 @@ FORMAT = 4
 """The version of the layout of an output directory."""
 
 Kind = Literal["embed", "generate"]
-RESULT_COLUMNS = (
-    "num_input_tokens",
-    "num_generated_tokens",
-    "finish_reason",
-    "model",
-    "node",
-    "device",
-    "emulated",
-    "space",
-    "npu_busy_us",
-    "error",
-    "source_file",
-    "source_row",
-)
+RESULT_TYPES = {
+    "num_input_tokens": "int64",
+    "num_generated_tokens": "int64",
+    "npu_busy_us": "int64",
+    "finish_reason": "string",
+    "model": "string",
+    "node": "string",
+    "device": "string",
+    "space": "string",
+    "error": "string",
+    "emulated": "bool_",
+}
+"""Arrow's types of the columns of every output that say who answered, and how."""
+RESULT_COLUMNS = (*RESULT_TYPES, "source_file", "source_row")
 """The columns of every output beside the input's own and the result itself."""
 
 
@@ -146,35 +145,3 @@ class Chunk:
     def id_of(self, index: int) -> Any:
         """The id of a row, None where the job has no id column."""
         return None if self.ids is None else self.ids[index]
-
-
-# The steps of the protocol that commits a fragment, by name, for tests that stop a process at each of them.
-
-STEPS = (
-    "job described",
-    "plan stored",
-    "fragment begun",
-    "rows read",
-    "rows served",
-    "rows written",
-    "temporary file complete",
-    "rejected rows committed",
-    "data committed",
-    "receipt written",
-    "all fragments committed",
-    "success written",
-)
-"""In the order in which a run of one fragment passes them."""
-
-_observers: list[Callable[[str], None]] = []
-
-
-def observe(observer: Callable[[str], None]) -> None:
-    """Call `observer` with the name of each step that this process reaches."""
-    _observers.append(observer)
-
-
-def reached(step: str) -> None:
-    """This process has completed the step."""
-    for observer in _observers:
-        observer(step)

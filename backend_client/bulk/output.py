@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import Any, Self
 
 from backend_client.bulk.inputs import Fragment
-from backend_client.bulk.job import FORMAT, reached
+from backend_client.bulk.job import FORMAT
 from backend_client.bulk.optional import need
 from backend_client.bulk.stores import Store, read_many
 
@@ -162,7 +162,6 @@ def finish(store: Store, fragments: Sequence[Fragment], known: Mapping[str, Rece
 
     `known` are receipts that were read already. Any number of processes may do this at once.
     """
-    reached("all fragments committed")
     receipts = {**known, **read_receipts(store, [part for part in fragments if part.id not in known])}
     missing = [fragment for fragment in fragments if fragment.id not in receipts]
     with ThreadPoolExecutor(_REBUILT_AT_ONCE, "receipts") as pool:
@@ -177,12 +176,11 @@ def finish(store: Store, fragments: Sequence[Fragment], known: Mapping[str, Rece
         "files": {f"part-{receipt.fragment}.parquet": _file(receipt) for receipt in every},
     }
     store.create(SUCCESS, json.dumps(content, indent=1).encode() + b"\n")
-    reached("success written")
     # Files of rejected rows whose attempt did not win, and what processes that died left.
     referred = {receipt.rejected_file for receipt in every}
     store.remove(f"{REJECTED}/{name}" for name in store.names(REJECTED) if name not in referred)
     forget(store)
-    store.sweep(every=True)
+    store.sweep()
     return content
 
 

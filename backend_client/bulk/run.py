@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from backend_client.bulk import plan as plans
-from backend_client.bulk.answers import Unanswered
+from backend_client.bulk.answers import Unanswered, cancelled
 from backend_client.bulk.columns import with_columns
 from backend_client.bulk.inputs import Fragment, check_apart, list_inputs, listing_digest, of_shard
-from backend_client.bulk.job import BulkJob, reached
+from backend_client.bulk.job import BulkJob
 from backend_client.bulk.output import (
     SUCCESS,
     BulkReport,
@@ -32,7 +32,6 @@ from backend_client.bulk.readers.source import InputChanged
 from backend_client.bulk.request import BulkRequest
 from backend_client.bulk.stores import OutputFailed, Store, open_store, prove_exclusive
 from backend_client.bulk.supervisor import History, Note
-from backend_client.bulk.window import SLOT, Parts, cancelled, shared_by_small, whole
 from backend_client.bulk.worker import Executor, Worker, WorkerLost
 from backend_client.errors import (
     AuthenticationFailed,
@@ -87,8 +86,7 @@ class Driver:
     """One run over the fragments that have no file yet.
 
     `attempts`: a fragment that failed so often is quarantined, deaths of earlier processes included, and `keep` is
-    called with it. `report` is called after each change. `check` raises TooManyRejected. `parts`: of the `SLOT` parts
-    of a slot, how many a fragment takes.
+    called with it. `report` is called after each change. `check` raises TooManyRejected.
     """
 
     def __init__(
@@ -101,7 +99,6 @@ class Driver:
         check: Callable[[Progress], None],
         keep: Callable[[Quarantined], Awaitable[None]] | None = None,
         history: History | None = None,
-        parts: Parts = whole,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._history = history or History()
@@ -113,7 +110,6 @@ class Driver:
         self._check = check
         self._keep = keep
         self._kept = 0
-        self._parts = parts
         self._sleep = sleep
         self._failed: Counter[str] = Counter()
 
@@ -121,14 +117,12 @@ class Driver:
         """Process all of them. Raises the first error that would meet every fragment; nothing runs on after that."""
         waiting = deque(fragment for fragment in fragments if not self._deadly(fragment))
         running: dict[asyncio.Task[Receipt], Fragment] = {}
-        taken = 0
         changed = asyncio.create_task(self._executor.changed())
         try:
             await self._keep_quarantined()
             while waiting or running:
-                while waiting and taken + self._parts(waiting[0]) <= SLOT * self._executor.slots:
+                while waiting and len(running) < self._executor.slots:
                     fragment = waiting.popleft()
-                    taken += self._parts(fragment)
                     running[asyncio.create_task(self._attempt(fragment))] = fragment
                 self._progress.running = len(running)
                 if changed.done():
@@ -137,7 +131,6 @@ class Driver:
                 done, _ = await asyncio.wait([*running, changed], return_when=asyncio.FIRST_COMPLETED)
                 for task in [task for task in running if task in done]:
                     fragment = running.pop(task)
-                    taken -= self._parts(fragment)
                     if self._settle(fragment, task):
                         waiting.append(fragment)
                 self._progress.lost = self._history.lost + self._executor.lost
@@ -303,7 +296,6 @@ async def describe(request: BulkRequest, store: Store, worker: Executor) -> Bulk
         raise ConfigurationError(
             f"{request.out} holds another job:\n  {lines}\nrun it with what job.json says, or choose another output"
         )
-    reached("job described")
     return stored
 
 
@@ -316,7 +308,6 @@ def open_job(request: BulkRequest, job: BulkJob, store: Store) -> OpenedJob:
             raise ConfigurationError("the input changed while the job was planned: run it again")
         store.create(_PLAN, plans.dump(plans.plan(files, job.rows_per_fragment)))
         data = store.read(_PLAN) or b""
-    reached("plan stored")
     return _split(request, job, store, plans.load(data))
 
 
@@ -442,8 +433,6 @@ def _check_output(store: Store, out: str) -> bool:
     finished = was_completed(store)
     if not finished:
         prove_exclusive(store, out)
-    with contextlib.suppress(OSError):
-        store.sweep(every=False)
     return finished
 
 
@@ -458,8 +447,6 @@ async def _drive(
     """Process the fragments that are left. Raises TooManyRejected, also for the rejections of earlier runs."""
     check = rejection_check(request.max_rejected, job.mine)
     keep = _keeper(job.store)
-    # An actor of a cluster works on one fragment at a time: that several share a slot would gain nothing there.
-    parts = shared_by_small(request.rows) if isinstance(worker, Worker) else whole
     driver = Driver(
         worker,
         progress,
@@ -468,7 +455,6 @@ async def _drive(
         check=check,
         keep=keep,
         history=history,
-        parts=parts,
     )
     check(progress)
     for together in _apart(job.todo, history):

@@ -30,9 +30,9 @@ def read(fragment: Fragment, job: BulkJob) -> Iterator[Chunk]:
 
 
 def columns_in(file: InputFile, job: BulkJob) -> Any:
-    """The columns of a file: their JSON types by name for JSON lines, otherwise Arrow's schema and the kind of each.
+    """The columns of a file: their JSON types by name for JSON lines, otherwise Arrow's schema.
 
-    None where nothing can be read. Raises ConfigurationError for a CSV file whose header makes no sense,
+    Without any where nothing can be read. Raises ConfigurationError for a CSV file whose header makes no sense,
     OSError when the store fails, InputChanged when the file is no longer the listed one.
     """
     found = _COLUMNS[file.form](file, job)

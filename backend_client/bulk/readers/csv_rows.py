@@ -11,7 +11,6 @@ from backend_client.bulk.job import CHUNK_BYTES, BulkJob, Chunk, Rejection
 from backend_client.bulk.optional import need
 from backend_client.bulk.readers.json_lines import LONGEST_LINE, Damaged, lines
 from backend_client.bulk.readers.source import opened
-from backend_client.bulk.types import Kind
 from backend_client.errors import ConfigurationError
 
 
@@ -41,8 +40,8 @@ def read(fragment: Fragment, job: BulkJob, size: int) -> Iterator[Chunk]:
             yield _chunk(found, rejected, header, job)
 
 
-def columns(file: InputFile, _: BulkJob) -> tuple[Any, list[Kind]]:
-    """The columns of the header. Raises ConfigurationError for a file whose header cannot be read."""
+def columns(file: InputFile, _: BulkJob) -> Any:
+    """The schema of the header. Raises ConfigurationError for a file whose header cannot be read."""
     pa = need("pyarrow")
     csv.field_size_limit(LONGEST_LINE)
     with opened(file) as source:
@@ -53,7 +52,7 @@ def columns(file: InputFile, _: BulkJob) -> tuple[Any, list[Kind]]:
     if problem:
         raise ConfigurationError(f"the header of {file.url} cannot be read: {problem}")
     names = header if isinstance(header, list) else []
-    return pa.schema([(name, pa.string()) for name in names]), [Kind(pa.string()) for _ in names]
+    return pa.schema([(name, pa.string()) for name in names])
 
 
 def _header(rows: Any) -> list[str] | str | None:

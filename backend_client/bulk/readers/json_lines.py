@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import json
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,7 +11,6 @@ from backend_client.bulk.inputs import Fragment, InputFile
 from backend_client.bulk.job import CHUNK_BYTES, BulkJob, Chunk, Rejection
 from backend_client.bulk.optional import need
 from backend_client.bulk.readers.source import InputSource, opened
-from backend_client.bulk.types import Kind
 
 LONGEST_LINE = 16 * 1024 * 1024
 _BLOCK = 1024 * 1024
@@ -108,11 +106,6 @@ def _decompressed(source: InputSource, compression: str) -> Iterator[bytes]:
 _INT64 = range(-(2**63), 2**63)
 # A float holds these exactly.
 _EXACT = range(-(2**53), 2**53 + 1)
-_REASONS = {
-    UnicodeDecodeError: "invalid UTF-8",
-    OverflowError: "a number that is larger than any double",
-    Exception: "not JSON",
-}
 Row = dict[str, Any]
 
 
@@ -152,18 +145,10 @@ def merge(types: dict[str, str], others: Mapping[str, str]) -> None:
         types[name] = _wider(types.get(name, "null"), other)
 
 
-def kinds(types: Mapping[str, str]) -> tuple[Any, list[Kind]]:
-    """The Arrow schema of columns of these types, and what is known of each."""
-    made = schema(types)
-    bounds = {"int": (_EXACT[0], _EXACT[-1])}
-    return made, [Kind(column.type, bounds.get(types[column.name])) for column in made]
-
-
 def schema(types: Mapping[str, str]) -> Any:
     """The Arrow schema of columns of these types."""
     pa = need("pyarrow")
-    integer = pa.int64()
-    known = {"null": pa.null(), "bool": pa.bool_(), "int": integer, "long": integer, "float": pa.float64()}
+    known = {"null": pa.null(), "bool": pa.bool_(), "int": pa.int64(), "long": pa.int64(), "float": pa.float64()}
     return pa.schema([(name, known.get(kind, pa.string())) for name, kind in types.items()])
 
 
@@ -190,9 +175,9 @@ def _row(offset: int, line: bytes | None, job: BulkJob) -> Row | Rejection:
     if line is None:
         return Rejection(offset, f"the line is longer than {LONGEST_LINE} bytes")
     try:
-        value = _parsed(line if offset else line.removeprefix(codecs.BOM_UTF8))
-    except (ValueError, RecursionError, OverflowError) as error:
-        return Rejection(offset, next(why for kind, why in _REASONS.items() if isinstance(error, kind)))
+        value = json.loads((line if offset else line.removeprefix(codecs.BOM_UTF8)).decode())
+    except (ValueError, RecursionError) as error:
+        return Rejection(offset, "invalid UTF-8" if isinstance(error, UnicodeDecodeError) else "not JSON")
     if isinstance(value, str):
         value = {job.column: value}
     if not isinstance(value, dict):
@@ -200,27 +185,6 @@ def _row(offset: int, line: bytes | None, job: BulkJob) -> Row | Rejection:
     # A surrogate can stand only where JSON has an escape.
     if b"\\u" in line and not _encodable(value):
         return Rejection(offset, "a lone surrogate, which is not valid Unicode", _plain_id(value, job))
-    return value
-
-
-def _parsed(line: bytes) -> Any:
-    """The value of a line. Raises one of `_REASONS`."""
-    value = json.loads(line.decode())
-    if isinstance(value, dict) and any(map(_may_be_infinite, value.values())):
-        json.loads(line, parse_float=_finite)
-    return value
-
-
-def _may_be_infinite(value: Any) -> bool:
-    """Whether a number in it may have been too large: `Infinity` gives the same, and nested values are not searched."""
-    kind = value.__class__
-    return kind is list or kind is dict or (kind is float and math.isinf(value))
-
-
-def _finite(digits: str) -> float:
-    """The number. Raises OverflowError where it would become infinite."""
-    if math.isinf(value := float(digits)):
-        raise OverflowError
     return value
 
 

@@ -19,7 +19,7 @@ def make_input(directory):
     pq.write_table(table, directory / "a.parquet", row_group_size=ROWS_PER_GROUP)
     lines = [f"line {number} ö" for number in range(JSON_ROWS)]
     rows = [json.dumps({"id": number, "text": text}) for number, text in enumerate(lines)]
-    rows[100:100] = ['{"id": "surrogate", "text": "\\ud800"}', '{"id": "null", "text": null}', "not JSON"]
+    rows[100:100] = ['{"id": -1, "text": "\\ud800"}', '{"id": -2, "text": null}', "not JSON"]
     (directory / "b.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
     return texts + lines
 

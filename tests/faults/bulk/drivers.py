@@ -92,13 +92,14 @@ def _drive(
     deadly=None,
     root=True,
 ):
-    """Run a job. Its process gets the signal when it reaches the step for the nth time; `to_driver`: its parent does.
+    """Run a job. Its process gets the signal when it reaches the step for the nth time; with `to_driver`, its parent
+    gets it when the process begins with a fragment.
 
     `deadly` is (row, signal, times): the fragment of the Parquet file that begins at the row ends its process so often.
     Without `root`, permissions of files count, whoever runs the tests.
     """
-    from backend_client.bulk import job
     from backend_client.cli.main import main
+    from tests.faults.bulk.steps import observe
 
     # Ignored in what a shell starts in the background, as this run of the tests may be.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -112,12 +113,11 @@ def _drive(
                 if sign == "SIGKILL":
                     # The driver, and with it its child, which this is.
                     os.kill(os.getppid(), signal.SIGKILL)
-                if to_driver:
-                    _signal_parent(getattr(signal, sign))
-                else:
-                    os.kill(os.getpid(), getattr(signal, sign))
+                os.kill(os.getpid(), getattr(signal, sign))
 
-    job.observe(kill)
+    observe(kill)
+    if to_driver:
+        _before_each_fragment(lambda _: _signal_parent(getattr(signal, sign)))
     if not root:
         _give_up_capabilities()
     if deadly is not None:
@@ -156,20 +156,28 @@ def _signal_parent(number):
 
 def _make_deadly(account, row, sign, times):
     """Every process that begins with the fragment of that row notes it in a file, and dies until `times` have."""
-    from backend_client.bulk import worker
 
-    process = worker.process
-
-    async def dying(fragment, *job):
+    def die(fragment):
         if fragment.file.form == "parquet" and fragment.start == row:
             file = os.open(account, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
             os.write(file, b"x")
             if os.fstat(file).st_size <= times:
                 os.kill(os.getpid(), getattr(signal, sign))
             os.close(file)
+
+    _before_each_fragment(die)
+
+
+def _before_each_fragment(action):
+    from backend_client.bulk import worker
+
+    process = worker.process
+
+    async def acting(fragment, *job):
+        action(fragment)
         return await process(fragment, *job)
 
-    worker.process = dying
+    worker.process = acting
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def test_a_fragment_that_is_harmless_alone_is_done(starter, tmp_path):
 def test_a_signal_to_the_driver_ends_its_child_and_is_not_a_death(starter, tmp_path, sign):
     started, source, texts = starter
     out = tmp_path / "out"
-    assert started.run(source, out, step="fragment begun", sign=sign, to_driver=True) == INTERRUPTED
+    assert started.run(source, out, sign=sign, to_driver=True) == INTERRUPTED
     assert status_of(source, out).exit_code == INCOMPLETE
     assert started.run(source, out) == 0
     assert_whole(out, texts)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from backend_client.bulk.job import STEPS
 from tests.faults.bulk.data_sets import assert_whole, rows_of
+from tests.faults.bulk.steps import STEPS
 
 SIGKILL = -9
 INTERRUPTED = 130
@@ -64,9 +64,8 @@ def test_shards_together_do_every_row_and_the_last_one_completes_the_job(starter
 
 @pytest.mark.parametrize(
     ("step", "sign"),
-    [("fragment begun", "SIGTERM"), ("rows read", "SIGINT"), ("temporary file complete", "SIGTERM"),
-     ("data committed", "SIGINT")],
-)  # fmt: skip
+    [("fragment begun", "SIGTERM"), ("temporary file complete", "SIGINT"), ("data committed", "SIGTERM")],
+)
 def test_an_interrupted_driver_says_so_and_is_continued(starter, tmp_path, step, sign):
     started, source, texts = starter
     out = tmp_path / "out"

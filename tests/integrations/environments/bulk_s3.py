@@ -16,10 +16,10 @@ from pathlib import Path
 import fsspec
 from moto.server import ThreadedMotoServer
 
-from backend_client.bulk import job
 from backend_client.cli.main import main
 from backend_client.testing import FakeFleet
 from tests.faults.bulk.data_sets import assert_whole, make_input
+from tests.faults.bulk.steps import observe
 
 KILLED_AT = ["job described", "plan stored", "temporary file complete", "rejected rows committed", "data committed"]
 SOURCE = "s3://data/in"
@@ -32,7 +32,7 @@ def drive(out, step):
             os.kill(os.getppid(), signal.SIGKILL)
             os.kill(os.getpid(), signal.SIGKILL)
 
-    job.observe(kill)
+    observe(kill)
     return main(["embed-dataset", SOURCE, out, "--rows-per-fragment", "175", "--max-rejected", "0.1"])
 
 

@@ -10,7 +10,6 @@ from backend_client.bulk.inputs import Fragment, InputFile
 from backend_client.bulk.output import Receipt
 from backend_client.bulk.run import Driver, Progress, TooManyRejected
 from backend_client.bulk.stores import OutputFailed
-from backend_client.bulk.window import SLOT, whole
 from backend_client.bulk.worker import WorkerLost
 from backend_client.errors import ConfigurationError
 
@@ -48,14 +47,14 @@ class ScriptedExecutor:
         self.resized.clear()
 
 
-async def drive(executor, *, attempts=3, check=lambda _: None, parts=whole):
+async def drive(executor, *, attempts=3, check=lambda _: None):
     progress = Progress(len(FRAGMENTS))
     pauses = []
 
     async def sleep(seconds):
         pauses.append(seconds)
 
-    driver = Driver(executor, progress, attempts=attempts, report=lambda _: None, check=check, parts=parts, sleep=sleep)
+    driver = Driver(executor, progress, attempts=attempts, report=lambda _: None, check=check, sleep=sleep)
     await driver.run(FRAGMENTS)
     return progress, pauses
 
@@ -65,13 +64,6 @@ async def test_every_fragment_is_submitted_once_and_no_more_at_once_than_there_a
     progress, pauses = await drive(executor)
     assert executor.attempts == dict.fromkeys(range(0, 100, 10), 1)
     assert (progress.done, progress.rows, executor.most, pauses) == (10, 100, 3, [])
-
-
-@pytest.mark.parametrize(("small", "most"), [(range(0), 1), (range(0, 100, 10), 8), (range(50, 100, 10), 5)])
-async def test_small_fragments_share_a_slot_and_others_have_one_alone(small, most):
-    executor = ScriptedExecutor({60: [OSError("no answer")]}, slots=1)
-    progress, _ = await drive(executor, parts=lambda part: 1 if part.start in small else SLOT)
-    assert (progress.done, executor.most) == (10, most)
 
 
 async def test_a_failed_fragment_is_tried_again_after_a_pause():

@@ -1,8 +1,7 @@
-"""One fragment from its rows to its file: how it is handed over to threads, and that nothing is lost at the joints."""
+"""One fragment from its rows to its file: nothing is lost between its chunks."""
 
 import asyncio
 import json
-import threading
 from dataclasses import replace
 
 import numpy as np
@@ -10,9 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from backend_client import lifetime
 from backend_client.bulk import process as processing
-from backend_client.bulk.answers import Results, Vectors
+from backend_client.bulk.answers import Results
 from backend_client.bulk.columns import with_columns
 from backend_client.bulk.inputs import list_inputs
 from backend_client.bulk.plan import plan
@@ -30,18 +28,13 @@ class Counting:
         self.sizes = []
         self.running = self.most = 0
 
-    def problems(self, values):
-        return {}
-
     async def run(self, inputs):
         self.sizes.append(len(inputs))
         self.running += len(inputs)
         self.most = max(self.most, self.running)
         await asyncio.sleep(0)
         self.running -= len(inputs)
-        vectors = Vectors(len(inputs), 1)
-        vectors.put(0, np.array([[float(text)] for text in inputs], np.float32))
-        return Results(len(inputs), vectors)
+        return Results(len(inputs), np.array([[float(text)] for text in inputs], np.float32).reshape(-1, 1))
 
 
 def prepared(tmp_path, rows, form="parquet"):
@@ -57,17 +50,6 @@ def prepared(tmp_path, rows, form="parquet"):
 
 
 @pytest.mark.parametrize("form", ["parquet", "jsonl"])
-async def test_a_small_fragment_is_handed_over_to_threads_three_times(tmp_path, monkeypatch, form):
-    fragment, job, store = prepared(tmp_path, 1, form)
-    started = []
-    start = threading.Thread.start
-    monkeypatch.setattr(lifetime.threading.Thread, "start", lambda self: (started.append(self.name), start(self)))
-    receipt = await processing.process(fragment, job, store, Counting())
-    assert receipt.rows == 1
-    assert len(started) == 3, started
-
-
-@pytest.mark.parametrize("form", ["parquet", "jsonl"])
 @pytest.mark.parametrize("rows", [0, 1, CHUNK_ROWS - 1, CHUNK_ROWS, CHUNK_ROWS + 1, 2 * CHUNK_ROWS, 5 * CHUNK_ROWS + 7])
 async def test_every_row_has_its_result_however_many_chunks_there_are(tmp_path, form, rows):
     fragment, job, store = prepared(tmp_path, rows, form)
@@ -79,8 +61,7 @@ async def test_every_row_has_its_result_however_many_chunks_there_are(tmp_path, 
         assert table.column("text").to_pylist() == [str(row) for row in range(rows)]
     assert table.column("embeddings").to_pylist() == [[float(row)] for row in range(rows)]
     assert sum(work.sizes) == rows
-    # Two chunks for the rows ahead, and one that was read beside a short one.
-    assert work.most <= 3 * CHUNK_ROWS
+    assert work.most <= 2 * CHUNK_ROWS
 
 
 async def test_a_fragment_that_is_cancelled_leaves_no_temporary_file(tmp_path):

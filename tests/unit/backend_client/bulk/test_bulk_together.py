@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from backend_client.bulk.window import uninterrupted
+from backend_client.bulk.process import uninterrupted
 
 
 @pytest.mark.parametrize("cancellations", [1, 3])

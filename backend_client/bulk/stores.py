@@ -1,0 +1,203 @@
+"""Where a job's output goes. The one promise everything rests on: of several writers of a name, the first wins."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import tempfile
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from backend_client.bulk.optional import file_system
+from backend_client.errors import ConfigurationError, NPUError
+
+R = TypeVar("R")
+
+_READS_AT_ONCE = 32
+_TEMPORARY = ".tmp-"
+
+
+class OutputFailed(NPUError):
+    """The output cannot be written: the disk is full or read-only, or its store refuses. The run stops."""
+
+
+def open_store(url: str) -> Store:
+    """The store of an output. Writes nothing. Raises ConfigurationError for a scheme that nobody knows."""
+    system, path = file_system(url)
+    local = "file" in ([system.protocol] if isinstance(system.protocol, str) else system.protocol)
+    return LocalStore(system, path) if local else Store(system, path.rstrip("/"))
+
+
+class Store:
+    """A prefix in an object store of fsspec. Methods block, and raise OSError.
+
+    Objects get their names by a put that is conditional on there being none. Data files are written to the temporary
+    directory of this machine first, and sent as a whole.
+    """
+
+    def __init__(self, system: Any, root: str) -> None:
+        self._system = system
+        self._root = root
+
+    def names(self, folder: str = "") -> set[str]:
+        """The files and folders of a folder, without hidden ones; none where there is no such folder."""
+        try:
+            found = self._system.ls(self._path(folder), detail=False, refresh=True)
+        except FileNotFoundError:
+            return set()
+        names = {path.rstrip("/").rsplit("/", 1)[-1] for path in found}
+        return {name for name in names if not name.startswith(".")}
+
+    def has(self, name: str) -> bool:
+        """Whether there is a file of that name."""
+        found: bool = self._system.exists(self._path(name))
+        return found
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a file unless there is one of that name. Returns whether this call made it."""
+        try:
+            self._system.pipe_file(self._path(name), data, mode="create")
+        except FileExistsError:
+            return False
+        return True
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write a file, or replace it. For what can be made again: a loss of power may leave it empty."""
+        self._system.pipe_file(self._path(name), data)
+
+    def read(self, name: str) -> bytes | None:
+        """The content of a file; None where there is none."""
+        try:
+            data: bytes = self._system.cat_file(self._path(name))
+        except FileNotFoundError:
+            return None
+        return data
+
+    def temporary(self, fragment: str) -> Path:
+        """Where the data file of a fragment can be written before it has its name."""
+        descriptor, path = tempfile.mkstemp(prefix=f"npu-bulk-{fragment}-")
+        os.close(descriptor)
+        return Path(path)
+
+    def commit(self, temporary: Path, name: str) -> bool:
+        """Give a complete file its name unless another has it, and remove the temporary one.
+
+        Returns whether this one has the name.
+        """
+        try:
+            self._system.put_file(str(temporary), self._path(name), mode="create")
+        except FileExistsError:
+            return False
+        finally:
+            temporary.unlink(missing_ok=True)
+        return True
+
+    def open(self, name: str) -> Any:
+        """A file for reading."""
+        return self._system.open(self._path(name), "rb")
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove files that nothing refers to."""
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                self._system.rm_file(self._path(name))
+
+    def sweep(self) -> None:
+        """Remove all temporary files from the output: the job is complete."""
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}".rstrip("/")
+
+
+class LocalStore(Store):
+    """A directory, on this machine or shared by several: files get their names by `link`, which never replaces."""
+
+    def create(self, name: str, data: bytes) -> bool:
+        return _twice(lambda: self.commit(self._written(name, data), name))
+
+    def put(self, name: str, data: bytes) -> None:
+        _twice(lambda: self._written(name, data).replace(self._path(name)))
+
+    def temporary(self, fragment: str) -> Path:
+        root = Path(self._root)
+        root.mkdir(parents=True, exist_ok=True)
+        return root / f"{_TEMPORARY}{secrets.token_hex(8)}-{fragment}"
+
+    def commit(self, temporary: Path, name: str) -> bool:
+        final = Path(self._path(name))
+        try:
+            _sync(temporary)
+            os.link(temporary, final)
+        except FileExistsError:
+            return False
+        except FileNotFoundError:
+            # The process that found all fragments committed removed what others were still writing.
+            if final.exists():
+                return False
+            raise
+        finally:
+            temporary.unlink(missing_ok=True)
+        _sync(final.parent)
+        return True
+
+    def sweep(self) -> None:
+        for path in Path(self._root).glob(f"{_TEMPORARY}*"):
+            path.unlink(missing_ok=True)
+
+    def _written(self, name: str, data: bytes) -> Path:
+        path = self.temporary("small")
+        Path(self._path(name)).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.write_bytes(data)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+        return path
+
+
+def _twice(work: Callable[[], R]) -> R:
+    """Retry where the temporary file is gone: a process that completed the job meanwhile removed it."""
+    try:
+        return work()
+    except FileNotFoundError:
+        return work()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def prove_exclusive(store: Store, url: str) -> None:
+    """Show by trying that the store refuses a second writer of a name.
+
+    Raises ConfigurationError for one that does not, or that cannot be written.
+    """
+    probe = f"_probe-{secrets.token_hex(8)}"
+    try:
+        exclusive = store.create(probe, b"1") and not store.create(probe, b"2")
+        store.remove([probe])
+    except (OSError, NotImplementedError, ValueError) as error:
+        problem = f"{url} cannot be written: {error}"
+    else:
+        if exclusive:
+            return
+        problem = f"{url} cannot refuse a second writer of a name, so rows could be written twice: choose another store"
+    raise ConfigurationError(problem)
+
+
+def read_many(store: Store, names: Iterable[str]) -> dict[str, bytes]:
+    """The content of many small files; those that are gone are left out."""
+    wanted = list(names)
+    # A few files at a time: handing over each of 20,000 costs more than reading it.
+    size = max(1, len(wanted) // (_READS_AT_ONCE * 4))
+    parts = [wanted[start : start + size] for start in range(0, len(wanted), size)]
+    with ThreadPoolExecutor(_READS_AT_ONCE, "reads") as pool:
+        read = pool.map(lambda part: [(name, store.read(name)) for name in part], parts)
+        return {name: data for part in read for name, data in part if data is not None}
