@@ -21,7 +21,6 @@ from tests.support.cross_encoders import HEADS, write_minilm, write_tiny
 from tests.support.foreign import environment
 from tests.support.nodes import start_node
 from tests.support.numpy_bert import bert_logits
-from tests.support.tiny_decoder import TinyRanker, ranking_prompt
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -35,7 +34,6 @@ def models(store, tmp_path_factory):
     """The directory with a model of one label and one of two, and their tensors."""
     root = tmp_path_factory.mktemp("rerankers")
     tensors = write_minilm(root / "one", store.get("all-minilm-l6-v2").path)
-    TinyRanker().write(root / "tiny-reranker")
     return root, tensors, write_tiny(root / "two", labels=2)
 
 
@@ -57,12 +55,6 @@ def reranking(models):
         placements = ["CPU"]
         documents_limit = 20
         precision = "f32"
-
-        [[models]]
-        name = "decoder"
-        path = "{root / "tiny-reranker"}"
-        placements = ["NPU"]
-        rerank_instruction = "Find a cat."
         """
     )
     environment = {"NPU_NODE_NPU_EMULATION": "1", "NPU_NODE_COMPILE_CACHE": str(root / "cache")}
@@ -108,22 +100,6 @@ async def test_scores_are_the_models_on_every_device(rank, expected, device):
     if device == "NPU":
         assert int(headers["X-NPU-Busy-Delta-Us"]) > 0
         assert headers["X-NPU-Emulated"] == "true"
-
-
-async def test_a_decoder_ranks_by_yes_and_no_on_the_npus_path(rank):
-    """A tiny random decoder: the wiring of Qwen3-Reranker's form, of which no model comes in a package."""
-    tiny = TinyRanker()
-    prompts = [ranking_prompt(tiny.tokenizer, "Find a cat.", QUERY, text) for text in DOCUMENTS]
-    logits = [tiny.logits(prompt) for prompt in prompts]
-    status, headers, body = await rank(model="decoder", query=QUERY, documents=DOCUMENTS)
-    assert (status, headers["X-NPU-Node-Device"], headers["X-NPU-Emulated"]) == (200, "NPU", "true"), body
-    assert body["usage"]["total_tokens"] == sum(map(len, prompts))
-    scores = {result["index"]: result["relevance_score"] for result in body["results"]}
-    # bf16, where the CPU has it, moves logits; both words' logits count alike.
-    wanted = [math.exp(yes) / (math.exp(yes) + math.exp(no)) for no, yes in logits]
-    assert [scores[index] for index in range(4)] == pytest.approx(wanted, abs=0.05)
-    status, _, body = await rank(model="decoder", query=QUERY, documents=["a cat " * 300], truncation=False)
-    assert (status, body["error"]["param"]) == (400, "documents[0]")
 
 
 async def test_coheres_form_has_the_best_and_the_documents_that_were_asked_for(rank, expected):

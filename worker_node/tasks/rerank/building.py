@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from worker_node.engines.process import Canary
-from worker_node.models.directory import InstalledModel
 from worker_node.serving.encoders import EncoderTask, Floats, known_answers_canary, known_that_fit
-from worker_node.serving.task import ModelParts, Shapes
-from worker_node.settings import ModelSettings
+from worker_node.serving.task import ModelParts
 from worker_node.tasks.rerank.canary import read_rerank_canary
 from worker_node.tasks.rerank.options import RerankOptions
-from worker_node.tasks.rerank.prompt import PromptedTokenizer, RerankPrompt, read_prompt
 from worker_node.tasks.rerank.service import RerankModel, pair_job
 from worker_node.tasks.rerank.tokenizer import Pair, PairTokenizer
 
-# Each static shape has its copy of the weights, and a decoder's are large.
-_DECODER_BUCKETS = (512,)
+log = logging.getLogger(__name__)
 
 
 def rerank_canary(pairs: Sequence[Pair], logits: Sequence[Sequence[float]], tolerance: float) -> Canary:
@@ -40,20 +36,13 @@ class _Rerank(EncoderTask):
 
     def build(self, parts: ModelParts) -> RerankModel:
         installed, options = parts.installed, parts.wanted.of(RerankOptions)
-        prompt = read_prompt(installed.path)
-        if prompt is None and options.rerank_instruction is not None:
-            raise parts.wanted.error(
-                "rerank_instruction",
-                "rerank_instruction is for decoders that rank; a cross-encoder reads no instruction",
-            )
-        known = tokenizer = _tokenizer(installed, prompt)
         if options.rerank_instruction is not None:
-            # The canary's scores are those of the model's own instruction.
-            tokenizer = _tokenizer(installed, RerankPrompt(options.rerank_instruction))
+            log.warning("model %s: rerank_instruction has no effect, a cross-encoder reads none", installed.id)
+        tokenizer = PairTokenizer(installed.path, installed.context_limit)
         answers = read_rerank_canary(installed.path)
 
         def canary(limit: int) -> Canary:
-            pairs = [known.pair(*texts) for texts in answers.pairs]
+            pairs = [tokenizer.pair(*texts) for texts in answers.pairs]
             fitting = known_that_fit([len(pair.ids) for pair in pairs], limit, parts.wanted)
             return rerank_canary([pairs[i] for i in fitting], [answers.logits[i] for i in fitting], answers.tolerance)
 
@@ -65,19 +54,6 @@ class _Rerank(EncoderTask):
             aliases=parts.wanted.aliases,
             idle_unload_s=parts.wanted.idle_unload_s,
         )
-
-    def static_shapes(
-        self, installed: InstalledModel, wanted: ModelSettings, values: dict[str, Any], *, emulated: bool
-    ) -> Shapes:
-        if read_prompt(installed.path) is not None and not values.get("npu_buckets"):
-            values["npu_buckets"] = tuple(min(bucket, installed.context_limit) for bucket in _DECODER_BUCKETS)
-        return super().static_shapes(installed, wanted, values, emulated=emulated)
-
-
-def _tokenizer(installed: InstalledModel, prompt: RerankPrompt | None) -> PairTokenizer:
-    if prompt is None:
-        return PairTokenizer(installed.path, installed.context_limit)
-    return PromptedTokenizer(installed.path, installed.context_limit, prompt)
 
 
 SERVING = _Rerank()

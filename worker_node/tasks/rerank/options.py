@@ -24,7 +24,7 @@ class RerankOptions(Options):
     rerank_instruction: Annotated[
         str | None,
         Len(1, 4096),
-        Option("what a decoder that ranks is told to look for", default="that of Qwen3-Reranker's model card"),
+        Option("no effect: rerankers that read an instruction are not served", default="none"),
     ] = None
 
 

@@ -56,8 +56,6 @@ class PairTokenizer:
         DeadlineExceeded, and Overloaded when too much text waits.
         """
 
-        query, documents = self.texts(query, documents)
-
         def work(go_on: Callable[[], None]) -> list[Pair]:
             return self._encode(query, documents, truncate, max_document_tokens, field, go_on)
 
@@ -65,12 +63,7 @@ class PairTokenizer:
 
     def pair(self, query: str, document: str) -> Pair:
         """A short pair; a document that is too long is cut."""
-        query, documents = self.texts(query, [document])
-        return self._encode(query, documents, True, None, "documents", never_abandoned)[0]
-
-    def texts(self, query: str, documents: Sequence[str]) -> tuple[str, Sequence[str]]:
-        """What is encoded for a query and documents."""
-        return query, documents
+        return self._encode(query, [document], True, None, "documents", never_abandoned)[0]
 
     def _encode(
         self,

@@ -7,7 +7,6 @@ import pytest
 
 from tests.support.cross_encoders import write_tiny
 from tests.support.scripted_hub import COMMIT, Repository
-from tests.support.tiny_decoder import TinyRanker
 from worker_node.cli.main import main
 from worker_node.core.errors import (
     BadRequest,
@@ -212,22 +211,6 @@ def test_the_command_pulls_from_a_hub_under_a_name_of_choice(hub, store_root, ma
     assert "downloading model.safetensors" in captured.err
     assert main(["pull", "maker/none"]) == 1
     assert "no such repository" in capsys.readouterr().err
-
-
-def test_a_decoder_of_a_hub_whose_repository_says_so_becomes_a_reranking_model(hub, store_root, tmp_path):
-    files = files_of(TinyRanker().write(tmp_path / "export"))
-    hub.repositories["maker/Tiny-Reranker-ov"] = Repository(files, card={"license": "mit"})
-    hub.repositories["maker/Tiny-Writer-ov"] = Repository(files, card={"license": "mit"})
-    hub.repositories["maker/Tiny-Reranker"] = Repository(
-        {name: body for name, body in files.items() if not name.startswith("openvino")} | {"model.safetensors": b"x"}
-    )
-    store = ModelStore()
-    model = store.pull("maker/Tiny-Reranker-ov")
-    assert (model.id, model.kind, model.licence) == ("tiny-reranker-ov", "rerank", "mit")
-    with pytest.raises(SourceRejected, match="must be exported first"):
-        store.pull("maker/Tiny-Reranker")
-    with pytest.raises(ConversionFailed, match="openvino_detokenizer"):
-        store.pull("maker/Tiny-Writer-ov")  # taken for one that generates
 
 
 @pytest.mark.parametrize("opening", ["pull", "in place"])
