@@ -112,33 +112,3 @@ def _attend(weights, name, x, source, *, causal=False):
         share = np.exp(score - score.max(axis=-1, keepdims=True))
         heads.append(share / share.sum(axis=-1, keepdims=True) @ value[:, part])
     return np.concatenate(heads, axis=1) @ weights[f"{name}.out.weight"].T + weights[f"{name}.out.bias"]
-
-
-def published(weights):
-    """The same weights by the names of a Hugging Face repository, output projection included."""
-    parts = {".query.": ".q_proj.", ".key.": ".k_proj.", ".value.": ".v_proj.", ".out.": ".out_proj."}
-    plain = {
-        "encoder.positional_embedding": "encoder.embed_positions.weight",
-        "decoder.positional_embedding": "decoder.embed_positions.weight",
-        "decoder.token_embedding.weight": "decoder.embed_tokens.weight",
-    }
-    units = {
-        ".blocks.": ".layers.",
-        ".cross_attn_ln.": ".encoder_attn_layer_norm.",
-        ".attn_ln.": ".self_attn_layer_norm.",
-        ".mlp_ln.": ".final_layer_norm.",
-        ".ln_post.": ".layer_norm.",
-        ".cross_attn.": ".encoder_attn.",
-        ".attn.": ".self_attn.",
-        ".mlp.0.": ".fc1.",
-        ".mlp.2.": ".fc2.",
-        **parts,
-    }
-    renamed = {}
-    for name, tensor in weights.items():
-        new = plain.get(name, name)
-        for old, unit in units.items():
-            new = new.replace(old, unit)
-        renamed[f"model.{new.replace('decoder.ln.', 'decoder.layer_norm.')}"] = tensor
-    renamed["proj_out.weight"] = weights["decoder.token_embedding.weight"]
-    return renamed

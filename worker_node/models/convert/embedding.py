@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,7 +32,7 @@ from worker_node.models.convert.encoder import (
     read_tensors,
     sentence_config_of,
 )
-from worker_node.models.convert.job import ConversionJob, Converted
+from worker_node.models.convert.job import ConversionJob, Converted, copy_exported
 from worker_node.models.convert.tokenizer import TOKENIZER_FILE, write_tokenizer
 from worker_node.models.directory import (
     CANARY_TEXTS,
@@ -159,7 +158,6 @@ _POSITIONS = "position_ids"
 _POOLED = ("sentence_embedding", EMBEDDING)
 _HIDDEN = ("last_hidden_state", "token_embeddings")
 _LOGITS = "logits"
-_WANTED_SUFFIXES = frozenset({".xml", ".bin", ".json", ".jinja"})
 
 
 class _Limits(msgspec.Struct, frozen=True):
@@ -188,10 +186,7 @@ def _adopt_generation(job: ConversionJob, source: Path, stage: Callable[[str], N
     except ConfigurationError as error:
         raise ConversionFailed(error.message) from error
     stage("copying the files")
-    for path in sorted(source.iterdir()):
-        if path.is_file() and path.suffix in _WANTED_SUFFIXES:
-            # shutil.move would keep a link; what is not ours to move is copied.
-            (shutil.move if job.movable else shutil.copyfile)(path, Path(job.target) / path.name)
+    copy_exported(job)
     return Converted(
         kind=ModelKind.GENERATION,
         family=known.family,

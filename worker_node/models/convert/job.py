@@ -5,6 +5,7 @@ Conversions and pulls work in processes of their own and report in lines of JSON
 
 from __future__ import annotations
 
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,9 @@ from worker_node.models.catalog import Quantization, SourceFormat
 from worker_node.models.directory import GenerationCanary, InstalledModel
 from worker_node.models.sources.disk import storage_problem
 from worker_node.registry import load, tasks
+
+# Of the files that engines read of a directory in OpenVINO form.
+EXPORTED_SUFFIXES = frozenset({".xml", ".bin", ".json", ".jinja"})
 
 
 class ConversionJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,6 +137,14 @@ class Converted:
     canary: GenerationCanary | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)
     matryoshka: tuple[int, ...] = ()
+
+
+def copy_exported(job: ConversionJob) -> None:
+    """Copy the files of a directory in OpenVINO form as they are; those that are ours are moved."""
+    for path in sorted(Path(job.source).iterdir()):
+        if path.is_file() and path.suffix in EXPORTED_SUFFIXES:
+            # shutil.move would keep a link; what is not ours to move is copied.
+            (shutil.move if job.movable else shutil.copyfile)(path, Path(job.target) / path.name)
 
 
 class ModelFiles(ABC):

@@ -48,11 +48,6 @@ def feed_forward(weights: Weights, block: str, x: Node, size: int) -> Node:
     return op.add(x, linear(weights, f"{block}.mlp.2", op.gelu(inner, "erf"), size, 4 * size))
 
 
-# Vocabulary sizes: English-only checkpoints have 51,864 tokens, multilingual ones 51,865, large-v3 51,866.
-_FIRST_MULTILINGUAL = 51865
-_LANGUAGES_BEGIN = 51765
-
-
 @dataclass(frozen=True, slots=True)
 class Dimensions:
     """Layer counts and widths; `n_audio_ctx` counts encoder positions for 30 s of audio."""
@@ -67,16 +62,6 @@ class Dimensions:
     n_text_state: int
     n_text_head: int
     n_text_layer: int
-
-    @property
-    def multilingual(self) -> bool:
-        """Whether the model knows languages and tasks; an English-only model accepts neither."""
-        return self.n_vocab >= _FIRST_MULTILINGUAL
-
-    @property
-    def languages(self) -> int:
-        """How many language tokens the vocabulary has."""
-        return self.n_vocab - _LANGUAGES_BEGIN - int(self.multilingual)
 
 
 def build_encoder(sizes: Dimensions, weights: Weights) -> ov.Model:

@@ -5,16 +5,21 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from worker_node.core.errors import ConfigurationError, ConversionFailed
-from worker_node.models.convert.job import ConversionJob, Converted, ModelFiles
+from worker_node.core.errors import ConfigurationError, ConversionFailed, SourceRejected
+from worker_node.models.convert.job import EXPORTED_SUFFIXES, ConversionJob, Converted, ModelFiles, copy_exported
 from worker_node.models.directory import InstalledModel, sizes
 from worker_node.tasks.transcribe.task import KIND
 
 ENCODER_FILE, DECODER_FILE = "openvino_encoder_model.xml", "openvino_decoder_model.xml"
+_ARCHITECTURE = "WhisperForConditionalGeneration"
+_PUBLISHED = (
+    "most models are published in that form: npu-node pull OpenVINO/whisper-small-fp16-ov, or export one with "
+    "optimum-cli export openvino"
+)
 # What GenAI's pipeline reads of a directory.
 _NEEDED = (
     ENCODER_FILE,
@@ -46,19 +51,33 @@ class _Files(ModelFiles):
         found += [(source / name).with_suffix(".bin") for name in (ENCODER_FILE, DECODER_FILE)]
         return [path for path in found if path.is_file()]
 
+    def of_repository(
+        self, repository: str, architectures: Collection[str], names: Collection[str]
+    ) -> Collection[str] | None:
+        if _ARCHITECTURE not in architectures:
+            return None
+        if missing := [name for name in _NEEDED if name not in names]:
+            raise SourceRejected(
+                f"{repository} lacks {', '.join(missing)}, so it is not in OpenVINO form; {_PUBLISHED}"
+            )
+        return [name for name in names if Path(name).suffix in EXPORTED_SUFFIXES]
+
     def convert(self, job: ConversionJob, stage: Callable[[str], None]) -> Converted:
         if (voice := Path(job.source) / VOICE_FILE).is_file():
             stage("copying the network")
             shutil.copyfile(voice, Path(job.target) / VOICE_FILE)
             return Converted(kind=VOICE_KIND, family="silero", quantization="f32", context_limit=POSITIONS)
+        source = Path(job.source)
+        if (source / ENCODER_FILE).is_file():
+            _require_complete(source)
+            stage("copying the files")
+            copy_exported(job)
+            return Converted(kind=KIND, family="whisper", quantization="as exported", context_limit=POSITIONS)
+        if not any(source.glob("*.pt")):
+            raise ConversionFailed(f"{source} holds a Whisper model in another form than OpenVINO's; {_PUBLISHED}")
         # Imports OpenVINO and its tokenizers: only where something is converted.
         from worker_node.models.convert.whisper import write_whisper  # noqa: PLC0415
 
-        source = Path(job.source)
-        if (source / ENCODER_FILE).is_file():
-            raise ConversionFailed(
-                f'{source} is in OpenVINO form already: serve it where it is, with path = "{source}" in [[models]]'
-            )
         write_whisper(source, Path(job.target), stage)
         return Converted(kind=KIND, family="whisper", quantization="f16", context_limit=POSITIONS)
 
@@ -66,11 +85,10 @@ class _Files(ModelFiles):
         """A directory as optimum exports it is served as it is."""
         if not (directory / ENCODER_FILE).is_file():
             return None
-        missing = [file for file in _NEEDED if not (directory / file).is_file()]
-        if missing:
-            raise ConfigurationError(
-                f"{directory}: {', '.join(missing)} is missing; export the model again with optimum-cli export openvino"
-            )
+        try:
+            _require_complete(directory)
+        except ConversionFailed as error:
+            raise ConfigurationError(error.message) from error
         for file in _NEEDED:
             if file.endswith(".json") and not _read(directory / file):
                 raise ConfigurationError(f"{directory / file}: not readable as JSON; export the model again")
@@ -83,6 +101,14 @@ class _Files(ModelFiles):
             family="whisper",
             source=f"directory {directory}",
             files=sizes(directory),
+        )
+
+
+def _require_complete(directory: Path) -> None:
+    """Raises ConversionFailed, naming what is missing of a directory in OpenVINO form."""
+    if missing := [file for file in _NEEDED if not (directory / file).is_file()]:
+        raise ConversionFailed(
+            f"{directory}: {', '.join(missing)} is missing; export the model again with optimum-cli export openvino"
         )
 
 

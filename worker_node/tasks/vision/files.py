@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 from worker_node.core.errors import ConfigurationError, ConversionFailed, SourceRejected
-from worker_node.models.convert.job import ConversionJob, Converted, ModelFiles
+from worker_node.models.convert.job import EXPORTED_SUFFIXES, ConversionJob, Converted, ModelFiles, copy_exported
 from worker_node.models.directory import InstalledModel, compression_of, family_of, find_template, read_config, sizes
 from worker_node.tasks.vision.task import VISION
 
@@ -27,7 +26,6 @@ _NEEDED = (
     "config.json",
     "preprocessor_config.json",
 )
-_SUFFIXES = frozenset({".xml", ".bin", ".json", ".jinja"})
 # OpenVINO GenAI 2026.4 has no pipeline for them (docs/vision.md).
 UNSUPPORTED = frozenset({"smolvlm", "idefics3", "lfm2_vl", "mllama", "mistral3", "paddleocr_vl"})
 # Where the configuration of the language model stands within the whole model's.
@@ -48,7 +46,7 @@ class _Files(ModelFiles):
             return None
         if missing := [name for name in _NEEDED if name not in names]:
             raise SourceRejected(f"the repository lacks {', '.join(missing)}, so its vision model cannot be loaded")
-        return [name for name in names if Path(name).suffix in _SUFFIXES]
+        return [name for name in names if Path(name).suffix in EXPORTED_SUFFIXES]
 
     def check(self, directory: Path) -> None:
         if (kind := str(read_config(directory / "config.json").get("model_type"))) in UNSUPPORTED:
@@ -63,9 +61,7 @@ class _Files(ModelFiles):
         except ConfigurationError as error:
             raise ConversionFailed(error.message) from error
         stage("copying the files")
-        for path in sorted(source.iterdir()):
-            if path.is_file() and path.suffix in _SUFFIXES:
-                (shutil.move if job.movable else shutil.copyfile)(path, Path(job.target) / path.name)
+        copy_exported(job)
         return Converted(
             kind=VISION, family=known.family, quantization=known.quantization, context_limit=known.context_limit
         )

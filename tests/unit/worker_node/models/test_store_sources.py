@@ -213,6 +213,20 @@ def test_the_command_pulls_from_a_hub_under_a_name_of_choice(hub, store_root, ma
     assert "no such repository" in capsys.readouterr().err
 
 
+def test_a_whisper_model_of_a_hub_is_taken_in_openvino_form_and_in_no_other(hub, store_root):
+    config = {"config.json": b'{"architectures": ["WhisperForConditionalGeneration"], "model_type": "whisper"}'}
+    graphs = [f"openvino_{part}" for part in ("encoder_model", "decoder_model", "tokenizer", "detokenizer")]
+    files = config | {f"{graph}{suffix}": graph.encode() for graph in graphs for suffix in (".xml", ".bin")}
+    files |= {"generation_config.json": b"{}", "preprocessor_config.json": b"{}"}
+    hub.repositories["maker/Whisper-ov"] = Repository(files | {"README.md": b"read"})
+    model = ModelStore().pull("maker/Whisper-ov")
+    assert (model.kind, model.family) == ("transcription", "whisper")
+    assert set(model.files) == set(files)
+    hub.repositories["maker/Speech"] = Repository(config | {"model.safetensors": b"x", "modules.json": b"[]"})
+    with pytest.raises(SourceRejected, match=r"not in OpenVINO form; .* npu-node pull OpenVINO/whisper-small-fp16-ov"):
+        ModelStore().pull("maker/Speech")
+
+
 @pytest.mark.parametrize("opening", ["pull", "in place"])
 def test_a_directory_with_a_pipe_is_refused_and_not_waited_for(opening, tmp_path):
     source = tmp_path / "source"

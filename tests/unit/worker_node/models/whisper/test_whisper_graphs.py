@@ -1,16 +1,12 @@
 """The converted encoder and decoder compute what the same network computes in numpy."""
 
-import json
-
 import numpy as np
 import openvino as ov
 import pytest
-from safetensors.numpy import save_file
 
 from tests.support import tiny_whisper
 from worker_node.core.errors import ConversionFailed
 from worker_node.models.convert.encoder import Weights
-from worker_node.models.convert.whisper import read_repository
 from worker_node.models.convert.whisper_network import UNUSED_TENSORS, Dimensions, build_decoder, build_encoder
 
 SIZES = Dimensions(**tiny_whisper.SIZES)
@@ -64,21 +60,6 @@ def test_beams_are_reordered_by_their_index(tensors, audio, decoder):
     assert np.allclose(swapped[1], tiny_whisper.decode(tensors, audio[1], [3, 17, 5])[-1], atol=1e-3)
 
 
-def test_names_of_a_repository_are_the_same_network(tensors, tmp_path):
-    save_file(tiny_whisper.published(tensors), tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps(_config()))
-    sizes, read = read_repository(tmp_path)
-    assert sizes == SIZES
-    assert read.keys() == tensors.keys()
-    assert all(np.array_equal(read[name], tensor) for name, tensor in tensors.items())
-
-
-def test_a_network_with_another_activation_is_rejected(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(_config() | {"activation_function": "relu"}))
-    with pytest.raises(ConversionFailed, match="relu is not supported"):
-        read_repository(tmp_path)
-
-
 def test_missing_misshaped_and_unknown_tensors_are_named(tensors):
     missing = {name: x for name, x in tensors.items() if name != "encoder.conv1.bias"}
     with pytest.raises(ConversionFailed, match=r"no tensor encoder\.conv1\.bias"):
@@ -99,18 +80,3 @@ def _step(request, audio, ids, beams=None):
     order = np.arange(len(batch), dtype=np.int32) if beams is None else np.array(beams, np.int32)
     result = request.infer({"encoder_hidden_states": states, "input_ids": batch, "beam_idx": order})["logits"]
     return result.copy()
-
-
-def _config():
-    return {
-        "num_mel_bins": 4,
-        "max_source_positions": 6,
-        "max_target_positions": 12,
-        "d_model": 16,
-        "encoder_layers": 2,
-        "encoder_attention_heads": 2,
-        "decoder_layers": 2,
-        "decoder_attention_heads": 2,
-        "vocab_size": 40,
-        "activation_function": "gelu",
-    }
