@@ -2,8 +2,8 @@
 
 What a file could do beyond giving samples is switched off: formats that refer to other files or hosts (playlists, image
 sequences, devices) are not among those probed, and no protocol may be opened. Samples go to a file as they are decoded,
-so memory does not grow with the length. A file that is too long by its header or its packets' times is rejected before
-any of it is decoded: compressed silence of ten hours is small, and would take seconds to decode."""
+so memory does not grow with the length. Decoding ends at the longest audio that is taken; a file that is too long by
+its header is rejected before any of it is decoded."""
 
 from __future__ import annotations
 
@@ -31,8 +31,6 @@ _FORMATS = (
 _CLOSED = {"format_whitelist": _FORMATS, "protocol_whitelist": "none", "probesize": "5000000"}
 # More damaged packets than this, and the rest of the file is not worth the time.
 _DAMAGED_PACKETS = 50
-_SHORTEST_GAP_S, _LONGEST_GAP_S = 0.5, 3600.0
-_SECOND_OF_SILENCE = bytes(2 * RATE)
 # A full disk, a quota, and the largest file that a process may write.
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -58,39 +56,16 @@ def _decode_stream(stream: BinaryIO, output: BinaryIO, max_seconds: float) -> fl
 
     try:
         with av.open(stream, "r", options=_CLOSED, metadata_errors="ignore") as container:
-            _check_length(container, max_seconds)
-        stream.seek(0)
-        with av.open(stream, "r", options=_CLOSED, metadata_errors="ignore") as container:
+            # Some headers have the time of the end: pieces of a live stream begin late.
+            begin = max(0, container.start_time or 0)
+            if container.duration is not None and (container.duration - begin) / av.time_base > max_seconds:
+                raise _too_long(max_seconds)
             return _decode(container, output, max_seconds)
     except FFmpegError as error:
         raise BadRequest(
             f"file: not audio in a known format ({_brief(error)}); send WAV, FLAC, MP3, Ogg, MP4, WebM or the like",
             param=_FILE,
         ) from None
-
-
-def _check_length(container: InputContainer, max_seconds: float) -> None:
-    """Raise BadRequest if header or packets say that there is more audio; they are never enough to accept it."""
-    import av  # noqa: PLC0415
-    from av.error import FFmpegError  # noqa: PLC0415
-
-    if container.duration is not None:
-        # Some headers have the time of the end: pieces of a live stream begin late.
-        begin = max(0, container.start_time or 0)
-        if (container.duration - begin) / av.time_base > max_seconds:
-            raise _too_long(max_seconds)
-    if not container.streams.audio:
-        return  # said by `_decode`
-    stream = container.streams.audio[0]
-    seconds = 0.0
-    try:
-        for packet in container.demux(stream):
-            if packet.duration and packet.time_base:
-                seconds += float(packet.duration * packet.time_base)
-            if seconds > max_seconds:
-                raise _too_long(max_seconds)
-    except FFmpegError:
-        return  # damaged from here on, which decoding bears
 
 
 def _decode(container: InputContainer, output: BinaryIO, max_seconds: float) -> float:
@@ -106,7 +81,6 @@ def _decode(container: InputContainer, output: BinaryIO, max_seconds: float) -> 
     codec.thread_type = "NONE"
     resampler = _Resampler()
     most, written, damaged = int(max_seconds * RATE), 0, 0
-    clock = _Clock()
     for packet in container.demux(stream):
         try:
             frames = packet.decode()
@@ -116,10 +90,6 @@ def _decode(container: InputContainer, output: BinaryIO, max_seconds: float) -> 
                 break
             continue
         for frame in frames:
-            gap = clock.gap(frame)
-            if written + gap > most:
-                raise _too_long(max_seconds)
-            written += _write_silence(gap, output)
             written += _write(resampler.resample(frame), output)
             if written > most:
                 raise _too_long(max_seconds)
@@ -127,25 +97,6 @@ def _decode(container: InputContainer, output: BinaryIO, max_seconds: float) -> 
     if not written:
         raise BadRequest("file: it holds no audio that can be decoded", param=_FILE)
     return written / RATE
-
-
-class _Clock:
-    """Finds the pauses in the times of frames: of a recorder that was stopped for a while, or of lost packets.
-
-    Times of words count from the beginning of the recording, with its pauses.
-    """
-
-    def __init__(self) -> None:
-        self._next: float | None = None
-
-    def gap(self, frame: AudioFrame) -> int:
-        """Samples of silence before a frame."""
-        if frame.time is None or not frame.sample_rate:
-            return 0
-        expected, self._next = self._next, frame.time + frame.samples / frame.sample_rate
-        missing = 0.0 if expected is None else frame.time - expected
-        # Shorter ones are imprecise times. What jumps further has a new clock, as recordings that were put together.
-        return round(missing * RATE) if _SHORTEST_GAP_S <= missing <= _LONGEST_GAP_S else 0
 
 
 class _Resampler:
@@ -174,11 +125,6 @@ def _write(frames: list[AudioFrame], output: BinaryIO) -> int:
         output.write(samples.astype("<i2", copy=False).tobytes())
         written += samples.size
     return written
-
-
-def _write_silence(samples: int, output: BinaryIO) -> int:
-    output.writelines(_SECOND_OF_SILENCE[: 2 * (samples - begin)] for begin in range(0, samples, RATE))
-    return samples
 
 
 def _too_long(max_seconds: float) -> BadRequest:

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import errno
-import math
-import re
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import orjson
 from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 from multidict import MultiDict
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from worker_node.core.errors import BadRequest, InsufficientStorage, NodeError, PayloadTooLarge, UnsupportedParameter
 from worker_node.http.body import arrival, silence
+from worker_node.http.body import explain as explain_invalid
 from worker_node.http.context import request_context, route_headers
 from worker_node.http.errors import describe_error
 from worker_node.http.leniency import Ignored
@@ -44,100 +43,102 @@ from worker_node.tasks.transcribe.service import (
     transcribe,
 )
 
-_STRATEGY, _FILTER = "chunking_strategy", "vad_filter"
-_AUTO, _SERVER = "auto", "server_vad"
-_LONGEST_SILENCE_MS, _LONGEST_PADDING_MS = 60_000, 5_000
-_MEMBERS = ("type", "threshold", "silence_duration_ms", "prefix_padding_ms")
-# Client libraries send the members of an object as fields of their own.
-FIELDS = frozenset({_STRATEGY, _FILTER, *(f"{_STRATEGY}[{member}]" for member in _MEMBERS)})
+Format = Literal["json", "text", "srt", "vtt", "verbose_json"]
+_STRATEGY, _GRANULARITIES = "chunking_strategy", "timestamp_granularities"
 
 
-def read_voice(fields: MultiDict[str]) -> VoiceChoice:
-    """What a form asks for. Raises BadRequest."""
-    strategy = _strategy(fields)
-    switch = fields.get(_FILTER, "").strip().lower()
-    if switch not in {"", "true", "false", "1", "0"}:
-        raise BadRequest(f"{_FILTER} is true or false", param=_FILTER)
-    if not switch:
-        return strategy
-    wanted = switch in {"true", "1"}
-    if strategy.wanted and not wanted:
-        raise BadRequest(f"{_FILTER} is false, and {_STRATEGY} asks for it; send one of them", param=_FILTER)
-    return VoiceChoice(wanted, strategy.threshold, strategy.silence_ms, strategy.padding_ms, _FILTER)
+class ServerVad(BaseModel):
+    """`chunking_strategy` as an object."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["server_vad"]
+    threshold: Annotated[float, Field(ge=0, le=1)] | None = None
+    silence_duration_ms: Annotated[float, Field(ge=0, le=60_000)] | None = None
+    prefix_padding_ms: Annotated[float, Field(ge=0, le=5_000)] | None = None
 
 
-def _strategy(fields: MultiDict[str]) -> VoiceChoice:
-    text = fields.get(_STRATEGY, "").strip()
-    members: dict[str, Any] = {
-        name.removeprefix(f"{_STRATEGY}[").removesuffix("]"): value
-        for name, value in fields.items()
-        if name.startswith(f"{_STRATEGY}[") and name.endswith("]")
-    }
-    if text in {"", "null"} and not members:
-        return VoiceChoice()
-    if text == _AUTO and not members:
-        return VoiceChoice(True, param=_STRATEGY, insist=False)
-    if text:
+class SpeechForm(BaseModel):
+    """The fields of a form that have an effect."""
+
+    model: str | None = None
+    language: Annotated[str, Field(pattern="^[A-Za-z]{2,3}$")] | None = None
+    prompt: str = ""
+    response_format: Format = "json"
+    temperature: Annotated[float, Field(ge=0, le=1)] = 0.0
+    timestamp_granularities: frozenset[Literal["word", "segment"]] = frozenset()
+    stream: bool = False
+    vad_filter: bool | None = None
+    chunking_strategy: Literal["auto"] | ServerVad | None = None
+
+    @classmethod
+    def read(cls, fields: MultiDict[str]) -> SpeechForm:
+        """What a form asks for. Raises BadRequest."""
+        given = _given(fields)
         try:
-            parsed = orjson.loads(text)
-        except orjson.JSONDecodeError:
-            parsed = None
-        if not isinstance(parsed, dict) or members:
-            raise BadRequest(f'{_STRATEGY} is "{_AUTO}" or an object with the type "{_SERVER}"', param=_STRATEGY)
-        members = parsed
-    return _server_vad(members)
+            form = cls.model_validate(given)
+        except ValidationError as error:
+            message, param = explain_invalid(error, given)
+            raise BadRequest(message, param=param) from None
+        if form.timestamp_granularities and form.response_format != "verbose_json":
+            raise BadRequest(f"{_GRANULARITIES}[] needs response_format verbose_json", param=f"{_GRANULARITIES}[]")
+        return form
+
+    def wanted(self, *, translate: bool) -> TranscriptionRequest:
+        """The request."""
+        words = self.timestamp_granularities == {"word"}
+        return TranscriptionRequest(
+            model=self.model,
+            language=None if self.language is None else self.language.lower(),
+            translate=translate,
+            segments=self.response_format in {"srt", "vtt"} or (self.response_format == "verbose_json" and not words),
+            words="word" in self.timestamp_granularities,
+            prompt=self.prompt,
+            temperature=self.temperature,
+            voice=self.voice(),
+        )
+
+    def voice(self) -> VoiceChoice:
+        """Whether and how silence is skipped; `vad_filter` is stronger than `chunking_strategy`."""
+        strategy = self.chunking_strategy
+        wanted = self.vad_filter if strategy is None or self.vad_filter is not None else True
+        param = None if wanted is None else _STRATEGY if self.vad_filter is None else "vad_filter"
+        if not isinstance(strategy, ServerVad):
+            return VoiceChoice(wanted, param=param, insist=self.vad_filter is not None)
+        silence, padding = strategy.silence_duration_ms, strategy.prefix_padding_ms
+        return VoiceChoice(
+            wanted,
+            strategy.threshold,
+            None if silence is None else round(silence),
+            None if padding is None else round(padding),
+            param=param,
+        )
 
 
-def _server_vad(members: Mapping[str, Any]) -> VoiceChoice:
-    if unknown := members.keys() - set(_MEMBERS):
-        raise UnsupportedParameter(f"{_STRATEGY}: {min(unknown)!r:.80} is not a member of it", param=_STRATEGY)
-    if members.get("type") != _SERVER:
-        raise BadRequest(f'{_STRATEGY}: its type is "{_SERVER}"', param=_STRATEGY)
-    silence = _number(members, "silence_duration_ms", _LONGEST_SILENCE_MS)
-    padding = _number(members, "prefix_padding_ms", _LONGEST_PADDING_MS)
-    return VoiceChoice(
-        True,
-        _number(members, "threshold", 1),
-        None if silence is None else round(silence),
-        None if padding is None else round(padding),
-        param=_STRATEGY,
-    )
-
-
-def _number(members: Mapping[str, Any], name: str, most: float) -> float | None:
-    value = members.get(name)
-    if value is None or value == "":
-        return None
-    try:
-        number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not 0 <= number <= most:
-        raise BadRequest(f"{_STRATEGY}: {name} is a number from 0 to {most:g}", param=_STRATEGY)
-    return number
+def _given(fields: MultiDict[str]) -> dict[str, Any]:
+    """The fields by name; an empty one counts as not sent. Client libraries send members of objects as fields."""
+    given: dict[str, Any] = {name: value.strip() for name, value in fields.items() if value.strip()}
+    if granularities := fields.getall(f"{_GRANULARITIES}[]", []) + fields.getall(_GRANULARITIES, []):
+        given[_GRANULARITIES] = granularities
+    members = {name: value for name, value in given.items() if name.startswith(f"{_STRATEGY}[")}
+    if members:
+        given[_STRATEGY] = {name.removeprefix(f"{_STRATEGY}[")[:-1]: value for name, value in members.items()}
+    elif str(given.get(_STRATEGY, "")).startswith("{"):
+        with suppress(orjson.JSONDecodeError):
+            given[_STRATEGY] = orjson.loads(given[_STRATEGY])
+    return given
 
 
 # Reads a multipart upload: small fields into memory, the file to disk, everything bounded.
 
-Format = Literal["json", "text", "srt", "vtt", "verbose_json"]
-_FORMATS = get_args(Format)
 _LONGEST_FIELD = 16_384
 _MOST_FIELDS = 32
 _CHUNK = 1 << 18
 # Sent by OpenAI's client libraries; without effect on a Whisper model.
 _HINTS = frozenset({"include[]", "include", "known_speaker_names[]", "known_speaker_references[]"})
-_KNOWN = frozenset(
-    {
-        "model",
-        "language",
-        "prompt",
-        "response_format",
-        "temperature",
-        "timestamp_granularities[]",
-        "timestamp_granularities",
-        "stream",
-    }
-)
+# Those about voice activity: client libraries send the members of an object as fields of their own.
+_VOICE = frozenset({"vad_filter", _STRATEGY, *(f"{_STRATEGY}[{member}]" for member in ServerVad.model_fields)})
+_KNOWN = frozenset({*SpeechForm.model_fields, f"{_GRANULARITIES}[]"}) - _VOICE
 # What aiohttp's reader raises for bodies that are not framed as they should be.
 _MALFORMED = (
     ValueError,
@@ -148,7 +149,6 @@ _MALFORMED = (
     HttpProcessingError,
     web.RequestPayloadError,
 )
-_LANGUAGE = re.compile(r"[a-z]{2,3}")
 
 
 @dataclass(slots=True)
@@ -159,51 +159,6 @@ class UploadForm:
     size: int | None = None
     fields: MultiDict[str] = field(default_factory=MultiDict)
 
-    def wanted(self, *, translate: bool) -> TranscriptionRequest:
-        """What the fields ask for. Raises BadRequest."""
-        form = self.form()
-        granularities = {
-            *self.fields.getall("timestamp_granularities[]", []),
-            *self.fields.getall("timestamp_granularities", []),
-        }
-        if unknown := granularities - {"word", "segment"}:
-            raise BadRequest(
-                f"timestamp_granularities[]: {min(unknown)!r:.40} is none of word, segment",
-                param="timestamp_granularities[]",
-            )
-        if granularities and form != "verbose_json":
-            raise BadRequest(
-                "timestamp_granularities[] needs response_format verbose_json", param="timestamp_granularities[]"
-            )
-        language = self.fields.get("language", "").strip().lower() or None
-        if language is not None and not _LANGUAGE.fullmatch(language):
-            raise BadRequest('language is a code such as "en"', param="language")
-        return TranscriptionRequest(
-            model=self.fields.get("model") or None,
-            language=language,
-            translate=translate,
-            segments=form in {"srt", "vtt"} or (form == "verbose_json" and granularities != {"word"}),
-            words="word" in granularities,
-            prompt=self.fields.get("prompt", ""),
-            temperature=self._number("temperature"),
-            voice=read_voice(self.fields),
-        )
-
-    def form(self) -> Format:
-        """The form of the reply. Raises BadRequest."""
-        value = self.fields.get("response_format", "json")
-        for known in _FORMATS:
-            if value == known:
-                return known  # type: ignore[no-any-return]  # get_args loses the type
-        raise BadRequest(f"response_format is one of {', '.join(_FORMATS)}", param="response_format")
-
-    def stream(self) -> bool:
-        """Whether the reply is a stream of events. Raises BadRequest."""
-        value = self.fields.get("stream", "false").lower()
-        if value not in {"true", "false", "1", "0", ""}:
-            raise BadRequest("stream is true or false", param="stream")
-        return value in {"true", "1"}
-
     def note_ignored(self, request: web.Request, *, detects_voice: bool) -> None:
         """List fields without effect in the reply, or refuse them where the node is strict.
 
@@ -213,22 +168,12 @@ class UploadForm:
         strict = state.node.settings.unknown_fields == "reject"
         ignored = Ignored()
         for name in dict.fromkeys(self.fields):
-            if name in _KNOWN or (detects_voice and name in FIELDS):
+            if name in _KNOWN or (detects_voice and name in _VOICE):
                 continue
-            if strict and name not in _HINTS | FIELDS:
+            if strict and name not in _HINTS | _VOICE:
                 raise UnsupportedParameter(f"{name[:80]!r} is not a field of this request", param=name[:80])
             ignored.add(name)
         state.ignored = ignored
-
-    def _number(self, name: str) -> float:
-        text = self.fields.get(name, "") or "0"
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not 0 <= value <= 1:
-            raise BadRequest(f"{name} is a number from 0 to 1", param=name)
-        return value
 
 
 async def read_form(request: web.Request, path: Path, most_bytes: int) -> UploadForm:
@@ -361,16 +306,15 @@ async def _answer(request: web.Request, *, translate: bool) -> web.StreamRespons
     node, context = request.app[NODE], request_context(request)
     if (dry_run := request[STATE].dry_run) is not None:
         form = described_form(dry_run)
-        wanted = form.wanted(translate=translate)
-        form.stream()  # raises what the request would
         form.note_ignored(request, detects_voice=True)
-        await explain(node.services, context, wanted)
+        await explain(node.services, context, SpeechForm.read(form.fields).wanted(translate=translate))
     # A file that is too large for every model here is not read; the model's own bound is checked where it is known.
     bounds = [model.limits for model in node.manager.models if isinstance(model, TranscriptionModel)]
     most = max((bound.max_audio_mb for bound in bounds), default=AudioOptions().max_audio_mb) * _MEBIBYTE
     with scratch_directory() as scratch:
         form = await read_form(request, scratch / "upload", most)
-        wanted, reply_form, stream = form.wanted(translate=translate), form.form(), form.stream()
+        asked = SpeechForm.read(form.fields)
+        wanted, reply_form = asked.wanted(translate=translate), asked.response_format
         model = await find_model(node.services, wanted, context)
         voice = await find_voice(node.manager, model.limits, wanted.voice, context.deadline)
         form.note_ignored(request, detects_voice=voice is not None or not wanted.voice.wanted)
@@ -378,7 +322,7 @@ async def _answer(request: web.Request, *, translate: bool) -> web.StreamRespons
             raise PayloadTooLarge(f"file: more than {model.limits.max_audio_mb} MiB, the limit of {model.id}")
         decoder = node.services.parts.of(audio_decoder)
         async with transcribe(node.services, decoder, context, wanted, voice, scratch / "upload", scratch) as run:
-            if stream and reply_form in {"json", "text"}:
+            if asked.stream and reply_form in {"json", "text"}:
                 return await _stream(request, run)
             parts = [part async for part in run.parts]
             headers = route_headers(run.route, run.busy_us, shared=run.busy_shared)

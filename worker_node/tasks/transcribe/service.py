@@ -1,4 +1,4 @@
-"""Transcribe: decode an upload, cut it into passages, run each on an engine, and join the texts."""
+"""Transcribe: decode an upload, cut it into windows, run each on an engine, and join the texts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from worker_node.tasks.transcribe.building import TranscriptionModel, Voice, Voi
 from worker_node.tasks.transcribe.messages import SAMPLE_BYTES, SAMPLES_PER_POSITION, Span, TranscribeJob, Transcript
 from worker_node.tasks.transcribe.task import KIND
 from worker_node.tasks.transcribe.voice import find_speech
-from worker_node.tasks.transcribe.windows import RATE, Passage, Window, next_passage
+from worker_node.tasks.transcribe.windows import RATE, Window, next_window, read_samples
 
 # FFmpeg decodes an hour of MP3 in two seconds, and an hour is looked through for speech in five; what takes longer than
 # this is not worth it.
@@ -97,7 +97,7 @@ def declare_speech_metrics(telemetry: Telemetry) -> None:
     telemetry.made["seconds of audio"] = telemetry.own(SpeechMetrics).heard
 
 
-# A passage whose loudest tenth of a second stays below this (of 32,768, −84 dB) has no sound: no more than the noise of
+# A window whose loudest tenth of a second stays below this (of 32,768, −84 dB) has no sound: no more than the noise of
 # rounding to 16 bits. Models invent words for it.
 _SILENCE = 2.0
 
@@ -118,7 +118,7 @@ class TranscriptionRequest:
 
 @dataclass(frozen=True, slots=True)
 class SpokenPart:
-    """What was said in one passage; times count from the beginning of the audio."""
+    """What was said in one window; times count from the beginning of the audio."""
 
     text: str
     segments: tuple[Span, ...]
@@ -127,7 +127,7 @@ class SpokenPart:
 
 @dataclass(slots=True)
 class Transcription:
-    """A transcription that runs: `parts` come passage by passage, and what is known of all of it grows with them.
+    """A transcription that runs: `parts` come window by window, and what is known of all of it grows with them.
 
     `complete`: all parts were taken.
     """
@@ -174,7 +174,7 @@ async def transcribe(
     upload: Path,
     scratch: Path,
 ) -> AsyncIterator[Transcription]:
-    """Transcribe a file for as long as the block lasts; the first passage is done when it begins.
+    """Transcribe a file for as long as the block lasts; the first window is done when it begins.
 
     With a `voice`, the model gets only what that takes for speech. Raises BadRequest (no audio, or too long), and what
     `run_single` raises; while iterating, too.
@@ -194,7 +194,7 @@ async def transcribe(
             yield result
             if not result.complete:  # a reply that streams has told of the error itself, or its reader has left
                 return
-            usage = Usage(run.positions, result.tokens)
+            usage = Usage(max(1, round(run.heard_s * RATE) // SAMPLES_PER_POSITION), result.tokens)
             operation.answered(usage, busy_us=result.busy_us, busy_shared=result.busy_shared)
             services.telemetry.finished(
                 result.route,
@@ -203,8 +203,7 @@ async def transcribe(
                 busy_us=result.busy_us,
                 busy_shared=result.busy_shared,
             )
-            heard_s = sum(region.seconds for region in regions)
-            services.telemetry.own(SpeechMetrics).transcribed(result.route, heard_s, seconds - heard_s)
+            services.telemetry.own(SpeechMetrics).transcribed(result.route, run.heard_s, seconds - run.heard_s)
 
 
 async def explain(services: Services, context: RequestContext, wanted: TranscriptionRequest) -> None:
@@ -219,7 +218,7 @@ async def explain(services: Services, context: RequestContext, wanted: Transcrip
 
 
 class _Run:
-    """The passages of one transcription, in order: of the whole recording, or of its regions of speech.
+    """The windows of one transcription, in order: of the whole recording, or of its regions of speech.
 
     Each is transcribed alone, with the caller's prompt: told what was said before it, a small model gives no times.
     """
@@ -238,10 +237,10 @@ class _Run:
         self._services, self._model, self._context, self._wanted = services, model, context, wanted
         self._pcm, self._regions, self._began, self._operation = pcm, deque(regions), began, operation
         self._language = wanted.language
-        self.positions = max(1, sum(region.end - region.begin for region in regions) // SAMPLES_PER_POSITION)
+        self.heard_s = 0.0
 
     async def begin(self, seconds: float) -> Transcription:
-        """Do the first passage with speech, which decides device and language, and return what goes on from there."""
+        """Do the first window with speech, which decides device and language, and return what goes on from there."""
         first, answer = await self._next()
         if answer is None:
             # Nobody speaks: still the answer names a device, which must have been asked.
@@ -281,12 +280,13 @@ class _Run:
         result.timing = replace(result.timing, inference=result.timing.inference + answer.timing.inference)
 
     async def _next(self, after: Route | None = None) -> tuple[SpokenPart | None, Answer[Transcript] | None]:
-        """The next passage in which somebody speaks; (None, None) when the audio is over."""
-        while (passage := await asyncio.to_thread(next_passage, self._pcm, self._regions)) is not None:
-            samples = await asyncio.to_thread(passage.read, self._pcm)
+        """The next window in which somebody speaks; (None, None) when the audio is over."""
+        while (window := await asyncio.to_thread(next_window, self._pcm, self._regions)) is not None:
+            samples = await asyncio.to_thread(read_samples, self._pcm, window)
+            self.heard_s += window.seconds
             if not _silent(samples):
                 answer = await self._ask(samples.tobytes(), after)
-                return _spoken(passage, answer.result), answer
+                return _spoken(window, answer.result), answer
         return None, None
 
     async def _ask(self, samples: bytes, after: Route | None = None) -> Answer[Transcript]:
@@ -307,7 +307,7 @@ class _Run:
         )
         if after is None:
             return await run_single(self._services, run, self._operation)
-        # The route is that of the first passage, and so is the reason for it, in the trace too.
+        # The route is that of the first window, and so is the reason for it, in the trace too.
         selection = await select_placement(demand, self._context)
         answer = await run_selected(self._services, run, selection, self._operation)
         return replace(answer, route=replace(answer.route, reason=after.reason))
@@ -341,12 +341,11 @@ def _silent(samples: np.ndarray[tuple[int, ...], np.dtype[np.int16]]) -> bool:
     return bool(np.sqrt((frames**2).mean(axis=1)).max() < _SILENCE)
 
 
-def _spoken(passage: Passage, transcript: Transcript) -> SpokenPart:
-    return SpokenPart(
-        transcript.text,
-        tuple(passage.segment(segment) for segment in transcript.segments),
-        tuple(passage.word(word) for word in transcript.words),
-    )
+def _spoken(window: Window, transcript: Transcript) -> SpokenPart:
+    def moved(span: Span) -> Span:
+        return Span(window.offset_s + span.begin, window.offset_s + span.end, span.text)
+
+    return SpokenPart(transcript.text, tuple(map(moved, transcript.segments)), tuple(map(moved, transcript.words)))
 
 
 # Texts with times in the forms that players and editors read.

@@ -9,8 +9,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from worker_node.tasks.transcribe.messages import Span
-
 RATE = 16_000
 # What a Whisper network hears at once.
 LONGEST_S = 30.0
@@ -44,17 +42,24 @@ def read_samples(path: Path, window: Window) -> NDArray[np.int16]:
     return np.fromfile(path, dtype="<i2", count=window.end - window.begin, offset=2 * window.begin)
 
 
-def next_window(path: Path, begin: int, total: int) -> Window:
-    """The window that begins at sample `begin`: 30 s at most, cut at the quietest place of its last 8 s.
+def next_window(path: Path, regions: deque[Window]) -> Window | None:
+    """Take the next window of at most 30 s from `regions`, which are in order; None when none is left.
 
-    Reads only that much of the file. The rest of the audio is one window when it fits.
+    Regions that lie within 30 s become one window, with the silence between them. A longer region is cut at the
+    quietest place of its last 8 s; only that much of the file is read.
     """
-    longest = int(LONGEST_S * RATE)
-    if total - begin <= longest:
-        return Window(begin, total)
+    if not regions:
+        return None
+    begin, longest = regions[0].begin, int(LONGEST_S * RATE)
+    end = None
+    while regions and regions[0].end - begin <= longest:
+        end = regions.popleft().end
+    if end is not None:
+        return Window(begin, end)
     first = begin + longest - int(_SLACK_S * RATE)
-    samples = read_samples(path, Window(first, begin + longest))
-    return Window(begin, first + quietest(samples))
+    cut = first + quietest(read_samples(path, Window(first, begin + longest)))
+    regions[0] = Window(cut, regions[0].end)
+    return Window(begin, cut)
 
 
 def quietest(samples: NDArray[np.int16]) -> int:
@@ -64,75 +69,3 @@ def quietest(samples: NDArray[np.int16]) -> int:
     pauses = np.convolve(loudness, np.ones(_PAUSE_FRAMES, dtype=np.int64), mode="valid")
     last = len(pauses) - 1 - int(np.argmin(pauses[::-1]))
     return (last + _PAUSE_FRAMES // 2) * _FRAME
-
-
-# What the speech model hears at once: regions of a recording put together, whose times stay those of the recording.
-
-# A time so near to the seam of two pieces may belong to either: what models report is somewhat early or late.
-_SEAM_S = 0.3
-
-
-@dataclass(frozen=True, slots=True)
-class Passage:
-    """Pieces of a recording in order, at most 30 s together, without what lies between them."""
-
-    pieces: tuple[Window, ...]
-
-    @property
-    def samples(self) -> int:
-        """How long it is."""
-        return sum(piece.end - piece.begin for piece in self.pieces)
-
-    def read(self, pcm: Path) -> NDArray[np.int16]:
-        """Its samples."""
-        return np.concatenate([read_samples(pcm, piece) for piece in self.pieces])
-
-    def segment(self, span: Span) -> Span:
-        """A segment with its times on the recording's clock; it may reach over several pieces."""
-        first, last = self._piece(span.begin), self._piece(span.end, ending=True)
-        if first < last:
-            # What only touches a piece at a seam would otherwise begin or end a long silence away from its words.
-            first += self._end(first) - span.begin <= _SEAM_S
-            last -= last > first and span.end - self._end(last - 1) <= _SEAM_S
-        return Span(self._time(first, span.begin), self._time(max(first, last), span.end), span.text)
-
-    def word(self, span: Span) -> Span:
-        """A word with its times on the recording's clock; it lies in the piece that its middle is in."""
-        piece = self._piece((span.begin + span.end) / 2)
-        return Span(self._time(piece, span.begin), self._time(piece, span.end), span.text)
-
-    def _end(self, place: int) -> float:
-        """Where a piece ends, in seconds of the passage; 0 for the one before the first."""
-        return sum(piece.seconds for piece in self.pieces[: place + 1])
-
-    def _piece(self, seconds: float, *, ending: bool = False) -> int:
-        ends = [self._end(place) for place in range(len(self.pieces))]
-        inside = (place for place, end in enumerate(ends) if seconds < end or (ending and seconds <= end))
-        return next(inside, len(ends) - 1)
-
-    def _time(self, place: int, seconds: float) -> float:
-        piece = self.pieces[place]
-        within = seconds - self._end(place - 1)
-        if len(self.pieces) > 1:
-            within = min(max(within, 0.0), piece.seconds)
-        return piece.offset_s + within
-
-
-def next_passage(pcm: Path, regions: deque[Window]) -> Passage | None:
-    """Take the next passage from `regions`, which are in order; None when none is left.
-
-    Regions that fit into 30 s together become one passage. A longer one is cut where it is quiet.
-    """
-    room, pieces = int(LONGEST_S * RATE), list[Window]()
-    while regions:
-        region = regions[0]
-        if region.end - region.begin <= room:
-            pieces.append(regions.popleft())
-            room -= region.end - region.begin
-        elif pieces:
-            break
-        else:
-            window = next_window(pcm, region.begin, region.end)
-            regions[0] = Window(window.end, region.end)
-            return Passage((window,))
-    return Passage(tuple(pieces)) if pieces else None

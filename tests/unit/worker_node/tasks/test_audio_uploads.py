@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from worker_node.core.errors import InsufficientStorage
-from worker_node.tasks.transcribe.http import described_form, scratch_directory
+from worker_node.tasks.transcribe.http import SpeechForm, described_form, scratch_directory
 
 
 def test_the_files_of_a_request_are_gone_when_it_ends(monkeypatch, tmp_path):
@@ -29,7 +29,7 @@ def test_a_field_that_is_explained_may_be_left_open_or_come_several_times():
     body = orjson.dumps(
         {"model": None, "response_format": "verbose_json", "timestamp_granularities[]": ["word", "segment"]}
     )
-    wanted = described_form(SimpleNamespace(body=body)).wanted(translate=False)
+    wanted = SpeechForm.read(described_form(SimpleNamespace(body=body)).fields).wanted(translate=False)
     assert (wanted.model, wanted.segments, wanted.words) == (None, True, True)
 
 

@@ -11,8 +11,12 @@ from worker_node.models.store import ModelStore
 from worker_node.serving.task import ModelParts
 from worker_node.settings import ModelSettings, NodeSettings
 from worker_node.tasks.transcribe.building import TRANSCRIBE, VoiceChoice, find_voice
-from worker_node.tasks.transcribe.http import read_voice
+from worker_node.tasks.transcribe.http import SpeechForm
 from worker_node.tasks.transcribe.options import AudioOptions
+
+
+def read(fields):
+    return SpeechForm.read(fields).voice()
 
 
 async def found(store, limits, choice):
@@ -44,31 +48,27 @@ async def found(store, limits, choice):
     ],
 )
 def test_both_spellings_are_read(fields, choice):
-    read = read_voice(MultiDict(fields))
-    assert (read.wanted, read.threshold, read.silence_ms, read.padding_ms) == choice
+    voice = read(MultiDict(fields))
+    assert (voice.wanted, voice.threshold, voice.silence_ms, voice.padding_ms) == choice
 
 
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"vad_filter": "maybe"}, "vad_filter is true or false"),
-        ({"vad_filter": "false", "chunking_strategy": "auto"}, "send one of them"),
-        ({"chunking_strategy": "never"}, '"auto" or an object'),
-        ({"chunking_strategy": "[1]"}, '"auto" or an object'),
-        ({"chunking_strategy": "auto", "chunking_strategy[type]": "server_vad"}, '"auto" or an object'),
-        ({"chunking_strategy": "{}"}, 'its type is "server_vad"'),
-        ({"chunking_strategy[threshold]": "0.5"}, 'its type is "server_vad"'),
-        ({"chunking_strategy": '{"type":"server_vad","speed":1}'}, "'speed' is not a member"),
-        ({"chunking_strategy": '{"type":"server_vad","threshold":2}'}, "threshold is a number from 0 to 1"),
-        ({"chunking_strategy": '{"type":"server_vad","threshold":true}'}, "threshold is a number"),
-        ({"chunking_strategy": '{"type":"server_vad","threshold":[1]}'}, "threshold is a number"),
-        ({"chunking_strategy": '{"type":"server_vad","silence_duration_ms":1e9}'}, "from 0 to 60000"),
-        ({"chunking_strategy[type]": "server_vad", "chunking_strategy[prefix_padding_ms]": "nan"}, "from 0 to 5000"),
+        ({"vad_filter": "maybe"}, "vad_filter: Input should be a valid boolean"),
+        ({"chunking_strategy": "never"}, "chunking_strategy: Input should be 'auto' or an object"),
+        ({"chunking_strategy": "{}"}, r"chunking_strategy.type: Field required"),
+        ({"chunking_strategy[threshold]": "0.5"}, r"chunking_strategy.type: Field required"),
+        ({"chunking_strategy": '{"type":"server_vad","speed":1}'}, "chunking_strategy.speed: Extra inputs"),
+        ({"chunking_strategy": '{"type":"server_vad","threshold":2}'}, "threshold: Input should be less than"),
+        ({"chunking_strategy": '{"type":"server_vad","threshold":[1]}'}, "threshold: Input should be a valid number"),
+        ({"chunking_strategy": '{"type":"server_vad","silence_duration_ms":1e9}'}, "equal to 60000"),
+        ({"chunking_strategy[type]": "server_vad", "chunking_strategy[prefix_padding_ms]": "nan"}, "prefix_padding_ms"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_by_name(fields, says):
     with pytest.raises(BadRequest, match=says):
-        read_voice(MultiDict(fields))
+        read(MultiDict(fields))
 
 
 @pytest.fixture
@@ -79,9 +79,9 @@ def empty(tmp_path):
 async def test_without_the_network_only_those_who_insist_are_refused(empty):
     assert await found(empty, AudioOptions(), VoiceChoice()) is None
     assert await found(empty, AudioOptions(vad=True), VoiceChoice(wanted=False)) is None
-    assert await found(empty, AudioOptions(), read_voice(MultiDict(chunking_strategy="auto"))) is None
+    assert await found(empty, AudioOptions(), read(MultiDict(chunking_strategy="auto"))) is None
     for choice, limits in (
-        (read_voice(MultiDict(vad_filter="true")), AudioOptions()),
+        (read(MultiDict(vad_filter="true")), AudioOptions()),
         (VoiceChoice(), AudioOptions(vad=True)),
     ):
         with pytest.raises(UnsupportedParameter, match="npu-node pull silero-vad") as refused:
