@@ -53,13 +53,13 @@ def _compile(args: argparse.Namespace) -> int:
     origin = record.origin
     facts = ("device", "architecture", "driver", "compiler", "openvino", "genai")
     for name in facts:
-        if (value := getattr(origin, name)) is not None:
+        if (value := origin.get(name)) is not None:
             print(f"{name:<14}{value}")
-    for name, file in record.files.items():
-        print(f"{file.size / 1e6:>10.1f} MB  {name}")
+    for name in record.files:
+        print(f"{(args.out / name).stat().st_size / 1e6:>10.1f} MB  {name}")
     where = args.out.absolute()
     use = f"OV_GENAI_NPU_BLOBS={where}" if args.profile == "bounded" else f'blobs = "{where}" for the model'
-    print(f"{origin.model}: compiled into {args.out}; to use it, set {use}")
+    print(f"{record.model}: compiled into {args.out}; to use it, set {use}")
     return 0
 
 

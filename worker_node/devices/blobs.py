@@ -21,63 +21,34 @@ from worker_node.devices.emulated_npu import EMULATED_NAME, NPU_ON_CPU
 
 NPU = "NPU"
 RECORD_FILE = "blobs.json"
-VERSION = 1
+VERSION = 2
 # The form without the weights where the compiler can leave them out: they are read from the model's own file.
 SMALL = {"CACHE_MODE": "OPTIMIZE_SIZE"}
 # A record is some hundred bytes; a larger file is not one.
 _RECORD_LIMIT = 1 << 20
-# What a blob depends on, as it is called in messages, in the order in which a difference is worth mentioning.
-_FACTS = {
-    "model_sha256": "the model's files",
-    "device": "the device",
-    "architecture": "the device's architecture",
-    "driver": "the NPU driver",
-    "compiler": "the NPU compiler",
-    "openvino": "OpenVINO",
-    "genai": "OpenVINO GenAI",
-}
 
 
 class BlobRejected(Exception):
     """A blob cannot be used here; the message names its directory and the reason."""
 
 
-class BlobOrigin(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a blob depends on. `settings` are the engine's options that are compiled in; a version may be unknown.
+class BlobRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of `blobs.json`: all that the blobs depend on, and the hash of each file in hex.
 
-    `model` is for people: two models are equal if `model_sha256`, over graph and weights, is.
+    `origin` has the hash of the model's files, versions (a version may be unknown) and the options that are compiled
+    in; `model` is for people.
     """
 
-    model: str
-    model_sha256: str
-    device: str
-    architecture: str | None
-    driver: str | None
-    compiler: str | None
-    openvino: str
-    genai: str | None
-    settings: dict[str, Any]
-
-
-class BlobFile(msgspec.Struct, frozen=True):
-    """`size` in bytes, `sha256` in hex."""
-
-    size: int
-    sha256: str
-
-
-class BlobRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of `blobs.json`."""
-
     version: int
-    origin: BlobOrigin
-    files: dict[str, BlobFile]
+    model: str
+    origin: dict[str, Any]
+    files: dict[str, str]
 
 
-def write_record(directory: Path, origin: BlobOrigin, names: Iterable[str]) -> None:
+def write_record(directory: Path, model: str, origin: Mapping[str, Any], names: Iterable[str]) -> None:
     """Describe the blobs `names` that were written to `directory`. Raises OSError."""
-    files = {name: BlobFile((directory / name).stat().st_size, sha256(directory / name)) for name in names}
-    record = msgspec.json.encode(BlobRecord(version=VERSION, origin=origin, files=files))
+    files = {name: sha256(directory / name) for name in names}
+    record = msgspec.json.encode(BlobRecord(version=VERSION, model=model, origin=dict(origin), files=files))
     (directory / RECORD_FILE).write_bytes(msgspec.json.format(record, indent=2) + b"\n")
 
 
@@ -96,39 +67,25 @@ def read_record(directory: Path) -> BlobRecord:
     return record
 
 
-def check_blobs(directory: Path, here: BlobOrigin, names: Iterable[str]) -> None:
+def check_blobs(directory: Path, here: Mapping[str, Any], names: Iterable[str]) -> None:
     """Raise BlobRejected unless the blobs `names` of a directory were compiled for what is `here` and are unchanged."""
     record = read_record(directory)
-    if differences := list(_differences(record.origin, here)):
-        raise BlobRejected(f"the blobs in {directory} were compiled for something else: {'; '.join(differences)}")
+    made = record.origin
+    differences = [
+        f"{name} was {_shown(made.get(name))}, and is {_shown(here.get(name))} here"
+        for name in sorted(made.keys() | here.keys())
+        if made.get(name) != here.get(name)
+    ]
+    if differences:
+        raise BlobRejected(
+            f"the blobs in {directory} were compiled for something else ({record.model}): {'; '.join(differences)}"
+        )
     for name in names:
         path, known = directory / name, record.files.get(name)
         if known is None or not path.is_file():
             raise BlobRejected(f"{path} is missing; compile again")
-        if (size := path.stat().st_size) != known.size:
-            raise BlobRejected(f"{path} is damaged: {size} bytes where {known.size} were written; compile again")
-        if sha256(path) != known.sha256:
-            raise BlobRejected(f"{path} is damaged: its hash is another than when it was written; compile again")
-
-
-def _differences(made: BlobOrigin, here: BlobOrigin) -> Iterable[str]:
-    for name, text in _FACTS.items():
-        then, now = getattr(made, name), getattr(here, name)
-        if then != now:
-            if name == "model_sha256":
-                yield f"{text} differ ({made.model} then)"
-            else:
-                yield f"{text} was {_shown(then)}, and is {_shown(now)} here"
-    # Those of another model say nothing.
-    if made.model_sha256 == here.model_sha256:
-        yield from _settings(made.settings, here.settings)
-
-
-def _settings(made: Mapping[str, Any], here: Mapping[str, Any]) -> Iterable[str]:
-    for name in sorted(made.keys() | here.keys()):
-        then, now = made.get(name), here.get(name)
-        if then != now:
-            yield f"{name} was {_shown(then)}, and is {_shown(now)} here"
+        if sha256(path) != known:
+            raise BlobRejected(f"{path} is damaged: its hash is not the one that was written; compile again")
 
 
 def _shown(value: Any) -> str:
@@ -165,29 +122,29 @@ class ModelBlobs:
 
     def written(self, core: ov.Core, target: Path) -> None:
         """Describe the blobs that were written to `target`. Raises OSError."""
-        write_record(target, self._origin(core), self.names)
+        write_record(target, self.model_id, self._origin(core), self.names)
 
     def checked(self, core: ov.Core, source: Path) -> dict[str, Any]:
         """Return the properties to import the blobs in `source` with. Raises BlobRejected."""
         check_blobs(source, self._origin(core), self.names)
         return {"WEIGHTS_PATH": str(self.weights)} | (NPU_ON_CPU if self.emulated else {})
 
-    def _origin(self, core: ov.Core) -> BlobOrigin:
+    def _origin(self, core: ov.Core) -> dict[str, Any]:
         def known(name: str) -> str | None:
             return None if self.emulated else read_property(core, name)
 
-        return BlobOrigin(
-            model=self.model_id,
-            model_sha256=sha256(self.directory / "openvino_model.xml", self.weights),
-            device=f"{NPU}-emulated" if self.emulated else NPU,
-            architecture=known("DEVICE_ARCHITECTURE"),
-            driver=known("NPU_DRIVER_VERSION"),
-            compiler=known("NPU_COMPILER_VERSION"),
-            openvino=ov.get_version(),
-            genai=self.genai,
-            # As it is read back: without tuples.
-            settings=msgspec.json.decode(msgspec.json.encode(self.settings)),
-        )
+        origin = {
+            "model_sha256": sha256(self.directory / "openvino_model.xml", self.weights),
+            "device": f"{NPU}-emulated" if self.emulated else NPU,
+            "architecture": known("DEVICE_ARCHITECTURE"),
+            "driver": known("NPU_DRIVER_VERSION"),
+            "compiler": known("NPU_COMPILER_VERSION"),
+            "openvino": ov.get_version(),
+            "genai": self.genai,
+            **self.settings,
+        }
+        # As it is read back: without tuples.
+        return dict(msgspec.json.decode(msgspec.json.encode(origin)))
 
 
 def unusable(source: Path, error: Exception) -> BlobRejected:

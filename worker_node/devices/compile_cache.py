@@ -2,9 +2,8 @@
 
 A blob fits one model, one device and the versions that made it: after an upgrade of OpenVINO, the driver or the
 compiler it is refused by the device at best. So each combination has a directory of its own,
-`<root>/<model>/<device>-<digest>/`, with the key in `key.json`; entries of the same model directory that differ from
-the current key in a version or in the model's hash are removed at start-up. Entries that differ only in lengths, and
-those of another model directory of this name (in another store), stay: another node on this machine may use them.
+`<root>/<model>/<device>-<digest>/`, with the key in `key.json`; a model's entries of other versions are removed at
+start-up. Those of other lengths or another model's files stay: another node or store on this machine may use them.
 """
 
 from __future__ import annotations
@@ -39,23 +38,12 @@ class CacheKey(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
 
     def outdates(self, other: CacheKey) -> bool:
-        """Whether `other`, of the same model and device, cannot be used any more."""
-        return (self.model, self.device) == (other.model, other.device) and (
-            self.model_hash,
-            self.openvino,
-            self.driver,
-            self.compiler,
-        ) != (other.model_hash, other.openvino, other.driver, other.compiler)
-
-
-class _Entry(CacheKey, frozen=True, kw_only=True):
-    """What `key.json` says: the key, and the model directory it was made from (the last one, where copies share it)."""
-
-    source: str | None = None
-
-    def serves_another(self, source: Path) -> bool:
-        """Whether it was made from another model directory, which still exists."""
-        return self.source is not None and self.source != str(source) and Path(self.source).is_dir()
+        """Whether `other` was compiled by other versions for the same device, and can never be used again."""
+        return self.device == other.device and (self.openvino, self.driver, self.compiler) != (
+            other.openvino,
+            other.driver,
+            other.compiler,
+        )
 
 
 def model_hash(directory: Path, names: Iterable[str], stamped: Iterable[str] = ()) -> str:
@@ -81,23 +69,22 @@ def cache_directory(root: Path, key: CacheKey) -> Path:
     return root / key.model / f"{key.device}-{key.digest}"
 
 
-def prepare(root: Path, key: CacheKey, source: Path) -> Path:
-    """Make the directory for this key of the model in `source`, and remove what it outdates. Raises OSError."""
+def prepare(root: Path, key: CacheKey) -> Path:
+    """Make the directory for this key, and remove what it outdates. Raises OSError."""
     directory = cache_directory(root, key)
     directory.mkdir(parents=True, exist_ok=True)
-    entry = _Entry(**msgspec.structs.asdict(key), source=str(source))
-    (directory / KEY_FILE).write_bytes(msgspec.json.encode(entry))
+    (directory / KEY_FILE).write_bytes(msgspec.json.encode(key))
     for sibling in directory.parent.iterdir():
-        other = _read_entry(sibling)
-        if other is not None and key.outdates(other) and not other.serves_another(source):
+        other = _read_key(sibling)
+        if other is not None and key.outdates(other):
             log.info("compile cache: removing %s, made for other versions", sibling)
             shutil.rmtree(sibling, ignore_errors=True)
     return directory
 
 
-def _read_entry(directory: Path) -> _Entry | None:
-    """What an entry says of itself; None for what is not ours and must not be touched."""
+def _read_key(directory: Path) -> CacheKey | None:
+    """The key of an entry; None for what is not ours and must not be touched."""
     try:
-        return msgspec.json.decode((directory / KEY_FILE).read_bytes(), type=_Entry)
+        return msgspec.json.decode((directory / KEY_FILE).read_bytes(), type=CacheKey)
     except (OSError, msgspec.DecodeError):
         return None

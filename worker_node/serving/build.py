@@ -299,7 +299,7 @@ class _PlacedModel:
         root = self.wanted.compile_cache or self.machine.settings.compile_cache
         try:
             key = _cache_key(self.installed, device, plan, self.machine)
-            kept = compile_cache.prepare(root.expanduser(), key, self.installed.path.resolve())
+            kept = compile_cache.prepare(root.expanduser(), key)
         except OSError as error:
             notes.append(f"nothing compiled is kept: {root} cannot be written ({error.strerror})")
             return options
