@@ -73,7 +73,7 @@ def check_blobs(directory: Path, here: Mapping[str, Any], names: Iterable[str]) 
     made = record.origin
     differences = [
         f"{name} was {_shown(made.get(name))}, and is {_shown(here.get(name))} here"
-        for name in sorted(made.keys() | here.keys())
+        for name in {**here, **made}
         if made.get(name) != here.get(name)
     ]
     if differences:
@@ -89,7 +89,7 @@ def check_blobs(directory: Path, here: Mapping[str, Any], names: Iterable[str]) 
 
 
 def _shown(value: Any) -> str:
-    return "not set or unknown" if value is None else str(value)[:100]
+    return "not set or unknown" if value is None else str(value)[:40]
 
 
 def sha256(*paths: Path) -> str:
