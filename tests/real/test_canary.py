@@ -61,7 +61,7 @@ async def test_garbage_keeps_a_device_from_being_ready_and_moves_traffic(store):
         assert await until(cpu, EngineState.READY), "the next placement is made ready meanwhile"
         async with generate(services, request()) as run:
             assert (run.route.device, run.route.reason) == (Device.CPU, "device_quarantined")
-            text = "".join([event.text async for event in run.events if isinstance(event, Token)])
+            text = "".join([event.text async for _, event, _ in run.events if isinstance(event, Token)])
         assert "Paris" in text
         assert model.state() is ModelState.DEGRADED
         with pytest.raises(DeviceUnavailable, match="canary failed"):

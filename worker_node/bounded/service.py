@@ -180,7 +180,7 @@ class JobService:
         )
         pieces: list[str] = []
         async with generate(self.services, generation) as run:
-            async for event in run.events:
+            async for _, event, _ in run.events:
                 if isinstance(event, Token):
                     pieces.append(event.text)
                 elif isinstance(event, Finished) and event.npu_busy_shared:

@@ -6,11 +6,12 @@ interrupted. If the process dies in that call, this job is to blame, not the job
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from worker_node.core.errors import EngineDied, NodeError, RequestBreaksEngine
 from worker_node.engines.isolation import BY_ITSELF, Blame, Suspects, fingerprint
-from worker_node.engines.protocol import EngineSpec, Job, NativeCall, Result
+from worker_node.engines.protocol import EngineSpec, Event, Heartbeat, Job, NativeCall, Result, Results
 
 # How many jobs are kept whose callers have left: only a flood leaves more within one run.
 _MOST_LEFT = 64
@@ -64,18 +65,23 @@ class HeldJobs:
                 del self._left[next((other for other in self._left if other not in named), job_id)]
         return held is not None
 
-    def called(self, call: NativeCall) -> None:
-        """Record a native call: until the next one, the engine computes these jobs and no others."""
-        self._call = call
-        if self._left:
-            self._left = {job_id: held for job_id, held in self._left.items() if job_id in call.jobs}
+    def received(self, events: Iterable[Event]) -> None:
+        """Pass results to their jobs' queues, and follow what the engine works on."""
+        for event in events:
+            match event:
+                case Results():
+                    for result in event.results:
+                        self._deliver(result)
+                case NativeCall():
+                    # Until the next one, the engine computes these jobs and no others.
+                    self._call = event
+                    if self._left:
+                        self._left = {job_id: held for job_id, held in self._left.items() if job_id in event.jobs}
+                case Heartbeat(idle=True):
+                    self._left.clear()
 
-    def idle(self) -> None:
-        """Record that the engine works on nothing, not for callers who have left either."""
-        self._left.clear()
-
-    def deliver(self, result: Result) -> None:
-        """Pass a result to its job's queue; results of jobs whose callers have left are dropped."""
+    def _deliver(self, result: Result) -> None:
+        """Results of jobs whose callers have left are dropped."""
         held = self._jobs.get(result.id)
         if result.last:
             self._left.pop(result.id, None)

@@ -46,7 +46,7 @@ from worker_node.engines.protocol import (
 )
 from worker_node.engines.restart import GrowthLimits, RestartLimits
 from worker_node.engines.watchdog import CallTimes, KillWatch, Liveness, LivenessLimits, LoadWatch, activity_of, stopped
-from worker_node.engines.wire import CorruptFrame, FrameBuffer, decode_event, encode
+from worker_node.engines.wire import CorruptFrame, FrameBuffer, encode, received_events
 
 log = logging.getLogger(__name__)
 
@@ -323,14 +323,22 @@ class EngineProcess(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        now = time.monotonic()
         try:
-            for body in self._buffer.feed(data):
-                event = decode_event(body)
-                self._liveness.heard(now)
-                self._dispatch(event)
+            events = received_events(self._buffer, data)
         except CorruptFrame as error:
             self.kill(f"sent a corrupt frame ({error})")
+            return
+        if not events:
+            return
+        now, latest = time.monotonic(), events[-1]
+        if isinstance(latest, NativeCall):
+            self._liveness.called(latest.stage, latest.units, now)
+        else:
+            self._liveness.heard(now)
+        self._jobs.received(events)
+        for event in events:
+            if not isinstance(event, Results | NativeCall):
+                self._dispatch(event)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._transport = None
@@ -378,9 +386,6 @@ class EngineProcess(asyncio.Protocol):
 
     def _dispatch(self, event: Event) -> None:
         match event:
-            case Results():
-                for result in event.results:
-                    self._jobs.deliver(result)
             case Failed():
                 self._jobs.fail(event.id, _ERRORS.get(event.code, errors.InternalError)(event.message))
             case Loaded():
@@ -395,11 +400,6 @@ class EngineProcess(asyncio.Protocol):
             case Heartbeat():
                 self.stats = event.stats
                 self._liveness.beat(event.stats.oldest_run, event.stats.last_run)
-                if event.idle:
-                    self._jobs.idle()
-            case NativeCall():
-                self._jobs.called(event)
-                self._liveness.called(event.stage, event.units, time.monotonic())
 
 
 class JobResults(Generic[R]):

@@ -88,6 +88,7 @@ class Liveness:
 
     def called(self, stage: str, units: int, now: float) -> None:
         """Record that the engine entered a native call of `units`; it stays silent until the call returns."""
+        self.heard(now)
         self._call = _Call(stage, units, now)
 
     def beat(self, oldest: tuple[int, float] | None, last: tuple[int, float] | None) -> None:

@@ -17,6 +17,17 @@ from worker_node.http.request_state import STATE
 _COMMENT = b": still here\n\n"
 
 
+def line(data: Any) -> bytes:
+    """A line with `data` as JSON."""
+    return orjson.dumps(data) + b"\n"
+
+
+def event_frame(data: Any, event: str | None = None) -> bytes:
+    """A server-sent event with `data` as JSON."""
+    head = f"event: {event}\ndata: ".encode() if event else b"data: "
+    return head + orjson.dumps(data) + b"\n\n"
+
+
 class FrameStream:
     """An open reply in frames. Use as `async with`.
 
@@ -53,9 +64,10 @@ class FrameStream:
                 state.complete = self._response.status
             await self._response.write_eof()
 
-    async def _write(self, frame: bytes) -> None:
+    async def write(self, frames: bytes) -> None:
+        """Send frames as they stand."""
         self._wrote_at = asyncio.get_running_loop().time()
-        await self._response.write(frame)
+        await self._response.write(frames)
 
 
 class LineStream(FrameStream):
@@ -66,7 +78,7 @@ class LineStream(FrameStream):
 
     async def send(self, data: Any) -> None:
         """Send one line with `data` as JSON."""
-        await self._write(orjson.dumps(data) + b"\n")
+        await self.write(line(data))
 
 
 class EventStream(FrameStream):
@@ -94,12 +106,7 @@ class EventStream(FrameStream):
 
     async def send(self, data: Any, event: str | None = None) -> None:
         """Send one event with `data` as JSON."""
-        head = f"event: {event}\ndata: ".encode() if event else b"data: "
-        await self._write(head + orjson.dumps(data) + b"\n\n")
-
-    async def send_raw(self, data: bytes) -> None:
-        """Send one event whose data is text as it stands, without line breaks."""
-        await self._write(b"data: " + data + b"\n\n")
+        await self.write(event_frame(data, event))
 
     async def _keep_alive(self) -> None:
         loop = asyncio.get_running_loop()
@@ -107,4 +114,4 @@ class EventStream(FrameStream):
             await asyncio.sleep(max(0.1, self._wrote_at + self._keep_alive_s - loop.time()))
             if loop.time() - self._wrote_at >= self._keep_alive_s:
                 with contextlib.suppress(ConnectionError):
-                    await self._write(_COMMENT)
+                    await self.write(_COMMENT)

@@ -2,13 +2,113 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import codecs
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Protocol
 
-from worker_node.core.types import Piece, Reasoning, Sampling, Token, TokenLogprob, ToolCallArguments, ToolCallStarted
-from worker_node.tasks.generate.tokenization import ChatTokenizer
+from worker_node.core.types import (
+    Finished,
+    FinishReason,
+    Piece,
+    Reasoning,
+    Sampling,
+    Timing,
+    Token,
+    TokenLogprob,
+    ToolCallArguments,
+    ToolCallStarted,
+    Usage,
+)
+from worker_node.tasks.generate.messages import TokenDelta
 from worker_node.tasks.generate.tool_calls import Parser
+
+
+class TokenTexts(Protocol):
+    """What an answer needs of its model's tokenizer."""
+
+    end_tokens: frozenset[int]
+
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer: ...
+    def piece(self, token: int) -> bytes: ...
+
+
+class Answer:
+    """An answer under construction: its text, and the data for its last event.
+
+    `tokens` are those of the answer so far, `unreported` those that no metric has counted yet. The times are monotonic.
+    """
+
+    def __init__(
+        self, tokenizer: TokenTexts, sampling: Sampling, parser: Parser | None, *, single_call: bool, prompt_tokens: int
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._text = AnswerText(tokenizer, sampling)
+        self._reader = PieceReader(parser, single=single_call)
+        self._finish = FinishReason.STOP
+        self._prompt_tokens = prompt_tokens
+        self._reasoning_tokens = 0
+        self._busy_shared = False
+        self.tokens = 0
+        self.unreported = 0
+        self.busy_us: int | None = None
+        self.stopped = False
+        self.submitted = self.started = time.monotonic()
+        self.first_token: float | None = None
+
+    def push(self, delta: TokenDelta) -> list[Piece]:
+        """Add tokens; return the pieces that are certain now."""
+        before = self.tokens
+        text = self._text.push(delta.tokens)
+        self.tokens = self._text.tokens
+        # The text may have ended, even if the engine still sends tokens.
+        self.stopped = self._text.ended
+        taken = self.tokens - before
+        self.unreported += len(delta.tokens)
+        logprobs = self._logprobs(delta.tokens[:taken], delta.logprobs[:taken]) if delta.logprobs else ()
+        pieces = self._reader.read(text, logprobs)
+        self._reasoning_tokens += taken if self._reader.reasoning else 0
+        self.busy_us, self._busy_shared = delta.busy_us, delta.busy_shared
+        self._prompt_tokens = delta.prompt_tokens or self._prompt_tokens
+        if delta.finish is not None:
+            self._finish = FinishReason(delta.finish)
+        return pieces
+
+    def flush(self) -> list[Piece]:
+        """Return what was held back, at the end."""
+        return self._reader.finish(self._text.flush())
+
+    def finished(self, arrived: float, tokenize_s: float) -> Finished:
+        """The last event, as of now."""
+        now = time.monotonic()
+        return Finished(
+            finish_reason=self._finish_reason(),
+            usage=Usage(self._prompt_tokens, self.tokens, self._reasoning_tokens),
+            timing=Timing(
+                queue=max(0.0, self.started - self.submitted) * 1e3,
+                tokenize=tokenize_s * 1e3,
+                inference=(now - self.started) * 1e3,
+                total=(now - arrived) * 1e3,
+                first_token=None if self.first_token is None else (self.first_token - arrived) * 1e3,
+            ),
+            npu_busy_delta_us=self.busy_us,
+            npu_busy_shared=self._busy_shared,
+            stop_sequence=self._text.matched,
+        )
+
+    def _finish_reason(self) -> FinishReason:
+        if self.stopped:
+            return FinishReason.STOP
+        # An answer that was cut within a call is cut, not a call.
+        called = self._reader.called and self._finish is FinishReason.STOP
+        return FinishReason.TOOL_CALLS if called else self._finish
+
+    def _logprobs(self, tokens: Sequence[int], logprobs: Sequence[float]) -> tuple[TokenLogprob, ...]:
+        """The probabilities of tokens that are text; special tokens, such as the end of the answer, have none."""
+        pieces = [(self._tokenizer.piece(token), value) for token, value in zip(tokens, logprobs, strict=True)]
+        return tuple(TokenLogprob(piece.decode("utf-8", "replace"), piece, value) for piece, value in pieces if piece)
 
 
 class AnswerText:
@@ -18,7 +118,7 @@ class AnswerText:
     text only with `include_stop`; special tokens are text only without `skip_special_tokens`.
     """
 
-    def __init__(self, tokenizer: ChatTokenizer, sampling: Sampling) -> None:
+    def __init__(self, tokenizer: TokenTexts, sampling: Sampling) -> None:
         self._detokenizer = tokenizer.detokenizer(skip_special_tokens=sampling.skip_special_tokens)
         self._stop = StopMatcher(sampling.stop, include=sampling.include_stop)
         self._stop_tokens = frozenset(sampling.stop_token_ids)
@@ -219,3 +319,67 @@ class ReasoningFirst:
         held, self._held = self._held, ""
         self._in = _In.ANSWER
         return self.push(held)
+
+
+class Detokenizer(Protocol):
+    """Turns growing token ids into growing text; one instance per generation.
+
+    A character may span several tokens; what is not yet certain is held back.
+    """
+
+    def push(self, tokens: Sequence[int]) -> str:
+        """Add tokens and return the text that is now certain."""
+        ...
+
+    def flush(self) -> str:
+        """Return what was held back, at the end."""
+        ...
+
+
+class ByteDetokenizer:
+    """For vocabularies in which each token stands for fixed bytes (byte-level BPE): a table look-up per token.
+
+    A model's output layer may be wider than its vocabulary (padding): a token beyond the table has no text.
+    """
+
+    def __init__(self, table: Sequence[bytes]) -> None:
+        self._table = table
+        # As the tokenizer's own decoder does, bytes that are no UTF-8 are left out.
+        self._decoder = codecs.getincrementaldecoder("utf-8")("ignore")
+
+    def push(self, tokens: Sequence[int]) -> str:
+        table = self._table
+        size = len(table)
+        return self._decoder.decode(b"".join([table[token] for token in tokens if token < size]))
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class WindowDetokenizer:
+    """For every other vocabulary: decodes a short window again for each token and emits what it grew by.
+
+    The window starts at a token where the text was last complete, so context-dependent decoding (a leading space that
+    is dropped only at the start, a character over several tokens) comes out as if all had been decoded at once.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
+        self._tokens: list[int] = []
+        self._prefix = 0
+        self._read = 0
+
+    def push(self, tokens: Sequence[int]) -> str:
+        self._tokens += tokens
+        return self._emit(final=False)
+
+    def flush(self) -> str:
+        return self._emit(final=True)
+
+    def _emit(self, *, final: bool) -> str:
+        known = self._decode(self._tokens[self._prefix : self._read])
+        text = self._decode(self._tokens[self._prefix :])
+        if len(text) <= len(known) or (text.endswith("\ufffd") and not final):
+            return ""
+        self._prefix, self._read = self._read, len(self._tokens)
+        return text[len(known) :]

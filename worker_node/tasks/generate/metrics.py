@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from prometheus_client import CollectorRegistry
@@ -63,14 +62,9 @@ def declare_generation_metrics(telemetry: Telemetry) -> None:
     telemetry.own(ImageMetrics)
 
 
-def token_counter(telemetry: Telemetry, route: Route) -> Callable[[int], None]:
-    """Counts tokens as they are generated: an answer may take minutes, and its caller may leave before."""
-    tokens, model, device = telemetry.own(GenerationMetrics).tokens, route.model, route.device
-
-    def count(more: int) -> None:
-        tokens.add(more, model, device)
-
-    return count
+def count_tokens(telemetry: Telemetry, route: Route, tokens: int) -> None:
+    """Count tokens as they are generated: an answer may take minutes, and its caller may leave before its end."""
+    telemetry.own(GenerationMetrics).tokens.add(tokens, route.model, route.device)
 
 
 def count_generation(telemetry: Telemetry, route: Route, finished: Finished) -> None:

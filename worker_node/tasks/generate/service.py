@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from worker_node.core.errors import BadRequest
-from worker_node.core.types import Finished, FinishReason, Piece, Route, Sampling, Timing, TokenLogprob, Usage
+from worker_node.core.types import Finished, Piece, Route, Sampling
 from worker_node.observability.metrics import Telemetry
 from worker_node.observability.tracing import Operation
 from worker_node.scheduling.admission import Work
 from worker_node.serving.routing import Explained, Explanation, select_placement
 from worker_node.serving.run import Execution, Proof, Services, after_first
-from worker_node.tasks.generate.answer_text import AnswerText, PieceReader
+from worker_node.tasks.generate.answer_text import Answer
 from worker_node.tasks.generate.images import images_of
 from worker_node.tasks.generate.messages import TokenDelta
-from worker_node.tasks.generate.metrics import count_generation, token_counter, trace_generation
-from worker_node.tasks.generate.model import GenerationModel, GenerationRequest, generation_model
+from worker_node.tasks.generate.metrics import count_generation, count_tokens, trace_generation
+from worker_node.tasks.generate.model import GenerationRequest, generation_model
 from worker_node.tasks.generate.prompting import PreparedGeneration, prepare_generation
+
+# Seconds between reports of an answer's progress to admission and metrics.
+_REPORT_S = 0.25
 
 
 @asynccontextmanager
 async def generate(
-    services: Services, request: GenerationRequest, *, whole: bool = False
+    services: Services, request: GenerationRequest, *, whole: bool = False, index: int = 0
 ) -> AsyncIterator[GenerationRun]:
     """Run a generation for as long as the block lasts; leaving it early cancels the generation within one token.
 
@@ -50,7 +54,9 @@ async def generate(
         work = Work(prepared.prompt.count, job.max_new_tokens, exact=job.ignore_eos)
         with Execution(prepared.demand, context, selection, work=lambda _limits: work).admitted() as execution:
             proof = Proof.of(selection.route, context, strict=services.require_proof)
-            run = GenerationRun(services.telemetry, operation, prepared, execution, proof, tokenize_s, whole=whole)
+            run = GenerationRun(
+                services.telemetry, operation, prepared, execution, proof, tokenize_s, whole=whole, index=index
+            )
             async with AsyncExitStack() as stack:
                 run.events = await stack.enter_async_context(aclosing(run.answer()))
                 if proof.required:
@@ -59,13 +65,21 @@ async def generate(
                 yield run
 
 
+class ChoiceEvent(NamedTuple):
+    """An event of the generation number `choice`, which has made `tokens` so far."""
+
+    choice: int
+    event: Piece | Finished
+    tokens: int
+
+
 class GenerationRun:
     """A generation that has been routed and admitted: its headers are known, its `events` are still to come.
 
-    It waited for `loading_s` seconds for its model to be loaded. `tokens` have been generated so far.
+    It waited for `loading_s` seconds for its model to be loaded.
     """
 
-    events: AsyncGenerator[Piece | Finished, None]
+    events: AsyncGenerator[ChoiceEvent, None]
 
     def __init__(
         self,
@@ -77,6 +91,7 @@ class GenerationRun:
         tokenize_s: float,
         *,
         whole: bool,
+        index: int,
     ) -> None:
         self._telemetry = telemetry
         self._operation = operation
@@ -85,8 +100,8 @@ class GenerationRun:
         self._proof = proof
         self._tokenize_s = tokenize_s
         self._whole = whole
+        self._index = index
         self.loading_s = execution.selection.loading_s
-        self.tokens = 0
 
     @property
     def route(self) -> Route:
@@ -108,46 +123,44 @@ class GenerationRun:
                 "fewer"
             )
 
-    async def answer(self) -> AsyncGenerator[Piece | Finished, None]:
+    async def answer(self) -> AsyncGenerator[ChoiceEvent, None]:
         """Yield pieces as they become certain, then `Finished`. A stop sequence ends the generation in the engine too.
 
         For an answer that is sent as a whole all pieces come at its end: a retry starts it from its beginning.
         """
-        operation, execution, prepared, whole = self._operation, self._execution, self._prepared, self._whole
-        submitted = time.monotonic()
+        operation, execution, prepared, index = self._operation, self._execution, self._prepared, self._index
         operation.submitted(execution.selection.placement.engine)
         # Here as well as around the block: a reply that streams renders the error itself, inside of the block.
         with execution.naming_route(), operation.watch():
             while not execution.done:
-                answer, held = _Answer(prepared, submitted), list[Piece]()
-                async with execution.attempt(prepared.job(execution.selection.placement), TokenDelta) as deltas:
-                    async for delta in deltas:
-                        execution.sent = not whole
-                        if answer.first_token is None:
-                            count = token_counter(self._telemetry, execution.route)
-                            self._proof.check(delta.busy_us)
-                            answer.first_token = time.monotonic()
-                            answer.started = delta.started or submitted
-                            operation.started(answer.started)
-                            operation.first_token(delta.at or answer.first_token)
-                        count(len(delta.tokens))
-                        prefilled = (delta.prefilled, delta.prefill_s)
-                        execution.permit.progressed(len(delta.tokens), at=delta.at, prefilled=prefilled)
-                        self.tokens = answer.tokens + len(delta.tokens)
-                        for piece in answer.push(delta):
-                            self.tokens = answer.tokens
-                            if whole:
-                                held.append(piece)
-                            else:
-                                yield piece
-                        if answer.stopped or delta.finish is not None:
-                            operation.ended(delta.at or time.monotonic())
-                            execution.permit.answered()
-                        if answer.stopped:
-                            break
+                answer, held = self._new_answer(), list[ChoiceEvent]()
+                # Admission and metrics hear of the first token, of the end, and from time to time between them.
+                report_at = 0.0
+                try:
+                    async with execution.attempt(prepared.job(execution.selection.placement), TokenDelta) as deltas:
+                        async for delta in deltas:
+                            execution.sent = not self._whole
+                            pieces = answer.push(delta)
+                            ended = answer.stopped or delta.finish is not None
+                            at = delta.at or time.monotonic()
+                            if at >= report_at or ended or delta.prefilled:
+                                report_at = at + _REPORT_S
+                                self._report(answer, delta, at, ended=ended)
+                            for piece in pieces:
+                                event = ChoiceEvent(index, piece, answer.tokens)
+                                if self._whole:
+                                    held.append(event)
+                                else:
+                                    yield event
+                            if answer.stopped:
+                                break
+                finally:
+                    self._count_tokens(answer)
             self._proof.check(answer.busy_us)
-            for piece in [*held, *answer.flush()]:
-                yield piece
+            for event in held:
+                yield event
+            for piece in answer.flush():
+                yield ChoiceEvent(index, piece, answer.tokens)
             finished = answer.finished(prepared.request.context.arrived, self._tokenize_s)
             count_generation(self._telemetry, execution.route, finished)
             operation.answered(
@@ -156,95 +169,44 @@ class GenerationRun:
                 busy_us=finished.npu_busy_delta_us,
                 busy_shared=finished.npu_busy_shared,
             )
-            yield finished
+            yield ChoiceEvent(index, finished, answer.tokens)
 
-
-class _Answer:
-    """An answer under construction: its text, and the data for its last event."""
-
-    def __init__(self, prepared: PreparedGeneration, submitted: float) -> None:
+    def _new_answer(self) -> Answer:
+        prepared = self._prepared
         use = prepared.request.tool_use
-        self._model = prepared.model
-        self._text = AnswerText(prepared.model.tokenizer, prepared.request.sampling)
-        self._reader = PieceReader(prepared.prompt.parser, single=use is not None and use.single)
-        self._finish = FinishReason.STOP
-        self._prompt_tokens = prepared.prompt.count
-        self._reasoning_tokens = 0
-        self._busy_shared = False
-        self.tokens = 0
-        self.busy_us: int | None = None
-        self._submitted = submitted
-        # Monotonic, as known once there is a token.
-        self.started = submitted
-        self.first_token: float | None = None
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the text has ended, even if the engine still sends tokens."""
-        return self._text.ended
-
-    def push(self, delta: TokenDelta) -> Iterator[Piece]:
-        """Add tokens; yields the pieces that are certain now."""
-        before = self._text.tokens
-        text = self._text.push(delta.tokens)
-        self.tokens = self._text.tokens
-        taken = self.tokens - before
-        logprobs = _logprobs(self._model, delta.tokens[:taken], delta.logprobs[:taken]) if delta.logprobs else ()
-        yield from self._reader.read(text, logprobs)
-        self._reasoning_tokens += taken if self._reader.reasoning else 0
-        self.busy_us, self._busy_shared = delta.busy_us, delta.busy_shared
-        self._prompt_tokens = delta.prompt_tokens or self._prompt_tokens
-        if delta.finish is not None and not self.stopped:
-            self._finish = FinishReason(delta.finish)
-
-    def flush(self) -> Iterator[Piece]:
-        """Yield what was held back, at the end."""
-        yield from self._reader.finish(self._text.flush())
-
-    def finished(self, arrived: float, tokenize_s: float) -> Finished:
-        """The last event, as of now."""
-        now = time.monotonic()
-        return Finished(
-            finish_reason=_reason(self._finish, stopped=self.stopped, called=self._reader.called),
-            usage=Usage(self._prompt_tokens, self.tokens, self._reasoning_tokens),
-            timing=Timing(
-                queue=max(0.0, self.started - self._submitted) * 1e3,
-                tokenize=tokenize_s * 1e3,
-                inference=(now - self.started) * 1e3,
-                total=(now - arrived) * 1e3,
-                first_token=None if self.first_token is None else (self.first_token - arrived) * 1e3,
-            ),
-            npu_busy_delta_us=self.busy_us,
-            npu_busy_shared=self._busy_shared,
-            stop_sequence=self._text.matched,
+        return Answer(
+            prepared.model.tokenizer,
+            prepared.request.sampling,
+            deepcopy(prepared.prompt.parser),
+            single_call=use is not None and use.single,
+            prompt_tokens=prepared.prompt.count,
         )
 
+    def _report(self, answer: Answer, delta: TokenDelta, at: float, *, ended: bool) -> None:
+        """Record the tokens since the last report; with the first of them, that the engine works on the request."""
+        operation, permit = self._operation, self._execution.permit
+        if answer.first_token is None:
+            self._proof.check(delta.busy_us)
+            answer.first_token = time.monotonic()
+            answer.started = delta.started or answer.submitted
+            operation.started(answer.started)
+            operation.first_token(at)
+        permit.progressed(answer.unreported, at=at, prefilled=(delta.prefilled, delta.prefill_s))
+        self._count_tokens(answer)
+        if ended:
+            operation.ended(at)
+            permit.answered()
 
-def _reason(finish: FinishReason, *, stopped: bool, called: bool) -> FinishReason:
-    if stopped:
-        return FinishReason.STOP
-    # An answer that was cut within a call is cut, not a call.
-    return FinishReason.TOOL_CALLS if called and finish is FinishReason.STOP else finish
-
-
-def _logprobs(model: GenerationModel, tokens: Sequence[int], logprobs: Sequence[float]) -> tuple[TokenLogprob, ...]:
-    """The probabilities of tokens that are text; special tokens, such as the end of the answer, have none."""
-    pieces = [(model.tokenizer.piece(token), value) for token, value in zip(tokens, logprobs, strict=True)]
-    return tuple(TokenLogprob(piece.decode("utf-8", "replace"), piece, value) for piece, value in pieces if piece)
+    def _count_tokens(self, answer: Answer) -> None:
+        if answer.unreported:
+            count_tokens(self._telemetry, self._execution.route, answer.unreported)
+            answer.unreported = 0
 
 
 # Several generations for one request: more than one choice, or more than one prompt.
 
 # Events that may wait for a slow reader before the generations that made them are held up.
 _BUFFERED_EVENTS = 64
-
-
-class ChoiceEvent(NamedTuple):
-    """An event of the generation number `choice`, which has made `tokens` so far."""
-
-    choice: int
-    event: Piece | Finished
-    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,10 +249,10 @@ async def generate_choices(
         raise Explained(await _explain(services, requests))
     async with AsyncExitStack() as stack:
         runs: list[GenerationRun] = []
-        for request in requests:
-            runs.append(await stack.enter_async_context(generate(services, request, whole=whole)))
+        for index, request in enumerate(requests):
+            runs.append(await stack.enter_async_context(generate(services, request, whole=whole, index=index)))
             runs[0].check_places(len(requests))
-        events = await stack.enter_async_context(aclosing(_events(runs)))
+        events = runs[0].events if len(runs) == 1 else await stack.enter_async_context(aclosing(_merged(runs)))
         yield Choices(tuple(runs), events)
 
 
@@ -308,22 +270,18 @@ async def _explain(services: Services, requests: Sequence[GenerationRequest]) ->
     return explanations[0]
 
 
-async def _events(runs: Sequence[GenerationRun]) -> AsyncGenerator[ChoiceEvent, None]:
-    """The events of the generations as they arise."""
-    if len(runs) == 1:
-        async for event in runs[0].events:
-            yield ChoiceEvent(0, event, runs[0].tokens)
-        return
+async def _merged(runs: Sequence[GenerationRun]) -> AsyncGenerator[ChoiceEvent, None]:
+    """The events of several generations as they arise."""
     queue: asyncio.Queue[ChoiceEvent | Exception] = asyncio.Queue(_BUFFERED_EVENTS)
 
-    async def forward(index: int, run: GenerationRun) -> None:
+    async def forward(run: GenerationRun) -> None:
         try:
             async for event in run.events:
-                await queue.put(ChoiceEvent(index, event, run.tokens))
+                await queue.put(event)
         except Exception as error:  # noqa: BLE001  (raised again below, where the reader is)
             await queue.put(error)
 
-    tasks = [asyncio.create_task(forward(index, run)) for index, run in enumerate(runs)]
+    tasks = [asyncio.create_task(forward(run)) for run in runs]
     try:
         open_runs = len(runs)
         while open_runs:

@@ -15,14 +15,8 @@ from worker_node.models.directory import ChatTemplate, find_template
 from worker_node.sandbox.pool import PreparationLimits, PreparationPool
 from worker_node.serving.tokenizing import check_ids
 from worker_node.settings import NodeSettings
-from worker_node.tasks.generate.tokenizer import (
-    ByteDetokenizer,
-    Detokenizer,
-    DetokenizerGraph,
-    TemplateRenderer,
-    TokenizerGraph,
-    WindowDetokenizer,
-)
+from worker_node.tasks.generate.answer_text import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from worker_node.tasks.generate.tokenizer import DetokenizerGraph, TemplateRenderer, TokenizerGraph
 
 _AS_USUAL = Rendering()
 _REASON = "Minja's error: "

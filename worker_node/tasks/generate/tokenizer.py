@@ -1,18 +1,17 @@
-"""The tokenizer and detokenizer graphs and the chat template of a model, and streaming detokenizers.
+"""The tokenizer and detokenizer graphs and the chat template of a model.
 
 `openvino_genai.Tokenizer` holds the GIL while it compiles them, for half a second and more, and would stop the event
 loop; OpenVINO's own calls release it. The graphs are changed as GenAI changes them, so the tokens are the same."""
 
 from __future__ import annotations
 
-import codecs
 import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import openvino as ov
@@ -218,67 +217,3 @@ class TemplateRenderer:
                 extra_context=self._variables | dict(variables or {}),
             )
         )
-
-
-class Detokenizer(Protocol):
-    """Turns growing token ids into growing text; one instance per generation.
-
-    A character may span several tokens; what is not yet certain is held back.
-    """
-
-    def push(self, tokens: Sequence[int]) -> str:
-        """Add tokens and return the text that is now certain."""
-        ...
-
-    def flush(self) -> str:
-        """Return what was held back, at the end."""
-        ...
-
-
-class ByteDetokenizer:
-    """For vocabularies in which each token stands for fixed bytes (byte-level BPE): a table look-up per token.
-
-    A model's output layer may be wider than its vocabulary (padding): a token beyond the table has no text.
-    """
-
-    def __init__(self, table: Sequence[bytes]) -> None:
-        self._table = table
-        # As the tokenizer's own decoder does, bytes that are no UTF-8 are left out.
-        self._decoder = codecs.getincrementaldecoder("utf-8")("ignore")
-
-    def push(self, tokens: Sequence[int]) -> str:
-        table = self._table
-        size = len(table)
-        return self._decoder.decode(b"".join([table[token] for token in tokens if token < size]))
-
-    def flush(self) -> str:
-        return self._decoder.decode(b"", final=True)
-
-
-class WindowDetokenizer:
-    """For every other vocabulary: decodes a short window again for each token and emits what it grew by.
-
-    The window starts at a token where the text was last complete, so context-dependent decoding (a leading space that
-    is dropped only at the start, a character over several tokens) comes out as if all had been decoded at once.
-    """
-
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
-        self._decode = decode
-        self._tokens: list[int] = []
-        self._prefix = 0
-        self._read = 0
-
-    def push(self, tokens: Sequence[int]) -> str:
-        self._tokens += tokens
-        return self._emit(final=False)
-
-    def flush(self) -> str:
-        return self._emit(final=True)
-
-    def _emit(self, *, final: bool) -> str:
-        known = self._decode(self._tokens[self._prefix : self._read])
-        text = self._decode(self._tokens[self._prefix :])
-        if len(text) <= len(known) or (text.endswith("\ufffd") and not final):
-            return ""
-        self._prefix, self._read = self._read, len(self._tokens)
-        return text[len(known) :]

@@ -8,7 +8,7 @@ from worker_node.core.errors import EngineDied, NodeError, RequestBreaksEngine
 from worker_node.core.types import Device, ModelKind
 from worker_node.engines.isolation import Suspects, fingerprint
 from worker_node.engines.jobs import HeldJobs
-from worker_node.engines.protocol import EngineSpec, NativeCall, Result
+from worker_node.engines.protocol import EngineSpec, EngineStats, Heartbeat, NativeCall, Result, Results
 from worker_node.tasks.generate.messages import GenerateJob
 
 SPEC = EngineSpec("m", ModelKind.GENERATION, "/", Device.CPU, "", {})
@@ -39,7 +39,7 @@ class Life:
         self.held.add(job(number), Sink(), suspect=False)
 
     def call(self, *numbers, stage="step"):
-        self.held.called(NativeCall(stage, 1, list(numbers)))
+        self.held.received([NativeCall(stage, 1, list(numbers))])
 
     def leave(self, number):
         return self.held.leave(number)
@@ -111,7 +111,7 @@ def test_a_death_in_the_canary_alone_makes_no_suspects(suspects):
 def test_an_idle_engine_clears_jobs_whose_callers_left(suspects):
     life = Life(suspects, GUILTY, INNOCENT)
     life.leave(GUILTY)
-    life.held.idle()
+    life.held.received([Heartbeat(EngineStats(), idle=True)])
     life.die()
     assert suspected(suspects, GUILTY, INNOCENT) == [False, True]
 
@@ -120,8 +120,7 @@ def test_a_job_that_ended_after_its_caller_left_is_forgotten(suspects):
     life = Life(suspects, GUILTY, INNOCENT, OTHER)
     life.leave(GUILTY)
     life.leave(OTHER)
-    life.held.deliver(Result(GUILTY, msgspec.Raw(b""), True))
-    life.held.deliver(Result(OTHER, msgspec.Raw(b""), True))
+    life.held.received([Results([Result(number, msgspec.Raw(b""), True) for number in (GUILTY, OTHER)])])
     life.die()
     assert suspected(suspects, GUILTY, INNOCENT, OTHER) == [False, True, False]
 

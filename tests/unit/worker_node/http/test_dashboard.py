@@ -26,7 +26,7 @@ from worker_node.http.dashboard import (
 )
 from worker_node.observability.metrics import Telemetry
 from worker_node.settings import NodeSettings
-from worker_node.tasks.generate.metrics import declare_generation_metrics, token_counter
+from worker_node.tasks.generate.metrics import count_tokens, declare_generation_metrics
 
 NOTHING = HistoryReading(requests=0, prompt_tokens=0, output_tokens=0, texts=0, npu_busy_us=None, in_flight=0, queued=0)
 
@@ -136,8 +136,8 @@ def test_a_total_is_over_all_labels():
     telemetry = Telemetry()
     declare_generation_metrics(telemetry)
     assert total(telemetry.made["tokens"]) == 0
-    token_counter(telemetry, Route("a", Device.NPU, "preferred", 1))(3)
-    token_counter(telemetry, Route("b", Device.CPU, "preferred", 1))(4)
+    count_tokens(telemetry, Route("a", Device.NPU, "preferred", 1), 3)
+    count_tokens(telemetry, Route("b", Device.CPU, "preferred", 1), 4)
     assert total(telemetry.made["tokens"]) == 7
 
 

@@ -55,7 +55,7 @@ async def test_a_stream_whose_last_frame_was_written_is_complete_whenever_its_re
 
     async def stream(request):
         async with EventStream(request, {}) as reply:
-            await reply.send_raw(b"[DONE]")
+            await reply.write(b"data: [DONE]\n\n")
             if not complete:
                 await ended
         await ended  # as the release of an engine may take until the reader has left

@@ -38,7 +38,7 @@ async def test_an_idle_stream_is_kept_alive_by_comments_that_are_no_events(http,
             await stream.send({"n": 1})
             await seen.wait()
             await stream.send({"n": 2}, "named")
-            await stream.send_raw(b"[DONE]")
+            await stream.write(b"data: [DONE]\n\n")
         return stream.response
 
     server = await serve(handler)

@@ -13,7 +13,7 @@ from worker_node.core.types import Device, Finished, FinishReason, Route, Timing
 from worker_node.http.task import task_apis
 from worker_node.observability.metrics import Distribution, Tally, Telemetry
 from worker_node.tasks.embed.service import EmbeddingReply, count_embedding
-from worker_node.tasks.generate.metrics import count_generation, token_counter
+from worker_node.tasks.generate.metrics import count_generation, count_tokens
 
 LABELS = {"model": "m", "device": "NPU"}
 
@@ -60,9 +60,8 @@ def test_busy_time_that_others_are_known_to_share_is_kept_apart(telemetry):
 def test_a_generation_is_counted_with_its_latencies(telemetry):
     route = Route("m", Device.NPU, "context_exceeds_npu", 30)
     timing = Timing(queue=1.0, tokenize=0.5, inference=99.0, total=110.0, first_token=10.0)
-    count = token_counter(telemetry, route)
     for tokens in (1, 4, 6):
-        count(tokens)
+        count_tokens(telemetry, route, tokens)
     assert value(telemetry, "generation_tokens_total", **LABELS) == 11
     count_generation(telemetry, route, Finished(FinishReason.LENGTH, Usage(30, 11), timing))
     assert value(telemetry, "generation_tokens_total", **LABELS) == 11

@@ -59,7 +59,7 @@ async def generated(served, require=Device.NPU):
     """The route and the events; the caller sees which step raises."""
     request = GenerationRequest(context(require), TokenIds((97,)), Sampling())
     async with generate(served, request) as run:
-        return run.route, [event async for event in run.events]
+        return run.route, [event async for _, event, _ in run.events]
 
 
 async def embedded(served, require=Device.NPU):
@@ -92,8 +92,8 @@ async def test_a_counter_that_stops_to_be_readable_is_told_at_the_end():
     seen = []
     with pytest.raises(NpuNotProven):
         async with generate(served, request) as run:
-            async for event in run.events:
-                seen.append(event)  # noqa: PERF401  (the iteration ends with an error)
+            async for _, event, _ in run.events:
+                seen.append(event)
     assert seen
     assert not any(isinstance(event, Finished) for event in seen)
 
@@ -119,7 +119,7 @@ async def test_a_caller_that_reads_the_counter_itself_gets_the_answer():
     """A bounded job tells the whole answer beside the counter that did not move."""
     request = GenerationRequest(replace(context(), own_proof=True), TokenIds((97,)), Sampling())
     async with generate(registry(Engine(0, 0)), request) as run:
-        assert isinstance([event async for event in run.events][-1], Finished)
+        assert isinstance([event async for _, event, _ in run.events][-1], Finished)
 
 
 async def test_what_was_computed_before_is_no_proof():

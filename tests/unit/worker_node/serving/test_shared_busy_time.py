@@ -14,10 +14,10 @@ from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.tasks.embed.service import EmbeddingModel, EmbeddingRequest, embed
+from worker_node.tasks.generate.answer_text import ByteDetokenizer
 from worker_node.tasks.generate.messages import TokenDelta
 from worker_node.tasks.generate.model import GenerationModel, GenerationRequest
 from worker_node.tasks.generate.service import generate
-from worker_node.tasks.generate.tokenizer import ByteDetokenizer
 
 
 class Tokenizer:
@@ -88,7 +88,7 @@ async def test_a_generation_reports_its_busy_time_and_whether_it_was_shared(shar
     registry, recorded = serve(shared)
     request = GenerationRequest(context(), TokenIds((1,)), Sampling(stop=stop))
     async with generate(registry, request) as run:
-        events = [event async for event in run.events]
+        events = [event async for _, event, _ in run.events]
     finished = events[-1]
     assert isinstance(finished, Finished)
     assert (finished.npu_busy_delta_us, finished.npu_busy_shared) == (busy_us, shared)

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from aiohttp import web
 from pydantic import Field
 
 from worker_node.core.errors import NodeError
-from worker_node.core.types import Finished, Message, Route, Token
+from worker_node.core.types import Finished, Message, Token
 from worker_node.http import parameters
 from worker_node.http.body import Body, OneOrMany, read_body
-from worker_node.http.context import request_context, route_headers, timing_ms
+from worker_node.http.context import request_context, timing_ms
 from worker_node.http.errors import describe
-from worker_node.http.middleware import inference
 from worker_node.http.replies import Reply
-from worker_node.http.request_state import NODE
-from worker_node.http.sse import EventStream
-from worker_node.tasks.generate.http.replies import json_response
+from worker_node.http.sse import event_frame
+from worker_node.tasks.generate.http.replies import Ask, Renderer, answering
 from worker_node.tasks.generate.model import GenerationRequest
-from worker_node.tasks.generate.service import GenerationRun, generate
+from worker_node.tasks.generate.service import ChoiceEvent, Choices
 
 
 class InferenceBody(Body):
@@ -41,66 +40,56 @@ class InferenceBody(Body):
 
 
 def routes() -> list[web.RouteDef]:
-    return [web.post("/inference", inference(_inference))]
+    return [web.post("/inference", answering(_parse))]
 
 
-async def _inference(request: web.Request) -> web.StreamResponse:
-    node = request.app[NODE]
+async def _parse(request: web.Request) -> Ask:
     context = request_context(request)
     body = await read_body(request, InferenceBody)
     sampling = parameters.sampling(parameters.NATIVE, body.model_dump(exclude_unset=True))
     prompt = body.prompt if body.raw else (Message("user", body.prompt),)
-    wanted = GenerationRequest(context, prompt, sampling, body.model)
-    async with generate(node.services, wanted, whole=not body.stream) as run:
-        if body.stream:
-            return await _stream(request, run)
-        text: list[str] = []
-        finished: Finished | None = None
-        async for event in run.events:
-            if isinstance(event, Token):
-                text.append(event.text)
-            elif isinstance(event, Finished):
-                finished = event
-    assert finished is not None  # noqa: S101  (the last event, else an error was raised)
-    return json_response({"text": "".join(text), **_done(run.route, finished)}, run.route, [finished])
+    return Ask([GenerationRequest(context, prompt, sampling, body.model)], _Native, body.stream)
 
 
-async def _stream(request: web.Request, run: GenerationRun) -> web.StreamResponse:
-    async with EventStream(request, route_headers(run.head())) as stream:
-        try:
-            async for event in run.events:
-                if isinstance(event, Token):
-                    await stream.send({"text": event.text}, "token")
-                elif isinstance(event, Finished):
-                    await stream.send(_done(run.route, event), "done")
-        except NodeError as error:
-            stream.failed(error)
-            # The status line was sent long ago: the error is the last event, and there is no `done`.
-            await stream.send({"error": describe(error)}, "error")
-    return stream.response
+class _Native(Renderer):
+    def __init__(self, choices: Choices) -> None:
+        self._choices = choices
 
+    def event(self, event: ChoiceEvent) -> bytes:
+        if isinstance(event.event, Token):
+            return event_frame({"text": event.event.text}, "token")
+        return event_frame(self._done(event.event), "done") if isinstance(event.event, Finished) else b""
 
-def _done(route: Route, finished: Finished) -> dict[str, Any]:
-    done: dict[str, Any] = {
-        "model": route.model,
-        "device": route.device,
-        "finish_reason": finished.finish_reason,
-        "usage": {
-            "prompt_tokens": finished.usage.prompt_tokens,
-            "completion_tokens": finished.usage.completion_tokens,
-        },
-        "timing_ms": {
-            **timing_ms(finished.timing, "queue", "tokenize", "first_token"),
-            **timing_ms(finished.timing, "total"),
-            "generate": round(finished.timing.inference, 3),
-        },
-        "npu_busy_delta_us": finished.npu_busy_delta_us,
-    }
-    if finished.npu_busy_shared:
-        done["npu_busy_exclusive"] = False
-    if route.emulated:
-        done["emulated"] = True
-    return done
+    def failure(self, error: NodeError) -> bytes:
+        return event_frame({"error": describe(error)}, "error")
+
+    def whole(self, events: Sequence[ChoiceEvent]) -> dict[str, Any]:
+        text = "".join(event.text for _, event, _ in events if isinstance(event, Token))
+        [finished] = [event for _, event, _ in events if isinstance(event, Finished)]
+        return {"text": text, **self._done(finished)}
+
+    def _done(self, finished: Finished) -> dict[str, Any]:
+        route = self._choices.routes[0]
+        done: dict[str, Any] = {
+            "model": route.model,
+            "device": route.device,
+            "finish_reason": finished.finish_reason,
+            "usage": {
+                "prompt_tokens": finished.usage.prompt_tokens,
+                "completion_tokens": finished.usage.completion_tokens,
+            },
+            "timing_ms": {
+                **timing_ms(finished.timing, "queue", "tokenize", "first_token"),
+                **timing_ms(finished.timing, "total"),
+                "generate": round(finished.timing.inference, 3),
+            },
+            "npu_busy_delta_us": finished.npu_busy_delta_us,
+        }
+        if finished.npu_busy_shared:
+            done["npu_busy_exclusive"] = False
+        if route.emulated:
+            done["emulated"] = True
+        return done
 
 
 class Inference(Reply):

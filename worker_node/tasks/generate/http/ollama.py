@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
@@ -15,7 +16,6 @@ from worker_node.core.types import (
     Finished,
     Image,
     Message,
-    Piece,
     Rendering,
     RequestContext,
     Token,
@@ -25,10 +25,9 @@ from worker_node.core.types import (
     ToolUse,
 )
 from worker_node.http.body import DialectBody, read_body
-from worker_node.http.context import request_context, route_headers
+from worker_node.http.context import request_context
 from worker_node.http.errors import message
 from worker_node.http.leniency import Table, Unsupported, hints
-from worker_node.http.middleware import inference
 from worker_node.http.ollama import (
     Format,
     KeepAlive,
@@ -44,58 +43,58 @@ from worker_node.http.ollama import (
 )
 from worker_node.http.replies import Reply
 from worker_node.http.request_state import NODE
-from worker_node.http.sse import LineStream
+from worker_node.http.sse import LineStream, line
 from worker_node.manager.served import ServedModel
 from worker_node.tasks.generate.http.conversation import FunctionFields, tool_of
-from worker_node.tasks.generate.http.replies import WholeAnswer, json_response
+from worker_node.tasks.generate.http.replies import Ask, Renderer, WholeAnswer, answering, whole_answers
 from worker_node.tasks.generate.images import image_of_base64
 from worker_node.tasks.generate.model import GenerationRequest
-from worker_node.tasks.generate.service import GenerationRun, generate
+from worker_node.tasks.generate.service import ChoiceEvent, Choices
 
 
-class Frames(ABC):
+class Frames(Renderer):
     """Renders one answer. `model` is the name that the client used."""
 
-    def __init__(self, model: str, loading: Loading) -> None:
+    frames = LineStream
+
+    def __init__(self, model: str, choices: Choices) -> None:
         self._model = model
-        self._loading = loading
+        self._loading = Loading(choices.runs[0].loading_s)
         self._sent = 0
-        self.answer = WholeAnswer()
+        self._answer = WholeAnswer()
 
     @abstractmethod
     def _fields(self, text: str, thinking: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
         """The fields that hold a part of the answer."""
 
-    def piece(self, piece: Piece) -> dict[str, Any] | None:
-        """The frame for a piece; a call makes one when it is complete."""
-        if isinstance(piece, ToolCallArguments):
-            self.answer.add(piece)
-            return None
-        if isinstance(piece, ToolCallStarted):
-            done = self._complete()
-            self.answer.add(piece)
-            return done
+    def event(self, event: ChoiceEvent) -> bytes:
+        """A call makes a frame when it is complete."""
+        piece = event.event
+        if isinstance(piece, Finished):
+            return self._complete() + line(self._last(piece, "", "", []))
+        if isinstance(piece, ToolCallStarted | ToolCallArguments):
+            frames = b"" if isinstance(piece, ToolCallArguments) else self._complete()
+            self._answer.add(piece)
+            return frames
         text, thinking = (piece.text, "") if isinstance(piece, Token) else ("", piece.text)
-        return frame(self._model, **self._fields(text, thinking, []), done=False)
+        return line(frame(self._model, **self._fields(text, thinking, []), done=False))
 
-    def last(self, finished: Finished) -> list[dict[str, Any]]:
-        """The frames at the end."""
-        done = self._complete()
-        final = frame(self._model, **self._fields("", "", []), **ending(finished, self._loading))
-        return [final] if done is None else [done, final]
+    def failure(self, error: NodeError) -> bytes:
+        return line({"error": message(error)})
 
-    def whole(self, finished: Finished) -> dict[str, Any]:
-        """The reply as one object."""
-        answer = self.answer
+    def whole(self, events: Sequence[ChoiceEvent]) -> dict[str, Any]:
+        [answer], [finished] = whole_answers(events, 1)
         text = answer.text if not answer.calls or answer.text.strip() else ""
-        fields = self._fields(text, answer.reasoning, _rendered(answer.calls))
-        return frame(self._model, **fields, **ending(finished, self._loading))
+        return self._last(finished, text, answer.reasoning, _rendered(answer.calls))
 
-    def _complete(self) -> dict[str, Any] | None:
+    def _last(self, finished: Finished, text: str, thinking: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+        return frame(self._model, **self._fields(text, thinking, calls), **ending(finished, self._loading))
+
+    def _complete(self) -> bytes:
         """The frame for the calls that are complete and not sent."""
-        new, self._sent = self.answer.calls[self._sent :], len(self.answer.calls)
+        new, self._sent = self._answer.calls[self._sent :], len(self._answer.calls)
         calls = _rendered(new)
-        return frame(self._model, **self._fields("", "", calls), done=False) if calls else None
+        return line(frame(self._model, **self._fields("", "", calls), done=False)) if calls else b""
 
 
 class Generated(Frames):
@@ -246,7 +245,7 @@ class OllamaChatBody(_Common):
 
 
 def routes() -> list[web.RouteDef]:
-    return [web.post("/api/generate", inference(_generate)), web.post("/api/chat", inference(_chat))]
+    return [web.post("/api/generate", answering(_generate)), web.post("/api/chat", answering(_chat))]
 
 
 def _conversation(messages: Sequence[OllamaMessage]) -> tuple[Message, ...]:
@@ -267,7 +266,7 @@ def _images(images: Sequence[str] | None, where: str) -> tuple[Image, ...]:
     return tuple(image_of_base64(image, 0, f"{where}[{number}]") for number, image in enumerate(images or ()))
 
 
-async def _generate(request: web.Request) -> web.StreamResponse:
+async def _generate(request: web.Request) -> Ask | web.StreamResponse:
     context = request_context(request)
     body = await read_body(request, GenerateBody)
     if not body.prompt and not body.images:
@@ -282,10 +281,10 @@ async def _generate(request: web.Request) -> web.StreamResponse:
     elif body.system:
         raise BadRequest("system: a raw prompt has no place for it", param="system")
     wanted = body.request(context, model.id, prompt=prompt, split_reasoning=not body.raw)
-    return await _answer(request, body, model, wanted, Generated)
+    return _ask(request, body, model, wanted, Generated)
 
 
-async def _chat(request: web.Request) -> web.StreamResponse:
+async def _chat(request: web.Request) -> Ask | web.StreamResponse:
     context = request_context(request)
     body = await read_body(request, OllamaChatBody)
     if not body.messages:
@@ -302,7 +301,7 @@ async def _chat(request: web.Request) -> web.StreamResponse:
         # Ollama's own default.
         drop_oldest=body.truncate is not False,
     )
-    return await _answer(request, body, model, wanted, Chatted)
+    return _ask(request, body, model, wanted, Chatted)
 
 
 async def _load_or_unload(
@@ -329,39 +328,9 @@ async def _load_or_unload(
     return stream.response
 
 
-async def _answer(
-    request: web.Request, body: _Common, model: ServedModel, wanted: GenerationRequest, form: type[Frames]
-) -> web.StreamResponse:
-    whole = body.stream is False
-    async with (
-        keeping(request, model, body.keep_alive),
-        generate(request.app[NODE].services, wanted, whole=whole) as run,
-    ):
-        frames = form(body.model, Loading(run.loading_s))
-        if not whole:
-            return await _stream(request, run, frames)
-        async for event in run.events:
-            if isinstance(event, Finished):
-                finished = event
-            else:
-                frames.answer.add(event)
-    return json_response(frames.whole(finished), run.route, [finished])
-
-
-async def _stream(request: web.Request, run: GenerationRun, frames: Frames) -> web.StreamResponse:
-    async with LineStream(request, route_headers(run.head())) as stream:
-        try:
-            async for event in run.events:
-                if isinstance(event, Finished):
-                    for part in frames.last(event):
-                        await stream.send(part)
-                elif (piece := frames.piece(event)) is not None:
-                    await stream.send(piece)
-        except NodeError as error:
-            stream.failed(error)
-            # The status line is long gone: the error is the last line, and nothing is `done`.
-            await stream.send({"error": message(error)})
-    return stream.response
+def _ask(request: web.Request, body: _Common, model: ServedModel, wanted: GenerationRequest, form: type[Frames]) -> Ask:
+    kept = keeping(request, model, body.keep_alive)
+    return Ask([wanted], partial(form, body.model), body.stream is not False, kept)
 
 
 class OllamaFrame(Reply):

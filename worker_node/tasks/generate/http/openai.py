@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
+import orjson
 from aiohttp import web
 from pydantic import Field
 
-from worker_node.core.errors import BadRequest, UnsupportedParameter
+from worker_node.core.errors import BadRequest, NodeError, UnsupportedParameter
 from worker_node.core.types import (
     Finished,
     FinishReason,
@@ -23,12 +27,13 @@ from worker_node.core.types import (
     Usage,
 )
 from worker_node.http.body import limited, read_body
-from worker_node.http.context import request_context
+from worker_node.http.context import busy_fields, request_context
+from worker_node.http.errors import describe_error
 from worker_node.http.leniency import Table
-from worker_node.http.middleware import inference
 from worker_node.http.ollama import keeping
 from worker_node.http.replies import OpenAIUsage, Reply
 from worker_node.http.request_state import NODE
+from worker_node.http.sse import event_frame
 from worker_node.tasks.generate.http.conversation import (
     MAX_TOOLS,
     AllowedChoice,
@@ -45,17 +50,18 @@ from worker_node.tasks.generate.http.conversation import (
 )
 from worker_node.tasks.generate.http.fields import CHAT, COMPLETIONS, NumberOf, SamplingFields, StreamOptions, rendering
 from worker_node.tasks.generate.http.replies import (
-    Form,
+    Ask,
+    Renderer,
     WholeAnswer,
+    answering,
     chat_logprobs,
     completion_logprobs,
     known_alternatives,
     new_id,
-    send_whole,
-    stream_chunks,
+    whole_answers,
 )
 from worker_node.tasks.generate.model import GenerationRequest, generation_model
-from worker_node.tasks.generate.service import ChoiceEvent, Choices, generate_choices, repeated
+from worker_node.tasks.generate.service import ChoiceEvent, Choices, repeated
 from worker_node.tasks.generate.tokenization import ChatTokenizer
 
 # What OpenAI does with a completion that names no length, and what its clients count on.
@@ -65,46 +71,112 @@ MAX_GENERATIONS = 128
 
 def routes() -> list[web.RouteDef]:
     return [
-        web.post("/v1/completions", inference(_completions)),
-        web.post("/v1/chat/completions", inference(_chat)),
+        web.post("/v1/completions", answering(_completions)),
+        web.post("/v1/chat/completions", answering(_chat)),
     ]
 
 
-async def _chat(request: web.Request) -> web.StreamResponse:
+async def _chat(request: web.Request) -> Ask:
     context = request_context(request)
     body = await read_body(request, ChatBody)
     top = limited(request, "top_logprobs", body.top_logprobs or 0, known_alternatives(body.temperature))
-    form = _ChatForm(top, logprobs=bool(body.logprobs))
-    return await _answer(request, body, body.requests(context), form)
+    return _ask(request, body, body.requests(context), partial(_Chat, body, top))
 
 
-async def _completions(request: web.Request) -> web.StreamResponse:
+async def _completions(request: web.Request) -> Ask:
     context = request_context(request)
     body = await read_body(request, CompletionsBody)
     top = limited(request, "logprobs", body.logprobs or 0, known_alternatives(body.temperature))
     model = await generation_model(request.app[NODE].manager, body.model, context.deadline)
-    form = _CompletionForm(top, body.echoes(model.tokenizer), logprobs=body.logprobs is not None)
-    return await _answer(request, body, body.requests(context), form, prompt_alone=body.prompt_alone)
+    return _ask(request, body, body.requests(context), partial(_Completion, body, top, body.echoes(model.tokenizer)))
 
 
-async def _answer(
+def _ask(
     request: web.Request,
     body: SamplingFields,
     requests: list[GenerationRequest],
-    form: Form,
-    *,
-    prompt_alone: bool = False,
-) -> web.StreamResponse:
-    """Generate all choices, and send them whole or as a stream."""
-    async with (
-        keeping(request, body.model, body.keep_alive),
-        generate_choices(request.app[NODE].services, requests, whole=not body.stream) as made,
-    ):
-        choices, count = _without_answers(made) if prompt_alone else made, body.n or 1
-        if body.stream:
-            options = body.stream_options or StreamOptions()
-            return await stream_chunks(request, choices, form, options, choices_per_prompt=count)
-        return await send_whole(choices, form, choices_per_prompt=count)
+    renderer: Callable[[Choices], Renderer],
+) -> Ask:
+    if body.keep_alive is None:
+        return Ask(requests, renderer, bool(body.stream))
+    return Ask(requests, renderer, bool(body.stream), keeping(request, body.model, body.keep_alive))
+
+
+class _Rendered(Renderer):
+    """What both routes share: an object around the choices, with one id and one time for the whole of a reply."""
+
+    kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
+    id_prefix: ClassVar[str]
+
+    def __init__(self, body: SamplingFields, choices: Choices) -> None:
+        options = body.stream_options or StreamOptions()
+        self._choices = choices
+        self._choices_per_prompt = body.n or 1
+        self._with_usage = bool(options.include_usage)
+        self._usage_in_chunks = bool(options.continuous_usage_stats)
+        self._fields = {"id": new_id(self.id_prefix), "created": int(time.time()), "model": choices.routes[0].model}
+        # Without usage the JSON around the choice is the same in every chunk.
+        self._head = b"data: " + orjson.dumps(self._object(self.chunk_kind, []))[:-2]
+        self._ends: list[Finished] = []
+
+    def opening(self) -> bytes:
+        indices = range(len(self._choices.runs))
+        return b"".join(self._chunk(part, 0) for index in indices if (part := self._opening(index)) is not None)
+
+    def event(self, event: ChoiceEvent) -> bytes:
+        if not isinstance(event.event, Finished):
+            part = self._piece(event.choice, event.event)
+            return b"" if part is None else self._chunk(part, event.tokens)
+        self._ends.append(event.event)
+        complete = len(self._ends) == len(self._choices.runs)
+        busy = busy_fields(self._ends) if complete else {}
+        last = self._chunk(self._closing(event.choice, event.event), event.tokens, {} if self._with_usage else busy)
+        if not complete:
+            return last
+        if self._with_usage:
+            last += event_frame(self._object(self.chunk_kind, []) | {"usage": self._usage(self._ends)} | busy)
+        return last + b"data: [DONE]\n\n"
+
+    def failure(self, error: NodeError) -> bytes:
+        """There is no `[DONE]` after it."""
+        return event_frame({"error": describe_error(error)})
+
+    def whole(self, events: Sequence[ChoiceEvent]) -> dict[str, Any]:
+        answers, ends = whole_answers(events, len(self._choices.runs))
+        choices = [self._whole(index, answer, ends[index]) for index, answer in enumerate(answers)]
+        return self._object(self.kind, choices) | {"usage": self._usage(ends)}
+
+    @abstractmethod
+    def _opening(self, index: int) -> dict[str, Any] | None: ...
+    @abstractmethod
+    def _piece(self, index: int, piece: Piece) -> dict[str, Any] | None: ...
+    @abstractmethod
+    def _closing(self, index: int, finished: Finished) -> dict[str, Any]: ...
+    @abstractmethod
+    def _whole(self, index: int, answer: WholeAnswer, finished: Finished) -> dict[str, Any]: ...
+
+    def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return self._fields | {"object": kind, "choices": choices}
+
+    def _chunk(self, part: dict[str, Any], tokens: int, busy: dict[str, Any] | None = None) -> bytes:
+        if not self._with_usage and not busy:
+            return self._head + orjson.dumps(part) + b"]}\n\n"
+        body = self._object(self.chunk_kind, [part])
+        if self._with_usage:
+            prompt = self._choices.routes[part["index"]].token_count
+            body["usage"] = _token_usage(prompt, tokens) if self._usage_in_chunks else None
+        return event_frame(body | (busy or {}))
+
+    def _usage(self, finished: Sequence[Finished]) -> dict[str, int]:
+        """Tokens in and out, of all choices; a prompt counts once, however many choices continue it."""
+        # As the engine counted them: before, those of images are an estimate.
+        prompt = sum(end.usage.prompt_tokens for end in finished) // self._choices_per_prompt
+        return _token_usage(prompt, sum(end.usage.completion_tokens for end in finished))
+
+
+def _token_usage(prompt: int, completion: int) -> dict[str, int]:
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 # Chat.
@@ -168,35 +240,36 @@ class ChatBody(SamplingFields):
         return tool_use(tools, wanted, single=self.parallel_tool_calls is False)
 
 
-class _ChatForm:
+class _Chat(_Rendered):
     kind, chunk_kind, id_prefix = "chat.completion", "chat.completion.chunk", "chatcmpl-"
 
-    def __init__(self, top_logprobs: int, *, logprobs: bool) -> None:
+    def __init__(self, body: ChatBody, top_logprobs: int, choices: Choices) -> None:
+        super().__init__(body, choices)
         self._top = top_logprobs
-        self._logprobs = logprobs
+        self._logprobs = bool(body.logprobs)
 
-    def opening(self, index: int) -> list[dict[str, Any]]:
-        return [_chunk(index, {"role": "assistant", "content": ""})]
+    def _opening(self, index: int) -> dict[str, Any]:
+        return _delta(index, {"role": "assistant", "content": ""})
 
-    def piece(self, index: int, piece: Piece) -> list[dict[str, Any]]:
+    def _piece(self, index: int, piece: Piece) -> dict[str, Any]:
         if isinstance(piece, Token):
-            part = _chunk(index, {"content": piece.text})
+            part = _delta(index, {"content": piece.text})
             if piece.logprobs:
                 part["logprobs"] = chat_logprobs(piece.logprobs, self._top)
-            return [part]
+            return part
         if isinstance(piece, Reasoning):
-            return [_chunk(index, {"reasoning_content": piece.text})]
+            return _delta(index, {"reasoning_content": piece.text})
         call: dict[str, Any] = {"index": piece.call}
         if isinstance(piece, ToolCallStarted):
             call |= {"id": new_id("call_"), "type": "function", "function": {"name": piece.name, "arguments": ""}}
         else:
             call["function"] = {"arguments": piece.text}
-        return [_chunk(index, {"tool_calls": [call]})]
+        return _delta(index, {"tool_calls": [call]})
 
-    def closing(self, index: int, finished: Finished) -> dict[str, Any]:
-        return _chunk(index, {}, finished.finish_reason)
+    def _closing(self, index: int, finished: Finished) -> dict[str, Any]:
+        return _delta(index, {}, finished.finish_reason)
 
-    def whole(self, index: int, answer: WholeAnswer, finished: Finished) -> dict[str, Any]:
+    def _whole(self, index: int, answer: WholeAnswer, finished: Finished) -> dict[str, Any]:
         return {
             "index": index,
             "message": _whole_message(answer),
@@ -222,7 +295,7 @@ def _whole_message(answer: WholeAnswer) -> dict[str, Any]:
     return message
 
 
-def _chunk(index: int, delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
+def _delta(index: int, delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
 
 
@@ -341,44 +414,47 @@ def _text_of(prompt: str | TokenIds, tokenizer: ChatTokenizer, *, skip: bool) ->
     return tokenizer.decode(tokenizer.check_ids(prompt.ids, "prompt"), skip_special_tokens=skip)
 
 
-def _without_answers(choices: Choices) -> Choices:
-    """The choices as if nothing had been generated."""
-
-    async def ends() -> AsyncIterator[ChoiceEvent]:
-        async for index, event, _ in choices.events:
-            if isinstance(event, Finished):
-                usage = Usage(event.usage.prompt_tokens, 0)
-                yield ChoiceEvent(index, replace(event, finish_reason=FinishReason.LENGTH, usage=usage), 0)
-
-    return replace(choices, events=ends())
-
-
-class _CompletionForm:
+class _Completion(_Rendered):
     kind, chunk_kind, id_prefix = "text_completion", "text_completion", "cmpl-"
 
-    def __init__(self, top_logprobs: int, echoes: list[str], *, logprobs: bool) -> None:
+    def __init__(self, body: CompletionsBody, top_logprobs: int, echoes: list[str], choices: Choices) -> None:
+        super().__init__(body, choices)
         self._top = top_logprobs
-        self._logprobs = logprobs
+        self._logprobs = body.logprobs is not None
+        self._prompt_alone = body.prompt_alone
         self._echoes = echoes
         self._offsets: dict[int, int] = {}
 
-    def opening(self, index: int) -> list[dict[str, Any]]:
-        return [_text_choice(index, self._echoes[index])] if self._echoes else []
+    def event(self, event: ChoiceEvent) -> bytes:
+        return super().event(self._without_answer(event) if self._prompt_alone else event)
 
-    def piece(self, index: int, piece: Piece) -> list[dict[str, Any]]:
-        if not isinstance(piece, Token):
-            return []
+    def whole(self, events: Sequence[ChoiceEvent]) -> dict[str, Any]:
+        return super().whole([self._without_answer(event) for event in events] if self._prompt_alone else events)
+
+    def _without_answer(self, event: ChoiceEvent) -> ChoiceEvent:
+        """The event as if nothing had been generated."""
+        if not isinstance(event.event, Finished):
+            return ChoiceEvent(event.choice, Token(""), 0)
+        usage = Usage(event.event.usage.prompt_tokens, 0)
+        return ChoiceEvent(event.choice, replace(event.event, finish_reason=FinishReason.LENGTH, usage=usage), 0)
+
+    def _opening(self, index: int) -> dict[str, Any] | None:
+        return _text_choice(index, self._echoes[index]) if self._echoes else None
+
+    def _piece(self, index: int, piece: Piece) -> dict[str, Any] | None:
+        if not isinstance(piece, Token) or self._prompt_alone:
+            return None
         logprobs = None
         if piece.logprobs:
             offset = self._offsets.get(index, 0)
             logprobs = completion_logprobs(piece.logprobs, self._top, offset)
             self._offsets[index] = offset + sum(len(token.text) for token in piece.logprobs)
-        return [_text_choice(index, piece.text, logprobs)]
+        return _text_choice(index, piece.text, logprobs)
 
-    def closing(self, index: int, finished: Finished) -> dict[str, Any]:
+    def _closing(self, index: int, finished: Finished) -> dict[str, Any]:
         return _text_choice(index, "", finish=finished.finish_reason)
 
-    def whole(self, index: int, answer: WholeAnswer, finished: Finished) -> dict[str, Any]:
+    def _whole(self, index: int, answer: WholeAnswer, finished: Finished) -> dict[str, Any]:
         text = (self._echoes[index] if self._echoes else "") + answer.text
         logprobs = completion_logprobs(answer.logprobs, self._top) if self._logprobs else None
         return _text_choice(index, text, logprobs, finished.finish_reason)

@@ -1,117 +1,100 @@
-"""Replies of OpenAI's chat and completion routes: ids, usage, log probabilities; whole or as server-sent events."""
+"""How every dialect answers: it parses a request into an `Ask` and renders the events of the answer.
+
+`answering` makes the handler of a route from a dialect's parser; a dialect's `Renderer` writes an answer, whole or as
+frames of a stream. Below them are ids, whole answers and log probabilities, as several dialects write them.
+"""
 
 from __future__ import annotations
 
 import secrets
-import time
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import orjson
 from aiohttp import web
 
 from worker_node.core.errors import NodeError
 from worker_node.core.types import Finished, Piece, Reasoning, Route, Token, TokenLogprob, ToolCallStarted
-from worker_node.http.context import busy_fields, busy_time, route_headers
-from worker_node.http.errors import describe_error
-from worker_node.http.sse import EventStream
-from worker_node.tasks.generate.http.fields import StreamOptions
-from worker_node.tasks.generate.service import Choices
+from worker_node.http.context import busy_time, route_headers
+from worker_node.http.middleware import Handler, inference
+from worker_node.http.request_state import NODE
+from worker_node.http.sse import EventStream, LineStream
+from worker_node.tasks.generate.model import GenerationRequest
+from worker_node.tasks.generate.service import ChoiceEvent, Choices, generate_choices
 
 
-class Form(Protocol):
-    """How a route writes choices. `opening`, `piece` and `closing` return the `choices` of the chunks of a stream."""
+class Renderer(ABC):
+    """Writes an answer in one dialect. A stream is made of frames; its error is its last frame, and says so."""
 
-    kind: str
-    chunk_kind: str
-    id_prefix: str
+    frames: ClassVar[type[EventStream | LineStream]] = EventStream
 
-    def opening(self, index: int) -> list[dict[str, Any]]: ...
-    def piece(self, index: int, piece: Piece) -> list[dict[str, Any]]: ...
-    def closing(self, index: int, finished: Finished) -> dict[str, Any]: ...
-    def whole(self, index: int, answer: WholeAnswer, finished: Finished) -> dict[str, Any]: ...
+    def opening(self) -> bytes:
+        """The frames before the first event."""
+        return b""
 
+    @abstractmethod
+    def event(self, event: ChoiceEvent) -> bytes:
+        """The frames of a piece, or of the end of a choice; there may be none."""
 
-async def send_whole(choices: Choices, form: Form, *, choices_per_prompt: int) -> web.Response:
-    """Wait for all choices, and send them as one reply."""
-    answers = [WholeAnswer() for _ in choices.runs]
-    ends: dict[int, Finished] = {}
-    async for index, event, _ in choices.events:
-        if isinstance(event, Finished):
-            ends[index] = event
-        else:
-            answers[index].add(event)
-    finished = [ends[index] for index in range(len(answers))]
-    route = choices.routes[0]
-    body = Envelope(new_id(form.id_prefix), route.model).wrap(
-        form.kind, [form.whole(index, answer, ends[index]) for index, answer in enumerate(answers)]
-    )
-    body["usage"] = _usage(finished, choices_per_prompt)
-    return json_response(body, route, finished)
+    @abstractmethod
+    def failure(self, error: NodeError) -> bytes:
+        """The frames of an error that comes after the status line."""
+
+    @abstractmethod
+    def whole(self, events: Sequence[ChoiceEvent]) -> dict[str, Any]:
+        """The reply without a stream."""
+
+    def close(self) -> None:  # noqa: B027  (only a dialect that stores answers needs it)
+        """The stream has ended, or its reader has left."""
 
 
-async def stream_chunks(
-    request: web.Request, choices: Choices, form: Form, options: StreamOptions, *, choices_per_prompt: int
-) -> web.StreamResponse:
-    """Send the choices as they arise. A failure is the last event, and there is no `[DONE]` after it."""
-    envelope = Envelope(new_id(form.id_prefix), choices.routes[0].model)
-    # Without usage the JSON around the choice is the same in every chunk.
-    head = orjson.dumps(envelope.wrap(form.chunk_kind, []))[:-2]
-    with_usage = bool(options.include_usage)
-    ends: list[Finished] = []
-    async with EventStream(request, route_headers(choices.head())) as stream:
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a request asks for, and who renders the answer. `kept` has the model kept in memory after it."""
 
-        async def send(part: dict[str, Any], tokens: int, busy: dict[str, Any] | None = None) -> None:
-            if not with_usage and not busy:
-                await stream.send_raw(head + orjson.dumps(part) + b"]}")
-                return
-            body = envelope.wrap(form.chunk_kind, [part])
-            if with_usage:
-                prompt = choices.routes[part["index"]].token_count
-                body["usage"] = _token_usage(prompt, tokens) if options.continuous_usage_stats else None
-            await stream.send(body | (busy or {}))
+    requests: Sequence[GenerationRequest]
+    renderer: Callable[[Choices], Renderer]
+    stream: bool
+    kept: AbstractAsyncContextManager[None] = field(default_factory=nullcontext)
 
-        try:
-            for index in range(len(choices.runs)):
-                for part in form.opening(index):
-                    await send(part, 0)
-            async for index, event, tokens in choices.events:
-                if isinstance(event, Finished):
-                    ends.append(event)
-                    complete = len(ends) == len(choices.runs)
-                    busy = busy_fields(ends) if complete and not with_usage else None
-                    await send(form.closing(index, event), tokens, busy)
-                else:
-                    for part in form.piece(index, event):
-                        await send(part, tokens)
-            if with_usage:
-                body = envelope.wrap(form.chunk_kind, [])
-                body["usage"] = _usage(ends, choices_per_prompt)
-                await stream.send(body | busy_fields(ends))
-            await stream.send_raw(b"[DONE]")
-        except NodeError as error:
-            stream.failed(error)
-            await stream.send({"error": describe_error(error)})
-    return stream.response
+
+def answering(parse: Callable[[web.Request], Awaitable[Ask | web.StreamResponse]]) -> Handler:
+    """The handler of a route that generates text. A request that asks for no text is answered by `parse`."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        ask = await parse(request)
+        if isinstance(ask, web.StreamResponse):
+            return ask
+        services = request.app[NODE].services
+        async with ask.kept, generate_choices(services, ask.requests, whole=not ask.stream) as choices:
+            renderer = ask.renderer(choices)
+            if not ask.stream:
+                events = [event async for event in choices.events]
+                finished = [event.event for event in events if isinstance(event.event, Finished)]
+                return json_response(renderer.whole(events), choices.routes[0], finished)
+            try:
+                async with renderer.frames(request, route_headers(choices.head())) as stream:
+                    try:
+                        await stream.write(renderer.opening())
+                        async for event in choices.events:
+                            if frames := renderer.event(event):
+                                await stream.write(frames)
+                    except NodeError as error:
+                        stream.failed(error)
+                        await stream.write(renderer.failure(error))
+            finally:
+                renderer.close()
+            return stream.response
+
+    return inference(answer)
 
 
 def new_id(prefix: str) -> str:
     """A fresh identifier: the prefix and 24 hex digits."""
     return f"{prefix}{secrets.token_hex(12)}"
-
-
-@dataclass(frozen=True, slots=True)
-class Envelope:
-    """The fields that all chunks of a reply share: one id and one time for the whole of it."""
-
-    id: str
-    model: str
-    created: int = field(default_factory=lambda: int(time.time()))
-
-    def wrap(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        """An object of that kind around the choices."""
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
 
 
 @dataclass(slots=True)
@@ -137,17 +120,15 @@ class WholeAnswer:
             self.calls[piece.call] = (name, arguments + piece.text)
 
 
-def _usage(finished: Sequence[Finished], choices_per_prompt: int) -> dict[str, int]:
-    """Tokens in and out, of all choices in any order; a prompt counts once, however many choices continue it."""
-    # As the engine counted them: before, those of images are an estimate.
-    prompt = sum(end.usage.prompt_tokens for end in finished) // choices_per_prompt
-    completion = sum(end.usage.completion_tokens for end in finished)
-    return _token_usage(prompt, completion)
-
-
-def _token_usage(prompt: int, completion: int) -> dict[str, int]:
-    """Tokens in and out, as OpenAI writes them."""
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+def whole_answers(events: Sequence[ChoiceEvent], count: int) -> tuple[list[WholeAnswer], list[Finished]]:
+    """The answers of so many choices and their ends, in the order of the choices."""
+    answers, ends = [WholeAnswer() for _ in range(count)], dict[int, Finished]()
+    for index, event, _ in events:
+        if isinstance(event, Finished):
+            ends[index] = event
+        else:
+            answers[index].add(event)
+    return answers, [ends[index] for index in range(count)]
 
 
 def json_response(body: dict[str, Any], route: Route, finished: Sequence[Finished]) -> web.Response:

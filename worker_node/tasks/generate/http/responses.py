@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import orjson
@@ -25,16 +26,14 @@ from worker_node.core.types import (
 )
 from worker_node.http.access import API_KEYS
 from worker_node.http.body import note_ignored, read_body
-from worker_node.http.context import busy_fields, request_context, route_headers
+from worker_node.http.context import busy_fields, request_context
 from worker_node.http.errors import describe_error
-from worker_node.http.middleware import inference
 from worker_node.http.replies import Reply
-from worker_node.http.request_state import NODE
-from worker_node.http.sse import EventStream
-from worker_node.tasks.generate.http.replies import json_response, new_id
+from worker_node.http.sse import event_frame
+from worker_node.tasks.generate.http.replies import Ask, Renderer, answering, new_id
 from worker_node.tasks.generate.http.response_store import ResponseStore, StoredItem, StoredResponse
 from worker_node.tasks.generate.http.responses_body import CallItem, InputItem, Item, ItemReference, ResponsesBody
-from worker_node.tasks.generate.service import GenerationRun, generate
+from worker_node.tasks.generate.service import ChoiceEvent, Choices
 
 Event = tuple[str, dict[str, Any]]
 Json = dict[str, Any]
@@ -48,7 +47,7 @@ _one_item: TypeAdapter[Item] = TypeAdapter(Item)
 
 def routes() -> list[web.RouteDef]:
     return [
-        web.post("/v1/responses", inference(_responses)),
+        web.post("/v1/responses", answering(_responses)),
         web.get("/v1/responses/{id}", _get),
         web.delete("/v1/responses/{id}", _delete),
         web.get("/v1/responses/{id}/input_items", _input_items),
@@ -56,73 +55,69 @@ def routes() -> list[web.RouteDef]:
     ]
 
 
-async def _responses(request: web.Request) -> web.StreamResponse:
+async def _responses(request: web.Request) -> Ask:
     context = request_context(request)
     body = await read_body(request, ResponsesBody)
     conversation = Conversation(request, body)
     wanted = body.request(context, conversation.items)
-    async with generate(request.app[NODE].services, wanted, whole=not body.stream) as run:
-        response = _Response(body, run.route, stored=conversation.stored)
-        if body.stream:
-            return await _stream(request, run, response, conversation)
-        items = Items()
-        async for event in run.events:
+    return Ask([wanted], partial(_Rendered, body, conversation), bool(body.stream))
+
+
+class _Rendered(Renderer):
+    """How a response ended is stored before the client hears of it, who may refer to it at once."""
+
+    def __init__(self, body: ResponsesBody, conversation: Conversation, choices: Choices) -> None:
+        self._response = _Response(body, choices.routes[0], stored=conversation.stored)
+        self._conversation = conversation
+        self._items = Items()
+        self._number = 0
+        self._ended = False
+
+    def opening(self) -> bytes:
+        begun = self._response.begun()
+        self._conversation.begin(begun)
+        return self._frames([(kind, {"response": begun}) for kind in ("response.created", "response.in_progress")])
+
+    def event(self, event: ChoiceEvent) -> bytes:
+        if not isinstance(event.event, Finished):
+            return self._frames(self._items.add(event.event))
+        last = self._items.end(_status(event.event))
+        whole = self._end(self._response.ended(self._items, event.event))
+        return self._frames([*last, (f"response.{whole['status']}", {"response": whole})])
+
+    def failure(self, error: NodeError) -> bytes:
+        problem = describe_error(error)
+        self._items.end("incomplete")
+        failed = self._end(self._response.stopped(self._items, "failed", problem))
+        fields = {name: problem[name] for name in ("code", "message", "param")}
+        return self._frames([("response.failed", {"response": failed}), ("error", fields)])
+
+    def whole(self, events: Sequence[ChoiceEvent]) -> Json:
+        for _, event, _ in events:
             if isinstance(event, Finished):
-                finished = event
-                items.end(_status(event))
+                self._items.end(_status(event))
+                whole = self._response.ended(self._items, event)
             else:
-                items.add(event)
-    whole = response.ended(items, finished)
-    conversation.begin(whole)
-    return json_response(whole, run.route, [finished])
-
-
-async def _stream(
-    request: web.Request, run: GenerationRun, response: _Response, conversation: Conversation
-) -> web.StreamResponse:
-    items, number = Items(), 0
-    conversation.begin(response.begun())
-    ended = False
-
-    def end(whole: dict[str, Any]) -> dict[str, Any]:
-        """Store how it ended: before the client hears of it, who may refer to it at once."""
-        nonlocal ended
-        ended = True
-        conversation.end(whole)
+                self._items.add(event)
+        self._conversation.begin(whole)
         return whole
 
-    try:
-        async with EventStream(request, route_headers(run.head())) as stream:
+    def close(self) -> None:
+        if not self._ended:
+            self._items.end("incomplete")
+            self._end(self._response.stopped(self._items, "cancelled"))
 
-            async def send(kind: str, **fields: Any) -> None:
-                nonlocal number
-                await stream.send({"type": kind, "sequence_number": number, **fields}, kind)
-                number += 1
+    def _end(self, whole: Json) -> Json:
+        self._ended = True
+        self._conversation.end(whole)
+        return whole
 
-            try:
-                for kind in ("response.created", "response.in_progress"):
-                    await send(kind, response=response.begun())
-                async for event in run.events:
-                    if not isinstance(event, Finished):
-                        for kind, fields in items.add(event):
-                            await send(kind, **fields)
-                        continue
-                    last = items.end(_status(event))
-                    whole = end(response.ended(items, event))
-                    for kind, fields in last:
-                        await send(kind, **fields)
-                    await send(f"response.{whole['status']}", response=whole)
-            except NodeError as error:
-                stream.failed(error)
-                problem = describe_error(error)
-                items.end("incomplete")
-                await send("response.failed", response=end(response.stopped(items, "failed", problem)))
-                await send("error", code=problem["code"], message=problem["message"], param=problem["param"])
-    finally:
-        if not ended:
-            items.end("incomplete")
-            end(response.stopped(items, "cancelled"))
-    return stream.response
+    def _frames(self, events: Sequence[Event]) -> bytes:
+        frames = b""
+        for kind, fields in events:
+            frames += event_frame({"type": kind, "sequence_number": self._number, **fields}, kind)
+            self._number += 1
+        return frames
 
 
 def _status(finished: Finished) -> str:

@@ -8,9 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker_node.core.types import Reasoning, Sampling, Token
-from worker_node.tasks.generate.answer_text import AnswerText, ReasoningFirst, StopMatcher
+from worker_node.tasks.generate.answer_text import (
+    AnswerText,
+    ByteDetokenizer,
+    ReasoningFirst,
+    StopMatcher,
+    WindowDetokenizer,
+)
 from worker_node.tasks.generate.tokenization import ChatTokenizer
-from worker_node.tasks.generate.tokenizer import ByteDetokenizer, WindowDetokenizer
 
 BYTES = [bytes([i]) for i in range(256)]
 END = 200
