@@ -19,12 +19,12 @@ def objects(**properties):
 ENFORCED = {
     "patternProperties": {"type": "object", "patternProperties": {"^x-[a-c]$": DIGIT}, "minProperties": 1},
     "oneOf": {"oneOf": [objects(kind={"const": "a"}, n=DIGIT), objects(kind={"const": "b"}, other=NULL)]},
-    "oneOf with a tag that has a default": {"oneOf": [{"properties": {"kind": {"const": k}, k: DIGIT}, "required": [k]}
-                                                      for k in ("a", "b")]},
+    "oneOf with a tag that has a default": {"oneOf": [
+        {"type": "object", "properties": {"kind": {"const": k}, k: DIGIT}, "required": [k]} for k in ("a", "b")]},
     "a large minimum": objects(n={"type": "integer", "minimum": 10**17}),
     "pattern beside a format": objects(day={"type": "string", "format": "date", "pattern": "^2024-0"}),
     "multipleOf and $ref": objects(n={"$ref": "#/$defs/tens"}) | {"$defs": {"tens": {"type": "integer",
-                                                                                   "multipleOf": 10, "maximum": 1000}}},
+                                                                                   "multipleOf": 10, "minimum": 0}}},
 }  # fmt: skip
 
 

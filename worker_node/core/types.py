@@ -189,9 +189,8 @@ class AnswerSchema:
 
 @dataclass(frozen=True, slots=True)
 class GivenForm:
-    """A regular expression that the whole answer must match, or a grammar as llama.cpp takes it; not checked yet."""
+    """A regular expression that the whole answer must match, not checked yet."""
 
-    kind: Literal["regex", "grammar"]
     source: str
     where: str
 

@@ -1,4 +1,4 @@
-"""The form of an answer as a grammar: a JSON schema, an expression, a caller's grammar, or calls of tools.
+"""The form of an answer as a grammar: a JSON schema, an expression, or calls of tools.
 
 GenAI's runtime (xgrammar) takes a JSON schema by itself, but not to the letter: measured with openvino-genai 2026.4.1,
 it lets `4` pass for `multipleOf: 3` and `-1` for `maximum: -3`, writes `7G5` for a bounded number, and a schema that
@@ -9,6 +9,6 @@ dropped and listed, and the runtime only gets grammars that it can read in bound
 The package owns everything between a schema and the EBNF for the runtime, imports only `worker_node.core.errors`, and
 runs in preparation processes. Begin with `form.compile_form`, which translates a whole request, then read
 `schema.Compiler` (one JSON schema), `combining` (`allOf`, `anyOf`, `oneOf`, `$ref`), and `containers` and `scalars`
-(values of each type). `pattern` and `grammar` translate expressions and callers' grammars, `regular` makes
-automata where the runtime could not follow an expression, `cost` bounds what the result costs the runtime.
+(values of each type). `pattern` translates expressions, `regular` makes automata where the runtime could not follow an
+expression, `cost` bounds what the result costs the runtime.
 """

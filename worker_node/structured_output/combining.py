@@ -1,13 +1,11 @@
 """A schema with `$ref`, `allOf`, `anyOf` and `oneOf` as plain schemas, one of which a value has to match.
 
-Conditions on the same value are merged into one schema. Each choice of `oneOf` is restricted to what
-distinguishes it from the others: a constant property is required, a property that only another choice has is left out.
-Choices that cannot be distinguished in this way are refused.
+Conditions on the same value are merged into one schema. The choices of `oneOf` must differ by their types, by constants
+or by the constants of a property, which is then required. Others are refused.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -22,8 +20,6 @@ from worker_node.structured_output.keywords import (
     comparable,
     read_schema,
 )
-from worker_node.structured_output.pattern import PatternRefused, pattern_term
-from worker_node.structured_output.regular import matches
 from worker_node.structured_output.scalars import FORMATS, REFUSED_FORMATS
 
 # What reading and merging a schema take however small it is, and telling two apart.
@@ -47,8 +43,6 @@ class Combiner:
         self._references = references
         self._dropped = dropped
         self._depth = 0
-        # Whether all values that match count, and not only those that are written.
-        self._wide = False
 
     def alternatives(self, schema: Any, path: str) -> Alternatives:
         """The plain schemas, none if no value matches. Raises BadRequest, UnsupportedParameter naming the part."""
@@ -84,7 +78,7 @@ class Combiner:
             found = [
                 one for base in found for option in options if (one := self.merged([option, base], path)) is not None
             ]
-        if "unevaluatedProperties" in schema and not self._wide:
+        if "unevaluatedProperties" in schema:
             # All that any part of the schema looks at is in the plain schema now.
             found = [{"additionalProperties": schema["unevaluatedProperties"]} | one for one in found]
         return found
@@ -128,19 +122,12 @@ class Combiner:
         return all(held is option for option, held in self._held_apart(parts, path))
 
     def _held_apart(self, parts: list[Any], path: str) -> Iterator[tuple[Schema, Schema | None]]:
-        """Each alternative, and the same held to what no value of another part matches; None if that cannot be said."""
+        """Each alternative, and the same with the property required that tells it from the other parts; None if none
+        does."""
         choices = [self.alternatives(part, f"{path}.oneOf[{i}]") for i, part in enumerate(parts)]
-        if self._wide:
-            yield from ((option, option) for options in choices for option in options)
-            return
-        self._wide = True
-        try:
-            matching = [self.alternatives(part, f"{path}.oneOf[{i}]") for i, part in enumerate(parts)]
-        finally:
-            self._wide = False
         for index, options in enumerate(choices):
-            others = [other for place, one in enumerate(matching) if place != index for other in one]
-            for option in map(_with_type, options):
+            others = [other for place, one in enumerate(choices) if place != index for other in one]
+            for option in options:
                 self._budget.spend(len(others) * (_PAIR_STEPS + len(option.get("properties", ()))))
                 yield option, _apart(option, others, path)
 
@@ -171,36 +158,24 @@ def types_of(schema: Schema) -> list[str]:
     return [kind for kind in ("object", "array", "string") if keywords & KEYWORDS_OF[kind]] + ["number"] * bool(numeric)
 
 
-# Distinguishing choices. What is written for a schema without a type has one of the types of its keywords; what matches
-# it may have any.
-
-
-def _with_type(schema: Schema) -> Schema:
-    kinds = types_of(schema)
-    return {"type": kinds} | schema if kinds and "enum" not in schema else schema
+# Telling choices apart. A choice without a type is never apart from another: any value may match it.
 
 
 def _apart(one: Schema, others: Alternatives, path: str) -> Schema | None:
-    """The schema, held to what no value of the others matches; None if that cannot be said."""
+    """The schema, with the properties required that tell it from the others; None if it could match one of them."""
     for other in others:
         if _differ(one, other, path):
             continue
-        if types_of(one) != ["object"]:
+        ours, theirs = one.get("properties", {}), other.get("properties", {})
+        tag = next((name for name in ours if name in theirs and _differ_at(name, ours, theirs, path)), None)
+        if tag is None or _kinds(one) != {"object"}:
             return None
-        ours, theirs, required = one.get("properties", {}), other.get("properties", {}), one.get("required", ())
-        shared = next((name for name in ours if name in theirs and _differ_at(name, ours, theirs, path)), None)
-        missing = next((name for name in other.get("required", ()) if name not in {*ours, *required}), None)
-        if shared is not None:
-            one = one | {"required": [*required, shared]}
-        elif missing is not None:
-            one = one | {"properties": ours | {missing: False}}
-        else:
-            return None
+        one = one | {"required": [*one.get("required", ()), tag]}
     return one
 
 
 def _differ(one: Schema | bool, other: Schema | bool, path: str) -> bool:
-    """Whether no value matches both: by type, by constants, or by a property that one requires."""
+    """Whether no value matches both: by type, by constants, or by a property that the first requires."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is False or other is False
     first, second = _values(one), _values(other)
@@ -210,12 +185,8 @@ def _differ(one: Schema | bool, other: Schema | bool, path: str) -> bool:
     ours, theirs = one.get("properties", {}), other.get("properties", {})
     return not common or (
         common == {"object"}
-        and (
-            any(
-                name in ours and name in theirs and _differ_at(name, ours, theirs, path)
-                for name in one.get("required", ())
-            )
-            or any(ours.get(name) is False for name in other.get("required", ()))
+        and any(
+            name in ours and name in theirs and _differ_at(name, ours, theirs, path) for name in one.get("required", ())
         )
     )
 
@@ -250,17 +221,17 @@ def _kinds(schema: Schema) -> set[str]:
 def distinguished_at_once(options: Iterable[Any]) -> bool:
     """Whether the first property of each option is the same and required, and its constants distinguish the options."""
     seen: set[str] = set()
-    name: str | None = None
+    tag: str | None = None
     for option in options:
         properties = option.get("properties") if isinstance(option, dict) else None
         first = next(iter(properties or ()), None)
-        if properties is None or first is None or name not in {None, first} or first not in option.get("required", ()):
+        if properties is None or first is None or tag not in {None, first} or first not in option.get("required", ()):
             return False
-        constants = _values(_read(properties[first], ""))
-        if constants is None or not seen.isdisjoint(map(comparable, constants)):
+        constants = set(map(comparable, _values(_read(properties[first], "")) or ()))
+        if not constants or not seen.isdisjoint(constants):
             return False
-        seen.update(map(comparable, constants))
-        name = first
+        seen |= constants
+        tag = first
     return True
 
 
@@ -271,73 +242,50 @@ class _CannotMerge(ValueError):
     """Two schemas have the keyword, and one keyword cannot say both."""
 
 
-def both_parts(parts: Iterable[Any]) -> Any:
+def _merged(schemas: list[Schema], budget: Budget) -> Schema:
+    found = _merged_properties(schemas, budget)
+    if sum(not _ITEMS.isdisjoint(schema) for schema in schemas) > 1:
+        raise _CannotMerge("items")
+    for keyword in dict.fromkeys(keyword for schema in schemas for keyword in schema):
+        if keyword not in found:
+            values = [schema[keyword] for schema in schemas if keyword in schema]
+            found[keyword] = values[0] if len(values) == 1 else _MERGE.get(keyword, _same(keyword, budget))(values)
+    return found
+
+
+# Their meaning depends on others of the same schema.
+_ITEMS = frozenset({"prefixItems", "items"})
+_PROPERTIES = frozenset({"properties", "patternProperties", "additionalProperties"})
+
+
+def _merged_properties(schemas: list[Schema], budget: Budget) -> Schema:
+    """Each `additionalProperties` is about the members that its own schema does not name."""
+    schemas = [schema for schema in schemas if not _PROPERTIES.isdisjoint(schema)]
+    if len(schemas) < 2:
+        return {}
+    if any("patternProperties" in schema for schema in schemas):
+        raise _CannotMerge("patternProperties")
+    parts: dict[str, list[Any]] = {name: [] for schema in schemas for name in schema.get("properties", ())}
+    for schema in schemas:
+        own, others = schema.get("properties", {}), schema.get("additionalProperties", True)
+        for name, part in own.items():
+            parts[name].append(part)
+        if others not in (True, {}):
+            budget.spend(len(parts))
+            for name in parts.keys() - own.keys():
+                parts[name].append(others)
+    found: Schema = {"properties": {name: _both(conditions) for name, conditions in parts.items()}} if parts else {}
+    if any("additionalProperties" in schema for schema in schemas):
+        found["additionalProperties"] = _both(schema.get("additionalProperties", True) for schema in schemas)
+    return found
+
+
+def _both(parts: Iterable[Any]) -> Any:
     """One schema for all of these."""
     kept = [part for part in parts if part is not True and part != {}]
     if any(part is False for part in kept):
         return False
     return True if not kept else kept[0] if len(kept) == 1 else {"allOf": kept}
-
-
-def _merged(schemas: list[Schema], budget: Budget) -> Schema:
-    found = _merged_properties(schemas, budget) | _merged_items(schemas)
-    for keyword in dict.fromkeys(keyword for schema in schemas for keyword in schema):
-        if keyword in found or keyword in _GROUPED:
-            continue
-        values = [schema[keyword] for schema in schemas if keyword in schema]
-        found[keyword] = values[0] if len(values) == 1 else _MERGE.get(keyword, _same(keyword, budget))(values)
-    return found
-
-
-# Their meaning depends on others of the same schema.
-_GROUPED = frozenset({"properties", "patternProperties", "additionalProperties", "prefixItems", "items"})
-
-
-def _merged_properties(schemas: list[Schema], budget: Budget) -> Schema:
-    """Each `additionalProperties` is about the members that its own schema does not name."""
-    named = dict.fromkeys(name for schema in schemas for name in schema.get("properties", ()))
-    patterns = dict.fromkeys(pattern for schema in schemas for pattern in schema.get("patternProperties", ()))
-    parts: dict[str, list[Any]] = {name: [] for name in named}
-    for schema in schemas:
-        own, own_patterns = schema.get("properties", {}), schema.get("patternProperties", {})
-        others = schema.get("additionalProperties", True)
-        for name, part in own.items():
-            parts[name].append(part)
-        if others in (True, {}):
-            continue
-        budget.spend(len(parts))
-        if len(own_patterns) < len(patterns):
-            raise _CannotMerge("additionalProperties")
-        try:
-            own_terms = [pattern_term(pattern, search=True) for pattern in own_patterns]
-        except PatternRefused:
-            raise _CannotMerge("patternProperties") from None
-        for name, conditions in parts.items():
-            if name not in own and not any(matches(term, name, budget.spend) for term in own_terms):
-                conditions.append(others)
-    found: Schema = {}
-    if any("properties" in schema for schema in schemas):
-        found["properties"] = {name: both_parts(conditions) for name, conditions in parts.items()}
-    if patterns:
-        of_each = [schema.get("patternProperties", {}) for schema in schemas]
-        found["patternProperties"] = {
-            name: both_parts(one[name] for one in of_each if name in one) for name in patterns
-        }
-    if any("additionalProperties" in schema for schema in schemas):
-        found["additionalProperties"] = both_parts(schema.get("additionalProperties", True) for schema in schemas)
-    return found
-
-
-def _merged_items(schemas: list[Schema]) -> Schema:
-    """Item by item."""
-    places = [schema.get("prefixItems", []) for schema in schemas]
-    others = [schema.get("items", True) for schema in schemas]
-    parts = [
-        both_parts(own[place] if place < len(own) else other for own, other in zip(places, others, strict=True))
-        for place in range(max(map(len, places)))
-    ]
-    found: Schema = {"prefixItems": parts} if parts else {}
-    return found | ({"items": both_parts(others)} if any("items" in schema for schema in schemas) else {})
 
 
 def _types(values: list[Any]) -> list[str]:
@@ -356,14 +304,6 @@ def _enum(values: list[list[Any]]) -> list[Any]:
     if not common:
         raise _Contradiction("enum")
     return common
-
-
-def _multiples(values: list[float]) -> float:
-    if all(value == int(value) for value in values):
-        return math.lcm(*map(int, values))
-    if len(set(values)) > 1:
-        raise _CannotMerge("multipleOf")
-    return values[0]
 
 
 def _patterns(values: list[Any]) -> tuple[str, ...]:
@@ -387,11 +327,9 @@ _MERGE: dict[str, Callable[[list[Any]], Any]] = {
     **dict.fromkeys(("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties"), min),
     "type": _types,
     "enum": _enum,
-    "multipleOf": _multiples,
     "pattern": _patterns,
     "uniqueItems": any,
     "required": lambda values: list(dict.fromkeys(name for value in values for name in value)),
-    "propertyNames": both_parts,
 }
 
 

@@ -1,158 +1,121 @@
 """Objects and lists of a schema as EBNF.
 
-Declared properties come in order, then others where they are asked for; items that have a place of their own, then
-items of one schema.
+An object has its declared properties in order, or any number of keys of one kind; a list has the items that have a
+place of their own, then items of one schema.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
-from worker_node.structured_output.combining import both_parts
-from worker_node.structured_output.ebnf import Rules, branches, compact_json, json_literal, literal
+from worker_node.structured_output.ebnf import Rules, branches, compact_json, json_literal
 from worker_node.structured_output.keywords import CannotEnforce, NothingAdmitted, Schema, comparable
-from worker_node.structured_output.pattern import PatternRefused, pattern_term
-from worker_node.structured_output.regular import (
-    EVERYTHING,
-    Term,
-    TooManyStates,
-    both,
-    either,
-    matches,
-    regular_to_ebnf,
-    row,
-    text,
-    without,
-)
+from worker_node.structured_output.pattern import PatternRefused, pattern_term, term_to_ebnf
+from worker_node.structured_output.regular import EVERYTHING, Term, both, either, matches
 from worker_node.structured_output.scalars import string_term
 
 if TYPE_CHECKING:
     from worker_node.structured_output.schema import Compiler
 
 MAX_COUNT = 2048
-# Characters of all declared keys together by which other keys are distinguished from them.
-_DISTINGUISHING_CHARACTERS = 60
-# The most constants that a list without repeats may have in any order: each of their sets needs a rule.
-_ANY_ORDER = 6
-_MOST_NUMBERS = 64
-
-
-class _Member(NamedTuple):
-    """`text`: its rule; `needed`: whether it may be left out."""
-
-    text: str
-    needed: bool
 
 
 def object_of(compiler: Compiler, schema: Schema, path: str) -> str:
     """The rule of an object. Raises UnsupportedParameter, BadRequest."""
-    keys = _Keys(compiler, schema, path)
-    declared, needed = schema.get("properties", {}), dict.fromkeys(schema.get("required", ()))
+    needed = dict.fromkeys(schema.get("required", ()))
+    declared = schema.get("properties", {})
+    if declared or needed:
+        body = _members(compiler, schema, path, declared, needed)
+    else:
+        body = _keys_of_one_kind(compiler, schema, path)
+    return compiler.rules.add("object", f'"{{" ws {body} ws "}}"')
+
+
+def _members(compiler: Compiler, schema: Schema, path: str, declared: dict[str, Any], needed: dict[str, None]) -> str:
+    """Declared and required properties, and no others, even where the schema allows them."""
+    if "patternProperties" in schema:
+        raise CannotEnforce(path, "patternProperties", "cannot be enforced beside other properties")
+    keys, others = _key_term(compiler, schema, path), schema.get("additionalProperties", True)
     members = []
     for name in dict.fromkeys([*declared, *needed]):
-        value = compiler.inside(keys.value_of(name), f"{path}.properties.{name[:100]}")
+        value = None
+        if keys == EVERYTHING or matches(keys, name, compiler.spend):
+            value = compiler.inside(declared.get(name, others), f"{path}.properties.{name[:100]}")
         if value is not None:
-            members.append(_Member(f'{json_literal(name)} ws ":" ws {value}', name in needed))
+            members.append((f'{json_literal(name)} ws ":" ws {value}', name in needed))
         elif name in needed:
             raise NothingAdmitted(f"{path}.properties.{name[:100]}")
-    others = keys.others([*declared, *needed])
-    least = int(schema.get("minProperties", 0))
-    most = None if "maxProperties" not in schema else int(schema["maxProperties"])
-    rules = compiler.rules
-    if (most is not None and most < max(least, len(needed))) or (others is None and len(members) < least):
+    least, most = _counts(schema, path, "Properties")
+    if len(members) < least or (most is not None and most < len(needed)):
         raise NothingAdmitted(path, "no object has that many properties")
-    # An undeclared key may be repeated, so that several count as one.
     if least > max(1, len(needed)):
         raise CannotEnforce(path, "minProperties", "more than one cannot be enforced beyond the required properties")
-    if members or others is None:
-        if most is not None and (others is not None or most < len(members)):
-            raise CannotEnforce(path, "maxProperties", "cannot be enforced beside as many declared properties")
-        body = _in_order(rules, members, others, least=bool(least))
-    else:
-        body = '""' if most == 0 else _listed(rules, others, least, most)
-    return rules.add("object", f'"{{" ws {body} ws "}}"')
+    if most is not None and most < len(members):
+        raise CannotEnforce(path, "maxProperties", "cannot be enforced beside as many declared properties")
+    return _in_order(compiler.rules, members, any_one=least > 0)
 
 
-class _Keys:
-    """The schema of the value of each key."""
+def _in_order(rules: Rules, members: list[tuple[str, bool]], *, any_one: bool) -> str:
+    """Members in order, those that are not needed left out or not; with `any_one`, not all of them."""
+    rest, begun = None if any_one else '""', '""'
+    for text, needed in reversed(members):
+        name, after = rules.add("member", text), rules.add("more", begun)
+        without = "" if needed or rest is None else f" | {rules.add('rest', rest)}"
+        rest = f"{name} {after}{without}"
+        begun = f'ws "," ws {name} {after}' if needed else f'(ws "," ws {name})? {after}'
+    return rules.add("members", rest or '""')
 
-    def __init__(self, compiler: Compiler, schema: Schema, path: str) -> None:
-        self._compiler = compiler
-        self._schema = schema
-        self._path = path
-        patterns = schema.get("patternProperties", {})
+
+def _keys_of_one_kind(compiler: Compiler, schema: Schema, path: str) -> str:
+    """Any number of members, whose keys match one pattern or are any. A key may be repeated."""
+    least, most = _counts(schema, path, "Properties")
+    # A key may be repeated, so that several count as one.
+    if least > 1:
+        raise CannotEnforce(path, "minProperties", "more than one cannot be enforced beyond the required properties")
+    keys, patterns = _key_term(compiler, schema, path), schema.get("patternProperties", {})
+    # Declared properties, if only that there are none, close an object: a tool without arguments gets none.
+    values = schema.get("additionalProperties", "properties" not in schema)
+    if patterns:
+        if len(patterns) > 1 or schema.get("additionalProperties") not in (None, True, False, {}):
+            raise CannotEnforce(path, "patternProperties", "only one kind of key can be enforced")
+        ((pattern, values),) = patterns.items()
         try:
-            # What every dialect of expressions matches, and what any does.
-            self._sure = [pattern_term(pattern, search=True) for pattern in patterns]
-            self._wide = [pattern_term(pattern, search=True, wide=True) for pattern in patterns]
+            keys = both([keys, pattern_term(pattern, search=True)])
         except PatternRefused as error:
             raise CannotEnforce(path, "patternProperties", f"cannot be enforced: {error}") from None
-        self._parts = list(patterns.values())
-        try:
-            names = compiler.alternatives(schema.get("propertyNames", True), f"{path}.propertyNames")
-            self._names = either(string_term(one) for one in names)
-        except PatternRefused as error:
-            raise CannotEnforce(path, "propertyNames", f"cannot be enforced: {error}") from None
-
-    def value_of(self, name: str) -> Any:
-        """The schema of the value of a declared or required key."""
-        if not self._matches(self._names, name):
-            return False
-        # What only some dialects match is held to both ways.
-        parts = [part for wide, part in zip(self._wide, self._parts, strict=True) if self._matches(wide, name)]
-        declared = self._schema.get("properties", {})
-        if name in declared:
-            parts.append(declared[name])
-        elif not any(self._matches(sure, name) for sure in self._sure):
-            parts.append(self._schema.get("additionalProperties", True))
-        return both_parts(parts)
-
-    def _matches(self, term: Term, name: str) -> bool:
-        return term == EVERYTHING or matches(term, name, self._compiler.spend)
-
-    def others(self, named: list[str]) -> str | None:
-        """The rule of a member whose key is none of the named ones; None if none is written."""
-        excluded = without(either(_beginnings(named)))
-        members = []
-        for term, schema in self._classes(named):
-            value = self._compiler.inside(schema, f"{self._path}.additionalProperties")
-            if value is not None and (key := self._key(both([term, self._names, excluded]))):
-                members.append(f'{key} ws ":" ws {value}')
-        return self._compiler.rules.add("member", " | ".join(members)) if members else None
-
-    def _key(self, term: Term) -> str | None:
-        if term == EVERYTHING:
-            return "string"
-        rules = self._compiler.rules
-        try:
-            inner = regular_to_ebnf(term, rules, self._compiler.spend)
-        except TooManyStates as error:
-            keywords = ("patternProperties", "propertyNames", "additionalProperties")
-            keyword = next(key for key in keywords if key in self._schema)
-            raise CannotEnforce(self._path, keyword, f"cannot be enforced: {error}") from None
-        return None if inner is None else rules.add("key", f'"\\"" {inner} "\\""')
-
-    def _classes(self, named: list[str]) -> Iterator[tuple[Term, Any]]:
-        """Keys that match one pattern alone, and those that match none, with the schema of their values."""
-        for index, part in enumerate(self._parts):
-            alone = [without(wide) for place, wide in enumerate(self._wide) if place != index]
-            yield both([self._sure[index], *alone]), part
-        # Declared properties, if only that there are none, close an object: a tool without arguments gets none.
-        is_open = "properties" not in self._schema and not named and not self._parts
-        others = self._schema.get("additionalProperties", is_open)
-        # Beside declared properties, others are written only when there is a schema for them.
-        if others not in (True, {}) or (not self._parts and not named):
-            yield both(map(without, self._wide)), others
+    key = "string" if keys == EVERYTHING else _key(compiler, keys, path, "patternProperties" if patterns else "")
+    value = None if most == 0 or key is None else compiler.inside(values, f"{path}.additionalProperties")
+    if value is None:
+        if least:
+            raise NothingAdmitted(path, "no object has that many properties")
+        return '""'
+    return _listed(compiler.rules, compiler.rules.add("member", f'{key} ws ":" ws {value}'), least, most)
 
 
-def _beginnings(names: list[str]) -> list[Term]:
-    """The names, or all keys with their beginnings where there are many: each character of a name costs a state."""
-    if sum(map(len, names)) <= _DISTINGUISHING_CHARACTERS:
-        return [text(name) for name in names]
-    most = max(1, _DISTINGUISHING_CHARACTERS // len(names))
-    return [row([text(name[:most]), EVERYTHING]) if len(name) > most else text(name) for name in names]
+def _key_term(compiler: Compiler, schema: Schema, path: str) -> Term:
+    """The keys that match `propertyNames`."""
+    try:
+        names = compiler.alternatives(schema.get("propertyNames", True), f"{path}.propertyNames")
+        return either(string_term(one) for one in names)
+    except PatternRefused as error:
+        raise CannotEnforce(path, "propertyNames", f"cannot be enforced: {error}") from None
+
+
+def _key(compiler: Compiler, keys: Term, path: str, keyword: str) -> str | None:
+    try:
+        inner = term_to_ebnf(keys, compiler.rules, compiler.spend)
+    except PatternRefused as error:
+        raise CannotEnforce(path, keyword or "propertyNames", f"cannot be enforced: {error}") from None
+    return None if inner is None else compiler.rules.add("key", f'"\\"" {inner} "\\""')
+
+
+def _counts(schema: Schema, path: str, what: str) -> tuple[int, int | None]:
+    least = int(schema.get(f"min{what}", 0))
+    most = None if f"max{what}" not in schema else int(schema[f"max{what}"])
+    if most is not None and most < least:
+        raise NothingAdmitted(path, f"max{what} is below min{what}")
+    return least, most
 
 
 def _listed(rules: Rules, item: str, least: int, most: int | None) -> str:
@@ -162,35 +125,16 @@ def _listed(rules: Rules, item: str, least: int, most: int | None) -> str:
     return f"({item} {rest})" if least else f"({item} {rest})?"
 
 
-def _in_order(rules: Rules, members: list[_Member], others: str | None = None, *, least: bool = False) -> str:
-    """Members in order, those that are not needed left out or not, then any number of others; with `least`, any."""
-    if others is None:
-        rest, begun = None if least else '""', '""'
-    else:
-        rest, begun = _listed(rules, others, int(least), None), f'(ws "," ws {others})*'
-    for member in reversed(members):
-        name = rules.add("member", member.text)
-        after = rules.add("more", begun)
-        without = "" if member.needed or rest is None else f" | {rules.add('rest', rest)}"
-        rest = f"{name} {after}{without}"
-        begun = f'ws "," ws {name} {after}' if member.needed else f'(ws "," ws {name})? {after}'
-    return rules.add("members", rest or '""')
-
-
 def array_of(compiler: Compiler, schema: Schema, path: str) -> str:
     """The rule of a list. Raises UnsupportedParameter, BadRequest."""
-    least = int(schema.get("minItems", 0))
-    most = None if "maxItems" not in schema else int(schema["maxItems"])
-    if most is not None and most < least:
-        raise NothingAdmitted(path, "maxItems is below minItems")
+    least, most = _counts(schema, path, "Items")
     if least > MAX_COUNT:
         raise CannotEnforce(path, "minItems", f"{least} cannot be enforced, the bound here is {MAX_COUNT}")
-    rules = compiler.rules
     if schema.get("uniqueItems") and (most is None or most > 1):
-        body = _unique(compiler, schema, path, (least, most))
+        body = _unique(compiler, schema, path, least, most)
     else:
         body = _items(compiler, schema, path, least, most)
-    return rules.add("array", f'"[" ws {body} ws "]"')
+    return compiler.rules.add("array", f'"[" ws {body} ws "]"')
 
 
 def _items(compiler: Compiler, schema: Schema, path: str, least: int, most: int | None) -> str:
@@ -219,61 +163,26 @@ def _items(compiler: Compiler, schema: Schema, path: str, least: int, most: int 
     return f"{places} {rules.repeated(following, max(0, least - len(first)), high)}"
 
 
-def _unique(compiler: Compiler, schema: Schema, path: str, counts: tuple[int, int | None]) -> str:
-    """Items out of constants, each at most once. Many of them come in the order in which they are declared."""
-    constants = None if "prefixItems" in schema else _constants(compiler, schema, path)
-    if constants is None:
-        raise CannotEnforce(
-            path,
-            "uniqueItems",
-            "can be enforced only where items are constants or whole numbers of a short range, or maxItems is 1",
-        )
-    rules, (least, most) = compiler.rules, counts
-    if len(constants) < least:
+def _unique(compiler: Compiler, schema: Schema, path: str, least: int, most: int | None) -> str:
+    """Constants, each at most once, in the order in which they are declared."""
+    plain = [] if "prefixItems" in schema else compiler.alternatives(schema.get("items", True), f"{path}.items")
+    if not plain or not all("enum" in one for one in plain):
+        raise CannotEnforce(path, "uniqueItems", "can be enforced only where items are constants, or maxItems is 1")
+    constants = [value for one in plain for value in compiler.constants(one, f"{path}.items")]
+    texts = list({comparable(value): compact_json(value) for value in constants}.values())
+    total = len(texts)
+    if total < least:
         raise NothingAdmitted(path, "there are fewer constants than the list needs")
-    texts = [compact_json(value) for value in constants]
-    if len(constants) <= _ANY_ORDER:
-        return _in_any_order(rules, texts, least, len(texts) if most is None else most)
-    members = [_Member(literal(one), needed=False) for one in texts]
-    if least > 1 or (most is not None and most < len(members)):
-        raise CannotEnforce(path, "uniqueItems", f"cannot be enforced with a count of more than {_ANY_ORDER} constants")
-    return _in_order(rules, members, least=bool(least))
+    # Counts beyond this make no difference.
+    enough = max(1, least) if most is None or most >= total else most
 
+    @cache
+    def rest(start: int, count: int) -> str:
+        """What may follow: some of the constants from `start` on."""
+        compiler.spend(total)
+        end = total - max(0, least - count - 1) if most is None or count < most else start
+        ways = {texts[at]: rest(at + 1, min(count + 1, enough)) for at in range(start, end)}
+        options = [f'ws "," ws ({branches(ways)})' if count else branches(ways)] if ways else []
+        return compiler.rules.add("left", " | ".join([*options, *(['""'] if count >= least else [])]))
 
-def _in_any_order(rules: Rules, texts: list[str], least: int, most: int) -> str:
-    """Each at most once, in any order: a rule for each set of those that are left."""
-
-    def rest(left: tuple[str, ...], count: int) -> str:
-        options = []
-        if left and count < most:
-            items = branches(
-                {one: rest((*left[:index], *left[index + 1 :]), count + 1) for index, one in enumerate(left)}
-            )
-            options.append(f'ws "," ws ({items})' if count else items)
-        return rules.add("left", " | ".join([*options, *(['""'] if count >= least else [])]))
-
-    return rest(tuple(texts), 0)
-
-
-def _constants(compiler: Compiler, schema: Schema, path: str) -> list[Any] | None:
-    """The values that items may have, if they are constants."""
-    found: dict[str, Any] = {}
-    for one in compiler.alternatives(schema.get("items", True), f"{path}.items"):
-        if "enum" in one:
-            values: list[Any] | None = compiler.constants(one, f"{path}.items")
-        elif one.get("type") in ("boolean", "null"):
-            values = [False, True] if one["type"] == "boolean" else [None]
-        else:
-            values = _whole_numbers(one)
-        if values is None:
-            return None
-        found |= {comparable(value): value for value in values}
-    return list(found.values())
-
-
-def _whole_numbers(plain: Schema) -> list[Any] | None:
-    """The whole numbers between two bounds, if they are few and nothing else counts."""
-    if plain.keys() - {"format"} != {"type", "minimum", "maximum"} or plain["type"] != "integer":
-        return None
-    low, high = math.ceil(plain["minimum"]), math.floor(plain["maximum"])
-    return list(range(low, high + 1)) if 0 <= high - low < _MOST_NUMBERS else None
+    return rest(0, 0)

@@ -7,14 +7,13 @@ may define different things under one name.
 from __future__ import annotations
 
 import json
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from worker_node.core.errors import BadRequest, UnsupportedParameter
 from worker_node.structured_output.cost import MAX_STEPS, QUICK_STEPS, Budget, OutOfSteps, check_cost
 from worker_node.structured_output.ebnf import AS_IT_IS, Rules, json_literal, literal
-from worker_node.structured_output.grammar import MAX_EXPRESSION_CHARACTERS, GrammarRefused, grammar_expression
 from worker_node.structured_output.keywords import NothingAdmitted
 from worker_node.structured_output.pattern import PatternRefused, pattern_term, term_to_ebnf
 from worker_node.structured_output.schema import add_schema
@@ -53,9 +52,8 @@ _DROPPED = "# dropped "
 
 
 class GivenText(msgspec.Struct, frozen=True):
-    """A regular expression that the whole answer matches, or a grammar; not checked yet, and its place."""
+    """A regular expression that the whole answer matches, not checked yet, and its place."""
 
-    kind: Literal["regex", "grammar"]
     source: str
     where: str
 
@@ -141,17 +139,13 @@ class _Writer:
         return grammar
 
     def text(self, given: GivenText) -> str:
-        """The rule, or expression, of texts that match an expression or a grammar."""
+        """The rule, or expression, of texts that match a regular expression."""
         where = given.where
         try:
-            if given.kind == "grammar":
-                term = pattern_term(grammar_expression(given.source), search=False, most=MAX_EXPRESSION_CHARACTERS)
-            else:
-                term = pattern_term(given.source, search=False)
+            term = pattern_term(given.source, search=False)
             expression = term_to_ebnf(term, self._rules, self._budget.spend, AS_IT_IS)
-        except (PatternRefused, GrammarRefused) as error:
-            kind = "grammar" if given.kind == "grammar" else "expression"
-            raise UnsupportedParameter(f"{where}: the {kind} cannot be enforced: {error}", param=where) from None
+        except PatternRefused as error:
+            raise UnsupportedParameter(f"{where}: the expression cannot be enforced: {error}", param=where) from None
         except RecursionError:
             raise BadRequest(f"{where}: it is nested too deeply", param=where) from None
         if expression is None:

@@ -2,15 +2,14 @@
 
 The subset that means the same in every dialect of regular expressions: literals, `.`, classes, groups, alternation,
 counts, and conditions on what follows. An expression is read as a term of `regular`. It is written as it stands where
-the runtime can follow it (`_Parts`), else as an automaton.
+the next character always tells how to go on (`_Deterministic`), else as an automaton.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from functools import lru_cache
-from itertools import combinations, groupby
+from itertools import combinations
 from typing import NamedTuple
 
 from worker_node.structured_output.ebnf import (
@@ -19,7 +18,7 @@ from worker_node.structured_output.ebnf import (
     Rules,
     Writing,
     complement,
-    literal,
+    merged_ranges,
     one_of,
     one_text,
 )
@@ -43,10 +42,8 @@ MAX_PATTERN_CHARACTERS = 1000
 _MAX_DEPTH = 50
 _MAX_REPEAT = 1000
 _MAX_NESTED_REPEAT = 20
-_MAX_OPENINGS = 16
-# From here on a count is made of blocks, and a part that may be left out is as hard to split as a count.
+# From here on a count is made of blocks.
 _MANY = 8
-_FEW = 16
 
 
 class PatternRefused(ValueError):
@@ -60,26 +57,25 @@ def term_to_ebnf(term: Term, rules: Rules, spend: Callable[[], None], writing: W
     """
     if term == NOTHING:
         return None
-    parts = _Parts(rules, spend, writing)
-    part = parts.of(term)
-    if parts.refusal is None:
-        return part.text
     try:
-        return regular_to_ebnf(term, rules, spend, writing)
-    except TooManyStates as error:
-        raise PatternRefused(f"{parts.refusal}; as an automaton {error}") from None
+        return _Deterministic(rules, spend, writing).of(term)
+    except _Ambiguous as reason:
+        try:
+            return regular_to_ebnf(term, rules, spend, writing)
+        except TooManyStates as error:
+            raise PatternRefused(f"{reason}; as an automaton {error}") from None
 
 
 @lru_cache(maxsize=256)
-def pattern_term(pattern: str, *, search: bool, wide: bool = False, most: int = MAX_PATTERN_CHARACTERS) -> Term:
+def pattern_term(pattern: str, *, search: bool) -> Term:
     """The texts that match as a whole or, with `search`, those in which the expression is found.
 
-    They match in every dialect of regular expressions, or, `wide`, in any of them. Raises PatternRefused.
+    They match in every dialect of regular expressions. Raises PatternRefused.
     """
-    if len(pattern) > most:
-        raise PatternRefused(f"it has {len(pattern)} characters, the bound here is {most}")
+    if len(pattern) > MAX_PATTERN_CHARACTERS:
+        raise PatternRefused(f"it has {len(pattern)} characters, the bound here is {MAX_PATTERN_CHARACTERS}")
     around = EVERYTHING if search else EMPTY
-    return _Parser(pattern, _Context(around, around, wide)).whole()
+    return _Parser(pattern, _Context(around, around, wide=False)).whole()
 
 
 class _CharacterSet(NamedTuple):
@@ -304,191 +300,106 @@ class _Parser:
         return least, most
 
 
-_Characters = frozenset[tuple[int, int]]
+class _Ambiguous(Exception):
+    """The next character does not tell how a term goes on, or a count is too large."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Open:
-    """A repetition of open length, of these characters; `bounded`: with a count."""
+class _Deterministic:
+    """Writes terms as they stand, if at each place the next character tells how to go on.
 
-    characters: _Characters
-    bounded: bool
-
-    def blurs(self, other: _Open, *, counted: bool) -> bool:
-        """Whether a text can be split between the two in more than one way, and the runtime keeps count of the ways."""
-        return (counted or self.bounded or other.bounded) and any(
-            low <= end and start <= high for low, high in self.characters for start, end in other.characters
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """The EBNF of a part of an expression, and what of it the runtime could split in many ways.
-
-    `empty`: it may match nothing; `counted`: there is a count inside; `characters`: all that can occur in it, `first`:
-    those that can come first. `head` and `tail` are the repetitions of open length that it can begin and end with: as
-    they begin, and as they go on; `openings` counts those at its beginning that can be open at once. `alike`: it is a
-    choice of parts two of which can begin with the same character.
-    """
-
-    text: str
-    empty: bool = False
-    counted: bool = False
-    characters: _Characters = frozenset()
-    first: _Characters = frozenset()
-    head: frozenset[_Open] = frozenset()
-    tail: frozenset[_Open] = frozenset()
-    openings: int = 0
-    alike: bool = False
-
-    def begins_as(self, other: _Part) -> bool:
-        """Whether a character can begin both."""
-        return any(low <= end and start <= high for low, high in self.first for start, end in other.first)
-
-
-class _Parts:
-    """Writes terms as they stand, so far as the runtime can follow the result; counts are added to `rules`.
-
-    The runtime follows every way to split a text among repetitions: 10 characters of `(.{1,20}){2}` keep it busy for
-    minutes. Where that could happen the first reason is kept in `refusal`, and the result is of no use.
+    The runtime follows every way to split a text among repetitions (10 characters of `(.{1,20}){2}` keep it busy for
+    minutes), and mixes up alternatives that begin alike.
     """
 
     def __init__(self, rules: Rules, spend: Callable[[], None], writing: Writing) -> None:
         self._rules = rules
         self._spend = spend
         self._writing = writing
-        self.refusal: str | None = None
 
-    def _refuse(self, why: str) -> None:
-        self.refusal = self.refusal or why
-
-    def of(self, term: Term) -> _Part:
-        """The part of a term."""
+    def of(self, term: Term, following: Ranges = ()) -> str:
+        """The EBNF of a term, where one of the `following` characters, or the end, comes next. Raises _Ambiguous."""
+        self._spend()
         match term:
             case ("set", ranges):
                 return self._set(ranges)
             case ("row", terms):
-                runs = groupby(terms, _is_character)
-                return self._row(
-                    part for fixed, run in runs for part in ([self._literal(run)] if fixed else map(self.of, run))
-                )
+                parts = []
+                for part in reversed(terms):
+                    parts.append(self.of(part, following))
+                    first, empty = _first(part)
+                    following = [*first, *(following if empty else ())]
+                return " ".join(reversed(parts)) or '""'
             case ("any", terms):
                 # In an order of their own: a set has another in each process.
-                return self._told_apart(term, self._either([self.of(one) for one in sorted(terms, key=repr)]))
+                options = sorted(terms, key=repr)
+                firsts = [*map(_first, options)]
+                nexts = [(*first, *(following if empty else ())) for first, empty in firsts]
+                if sum(empty for _, empty in firsts) > 1 or any(_meet(one, two) for one, two in combinations(nexts, 2)):
+                    raise _Ambiguous("alternatives begin with the same character")
+                return "(" + " | ".join(self.of(option, following) for option in options) + ")"
             case ("times", inner, least, most):
-                return self._times(self.of(inner), least, None if most == -1 else most)
-        self._refuse("a condition on what follows can be enforced by an automaton only")
-        return _Part('""')
+                return self._times(inner, least, None if most == -1 else most, following)
+        raise _Ambiguous("a condition on what follows can be enforced by an automaton only")
 
-    def _set(self, ranges: Ranges) -> _Part:
-        plain = frozenset(self._writing.plain(ranges))
-        if not plain:
-            options = [chr(low) for low, high in ranges if low == high and self._writing.written(chr(low)) is not None]
-            if not options:
-                raise PatternRefused("a control character, or a class of nothing else, cannot be written")
-            codes = frozenset((ord(one), ord(one)) for one in options)
-            written = one_text(self._writing.escapes[one] for one in options)
-            return _Part(f"({written})", characters=codes, first=codes)
-        return _Part(one_of(plain), characters=plain, first=plain)
+    def _set(self, ranges: Ranges) -> str:
+        if plain := self._writing.plain(ranges):
+            return one_of(plain)
+        options = [chr(low) for low, high in ranges if low == high and self._writing.written(chr(low)) is not None]
+        if not options:
+            raise PatternRefused("a control character, or a class of nothing else, cannot be written")
+        return f"({one_text(self._writing.escapes[one] for one in options)})"
 
-    def _literal(self, terms: Iterable[Term]) -> _Part:
-        codes = tuple(ranges[0] for _, ranges in terms)
-        written = [self._writing.written(chr(code)) for code, _ in codes]
-        if None in written:
-            raise PatternRefused("a control character cannot be written")
-        return _Part(literal("".join(map(str, written))), characters=frozenset(codes), first=frozenset(codes[:1]))
-
-    def _either(self, options: list[_Part]) -> _Part:
-        openings = sum(option.openings for option in options)
-        if openings > _MAX_OPENINGS:
-            # Measured: 100 alternatives that begin with a repetition take the runtime 25 s to compile.
-            self._refuse(
-                f"more than {_MAX_OPENINGS} repetitions can be open at the same place; let the alternatives begin with "
-                "different characters"
-            )
-        if len(options) == 1:
-            return options[0]
-        return _Part(
-            "(" + " | ".join(option.text for option in options) + ")",
-            any(option.empty for option in options),
-            any(option.counted for option in options),
-            frozenset().union(*(option.characters for option in options)),
-            frozenset().union(*(option.first for option in options)),
-            frozenset().union(*(option.head for option in options)),
-            frozenset().union(*(option.tail for option in options)),
-            openings,
-            alike=any(one.begins_as(other) for one, other in combinations(options, 2)),
-        )
-
-    def _told_apart(self, term: Term, part: _Part) -> _Part:
-        """The part itself, or an automaton where two alternatives begin alike: the runtime would mix them up."""
-        if self.refusal or not part.alike:
-            return part
-        try:
-            name = regular_to_ebnf(term, self._rules, self._spend, self._writing)
-        except TooManyStates as error:
-            self._refuse(f"alternatives that begin with the same character, and as an automaton {error}")
-            return part
-        return replace(part, text=name or '""', alike=False)
-
-    def _row(self, parts: Iterable[_Part]) -> _Part:
-        texts: list[str] = []
-        whole = _Part("", empty=True)
-        for part in parts:
-            self._refuse_blurred(whole.tail, part.head, counted=False)
-            texts.append(part.text)
-            whole = _Part(
-                "",
-                whole.empty and part.empty,
-                whole.counted or part.counted,
-                whole.characters | part.characters,
-                whole.first | part.first if whole.empty else whole.first,
-                whole.head | part.head if whole.empty else whole.head,
-                whole.tail | part.tail if part.empty else part.tail,
-                whole.openings + part.openings if whole.empty else whole.openings,
-            )
-        return replace(whole, text=" ".join(texts) or '""')
-
-    def _times(self, inner: _Part, low: int, high: int | None) -> _Part:
-        most = max(low, high or 0)
-        # A count of a count multiplies: the grammar would grow beyond what can be compiled in time.
-        if most > (_MAX_NESTED_REPEAT if inner.counted else _MAX_REPEAT):
-            self._refuse(
+    def _times(self, inner: Term, least: int, most: int | None, following: Ranges) -> str:
+        first, empty = _first(inner)
+        count = max(least, most or 0)
+        if count > (_MAX_NESTED_REPEAT if _counts(inner) else _MAX_REPEAT):
+            raise _Ambiguous(
                 f"a count above {_MAX_REPEAT}, or above {_MAX_NESTED_REPEAT} of something that is counted itself"
             )
-        if inner.empty and (most > 1 or (high is None and inner.counted)):
-            self._refuse("a count of something that may be empty")
-        part = replace(
-            inner,
-            text='""' if self.refusal else self._counted(inner.text, low, high),
-            empty=low == 0 or inner.empty,
-            counted=most > 1 or inner.counted,
-            openings=max(inner.openings, int(high != 1)),
-        )
-        if high == 1:
-            # A few letters or more that may be left out, several times in a row, can be split as counts can.
-            size = sum(last - first + 1 for first, last in inner.first)
-            left_out = {_Open(inner.first, bounded=True)} if not low and size > _FEW else set()
-            return replace(part, head=inner.head | left_out, tail=inner.tail | left_out)
-        self._refuse_blurred(inner.tail, inner.head, counted=True)
-        if low == high or inner.head or inner.tail:
-            return part  # what is open inside is kept apart from itself, so by a character between
-        bounded = high is not None
-        head, tail = _Open(inner.first, bounded), _Open(inner.characters, bounded)
-        return replace(part, head=frozenset({head}), tail=frozenset({tail}))
-
-    def _refuse_blurred(self, before: Iterable[_Open], after: Iterable[_Open], *, counted: bool) -> None:
-        if any(one.blurs(other, counted=counted) for one in before for other in after):
-            self._refuse(
-                "a repetition follows another one of the same characters, so that a text can be split between them in "
+        if empty or (least != most and _meet(first, following)):
+            raise _Ambiguous(
+                "a repetition may be followed by the same characters, so that a text can be split between them in "
                 "many ways; put a fixed other character between them"
             )
+        text = self.of(inner, [*first, *following] if most != 1 else following)
+        if count < _MANY:
+            return f"({text}){{{least},{'' if most is None else most}}}"
+        return f"({self._rules.repeated(self._rules.add('atom', text), least, most)})"
 
-    def _counted(self, inner: str, low: int, high: int | None) -> str:
-        if max(low, high or 0) < _MANY:
-            return f"({inner}){{{low},{'' if high is None else high}}}"
-        return f"({self._rules.repeated(self._rules.add('atom', inner), low, high)})"
+
+@lru_cache(maxsize=4096)
+def _first(term: Term) -> tuple[tuple[tuple[int, int], ...], bool]:
+    """The characters that a term can begin with, and whether it may be empty."""
+    match term:
+        case ("set", ranges):
+            return tuple(ranges), False
+        case ("row", parts):
+            found: list[tuple[int, int]] = []
+            for part in parts:
+                first, empty = _first(part)
+                found += first
+                if not empty:
+                    return merged_ranges(found), False
+            return merged_ranges(found), True
+        case ("any", parts):
+            firsts = [*map(_first, parts)]
+            return merged_ranges(one for first, _ in firsts for one in first), any(empty for _, empty in firsts)
+        case ("times", inner, least, _):
+            first, empty = _first(inner)
+            return first, empty or least == 0
+    raise _Ambiguous("a condition on what follows can be enforced by an automaton only")
 
 
-def _is_character(term: Term) -> bool:
-    return term[0] == "set" and len(term[1]) == 1 and term[1][0][0] == term[1][0][1]
+def _meet(one: Ranges, other: Ranges) -> bool:
+    """Whether a character is in both."""
+    return any(low <= end and start <= high for low, high in one for start, end in other)
+
+
+def _counts(term: Term) -> bool:
+    """Whether there is a count in a term."""
+    match term:
+        case ("row", parts) | ("any", parts):
+            return any(map(_counts, parts))
+        case ("times", inner, least, most):
+            return max(least, most) > 1 or _counts(inner)
+    return False

@@ -12,22 +12,18 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from fractions import Fraction
-from typing import Any, NamedTuple
 
-from worker_node.structured_output.ebnf import Rules, literal, one_text
-from worker_node.structured_output.keywords import TYPES, CannotEnforce, NothingAdmitted, Schema
+from worker_node.structured_output.ebnf import Rules, one_text
+from worker_node.structured_output.keywords import CannotEnforce, NothingAdmitted, Schema
 from worker_node.structured_output.pattern import PatternRefused, pattern_term, term_to_ebnf
 from worker_node.structured_output.regular import (
     ANY_CHARACTER,
     EVERYTHING,
     NOTHING,
     Term,
-    TooManyStates,
     both,
     either,
     lengths,
-    matches,
-    regular_to_ebnf,
     text,
     times,
 )
@@ -44,14 +40,10 @@ _HOUR = "([01][0-9]|2[0-3])"
 _TIME = rf"{_HOUR}:[0-5][0-9]:[0-5][0-9](\.[0-9]{{1,6}})?(Z|[-+]{_HOUR}:[0-5][0-9])"
 _OCTET = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 # Two hyphens in a row would begin an encoded name, as in "xn--".
-_LABEL = "[a-z0-9]{1,15}(-[a-z0-9]{1,10}){0,3}"
-_HOST = rf"({_LABEL}\.){{1,3}}[a-z]{{2,12}}"
+_HOST = r"[a-z0-9]{1,15}(-[a-z0-9]{1,10}){0,3}(\.[a-z]{2,12}){1,3}"
 _EMAIL = rf"[a-zA-Z0-9_+-]{{1,30}}(\.[a-zA-Z0-9_+-]{{1,15}})?@{_HOST}"
 _WORD = "[a-zA-Z0-9._~-]"
-_PATH = rf"(/{_WORD}{{0,40}}){{0,8}}(\?{_WORD}{{0,40}}={_WORD}{{0,40}})?"
-_LINK = f"https?://{_HOST}{_PATH}"
-_REFERENCE = f"{_LINK}|/{_WORD}{{0,40}}{_PATH}"
-_POINTER = "(/[a-zA-Z0-9._-]{0,15}){0,5}"
+_LINK = rf"https?://{_HOST}(/{_WORD}{{0,40}}){{0,8}}(\?{_WORD}{{0,40}}={_WORD}{{0,40}})?"
 _GROUP = "[0-9a-f]{1,4}"
 # Groups on both sides of the `::` that stands for those left out.
 _SHORT = "|".join(f"{_GROUP}(:{_GROUP}){{{n - 1}}}::({_GROUP}(:{_GROUP}){{0,{5 - n}}})?" for n in range(1, 6))
@@ -68,13 +60,10 @@ FORMATS = {
     "ipv6": f"{_GROUP}(:{_GROUP}){{7}}|::({_GROUP}(:{_GROUP}){{0,5}})?|{_SHORT}|{_GROUP}(:{_GROUP}){{5}}::",
     **dict.fromkeys(("hostname", "idn-hostname"), _HOST),
     **dict.fromkeys(("email", "idn-email"), _EMAIL),
-    **dict.fromkeys(("uri", "uri-template", "iri"), _LINK),
-    **dict.fromkeys(("uri-reference", "iri-reference"), _REFERENCE),
-    "json-pointer": _POINTER,
-    "relative-json-pointer": f"(0|[1-9][0-9]{{0,3}}){_POINTER}",
+    **dict.fromkeys(("uri", "uri-reference", "iri", "iri-reference", "uri-template"), _LINK),
     "duration": f"P({_DAYS}({_HOURS})?|{_HOURS}|{_SPAN}W)",
 }
-REFUSED_FORMATS = frozenset({"regex"})
+REFUSED_FORMATS = frozenset({"regex", "json-pointer", "relative-json-pointer"})
 # Counts of two digits keep texts short; in an automaton each would be states.
 _COUNT = re.compile(r"\{([01]),\d\d\}")
 
@@ -94,15 +83,14 @@ def string(rules: Rules, spend: Callable[[], None], schema: Schema, path: str) -
         return rules.add("text", f'"\\"" {counted} "\\""')
     keyword = "format" if schema.get("format") in FORMATS else "pattern"
     try:
-        alone = pattern_term(expressions[0], search=False)
-        shortest, longest = lengths(alone)
-        if len(expressions) == 1 and least <= shortest and longest <= most:
-            inner = term_to_ebnf(alone, rules, spend)
-        else:
+        term = pattern_term(expressions[0], search=False)
+        shortest, longest = lengths(term)
+        if len(expressions) > 1 or shortest < least or longest > most:
             if least > _MAX_LENGTH_OF_AN_AUTOMATON:
                 raise CannotEnforce(path, "minLength", "cannot be enforced beside a pattern or a format")
-            inner = regular_to_ebnf(string_term(schema, most=_MAX_LENGTH_OF_AN_AUTOMATON), rules, spend)
-    except (PatternRefused, TooManyStates) as error:
+            term = string_term(schema, most=_MAX_LENGTH_OF_AN_AUTOMATON)
+        inner = term_to_ebnf(term, rules, spend)
+    except PatternRefused as error:
         beside = " beside another condition on the string" * (len(expressions) > 1 or "maxLength" in schema)
         raise CannotEnforce(path, keyword, f"cannot be enforced{beside}: {error}") from None
     if inner is None:
@@ -138,42 +126,12 @@ def string_term(schema: Schema, most: int | None = None) -> Term:
     return both(conditions) if conditions else EVERYTHING
 
 
-def fits(value: Any, schema: Schema, spend: Callable[[], None]) -> bool:
-    """Whether a constant that is no list or object matches a plain schema. Raises PatternRefused, ValueError."""
-    if isinstance(value, str):
-        if schema.get("format") in FORMATS:
-            raise PatternRefused("a format beside constants")
-        return matches(string_term({key: part for key, part in schema.items() if key != "enum"}), value, spend)
-    if isinstance(value, list | dict):
-        raise ValueError("a constant that is a list or an object")
-    if isinstance(value, bool) or value is None or not TYPES["number"](value):
-        return True
-    if schema.get("multipleOf", 1) != 1:
-        raise ValueError("multipleOf")
-    return all(key not in schema or holds(value, schema[key]) for key, holds in _BOUNDS.items())
-
-
-_BOUNDS: dict[str, Callable[[float, float], bool]] = {
-    "minimum": lambda value, bound: value >= bound,
-    "maximum": lambda value, bound: value <= bound,
-    "exclusiveMinimum": lambda value, bound: value > bound,
-    "exclusiveMaximum": lambda value, bound: value < bound,
-}
-
-
-# Digits of numbers on a side without a bound, and on a side whose bound is hardly meant (1.8e308).
+# Digits of numbers on a side without a bound. Up to this many, different decimals are different doubles.
 _USUAL_DIGITS = 15
-_MOST_DIGITS = 20
-_MOST_DIGITS_OF_A_BOUND = 100
-# Up to this many digits different decimals are different doubles.
-_DIGITS_OF_A_DOUBLE = 15
 _MIN_DECIMALS = 2
 _MAX_DECIMALS = 6
-_MAX_STEP_DECIMALS = 12
-# So many multiples are written out; for steps up to the second, the remainders so far are the states of an automaton.
+# So many multiples are written out.
 _FEW = 256
-_MAX_STEP = 64
-_DIGITS_OF_A_MULTIPLE = 9
 
 Digits = list[str]
 
@@ -183,22 +141,33 @@ def number(rules: Rules, schema: Schema, path: str, *, whole: bool) -> str:
 
     Raises CannotEnforce, NothingAdmitted.
     """
-    bounds = _Bounds.of(schema)
-    step = _step(schema, path)
+    low, high, over, under = (
+        Fraction(json.dumps(schema[key])) if key in schema else None
+        for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+    )
+    given = [bound for bound in (low, high, over, under) if bound is not None]
+    step = Fraction(json.dumps(schema["multipleOf"])) if "multipleOf" in schema else None
+    if step is not None and step <= 0:
+        raise CannotEnforce(path, "multipleOf", "must be above zero")
     if step is not None and whole:
         step = Fraction(step.numerator)
-    if step == 1 and whole:
-        step = None
-    if step is None and bounds.low is bounds.high is None:
+    if not given and (step is None or (step == 1 and whole)):
         return "integer" if whole else "number"
-    decimals = 0 if whole else _decimals(bounds, step, path)
-    bounds.check(decimals, path, whole=whole)
-    first, last = bounds.units(decimals)
+    decimals = 0 if whole else _decimals(given, _MIN_DECIMALS) if step is None else _decimals([step], 0)
+    scale = 10**decimals
+    if step is not None and (step * scale).denominator != 1:
+        raise CannotEnforce(path, "multipleOf", f"more than {_MAX_DECIMALS} decimals cannot be enforced")
+    lows = [math.ceil(low * scale)] if low is not None else []
+    lows += [math.floor(over * scale) + 1] if over is not None else []
+    highs = [math.floor(high * scale)] if high is not None else []
+    highs += [math.ceil(under * scale) - 1] if under is not None else []
+    first, last = max([_far(highs, -1, whole=whole), *lows]), min([_far(lows, 1, whole=whole), *highs])
+    if first > last and max(map(abs, [*lows, *highs])) >= 10**_USUAL_DIGITS and not whole:
+        keyword = next(key for key in schema if "imum" in key)
+        raise CannotEnforce(path, keyword, "a decimal of that many digits cannot be enforced")
     if first > last:
         raise NothingAdmitted(path, "no number with the decimals that are written lies between the bounds")
-    if step is None:
-        return rules.add("number", _range(first, last, decimals))
-    ebnf = _multiples(rules, (first, last), int(step * 10**decimals), decimals)
+    ebnf = _range(first, last, decimals) if step is None else _multiples(first, last, int(step * scale), decimals)
     if ebnf is None:
         raise CannotEnforce(
             path,
@@ -210,133 +179,34 @@ def number(rules: Rules, schema: Schema, path: str, *, whole: bool) -> str:
     return rules.add("number", ebnf)
 
 
-class _Bounds(NamedTuple):
-    """`above` and `below`: the bound itself is excluded."""
-
-    low: Fraction | None
-    high: Fraction | None
-    above: bool
-    below: bool
-
-    @classmethod
-    def of(cls, schema: Schema) -> _Bounds:
-        low, high, over, under = (
-            Fraction(json.dumps(schema[key])) if key in schema else None
-            for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-        )
-        above = over is not None and (low is None or over >= low)
-        below = under is not None and (high is None or under <= high)
-        return cls(over if above else low, under if below else high, above, below)
-
-    def check(self, decimals: int, path: str, *, whole: bool) -> None:
-        """Refuse bounds of too many digits, fewer where readers with doubles could take the next decimal for the bound.
-
-        A lower bound far below zero, or an upper one far above, refuses nothing: it loosens.
-        """
-        for bound, excluded, name, sign in (
-            (self.low, self.above, "Minimum", 1),
-            (self.high, self.below, "Maximum", -1),
-        ):
-            most = _MOST_DIGITS_OF_A_BOUND if whole or not excluded else _DIGITS_OF_A_DOUBLE - decimals
-            if bound is not None and (excluded or bound * sign > 0) and _length(bound) > most:
-                keyword = f"exclusive{name}" if excluded else name.lower()
-                raise CannotEnforce(path, keyword, f"a bound of more than {most} digits cannot be enforced here")
-
-    def units(self, decimals: int) -> tuple[int, int]:
-        """The first and the last number, in units of the last decimal place."""
-        scale = 10**decimals
-        first = None if self.low is None else math.ceil(self.low * scale)
-        last = None if self.high is None else math.floor(self.high * scale)
-        first = None if first is None else first + (self.above and first == self.low * scale)
-        last = None if last is None else last - (self.below and last == self.high * scale)
-        lowest, highest = -_far(last, first), _far(first, last)
-        return (lowest if first is None else max(first, lowest)), (highest if last is None else min(last, highest))
+def _far(others: list[int], sign: int, *, whole: bool) -> int:
+    """Where a side ends that has no bound, or one far from that of the other side."""
+    digits = [len(str(abs(bound))) + 1 for bound in others if whole and bound * sign > 0]
+    return sign * (int(10 ** max([_USUAL_DIGITS, *digits])) - 1)
 
 
-def _far(other: int | None, own: int | None) -> int:
-    """Where a side ends that has no bound, or one far from the `other` side."""
-    return int(10 ** max(_USUAL_DIGITS if own is None else _MOST_DIGITS, len(str(abs(other or 0))) + 1)) - 1
+def _decimals(given: list[Fraction], least: int) -> int:
+    """How many decimals are written: as many as these numbers have."""
+    enough = (n for n in range(least, _MAX_DECIMALS) if all((one * 10**n).denominator == 1 for one in given))
+    return next(enough, _MAX_DECIMALS)
 
 
-def _length(bound: Fraction) -> int:
-    """The digits before the point."""
-    return len(str(abs(math.trunc(bound))))
-
-
-def _step(schema: Schema, path: str) -> Fraction | None:
-    if "multipleOf" not in schema:
-        return None
-    step = Fraction(json.dumps(schema["multipleOf"]))
-    if step <= 0:
-        raise CannotEnforce(path, "multipleOf", "should be above zero")
-    return step
-
-
-def _decimals(bounds: _Bounds, step: Fraction | None, path: str) -> int:
-    """How many decimals are written."""
-    if step is not None:
-        found = next((n for n in range(_MAX_STEP_DECIMALS + 1) if (step * 10**n).denominator == 1), None)
-        if found is None:
-            raise CannotEnforce(path, "multipleOf", f"more than {_MAX_STEP_DECIMALS} decimals cannot be enforced")
-        return found
-    given = [bound for bound in (bounds.low, bounds.high) if bound is not None]
-    wanted = next(
-        (n for n in range(_MIN_DECIMALS, _MAX_DECIMALS) if all((bound * 10**n).denominator == 1 for bound in given)),
-        _MAX_DECIMALS,
-    )
-    excluded = [bound for bound, excluded in zip(bounds[:2], bounds[2:], strict=True) if bound is not None and excluded]
-    return max(0, min([wanted, *(_DIGITS_OF_A_DOUBLE - _length(bound) for bound in excluded)]))
-
-
-def _multiples(rules: Rules, units: tuple[int, int], step: int, decimals: int) -> str | None:
-    """The EBNF of the multiples of `step` among the `units`; "" if there are none.
-
-    None if they are many, and the step is large or a bound other than zero is near.
-    """
-    first, last = -(-units[0] // step), units[1] // step
+def _multiples(low: int, high: int, step: int, decimals: int) -> str | None:
+    """The EBNF of the multiples of `step` between two numbers of units; "" if there are none, None if they are many."""
+    first, last = -(-low // step), high // step
     if last - first < _FEW:
         return one_text(_written(number * step, decimals) for number in range(first, last + 1))
-    zeros = 0 if decimals else len(str(step)) - len(str(step).rstrip("0"))
-    odd = step // 10**zeros
-    if odd == 1:
-        # Zero is written without the zeros that the others end with.
-        ranges = [(max(first, 1), last), (first, min(last, -1))] if zeros else [(first, last)]
-        tail = f' "{"0" * zeros}"' if zeros else ""
-        parts = [f"({_range(low, high, decimals)}){tail}" for low, high in ranges if low <= high]
-        return " | ".join([*parts, *(['"0"'] if zeros and first <= 0 <= last else [])])
-    far = 10**_USUAL_DIGITS - 1
-    if not (units[0] <= -far or first in {0, 1}) or not (units[1] >= far or last in {0, -1}):
+    if step == 1:
+        return _range(low, high, decimals)
+    endless = 10**_USUAL_DIGITS - 1
+    if low not in {0, -endless} or high != endless or 10 ** max(1, decimals) % step:
         return None
-    if (10**decimals % step if decimals else odd > _MAX_STEP) or 10**decimals > _FEW * step:
-        return None
-    positive = _fractions(step, decimals) if decimals else f'({_by_remainder(rules, odd)}) "{"0" * zeros}"'
-    signs = [f"{sign}({positive})" for sign, bound in (("", last), ('"-" ', -first)) if bound > 0]
-    return " | ".join([*signs, *([literal(_written(0, decimals))] if first <= 0 <= last else [])])
-
-
-def _fractions(step: int, decimals: int) -> str:
-    """The decimals above zero whose fraction is a multiple of a step that divides one."""
-    parts = [f"{number:0{decimals}}" for number in range(0, 10**decimals, step)]
-    whole = f'[1-9] [0-9]{{0,{_DIGITS_OF_A_DOUBLE - decimals - 1}}} "." ({one_text(parts)})'
-    return f'{whole} | "0." ({one_text(parts[1:])})'
-
-
-def _by_remainder(rules: Rules, step: int) -> str:
-    """The multiples above zero, of a few digits: a rule for each remainder so far and number of further digits."""
-    names = [rules.add("left", '""')] + [""] * (step - 1)
-    for _ in range(_DIGITS_OF_A_MULTIPLE - 1):
-        ways = [[*_moves(left, range(10), names), *(['""'] if not left else [])] for left in range(step)]
-        names = [rules.add("left", " | ".join(way)) if way else "" for way in ways]
-    return " | ".join(_moves(0, range(1, 10), names))
-
-
-def _moves(left: int, digits: range, names: list[str]) -> list[str]:
-    after: dict[int, str] = {}
-    for digit in digits:
-        remainder = (left * 10 + digit) % len(names)
-        if names[remainder]:
-            after[remainder] = after.get(remainder, "") + str(digit)
-    return [f"[{chosen}] {names[remainder]}" for remainder, chosen in after.items()]
+    # Where the step divides ten, or one, only the last digits count.
+    sign = '"-"? ' if low else ""
+    if not decimals:
+        return f"{sign}([1-9] [0-9]{{0,{_USUAL_DIGITS - 2}}})? ({one_text(map(str, range(0, 10, step)))})"
+    fractions = one_text(f"{part:0{decimals}}" for part in range(0, 10**decimals, step))
+    return f'{sign}("0" | [1-9] [0-9]{{0,{_USUAL_DIGITS - decimals - 1}}}) "." ({fractions})'
 
 
 def _written(units: int, decimals: int) -> str:

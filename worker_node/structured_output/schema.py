@@ -26,8 +26,7 @@ from worker_node.structured_output.keywords import (
     comparable,
     read_schema,
 )
-from worker_node.structured_output.pattern import PatternRefused
-from worker_node.structured_output.scalars import fits, number, string
+from worker_node.structured_output.scalars import number, string
 
 
 def compile_schema(schema: Any, where: str, budget: Budget | None = None) -> str:
@@ -215,14 +214,8 @@ class Compiler:
         return self.rules.add("const", constants)
 
     def constants(self, plain: Schema, path: str) -> list[Any]:
-        """The values of a plain schema with constants that match it otherwise too."""
+        """The values of a plain schema with constants."""
         kinds = types_of({"type": plain["type"]}) if "type" in plain else list(TYPES)
-        fitting = [value for value in plain["enum"] if any(TYPES[kind](value) for kind in kinds)]
-        beside = {key: value for key, value in plain.items() if key not in {"enum", "type"}}
-        if not beside:
-            return fitting
-        try:
-            return [value for value in fitting if fits(value, beside, self.spend)]
-        except (PatternRefused, ValueError) as error:
-            self._drop(CannotEnforce(path, min(beside), f"cannot be enforced beside enum or const ({error})"))
-            return fitting
+        for keyword in sorted(plain.keys() - {"enum", "type"}):
+            self._drop(CannotEnforce(path, keyword, "cannot be enforced beside enum or const"))
+        return [value for value in plain["enum"] if any(TYPES[kind](value) for kind in kinds)]

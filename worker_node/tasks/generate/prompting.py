@@ -356,7 +356,7 @@ def answer_form(family: str, request: GenerationRequest) -> Form | None:
     answer = FormPart(wanted.schema, wanted.where, wanted.strict) if isinstance(wanted, AnswerSchema) else None
     use = request.tool_use
     if isinstance(wanted, GivenForm) and not (use is not None and use.forced):
-        return Form(text=GivenText(wanted.kind, wanted.source, wanted.where))
+        return Form(text=GivenText(wanted.source, wanted.where))
     if use is None or not isinstance(request.prompt, tuple):
         return None if answer is None else Form(answer)
     form = tool_format(family)

@@ -57,18 +57,19 @@ def test_the_digits_of_a_range_are_the_numbers_in_it(low, width, number):
     assert held.admits(str(number)) == (low <= number <= low + width)
 
 
-@pytest.mark.parametrize("step", [2, 7, 30, 64, 100, 0.5, 0.125, 1.5])
-def test_the_multiples_of_a_step_are_admitted_and_no_others(step):
-    schema = {"type": "number", "multipleOf": step, "minimum": -60, "maximum": 60} if step == 1.5 else None
-    schema = schema or {"type": "number", "multipleOf": step, "exclusiveMinimum": 0}
-    held = Recogniser(compile_schema(schema, "schema"))
+@pytest.mark.parametrize(
+    ("step", "bounds"),
+    [(step, {"minimum": 0}) for step in (2, 5, 10, 0.5, 0.125)]
+    + [(step, {"minimum": 0, "maximum": 41 * step}) for step in (7, 30, 64, 1.5, 0.01)],
+)
+def test_the_multiples_of_a_step_are_admitted_and_no_others(step, bounds):
+    held = Recogniser(compile_schema({"type": "number", "multipleOf": step} | bounds, "schema"))
     exact = Fraction(json.dumps(step))
     decimals = next(n for n in range(9) if (exact * 10**n).denominator == 1)
     for units in range(int(exact * 10**decimals) * 40 + 1):
         text = str(units).zfill(decimals + 1)
         text = text[: len(text) - decimals] + ("." + text[-decimals:] if decimals else "")
-        wanted = (Fraction(units, 10**decimals) / exact).denominator == 1 and (units > 0 or step == 1.5)
-        assert held.admits(text) == wanted, text
+        assert held.admits(text) == ((Fraction(units, 10**decimals) / exact).denominator == 1), text
 
 
 @pytest.mark.parametrize("bounds", [{"minimum": -1.7e308, "maximum": 1.7e308}, {"minimum": 0, "maximum": 2**63 - 1}])
@@ -79,7 +80,7 @@ def test_a_bound_beyond_what_is_written_changes_nothing(kind, bounds):
 
 
 # Where a text that is read as a double would round onto the bound itself.
-@pytest.mark.parametrize("bound", [999_999_999_999_999.0, 1234567890123.1235, 0.30000000000000004, -450359962737049.5])
+@pytest.mark.parametrize("bound", [9_999_999_999.0, 123456789.1235, 0.30000000000000004, -4503599627.5])
 @pytest.mark.parametrize("keyword", ["exclusiveMinimum", "exclusiveMaximum"])
 def test_a_decimal_keeps_to_an_exclusive_bound_when_it_is_read_as_a_double(keyword, bound):
     grammar = compile_schema({"type": "number", keyword: bound}, "schema")
@@ -98,14 +99,12 @@ def test_a_decimal_keeps_to_an_exclusive_bound_when_it_is_read_as_a_double(keywo
 @pytest.mark.parametrize(
     ("kind", "keyword", "bound"),
     [
-        ("integer", "minimum", 1.5e300),
-        ("integer", "exclusiveMaximum", -1e101),
         ("number", "maximum", -1e200),
         ("number", "exclusiveMinimum", 1e17),
         ("number", "exclusiveMaximum", -(2**60)),
     ],
 )
-def test_a_bound_of_more_digits_than_are_enforced_is_refused_by_name(kind, keyword, bound):
+def test_a_bound_of_a_decimal_with_too_many_digits_is_refused_by_name(kind, keyword, bound):
     with pytest.raises(UnsupportedParameter) as refusal:
         compile_schema({"type": kind, keyword: bound}, "schema")
     assert refusal.value.param == f"schema.{keyword}"

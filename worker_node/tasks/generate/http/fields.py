@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 import orjson
 from pydantic import Field
@@ -22,6 +22,7 @@ from worker_node.structured_output.ebnf import one_text
 _NO_LAZY = (
     "a grammar counts from the first token of the answer; offer tools, whose calls are enforced from where they begin"
 )
+_NO_GRAMMAR = "grammars are not enforced; send a JSON schema, a regular expression (guided_regex) or guided_choice"
 _NO_TAGS = "tags of the caller's own cannot be enforced; offer tools, whose calls are"
 _MAX_CHOICES = 256
 _MAX_CHOICE = 1000
@@ -32,12 +33,12 @@ Choice = Annotated[str, Field(min_length=1, max_length=_MAX_CHOICE, pattern=_PLA
 Choices = Annotated[list[Choice], Field(min_length=1)]
 Schema = dict[str, Any] | str
 Answer = AnswerSchema | GivenForm | str
-_REGEX: Literal["regex"] = "regex"
-_GRAMMAR: Literal["grammar"] = "grammar"
 
 REFUSED: Table = {
     "grammar_triggers": Unsupported(_NO_LAZY),
     "grammar_lazy": Unsupported(_NO_LAZY),
+    "guided_grammar": Unsupported(_NO_GRAMMAR),
+    "grammar": Unsupported(_NO_GRAMMAR),
     **hints("guided_decoding_backend", "guided_whitespace_pattern"),
 }
 
@@ -47,6 +48,7 @@ class StructuredOutputs(DialectBody):
 
     rules: ClassVar[Table] = {
         "structural_tag": Unsupported(_NO_TAGS),
+        "grammar": Unsupported(_NO_GRAMMAR),
         **hints("disable_additional_properties", "disable_any_whitespace", "disable_fallback", "whitespace_pattern"),
     }
 
@@ -55,7 +57,6 @@ class StructuredOutputs(DialectBody):
     json_schema: Annotated[Schema | None, Field(alias="json")] = None
     json_object: bool | None = None
     regex: str | None = None
-    grammar: str | None = None
 
 
 class GuidedFields(DialectBody):
@@ -64,8 +65,6 @@ class GuidedFields(DialectBody):
     guided_choice: Annotated[Choices, Field(max_length=_MAX_CHOICES)] | None = None
     guided_json: Schema | None = None
     guided_regex: str | None = None
-    guided_grammar: str | None = None
-    grammar: str | None = None
     json_schema: dict[str, Any] | None = None
     structured_outputs: StructuredOutputs | None = None
 
@@ -86,15 +85,8 @@ class GuidedFields(DialectBody):
             schemas.append(AnswerSchema({"type": "object"}, "structured_outputs.json_object"))
         choices = [_choice(one) for one in (self.guided_choice, more.choice, more.choices) if one is not None]
         texts = [
-            GivenForm(kind, source, where)
-            for kind, where, source in (
-                (_REGEX, "guided_regex", self.guided_regex),
-                (_REGEX, "structured_outputs.regex", more.regex),
-                (_GRAMMAR, "guided_grammar", self.guided_grammar),
-                (_GRAMMAR, "grammar", self.grammar),
-                (_GRAMMAR, "structured_outputs.grammar", more.grammar),
-            )
-            # llama.cpp's clients send an empty grammar for none.
+            GivenForm(source, where)
+            for where, source in (("guided_regex", self.guided_regex), ("structured_outputs.regex", more.regex))
             if source
         ]
         everything: list[Answer] = [*found, *schemas, *choices, *texts]
