@@ -7,18 +7,22 @@ are state machines over growing text; text that is not a call stays text.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+import re
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Any, Protocol
 
 from worker_node.core.types import Message, Piece, Token, Tool, ToolCall, ToolCallArguments, ToolCallStarted
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 _BLANKS = " \t\r\n"
-_ARGUMENTS = frozenset({"arguments", "parameters"})
-_OTHERS = frozenset({"id", "type", "name"})
-_OPENING, _CLOSING = "{[", "}]"
+_KEYS = frozenset({"id", "type", "name", "arguments", "parameters"})
+# A call up to its arguments, in the order in which almost all models write it; others are read when they are complete.
+_HEAD = re.compile(
+    r'\s*\{\s*(?:"(?:type|id)"\s*:\s*"[^"\\]*"\s*,\s*)*"name"\s*:\s*(?P<name>"(?:[^"\\]|\\.)*")\s*,\s*'
+    r'"(?:arguments|parameters)"\s*:\s*'
+)
+_FIRST_KEY = re.compile(r'\s*\{\s*"(?P<key>[^"]*)"\s*:')
 
 
 class Parser(Protocol):
@@ -43,32 +47,15 @@ class _Calls:
 
     def feed(self, character: str) -> list[Piece]:
         """Read one character of the call."""
-        pieces: list[Piece] = []
-        for arguments in self.scanner.feed(character):
-            pieces += self._announce()
-            pieces.append(ToolCallArguments(self._count - 1, arguments))
-        return pieces + (self._announce() if self.scanner.name is not None else [])
-
-    def _announce(self) -> list[Piece]:
-        if self.announced:
+        arguments = self.scanner.feed(character)
+        if self.scanner.name is None:
             return []
-        self.announced = True
-        self._count += 1
-        return [ToolCallStarted(self._count - 1, self.scanner.name or "")]
-
-
-class OneCall:
-    """An answer that was held to be one call in JSON and nothing else."""
-
-    def __init__(self, names: Collection[str]) -> None:
-        self._calls = _Calls(names)
-
-    def push(self, text: str) -> list[Piece]:
-        reading = (character for character in text if not self._calls.scanner.done)
-        return _joined([piece for character in reading for piece in self._calls.feed(character)])
-
-    def flush(self) -> list[Piece]:
-        return []
+        pieces: list[Piece] = []
+        if not self.announced:
+            self.announced = True
+            self._count += 1
+            pieces.append(ToolCallStarted(self._count - 1, self.scanner.name))
+        return [*pieces, ToolCallArguments(self._count - 1, arguments)] if arguments else pieces
 
 
 class TaggedCalls:
@@ -147,10 +134,11 @@ class CallsOrAnswer:
 
 
 class BareCalls:
-    """Llama's way: the whole answer is calls in JSON."""
+    """Llama's way: the whole answer is calls in JSON. With `single` it ends with the first."""
 
-    def __init__(self, names: Collection[str]) -> None:
+    def __init__(self, names: Collection[str], *, single: bool = False) -> None:
         self._calls = _Calls(names)
+        self._single = single
         self._held = ""
         self._plain = False
 
@@ -180,7 +168,7 @@ class BareCalls:
 
     def _after(self, character: str) -> list[Piece]:
         """Between two calls stand blanks, a semicolon or a comma; anything else is text."""
-        if character in _BLANKS + ";,":
+        if self._single or character in _BLANKS + ";,":
             return []
         self._calls.start()
         self._held = character
@@ -205,166 +193,73 @@ def _joined(pieces: list[Piece]) -> list[Piece]:
     return joined
 
 
-class _At(Enum):
-    OBJECT = auto()
-    KEY = auto()
-    IN_KEY = auto()
-    COLON = auto()
-    VALUE = auto()
-    IN_VALUE = auto()
-    AFTER = auto()
-    DONE = auto()
-    BROKEN = auto()
-
-
 @dataclass(slots=True)
 class CallScanner:
     """Reads `{"name": …, "arguments": {…}}`, keys in any order, `parameters` for `arguments`.
 
-    `name` is known as soon as it has been read. Arguments are given out piece by piece from then on, and are kept until
-    then. An object of another kind, or with a name that is not in `names`, is `broken`: what was read stays in `raw`.
+    `name` is known when the arguments begin, which are given out as they come; in another order all is known at the
+    end. An object of another kind, or with a name that is not in `names`, is `broken`: what was read stays in `raw`.
     """
 
     names: Collection[str]
     name: str | None = None
     raw: str = ""
-    _at: _At = _At.OBJECT
-    _key: str = ""
-    _value: str = ""
+    done: bool = False
+    broken: bool = False
+    in_string: bool = False
     _depth: int = 0
-    _in_string: bool = False
     _escaped: bool = False
-    _kept: str = ""
-    _given: bool = False
+    _in_arguments: bool = False
 
-    @property
-    def done(self) -> bool:
-        """The object is closed."""
-        return self._at is _At.DONE
-
-    @property
-    def broken(self) -> bool:
-        """This is no tool call."""
-        return self._at is _At.BROKEN
-
-    @property
-    def in_string(self) -> bool:
-        """What comes next stands within a string of JSON."""
-        return self._in_string and self._at is _At.IN_VALUE
-
-    def feed(self, character: str) -> Iterator[str]:
-        """Read one character; yields what is now certain of the arguments, once `name` is known."""
+    def feed(self, character: str) -> str:
+        """Read one character; returns what is now certain of the arguments."""
         self.raw += character
-        self._step(character)
-        if self.name is not None:
-            if self._kept:
-                kept, self._kept = self._kept, ""
-                self._given = True
-                yield kept
-            if self.done and not self._given:
-                self._given = True
-                yield "{}"
-        elif self.done:
-            self._at = _At.BROKEN
+        before = self._depth
+        self._track(character)
+        if self._in_arguments:
+            self._in_arguments = self._depth > 1
+            return character
+        if self._depth == 0:
+            if before:
+                self.done = True
+                return "" if self.name is not None else self._whole()
+            self.broken = character not in _BLANKS
+        elif self.name is None and not self.in_string:
+            if character == "{" and (head := _HEAD.fullmatch(self.raw[:-1])) is not None:
+                self._in_arguments = self._named(json.loads(head["name"], strict=False))
+                return character if self._in_arguments else ""
+            if character == ":" and (key := _FIRST_KEY.fullmatch(self.raw)) is not None:
+                self.broken = key["key"] not in _KEYS
+        return ""
 
-    def _step(self, character: str) -> None:
-        match self._at:
-            case _At.IN_KEY | _At.IN_VALUE:
-                self._inside(character)
-            case _At.OBJECT:
-                self._expect(character, "{", _At.KEY)
-            case _At.KEY if character == '"':
-                self._open(_At.IN_KEY, character)
-            case _At.KEY if character == "}":
-                self._at = _At.DONE
-            case _At.COLON:
-                self._expect(character, ":", _At.VALUE)
-            case _At.VALUE if character not in _BLANKS:
-                self._open(_At.IN_VALUE, character)
-            case _At.AFTER if character in ",}":
-                self._at = _At.KEY if character == "," else _At.DONE
-            case _:
-                if character not in _BLANKS:
-                    self._at = _At.BROKEN
+    def _track(self, character: str) -> None:
+        """Follow strings and braces."""
+        if self._escaped:
+            self._escaped = False
+        elif self.in_string and character == "\\":
+            self._escaped = True
+        elif character == '"' and self._depth:
+            self.in_string = not self.in_string
+        elif not self.in_string:
+            self._depth += character in "{[" if self._depth else character == "{"
+            self._depth -= character in "}]" and self._depth > 0
 
-    def _expect(self, character: str, wanted: str, then: _At) -> None:
-        if character == wanted:
-            self._at = then
-        elif character not in _BLANKS:
-            self._at = _At.BROKEN
+    def _named(self, name: object) -> bool:
+        self.broken = not (isinstance(name, str) and name in self.names)
+        self.name = None if self.broken else str(name)
+        return not self.broken
 
-    def _open(self, at: _At, character: str) -> None:
-        self._at = at
-        self._value = ""
-        self._depth = 0
-        self._in_string = self._escaped = False
-        self._inside(character)
-
-    def _inside(self, character: str) -> None:
-        """Within a key or a value: find its end."""
-        if self._in_string:
-            self._take(character)
-            if self._escaped:
-                self._escaped = False
-            elif character == "\\":
-                self._escaped = True
-            elif character == '"':
-                self._in_string = False
-                if self._depth == 0:
-                    self._close()
-            return
-        if character == '"':
-            self._in_string = True
-            self._take(character)
-        elif character in _OPENING:
-            self._depth += 1
-            self._take(character)
-        elif character in _CLOSING and self._depth > 0:
-            self._depth -= 1
-            self._take(character)
-            if self._depth == 0:
-                self._close()
-        elif self._depth == 0 and character in ",}":
-            self._close()
-            self._step(character)
-        elif self._depth == 0 and character in _BLANKS:
-            self._close()
-        else:
-            self._take(character)
-
-    def _take(self, character: str) -> None:
-        self._value += character
-        if self._at is _At.IN_VALUE and self._key in _ARGUMENTS and self._value[0] == "{":
-            self._kept += character
-
-    def _close(self) -> None:
-        """A key or a value is complete."""
-        text, self._value = self._value, ""
+    def _whole(self) -> str:
+        """The arguments of a complete object. Some models write them as a string, or null where there are none."""
         try:
-            value = json.loads(text)
-        except ValueError:
-            self._at = _At.BROKEN
-            return
-        if self._at is _At.IN_KEY:
-            self._key = value
-            self._at = _At.COLON if value in _ARGUMENTS | _OTHERS else _At.BROKEN
-            return
-        self._at = _At.AFTER
-        if self._key == "name":
-            self.name = value if isinstance(value, str) and value in self.names and self.name is None else None
-            if self.name is None:
-                self._at = _At.BROKEN
-        elif self._key in _ARGUMENTS and not isinstance(value, dict):
-            self._other_arguments(value)
-
-    def _other_arguments(self, value: object) -> None:
-        # Some models write the object as a string, or null where there is none.
-        if value is None:
-            self._kept += "{}"
-        elif isinstance(value, str):
-            self._kept += value
-        else:
-            self._at = _At.BROKEN
+            call = json.loads(self.raw)
+        except (ValueError, RecursionError):
+            call = {}
+        arguments = call.get("arguments", call.get("parameters"))
+        self.broken = call.keys() - _KEYS != set() or not isinstance(arguments, dict | str | None)
+        if self.broken or not self._named(call.get("name")):
+            return ""
+        return arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,7 +273,7 @@ class ToolFormat:
 
     def forced_parser(self, names: Collection[str]) -> Parser:
         """What reads an answer that was held to be one call, after `opening`."""
-        return OneCall(names)
+        return BareCalls(names, single=True)
 
     def free_parser(self, names: Collection[str]) -> Parser:
         """What reads an answer that was held to be calls between tags or JSON."""

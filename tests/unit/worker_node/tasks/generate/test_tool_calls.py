@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker_node.core.types import Token, ToolCall, ToolCallArguments, ToolCallStarted
-from worker_node.tasks.generate.tool_calls import BareCalls, OneCall, TaggedCalls, tool_format
+from worker_node.tasks.generate.tool_calls import BareCalls, TaggedCalls, tool_format
 
 NAMES = frozenset({"add", "get_weather"})
 VALUES = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=8), st.lists, max_leaves=4)
@@ -58,7 +58,7 @@ def test_llamas_bare_calls_are_read_however_the_text_is_cut(calls, cuts):
 def test_a_forced_call_ends_with_its_object(calls, cuts):
     name, arguments = calls[0]
     text = json.dumps({"arguments": arguments, "name": name}) + " and more"
-    assert parse(OneCall(NAMES), text, cuts) == ("", [(name, arguments)])
+    assert parse(BareCalls(NAMES, single=True), text, cuts) == ("", [(name, arguments)])
 
 
 @given(st.text('<tol_ca>/{}[]":, \nax', max_size=60), CUTS)
