@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from worker_node.node import Node
     from worker_node.settings import NodeSettings, SettingsSource
 
-log = logging.getLogger(__name__)
-
 _Start = Callable[[], Coroutine[Any, Any, None]]
 _LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
@@ -60,10 +58,12 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _node(args: argparse.Namespace) -> _Start:
+    from worker_node.settings.reading import notices
+
     source = settings_source(args)
     settings = source.read()
-    if foreign := [name for name in os.environ if name.startswith("NPU_PROXY_")]:
-        log.warning("%s: variables of npu-proxy have no effect; see docs/coming-from.md", ", ".join(sorted(foreign)))
+    for notice in notices(os.environ):
+        logging.getLogger(__name__).warning("%s", notice)
 
     def start() -> Coroutine[Any, Any, None]:
         from worker_node.server import run as run_node

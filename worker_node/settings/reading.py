@@ -1,7 +1,8 @@
 """Reads all settings of a node: the TOML file, then `NPU_NODE_*` in the environment, then flags.
 
 Everything is parsed and validated before anything is returned, so that a node can read its settings again while it
-serves (`SettingsSource.read`) and go on with the old ones when the new ones are wrong.
+serves (`SettingsSource.read`) and go on with the old ones when the new ones are wrong. Variables of npu-proxy that mean
+the same here count for less than all of these (docs/coming-from.md).
 """
 
 from __future__ import annotations
@@ -23,13 +24,61 @@ from worker_node.core.errors import ConfigurationError
 from worker_node.settings.model import ModelSettings, PlacementSettings, known_options
 from worker_node.settings.node import NodeSettings
 
+# Keys of other servers (OpenVINO Model Server, vLLM, Text Embeddings Inference, Ollama), and what stands for them here.
+_OF_THE_NODE: Mapping[str, str] = {
+    "allowed_origins": "cors_origins",
+    "api_key": "api_keys (a list)",
+    "api_key_file": "api_keys_file",
+    "bind": "host",
+    "cache_dir": "compile_cache",
+    "model_config_list": "[[models]], one table for each model",
+    "model": "[[models]], one table for each model",
+    "model_path": "path in [[models]]",
+    "models_path": "path in [[models]]",
+    "base_path": "path in [[models]]",
+    "model_repository_path": "model_store",
+    "ollama_host": "host and ollama_port",
+    "ollama_models": "model_store",
+    "rest_bind_address": "host",
+    "rest_port": "port",
+    "timeout": "request_timeout_s",
+    "workers": "nothing: one process serves, and every model has a process of its own",
+}
+_OF_A_MODEL: Mapping[str, str] = {
+    "base_path": "path",
+    "batch_size": "max_num_seqs (generation) or max_batch_tokens (embedding)",
+    "block_size": "nothing: OpenVINO chooses the size of a cache block",
+    "cache_dir": "compile_cache",
+    "device": 'placements, for example placements = ["NPU", "CPU"]',
+    "dtype": "precision (embedding) or kv_cache_precision (generation)",
+    "gpu_memory_utilization": "cache_size_gb",
+    "keep_alive": "idle_unload_s, in seconds",
+    "kv_cache_dtype": "kv_cache_precision",
+    "max_batch_requests": "max_outstanding",
+    "max_concurrent_requests": "max_outstanding",
+    "max_model_len": "max_prompt_len and min_response_len (NPU); other devices take the model's own context",
+    "max_num_seq": "max_num_seqs",
+    "model": "name, or path for a directory",
+    "model_name": "name",
+    "model_path": "path",
+    "models_path": "path",
+    "num_ctx": "max_prompt_len and min_response_len (NPU); a request may send num_ctx",
+    "num_parallel": "max_num_seqs",
+    "plugin_config": 'a placement: placements = [{ device = "NPU", plugin_config = { … } }]',
+    "served_model_name": "aliases, a list",
+    "target_device": 'placements, for example placements = ["NPU", "CPU"]',
+}
 _SIMILAR = 0.6
 
 
-def _advice(key: str, known: Collection[str]) -> str:
-    """The name that the user may have meant by `key`; an empty string when none is near."""
-    near = difflib.get_close_matches(key.strip().lower().replace("-", "_"), known, 1, _SIMILAR)
-    return near[0] if near else ""
+def advice(key: str, known: Collection[str], *, of_a_model: bool = False) -> str:
+    """What the user may have meant by `key`; an empty string when nothing is near."""
+    name = key.strip().lower().replace("-", "_")
+    theirs = _OF_A_MODEL if of_a_model else _OF_THE_NODE
+    if name not in known and (ours := theirs.get(name)) is not None:
+        return f"here that is {ours}"
+    near = difflib.get_close_matches(name, known, 1, _SIMILAR)
+    return f"did you mean {near[0]}?" if near else ""
 
 
 # Lists whose items are tables of their own.
@@ -107,10 +156,8 @@ def _message(detail: ErrorDetails, document: Mapping[str, Any]) -> str:
         ("models", "placements"): list(PlacementSettings.model_fields),
     }
     table = tuple(element for element in path[:-1] if isinstance(element, str))
-    if near := _advice(str(path[-1]), names.get(table, ())):
-        return f"unknown key; did you mean {near}?"
-    known = ", ".join(sorted(names.get(table, ())))
-    return f"unknown key; known are {known} (docs/coming-from.md has the names for keys of other servers)"
+    hint = advice(str(path[-1]), names.get(table, ()), of_a_model="models" in table)
+    return f"unknown key; {hint}" if hint else f"unknown key; known are {', '.join(sorted(names.get(table, ())))}"
 
 
 PREFIX = "NPU_NODE_"
@@ -136,10 +183,64 @@ def check_variables(environment: Mapping[str, str]) -> list[SettingProblem]:
         key = name[len(PREFIX) :]
         if _SERVICE_LINK.fullmatch(key.upper()):
             continue
-        near = _advice(key, list(NodeSettings.model_fields))
-        hint = f"did you mean {PREFIX}{near.upper()}?" if near else "remove it"
-        problems.append(SettingProblem(name, "", f"unknown variable; {hint}"))
+        hint = advice(key, list(NodeSettings.model_fields))
+        problems.append(SettingProblem(name, "", f"unknown variable; {_as_variable(hint) or 'remove it'}"))
     return problems
+
+
+def _as_variable(hint: str) -> str:
+    """The advice on a key, as advice on a variable."""
+    near = re.fullmatch(r"did you mean (\w+)\?", hint)
+    return f"did you mean {PREFIX}{near[1].upper()}?" if near else hint
+
+
+NPU_PROXY_PREFIX = "NPU_PROXY_"
+# What means the same in the same unit.
+_SAME = {
+    "HOST": "host",
+    "PORT": "port",
+    "TOKEN_LIMIT": "npu_token_limit",
+    "COMPILE_CACHE_DIR": "compile_cache",
+    "ALLOWED_HOSTS": "allowed_hosts",
+    "INFERENCE_TIMEOUT": "request_timeout_s",
+    "LOAD_TIMEOUT": "load_timeout_s",
+    "EMBEDDING_CACHE_SIZE": "embedding_cache",
+}
+_INSTEAD = {
+    "DEVICE": 'placements = ["NPU", "CPU"] of a model, in their order',
+    "PREFERRED_DEVICE": 'placements = ["NPU", "CPU"] of a model, in their order',
+    "FALLBACK_DEVICE": 'placements = ["NPU", "CPU"] of a model, in their order',
+    "EMBEDDING_DEVICE": 'placements = ["NPU"] of the embedding model',
+    "EMBEDDING_MODEL": "[[models]] with its name, after npu-node pull NAME",
+    "MAX_PROMPT_LEN": "max_prompt_len in the settings of a model",
+    "REAL_INFERENCE": "nothing: a node never makes answers up",
+    "EMBEDDING_FALLBACK_MODE": "nothing: a node never makes vectors up",
+    "LOG_LEVEL": "npu-node serve --log-level",
+    "MODEL_DIR": "NPU_NODE_MODEL_STORE, after npu-node convert DIRECTORY for each model",
+}
+
+
+def inherited(environment: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Variable and value by the name of the setting, for those that are taken over; empty values set nothing."""
+    return {
+        setting: (NPU_PROXY_PREFIX + name, value)
+        for name, setting in _SAME.items()
+        if (value := environment.get(NPU_PROXY_PREFIX + name, ""))
+    }
+
+
+def notices(environment: Mapping[str, str]) -> list[str]:
+    """A line for each variable of npu-proxy: what it became, or what to write instead."""
+    lines = []
+    for name in sorted(environment):
+        if not name.startswith(NPU_PROXY_PREFIX) or not environment[name]:
+            continue
+        key = name.removeprefix(NPU_PROXY_PREFIX)
+        if key in _SAME:
+            lines.append(f"{name} is npu-proxy's; it is understood as NPU_NODE_{_SAME[key].upper()}: rename it")
+        else:
+            lines.append(f"{name} is npu-proxy's and has no effect; here it is {_INSTEAD.get(key, 'not needed')}")
+    return lines
 
 
 _FIELD = re.compile(r'field "(\w+)"')
@@ -175,10 +276,17 @@ def parse_settings(text: str, file: str | None = None, flags: Mapping[str, Any] 
     if file is not None:
         _anchor_paths(document, Path(file).parent)
     variables = given_variables(os.environ)
+    taken = {
+        name: found
+        for name, found in inherited(os.environ).items()
+        if not (name in document or name in variables or name in flags)
+    }
+    variables |= {name: variable for name, (variable, _) in taken.items()}
     problems = check_variables(os.environ)
     try:
         environment = EnvSettingsSource(NodeSettings)()
-        settings = NodeSettings(**{**document, **environment, **flags})
+        older = {name: value for name, (_, value) in taken.items()}
+        settings = NodeSettings(**{**older, **document, **environment, **flags})
     except SettingsError as error:
         field = _FIELD.search(str(error))
         problems.append(SettingProblem(variables[field[1]] if field else "the environment", "", "is not valid JSON"))

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from worker_node.settings import InvalidSettings, NodeSettings, SettingsSource, parse_settings
+from worker_node.settings.reading import _INSTEAD, _SAME, NPU_PROXY_PREFIX, inherited, notices
 
 SHIPPED = Path(__file__).parents[4] / "config" / "node.toml"
 
@@ -75,9 +76,14 @@ placements = [{ device = "NPU", load = "soon" }]
     ("text", "problem"),
     [
         ("prot = 1", "node.toml: prot: unknown key; did you mean port?"),
+        ("rest_port = 1", "node.toml: rest_port: unknown key; here that is port"),
         (
             '[[models]]\nname = "a"\n\nmax_promt_len = 1',
             "node.toml: models[0].max_promt_len: unknown key; did you mean max_prompt_len?",
+        ),
+        (
+            '[[models]]\nname = "a"\nmodel_path = "/m"',
+            "node.toml: models[0].model_path: unknown key; here that is path",
         ),
         (
             '[[models]]\nname = "a"\naliases = ["smollm2-135m-instruct"]',
@@ -170,6 +176,7 @@ def test_models_in_the_environment_are_json(monkeypatch):
         ("NPU_NODE_PROT", "NPU_NODE_PROT: unknown variable; did you mean NPU_NODE_PORT?"),
         ("NPU_NODE_EMULATION", "NPU_NODE_EMULATION: unknown variable; did you mean NPU_NODE_NPU_EMULATION?"),
         ("npu_node_api_keys_fil", "npu_node_api_keys_fil: unknown variable; did you mean NPU_NODE_API_KEYS_FILE?"),
+        ("NPU_NODE_REST_PORT", "NPU_NODE_REST_PORT: unknown variable; here that is port"),
         ("NPU_NODE_XYZZY", "NPU_NODE_XYZZY: unknown variable; remove it"),
     ],
 )
@@ -246,3 +253,46 @@ def test_no_part_of_a_file_is_shown(tmp_path):
         parse_settings("", flags={"api_keys_file": path})
     assert "not UTF-8" in str(caught.value)
     assert "s3cret" not in str(caught.value)
+
+
+# Variables of npu-proxy.
+
+
+def test_what_means_the_same_is_taken_over(monkeypatch):
+    monkeypatch.setenv("NPU_PROXY_PORT", "8099")
+    monkeypatch.setenv("NPU_PROXY_TOKEN_LIMIT", "1500")
+    monkeypatch.setenv("NPU_PROXY_ALLOWED_HOSTS", "npu.example,other.example")
+    settings = parse_settings("")
+    assert (settings.port, settings.npu_token_limit) == (8099, 1500)
+    assert settings.allowed_hosts == ("npu.example", "other.example")
+
+
+@pytest.mark.parametrize(
+    ("text", "variables", "flags"), [("port = 1", {}, {}), ("", {"NPU_NODE_PORT": "1"}, {}), ("", {}, {"port": 1})]
+)
+def test_our_own_words_are_stronger(monkeypatch, text, variables, flags):
+    monkeypatch.setenv("NPU_PROXY_PORT", "8099")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert parse_settings(text, flags=flags).port == 1
+
+
+def test_a_wrong_value_is_reported_under_its_own_name(monkeypatch):
+    monkeypatch.setenv("NPU_PROXY_PORT", "high")
+    with pytest.raises(InvalidSettings, match="NPU_PROXY_PORT: port: "):
+        parse_settings("")
+
+
+def test_each_variable_gets_one_notice():
+    lines = notices(
+        {"NPU_PROXY_PORT": "1", "NPU_PROXY_DEVICE": "NPU", "NPU_PROXY_NEW": "x", "NPU_PROXY_HOST": "", "A": "b"}
+    )
+    assert len(lines) == 3
+    assert "NPU_PROXY_PORT is npu-proxy's; it is understood as NPU_NODE_PORT: rename it" in lines
+    assert any("placements" in line for line in lines)
+
+
+def test_every_setting_that_is_named_exists():
+    assert set(_SAME.values()) <= set(NodeSettings.model_fields)
+    assert not _SAME.keys() & _INSTEAD.keys()
+    assert inherited({NPU_PROXY_PREFIX + "HOST": ""}) == {}
