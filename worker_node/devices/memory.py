@@ -67,10 +67,9 @@ def oom_kills(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class MemoryReader:
-    """Reads what a process has taken, what is left, and how many were killed for it: see the functions above."""
+    """Reads what a process has taken, and how many were killed for it: see the functions above."""
 
     own: Callable[[int], int | None] = own_memory
-    available: Callable[[], int | None] = available_memory
     oom_kills: Callable[[], int | None] = oom_kills
 
 

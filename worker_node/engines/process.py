@@ -1,7 +1,7 @@
 """One engine process as the edge process sees it, from spawn to exit.
 
 It knows which jobs the engine holds. When the process dies, its end of the socket pair closes; its exit status and the
-watchdog's readings show the cause, and every job that it held ends at once."""
+kernel's count of kills for memory show the cause, and every job that it held ends at once."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ import msgspec
 from worker_node.core import errors
 from worker_node.core.errors import DeadlineExceeded, EngineUnavailable, NodeError
 from worker_node.core.operating_system import start_module
+from worker_node.devices.memory import KERNEL, MemoryReader
 from worker_node.engines.isolation import Blame, Suspects
 from worker_node.engines.jobs import HeldJobs, JobQueue, engine_died
 from worker_node.engines.protocol import (
@@ -45,7 +46,7 @@ from worker_node.engines.protocol import (
     submission,
 )
 from worker_node.engines.restart import GrowthLimits, RestartLimits
-from worker_node.engines.watchdog import CallTimes, KillWatch, Liveness, LivenessLimits, LoadWatch, activity_of, stopped
+from worker_node.engines.watchdog import CallTimes, Liveness, LivenessLimits, cause_of_death, stopped
 from worker_node.engines.wire import CorruptFrame, FrameBuffer, encode, received_events
 
 log = logging.getLogger(__name__)
@@ -124,13 +125,14 @@ class EngineProcess(asyncio.Protocol):
         spec: EngineSpec,
         limits: EngineLimits,
         suspects: Suspects,
-        kills: KillWatch,
         times: CallTimes,
+        memory: MemoryReader = KERNEL,
     ) -> None:
         self._spec = spec
         self._limits = limits
         self._liveness = Liveness(limits.liveness, times, time.monotonic())
-        self._kills = kills
+        self._memory = memory
+        self._oom_kills = memory.oom_kills()
         self._buffer = FrameBuffer()
         self._jobs = HeldJobs(spec, suspects)
         self._ids = itertools.count(1)
@@ -153,11 +155,11 @@ class EngineProcess(asyncio.Protocol):
         spec: EngineSpec,
         limits: EngineLimits,
         suspects: Suspects,
-        kills: KillWatch,
         times: CallTimes,
+        memory: MemoryReader = KERNEL,
     ) -> EngineProcess:
         """Start the process, which waits for `load`."""
-        self = cls(spec, limits, suspects, kills, times)
+        self = cls(spec, limits, suspects, times, memory)
         self._process, ours = start_module("worker_node.engines.child")
         ours.setblocking(False)
         self._socket = ours.dup()
@@ -192,20 +194,17 @@ class EngineProcess(asyncio.Protocol):
         return len(self._jobs)
 
     async def load(self) -> Loaded:
-        """Have the engine load its model; one that stops computing meanwhile is killed.
+        """Have the engine load its model; it is killed after `load_timeout_s`.
 
         Raises LoadRefused, EngineDied, TimeoutError; the process has been killed or ends by itself then.
         """
         self._write(encode(self._spec))
-        watchdog = asyncio.create_task(self._watch_load(), name=f"load of {self._spec.model_id}")
         try:
             async with asyncio.timeout(self._limits.load_timeout_s):
                 return await self._loaded
         except TimeoutError:
             self.kill(f"did not load within {self._limits.load_timeout_s:.0f} s")
             raise
-        finally:
-            watchdog.cancel()
 
     def run(self, job: Job, result: type[R], *, suspect: bool = False) -> JobResults[R]:
         """See `Engine.run`. The job may be blamed for the death of the process if it is `suspect`: not a canary's."""
@@ -292,7 +291,6 @@ class EngineProcess(asyncio.Protocol):
         while True:
             now = time.monotonic()
             try:
-                self._kills.look(now, self.pid)
                 reason, pause = self._liveness.look(now)
             except Exception as error:  # noqa: BLE001  (an engine without supervision may hang and stay)
                 log.error("watching %s on %s failed: %s", self._spec.model_id, self._spec.device, type(error).__name__)
@@ -301,17 +299,6 @@ class EngineProcess(asyncio.Protocol):
                 self.kill_hung(reason)
                 return
             await asyncio.sleep(pause)
-
-    async def _watch_load(self) -> None:
-        watch = LoadWatch(self._limits.liveness.watchdog_s, time.monotonic())
-        while True:
-            now = time.monotonic()
-            self._kills.look(now, self.pid, loading=True)
-            reason = watch.look(now, activity_of(self.pid))
-            if reason is not None:
-                self.kill_hung(reason)
-                return
-            await asyncio.sleep(watch.look_s)
 
     def _write(self, data: bytes) -> None:
         if self._transport is not None:
@@ -362,7 +349,7 @@ class EngineProcess(asyncio.Protocol):
             async with asyncio.timeout(_STATUS_WAIT_S):
                 while (status := self._status()) is None:  # noqa: ASYNC110  (only SIGCHLD would say so: not ours)
                     await asyncio.sleep(_STATUS_LOOK_S)
-            death = self._kills.verdict(status)
+            death = cause_of_death(status, out_of_memory=self._memory.oom_kills() != self._oom_kills)
             reason, self.killed_from_outside = death.reason, death.from_outside
             self._blameless = death.from_outside
         except TimeoutError:

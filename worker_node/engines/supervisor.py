@@ -40,7 +40,7 @@ from worker_node.engines.protocol import (
     ResultStream,
 )
 from worker_node.engines.restart import RestartPolicy, RestartVerdict
-from worker_node.engines.watchdog import CallTimes, KillWatch
+from worker_node.engines.watchdog import CallTimes
 
 log = logging.getLogger(__name__)
 
@@ -233,8 +233,7 @@ class SupervisedEngine:
     async def _one_process(self) -> EngineEnd:
         """Load and serve with one process until it ends or has to be replaced."""
         async with self._slot:
-            kills = KillWatch(self._memory)
-            process = await EngineProcess.spawn(self.spec, self._limits, self._suspects, kills, self._times)
+            process = await EngineProcess.spawn(self.spec, self._limits, self._suspects, self._times, self._memory)
             self._process = process
             try:
                 loaded = await process.load()

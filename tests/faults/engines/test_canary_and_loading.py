@@ -1,21 +1,18 @@
 """Engines that answer garbage, and engines that are loaded and unloaded on demand: scripted, in real processes."""
 
 import asyncio
-import os
-import signal
 
 import msgspec
 import psutil
 import pytest
 
-from tests.faults.engines.test_engine_faults import HANG_S, QUICK, RUNNER, collect, no_canary, until
+from tests.faults.engines.test_engine_faults import QUICK, RUNNER, collect, no_canary, until
 from worker_node.core.errors import EngineUnavailable
 from worker_node.core.types import Device, ModelKind
 from worker_node.engines.process import CanaryFailed, EngineLimits, LoadingSlots
 from worker_node.engines.protocol import EngineSpec, EngineState
 from worker_node.engines.restart import RestartLimits
 from worker_node.engines.supervisor import SupervisedEngine
-from worker_node.engines.watchdog import LivenessLimits
 
 QUESTION = (5, 6, 7)
 
@@ -195,31 +192,6 @@ async def test_what_cannot_be_loaded_is_tried_again_in_case_the_cause_is_removed
         async with asyncio.timeout(30):
             while log.read_text().count("load") < 3:
                 await asyncio.sleep(0.01)
-    finally:
-        await engine.stop()
-
-
-async def test_an_engine_that_is_stopped_while_it_loads_is_killed_and_started_again(tmp_path):
-    """SIGSTOP: it neither ends nor says anything, and kept its device and its turn at loading for ten minutes."""
-    order, log = tmp_path / "order", tmp_path / "log"
-    order.write_text("compute")
-    spec = EngineSpec("m", ModelKind.GENERATION, "/", Device.CPU, RUNNER, {"on_load": str(order), "log": str(log)})
-    limits = EngineLimits(liveness=LivenessLimits(HANG_S), restart=QUICK)
-    engine = SupervisedEngine(spec, no_canary, limits)
-    engine.start()
-    try:
-        async with asyncio.timeout(30):
-            while not (log.exists() and log.read_text().endswith("\n")):
-                await asyncio.sleep(0.01)
-        os.kill(int(log.read_text().split()[1]), signal.SIGSTOP)
-        async with asyncio.timeout(30):
-            while not engine.status.restarts:
-                await asyncio.sleep(0.01)
-        assert "hung: it has not computed anything" in engine.status.reason
-        assert "while loading" in engine.status.reason
-        order.write_text("go")
-        status = await until(engine, EngineState.READY)
-        assert status.restarts == 1
     finally:
         await engine.stop()
 

@@ -29,7 +29,7 @@ class Memory:
         self.grown = {}
 
     def reader(self):
-        return MemoryReader(lambda pid: 100 + self.grown.get(pid, 0), lambda: 10_000)
+        return MemoryReader(lambda pid: 100 + self.grown.get(pid, 0))
 
 
 class Bench:

@@ -24,8 +24,6 @@ LIMITS = EngineLimits(
     restart=QUICK, stop_timeout_s=1.0, liveness=LivenessLimits(watchdog_s=HANG_S, run_timeout_s=HANG_S)
 )
 SHORT_S = 0.5
-# Longer than a load is thought to take, which is waited for.
-_LOAD_S = 3.2
 
 
 async def holding(engine, count):
@@ -131,31 +129,6 @@ async def test_an_engine_that_is_stopped_or_killed_in_its_canary_is_started_agai
         await until(engine, EngineState.READY)
         assert await model.answer(3, 4) == ([3, 4], Device.CPU)
         assert await model.answer(1, 2) == ([1, 2], Device.CPU), "nobody is refused for it"
-    finally:
-        await engine.stop()
-
-
-async def test_an_engine_that_is_stopped_while_it_loads_keeps_nobody_beyond_a_deadline(tmp_path):
-    order, log = tmp_path / "order", tmp_path / "log"
-    order.write_text("compute")
-    model = Model((Device.CPU,), LIMITS, {"on_load": str(order), "log": str(log)})
-    (engine,) = model.engines
-    engine.start()
-    try:
-        async with asyncio.timeout(60):
-            while not (log.exists() and log.read_text().endswith("\n")):
-                await asyncio.sleep(0.01)
-        patient = asyncio.create_task(model.answer(3, 4))
-        with pytest.raises(DeadlineExceeded):
-            await model.answer(1, 2, seconds=_LOAD_S)
-        stop(engine)
-        with pytest.raises(Retryable, match="stopped from outside"):
-            await patient
-        await restarted(engine, 1)
-        assert "stopped from outside" in engine.status.reason
-        order.write_text("go")
-        await until(engine, EngineState.READY)
-        assert await model.answer(3, 4) == ([3, 4], Device.CPU)
     finally:
         await engine.stop()
 

@@ -1,11 +1,10 @@
-"""When an engine process counts as hung, and what ended it: over clocks and readings that the test sets."""
+"""When an engine process counts as hung, and what ended it."""
 
 import asyncio
 import os
 import signal
 import subprocess
 import sys
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -13,19 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.jumping import JumpingLoop
-from worker_node.devices.memory import MemoryReader
 from worker_node.engines import process
 from worker_node.engines.isolation import Suspects
 from worker_node.engines.process import EngineLimits, EngineProcess
-from worker_node.engines.watchdog import (
-    CallTimes,
-    KillWatch,
-    Liveness,
-    LivenessLimits,
-    LoadActivity,
-    LoadWatch,
-    activity_of,
-)
+from worker_node.engines.watchdog import CallTimes, Death, Liveness, LivenessLimits, cause_of_death, stopped
 
 SPEC = SimpleNamespace(model_id="m", device="CPU")
 
@@ -37,7 +27,7 @@ class Process(EngineProcess):
 
     def __init__(self, watchdog_s):
         limits = EngineLimits(liveness=LivenessLimits(watchdog_s))
-        super().__init__(SPEC, limits, Suspects(), KillWatch(), CallTimes())
+        super().__init__(SPEC, limits, Suspects(), CallTimes())
         self.killed = None
 
     def hear_at(self, when):
@@ -223,176 +213,37 @@ def test_an_idle_engine_is_looked_at_seldom_and_a_busy_one_every_second():
     assert liveness.look(11.0) == (None, 1.0)
 
 
-def looked(activities, limit_s=30.0, pause=1.0):
-    """The second in which a load with these activities, one for each look, counts as hung; None if it never does."""
-    watch = LoadWatch(limit_s, 0.0)
-    for index, activity in enumerate(activities, 1):
-        if watch.look(index * pause, activity):
-            return index
-    return None
-
-
-def test_a_load_that_computes_for_minutes_is_left_alone():
-    assert looked([LoadActivity(spent, busy=False) for spent in range(600)]) is None
-
-
-def test_a_load_that_stops_computing_hangs_from_then_on():
-    assert looked([LoadActivity(min(spent, 100), busy=False) for spent in range(600)]) == 101 + 30
-
-
-@pytest.mark.parametrize(
-    "activity", [LoadActivity(5, busy=True), None], ids=["waits for a core or a disk", "unreadable"]
-)
-def test_a_load_of_which_nothing_bad_is_known_is_left_alone(activity):
-    assert looked([activity] * 600) is None
-
-
-def test_time_in_which_nobody_looked_does_not_count():
-    assert looked([LoadActivity(5, busy=False)] * 3, pause=3600.0) is None
-
-
-def test_the_kernel_tells_a_stopped_process_from_one_that_computes():
+def test_a_stopped_process_is_told_from_one_that_runs():
     process = subprocess.Popen([sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE)
     try:
         process.stdout.readline()
-        while not activity_of(process.pid).spent:
-            time.sleep(0.005)  # the kernel counts in hundredths of a second
-        assert activity_of(process.pid).busy
+        assert not stopped(process.pid)
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-        first, second = activity_of(process.pid), activity_of(process.pid)
-        assert first == second
-        assert not first.busy
+        assert stopped(process.pid)
     finally:
         process.kill()
         process.wait()
         process.stdout.close()
-    assert activity_of(process.pid) is None
-    assert activity_of(None) is None
+    assert not stopped(process.pid)
 
 
-GIB = 1 << 30
-
-
-class Kernel:
-    def __init__(self):
-        self.own, self.left, self.kills = GIB, 8 * GIB, 3
-        self.watch = KillWatch(MemoryReader(lambda _pid: self.own, lambda: self.left, lambda: self.kills))
-
-    def look(self, *times):
-        for now in times:
-            self.watch.look(now, 1)
-
-    def outside(self, status=-signal.SIGKILL):
-        return self.watch.verdict(status).from_outside
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_that_others_send_comes_from_outside(number):
-    kernel = Kernel()
-    kernel.look(0.0)
-    assert kernel.outside(-number)
-
-
-@pytest.mark.parametrize(
-    "status",
-    [
-        None,
-        0,
-        1,
-        134,
-        139,
-        *(-n for n in (signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGBUS)),
-    ],
-)
-def test_a_crash_is_not_a_kill_from_outside(status):
-    kernel = Kernel()
-    kernel.look(0.0)
-    assert not kernel.outside(status)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_that_others_send_comes_from_outside_unless_memory_ran_out(number):
+    assert cause_of_death(-number, out_of_memory=False).from_outside
+    assert not cause_of_death(-number, out_of_memory=True).from_outside
 
 
 @pytest.mark.parametrize(
     ("status", "reason"),
     [
         (None, "the engine process died"),
+        (0, "the engine process died (exit status 0)"),
         (3, "the engine process died (exit status 3)"),
         (-signal.SIGSEGV, "the engine process died (SIGSEGV)"),
-        (-signal.SIGKILL, "the engine process was killed from outside (SIGKILL)"),
+        (-signal.SIGABRT, "the engine process died (SIGABRT)"),
         (-45, "the engine process died (signal 45)"),
     ],
 )
-def test_the_reason_names_the_signal_or_the_exit_status(status, reason):
-    kernel = Kernel()
-    kernel.look(0.0)
-    assert kernel.watch.verdict(status).reason == reason
-
-
-def test_the_reason_tells_what_speaks_for_the_memory():
-    kernel = Kernel()
-    kernel.look(0.0)
-    kernel.kills += 1
-    assert "the kernel has killed for lack of memory" in kernel.watch.verdict(-signal.SIGKILL).reason
-    kernel.kills -= 1
-    kernel.own += 2 * GIB
-    kernel.look(1.0)
-    assert "its memory had just grown by 2147 MB" in kernel.watch.verdict(-signal.SIGKILL).reason
-
-
-def test_an_engine_that_loads_grows_anyway():
-    kernel = Kernel()
-    for now in range(3):
-        kernel.watch.look(now, 1, loading=True)
-        kernel.own += 2 * GIB
-    assert kernel.outside()
-    kernel.left = GIB // 4
-    kernel.watch.look(3, 1, loading=True)
-    assert not kernel.outside()
-
-
-def test_nothing_is_known_without_a_reading():
-    assert not Kernel().outside()
-
-
-def test_a_kill_for_memory_does_not_though_it_was_counted_before_the_last_look():
-    kernel = Kernel()
-    kernel.look(*range(11))
-    kernel.kills += 1
-    kernel.look(11, 12)
-    assert not kernel.outside()
-
-
-def test_kills_long_ago_do_not_count():
-    kernel = Kernel()
-    kernel.look(*range(6))
-    kernel.kills += 1
-    kernel.look(*range(6, 30))
-    assert kernel.outside()
-
-
-def test_where_the_kernel_counts_nothing_the_growth_of_the_engine_decides():
-    kernel = Kernel()
-    kernel.kills = None
-    kernel.look(0.0, 1.0)
-    assert kernel.outside()
-    kernel.own += GIB
-    kernel.look(2.0)
-    assert not kernel.outside()
-    kernel.look(*range(3, 30))
-    assert kernel.outside(), "it has grown long ago"
-
-
-def test_growth_that_was_read_before_it_ended_counts_though_it_has_no_memory_now():
-    kernel = Kernel()
-    kernel.look(0.0)
-    kernel.own += 2 * GIB
-    kernel.look(1.0)
-    kernel.own = None
-    kernel.look(2.0)
-    assert not kernel.outside()
-
-
-def test_an_exhausted_machine_counts_as_a_kill_for_memory():
-    kernel = Kernel()
-    kernel.left = GIB // 4
-    kernel.look(0.0)
-    assert not kernel.outside()
+def test_a_crash_is_named_by_its_signal_or_exit_status(status, reason):
+    assert cause_of_death(status, out_of_memory=False) == Death(reason, from_outside=False)
