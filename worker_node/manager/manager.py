@@ -158,7 +158,12 @@ class ModelManager:
 
     async def query_store(self, query: Callable[[ModelStore], R], deadline: float) -> R:
         """Run a query of the store in a thread. Raises DeadlineExceeded, Overloaded."""
-        return await self._on_demand.reading.run(query, lambda call: call(query, self.store), deadline)
+        reading = self._on_demand.reading
+
+        async def run() -> R:
+            return await reading.in_thread(query, self.store)
+
+        return await reading.result(reading.start(run()), deadline)
 
     async def load(self, model: ServedModel, deadline: float) -> float:
         """Load the model; return the seconds that it took. Raises DeadlineExceeded, InsufficientMemory.

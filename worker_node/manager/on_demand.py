@@ -6,10 +6,9 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar
 
 from worker_node.core.errors import DeadlineExceeded, EngineUnavailable, ModelNotFound, NodeError, Overloaded
 from worker_node.manager.replacement import Turnover
@@ -20,7 +19,6 @@ from worker_node.models.store import ModelStore
 
 log = logging.getLogger(__name__)
 
-A = TypeVar("A")
 R = TypeVar("R")
 
 Build = Callable[[InstalledModel], ServedModel]
@@ -29,23 +27,6 @@ _THREADS = 4
 _MOST = 32
 _READING_RETRY_S = 5.0
 _RETRY_S = 10.0
-
-
-class InThread(Protocol):
-    """Calls a function in a thread and returns what it does."""
-
-    def __call__(self, call: Callable[..., R], /, *arguments: object) -> Awaitable[R]:
-        """See the class."""
-
-
-@dataclass(eq=False, slots=True)
-class _Task:
-    """Work of one `name`; `begun` once a thread has taken it up."""
-
-    name: object
-    callers: int = 0
-    begun: bool = False
-    running: asyncio.Task[Any] | None = None
 
 
 class FileReading:
@@ -61,78 +42,52 @@ class FileReading:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="read-models")
         self._most = most
         self._clock = clock
-        self._tasks: set[_Task] = set()
+        self._running: set[asyncio.Task[Any]] = set()
         self._closed = False
 
-    async def run(self, name: object, work: Callable[[InThread], Awaitable[R]], deadline: float) -> R:
-        """Return what `work` returns, by `deadline`; `work` gets a function that calls others in a thread.
+    def in_thread(self, call: Callable[..., R], /, *arguments: object) -> asyncio.Future[R]:
+        """Call a function in a thread; for the work that `run` is given."""
+        return asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
 
-        Callers with one `name` share work that no thread has begun. Work that has begun continues when its callers
-        leave, so that a later call finds it further on; other work is dropped. Raises DeadlineExceeded, Overloaded,
-        EngineUnavailable when the node stops, and what `work` raises.
-        """
-        task = next((task for task in self._tasks if task.name == name and not task.begun), None)
-        if task is None:
-            task = self._start(name, work)
-        running = cast("asyncio.Task[R]", task.running)
-        task.callers += 1
+    def start(self, work: Coroutine[None, None, R]) -> asyncio.Task[R]:
+        """Start work, which continues when its callers leave. Raises Overloaded, EngineUnavailable."""
         try:
-            left = None if math.isinf(deadline) else max(0.0, deadline - self._clock())
-            await asyncio.wait({running}, timeout=left)
-        finally:
-            task.callers -= 1
-            if not (task.callers or task.begun):
-                self._tasks.discard(task)  # now, so that no later caller joins it
-                running.cancel()
-        if running.cancelled():
+            if self._closed:
+                raise EngineUnavailable("the node is shutting down; use another node")
+            if len(self._running) >= self._most:
+                raise Overloaded(
+                    f"the files of models are being read for {len(self._running)} other requests, which is the bound; "
+                    "the disk of this node is slow",
+                    retry_after=_READING_RETRY_S,
+                )
+        except NodeError:
+            work.close()
+            raise
+        task = asyncio.create_task(work, name="read models")
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # its callers may have left
+        return task
+
+    async def result(self, task: asyncio.Task[R], deadline: float) -> R:
+        """Return what the work returns. Raises what it raises, DeadlineExceeded, and EngineUnavailable on `close`."""
+        left = None if math.isinf(deadline) else max(0.0, deadline - self._clock())
+        await asyncio.wait({task}, timeout=left)
+        if task.cancelled():
             raise EngineUnavailable("the node is shutting down; use another node")
-        if not running.done():
+        if not task.done():
             raise DeadlineExceeded(
                 "the deadline passed while the files of models were read; the disk is slow, or many models are asked "
                 "for at once"
             )
-        return running.result()
+        return task.result()
 
     def close(self) -> None:
         """End what waits. Threads end with the call that they are in."""
         self._closed = True
-        for task in self._tasks:
-            if task.running is not None:
-                task.running.cancel()
+        for task in self._running:
+            task.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-    def _start(self, name: object, work: Callable[[InThread], Awaitable[R]]) -> _Task:
-        if self._closed:
-            raise EngineUnavailable("the node is shutting down; use another node")
-        if len(self._tasks) >= self._most:
-            raise Overloaded(
-                f"the files of models are being read for {len(self._tasks)} other requests, which is the bound; the "
-                "disk of this node is slow",
-                retry_after=_READING_RETRY_S,
-            )
-        task = _Task(name)
-
-        def in_thread(call: Callable[..., A], /, *arguments: object) -> Awaitable[A]:
-            def begin() -> A:
-                task.begun = True
-                return call(*arguments)
-
-            return asyncio.get_running_loop().run_in_executor(self._threads, begin)
-
-        async def run() -> R:
-            return await work(in_thread)
-
-        self._tasks.add(task)
-        task.running = asyncio.create_task(run(), name="read models")
-        task.running.add_done_callback(lambda ended: self._ended(task, ended))
-        return task
-
-    def _ended(self, task: _Task, running: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        # All callers may have left.
-        error = None if running.cancelled() else running.exception()
-        if error is not None and not isinstance(error, NodeError):
-            log.error("reading models failed", exc_info=error)
 
 
 class OnDemand:
@@ -161,6 +116,8 @@ class OnDemand:
         self._clock = clock
         self._tried: dict[str, float] = {}
         self._building: dict[str, asyncio.Lock] = {}
+        # Look-ups under way by name, which later callers share.
+        self._lookups: dict[str, asyncio.Task[ServedModel]] = {}
 
     async def find(self, name: str, deadline: float) -> ServedModel:
         """The model of that name, which is not served yet; it is served from now on.
@@ -168,16 +125,22 @@ class OnDemand:
         Raises ModelNotFound, also when it is installed but damaged; EngineUnavailable for a configured one that failed;
         DeadlineExceeded; Overloaded when too many look-ups are under way.
         """
-        return await self.reading.run(normalise_name(name), lambda in_thread: self._find(name, in_thread), deadline)
+        key = normalise_name(name)
+        if key not in self._lookups:
+            lookup = self._lookups[key] = self.reading.start(self._find(name))
+            lookup.add_done_callback(lambda ended: self._lookups.get(key) is ended and self._lookups.pop(key))
+        return await self.reading.result(self._lookups[key], deadline)
 
     def retry_soon(self) -> None:
-        """Files have changed: the next request tries to build a failed model again."""
+        """Files have changed: the next request looks for its model again, also for one that failed."""
         self._tried.clear()
+        self._lookups.clear()
 
-    async def _find(self, name: str, in_thread: InThread) -> ServedModel:
+    async def _find(self, name: str) -> ServedModel:
+        in_thread = self.reading.in_thread
         while True:
             if (failed := next((f for f in self.failed if f.answers_to(name)), None)) is not None:
-                return await self._repaired(failed, in_thread)
+                return await self._repaired(failed)
             removals = self._turnover.removals
             served = [model.id for model in self._names.models]
             installed = await self._usable(name, in_thread(self._store.get, name, served))
@@ -195,7 +158,7 @@ class OnDemand:
                     return model
             # Files were removed meanwhile: perhaps those of this model.
 
-    async def _repaired(self, failed: FailedModel, in_thread: InThread) -> ServedModel:
+    async def _repaired(self, failed: FailedModel) -> ServedModel:
         """A configured model that failed, if its files have been repaired."""
         async with self._lock(failed.name):
             if failed not in self.failed:
@@ -204,7 +167,7 @@ class OnDemand:
             if self._clock() >= self._tried.get(failed.name, -math.inf) + _RETRY_S:
                 self._tried[failed.name] = self._clock()
                 try:
-                    model = await in_thread(failed.build)
+                    model = await self.reading.in_thread(failed.build)
                 except Exception as error:  # noqa: BLE001  (whatever is wrong with the files)
                     reason = error.message if isinstance(error, NodeError) else f"{type(error).__name__}: {error}"
                 else:

@@ -15,7 +15,6 @@ from tests.support.jumping import JumpingLoop
 from tests.support.scripted_engines import scripted_model
 from worker_node.core.errors import DeadlineExceeded, EngineUnavailable, ModelNotFound, Overloaded
 from worker_node.manager.manager import ModelManager
-from worker_node.manager.on_demand import FileReading
 from worker_node.manager.served import FailedModel
 from worker_node.models.store import ModelStore
 
@@ -133,7 +132,7 @@ def test_many_callers_of_one_model_are_one_look_up_and_one_build(disk):
 
     simulate(scenario, disk)
     assert disk.builds == ["one"]
-    assert len(disk.looks) <= 2, "one for those who came before it began, and one for those who came later"
+    assert len(disk.looks) == 1
 
 
 def test_look_ups_of_many_names_are_bounded_and_what_is_served_is_found_all_the_same(disk):
@@ -153,62 +152,17 @@ def test_look_ups_of_many_names_are_bounded_and_what_is_served_is_found_all_the_
     simulate(scenario, disk)
 
 
-async def test_work_that_nobody_waits_for_is_not_begun_and_makes_room():
-    reading, go, begun_first, done = FileReading(threads=1, most=2), threading.Event(), threading.Event(), []
+def test_callers_who_wait_when_the_node_ends_are_refused(disk):
+    async def scenario(_loop, manager):
+        waiting = asyncio.create_task(manager.resolve("one", math.inf))
+        await begun(disk.begun)
+        manager._on_demand.reading.close()
+        with pytest.raises(EngineUnavailable, match="shutting down"):
+            await waiting
+        with pytest.raises(EngineUnavailable, match="shutting down"):
+            await manager.resolve("two", math.inf)
 
-    def hold():
-        begun_first.set()
-        go.wait()
-
-    first = asyncio.create_task(reading.run("first", lambda call: call(hold), math.inf))
-    await begun(begun_first)
-    second = asyncio.create_task(reading.run("second", lambda call: call(done.append, 2), math.inf))
-    await asyncio.sleep(0)
-    with pytest.raises(Overloaded):
-        await reading.run("third", lambda call: call(done.append, 3), math.inf)
-    second.cancel()
-    await asyncio.gather(second, return_exceptions=True)
-    third = asyncio.create_task(reading.run("second", lambda call: call(done.append, 3), math.inf))
-    await asyncio.sleep(0)
-    go.set()
-    await asyncio.gather(first, third)
-    assert done == [3]
-    reading.close()
-
-
-async def test_who_waits_when_the_node_ends_is_told_so():
-    reading, go, taken = FileReading(threads=1), threading.Event(), threading.Event()
-
-    def hold():
-        taken.set()
-        go.wait()
-
-    waiting = asyncio.create_task(reading.run("first", lambda call: call(hold), math.inf))
-    await begun(taken)
-    reading.close()
-    with pytest.raises(EngineUnavailable, match="shutting down"):
-        await waiting
-    with pytest.raises(EngineUnavailable, match="shutting down"):
-        await reading.run("second", lambda call: call(hold), math.inf)
-    go.set()
-
-
-async def test_a_failure_that_is_no_error_of_the_node_is_logged_when_its_callers_have_left(caplog):
-    reading, go, taken = FileReading(), threading.Event(), threading.Event()
-
-    def fail():
-        taken.set()
-        go.wait()
-        raise OSError("the disk has gone")
-
-    caller = asyncio.create_task(reading.run("x", lambda call: call(fail), math.inf))
-    await begun(taken)
-    caller.cancel()
-    go.set()
-    while reading._tasks:
-        await asyncio.sleep(0)
-    assert [record.message for record in caplog.records] == ["reading models failed"]
-    reading.close()
+    simulate(scenario, disk)
 
 
 def test_a_model_that_a_reload_adds_while_it_is_built_on_demand_is_served_once(disk):
