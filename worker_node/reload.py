@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from worker_node.core.errors import ConfigurationError
@@ -64,10 +62,6 @@ class ReloadReport:
     problems: list[str] = field(default_factory=list)
 
 
-class StillWritten(ConfigurationError):
-    """The file is being written: what was read of it may be a part."""
-
-
 class Reloader:
     """Reloads the settings of one node from `source`; `build` makes a model by its settings.
 
@@ -93,21 +87,16 @@ class Reloader:
         self._one = asyncio.Lock()
         self._running: asyncio.Task[ReloadReport] | None = None
 
-    async def reload(self, complete: Callable[[], bool] = lambda: True) -> ReloadReport:
-        """Read the settings and apply them; returns when every model has been changed over.
-
-        `complete` is called after reading: False, and StillWritten, if the file was changed meanwhile.
-        """
+    async def reload(self) -> ReloadReport:
+        """Read the settings and apply them; returns when every model has been changed over."""
         await self._one.acquire()
         # Never left half applied, even if its caller stops waiting: the next one begins when it has ended.
-        self._running = asyncio.create_task(self._reload(complete), name="reload")
+        self._running = asyncio.create_task(self._reload(), name="reload")
         self._running.add_done_callback(lambda _: self._one.release())
         return await asyncio.shield(self._running)
 
-    async def _reload(self, complete: Callable[[], bool]) -> ReloadReport:
+    async def _reload(self) -> ReloadReport:
         new, old = await asyncio.to_thread(self._source.read), self._settings
-        if not complete():
-            raise StillWritten("the file was changed while it was read")
         if old.from_file and not new.from_file:
             raise ConfigurationError(
                 f"{self._source.config} sets nothing, and settings of the running node came from it: it may be in the "
@@ -210,29 +199,19 @@ async def watch_file(path: Path, reloader: Reloader) -> None:
         await asyncio.sleep(_LOOK_S)
         now = _stamp(path)
         if now == seen and now != known and now is not None:
-            with contextlib.suppress(StillWritten):  # it is read again when it is complete
-                await reload_and_log(reloader, partial(_unchanged, path, now))
-                known = now
+            await reload_and_log(reloader)
+            known = now
         seen = now
 
 
-async def reload_and_log(reloader: Reloader, complete: Callable[[], bool] = lambda: True) -> None:
-    """Reload; what is wrong with the settings is logged, and the node goes on with the earlier ones.
-
-    Raises StillWritten.
-    """
+async def reload_and_log(reloader: Reloader) -> None:
+    """Reload; what is wrong with the settings is logged, and the node goes on with the earlier ones."""
     try:
-        await reloader.reload(complete)
-    except StillWritten:
-        raise
+        await reloader.reload()
     except ConfigurationError as error:
         log.error("the settings were not reloaded, the node goes on with the earlier ones: %s", error.message)
     except Exception:
         log.exception("the settings could not be reloaded; the node goes on with the earlier ones")
-
-
-def _unchanged(path: Path, stamp: _Stamp) -> bool:
-    return _stamp(path) == stamp
 
 
 def _stamp(path: Path) -> _Stamp | None:

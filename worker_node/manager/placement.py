@@ -41,9 +41,10 @@ class Residency:
     on_request: bool = False
     unload_when_idle: bool = False
     unloading: bool = False
+    # Its engine has ended, and the next placement is being loaded for that.
+    down: bool = False
     # It is wanted whether or not a request waits for it.
     insisted: bool = False
-    only_free_memory: bool = False
     # Why the last load request was refused, and why the present one waits for memory.
     refusal: str | None = None
     shortage: str | None = None

@@ -55,8 +55,6 @@ class Unit:
     unload_when_idle: bool = False
     # Requests that wait for its load also wait for others to become idle; else the load is refused if it does not fit.
     patient: bool = False
-    # Nothing is unloaded for its load, nor waited for.
-    only_free_memory: bool = False
 
     @property
     def evictable(self) -> bool:
@@ -178,12 +176,9 @@ class _Memory:
         claimed = sum(other.memory for other in claims)
         # Of what is leaving the memory is not free yet, but it will be without further evictions.
         short = unit.memory - (budget - claimed - self._held(unit.pool, staying=True))
-        evictable = [] if unit.only_free_memory else self._evictable(unit.pool)
-        enough = short <= sum(other.memory for other in evictable)
-        if not enough:
+        if short > sum(other.memory for other in self._evictable(unit.pool)):
             holding = [*(u for u in self._units if self._holds(u, unit.pool)), *claims]
-            waits = unit.patient and not unit.only_free_memory
-            return [], Refusal(unit.key, unit.memory, budget, tuple(u.key for u in holding), waits=waits), False
+            return [], Refusal(unit.key, unit.memory, budget, tuple(u.key for u in holding), waits=unit.patient), False
         evicted = [(other.key, Why.ROOM) for other in self._evict(unit.pool, short)]
         claims.append(unit)
         return evicted, None, unit.memory <= budget - claimed - self._held(unit.pool, staying=False)

@@ -110,7 +110,6 @@ class Reconciler:
         self._decided = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._watches: dict[int, asyncio.Task[None]] = {}
-        self._down: set[Key] = set()
         # Whether a request waits for memory, or for a model to leave; and the timer since one became idle.
         self._awaited = True
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -260,19 +259,16 @@ class Reconciler:
             keep_until=self._keep_alives.until(model),
             unload_when_idle=residency.unload_when_idle,
             patient=residency.patient > 0,
-            only_free_memory=residency.only_free_memory,
         )
 
-    def _load_fallback(self, model: ServedModel) -> None:
+    @staticmethod
+    def _load_fallback(model: ServedModel) -> None:
         """Load the next placement when an engine goes down."""
         for placement, following in pairwise(model.placements):
-            key = (model.id, placement.device.value)
-            if placement.engine.status.state not in _DOWN:
-                self._down.discard(key)
-            elif key not in self._down:
-                self._down.add(key)
-                if following.engine.status.state is EngineState.UNLOADED:
-                    following.residency.request_load()
+            down = placement.engine.status.state in _DOWN
+            if down and not placement.residency.down and following.engine.status.state is EngineState.UNLOADED:
+                following.residency.request_load()
+            placement.residency.down = down
 
     @staticmethod
     def _estimate_waits(snapshot: list[Unit], units: dict[Key, tuple[ServedModel, Placement]]) -> None:

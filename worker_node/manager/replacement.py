@@ -12,7 +12,7 @@ from pathlib import Path
 
 from worker_node.core.errors import InsufficientStorage
 from worker_node.engines.protocol import EngineState
-from worker_node.manager.placement import Placement, first_change
+from worker_node.manager.placement import first_change
 from worker_node.manager.reconciler import Reconciler
 from worker_node.manager.served import FailedModel, Names, ServedModel
 from worker_node.models.store import ModelStore
@@ -51,38 +51,25 @@ class Turnover:
     async def replace(self, old: ServedModel, new: ServedModel) -> str | None:
         """Serve `new` in place of `old`, which serves until its last request. Returns why `new` could not be loaded.
 
-        Before that `new` is loaded where it is eager first, and on each device that `old` serves on: there into free
-        memory only. Where memory does not hold both, `new` is loaded when `old` has ended, and requests wait.
+        The first engine of `new` is loaded before that, if it is eager or `old` serves on its device and memory holds
+        both. The others are loaded after the change where they are eager or `old` served, and requests for them wait.
         """
-        first = new.placements[0] if new.placements[0].eager else None
-        earlier = {placement.device: placement for placement in old.placements if placement.engine.ready}
-        loading = [placement for placement in new.placements if placement is first or placement.device in earlier]
-        for placement in loading:
-            placement.residency.only_free_memory = placement is not first
-
-        def needed() -> list[Placement]:
-            # An earlier engine that has been unloaded or has failed meanwhile serves nobody.
-            return [p for p in loading if p is first or earlier[p.device].engine.ready]
-
-        def failed() -> Placement | None:
-            return next((p for p in needed() if p.engine.status.state in _DOWN), None)
-
+        first = new.placements[0]
+        served = {placement.device for placement in old.placements if placement.engine.ready}
         self._reconciler.unserved.append(new)
         self._reconciler.manage(new)
         try:
-            for placement in loading:
-                placement.residency.request_load()
-            while failed() is None and any(placement.state is EngineState.STARTING for placement in needed()):
-                if first is not None and first.state is EngineState.UNLOADED:
-                    break  # refused for want of memory: the others are not waited for either
-                await first_change([*loading, *earlier.values()])
+            if first.device in served:
+                first.residency.request_load()
+            while first.state is EngineState.STARTING:
+                await first_change([first])
         finally:
             self._reconciler.unserved.remove(new)
-        if (broken := failed()) is not None:
-            reason = broken.engine.status.reason
+        if first.engine.status.state in _DOWN:
+            reason = first.engine.status.reason
             await self._stop(new)
             return (
-                f"{new.id} could not be loaded on {broken.device} with its new settings, and serves with the earlier "
+                f"{new.id} could not be loaded on {first.device} with its new settings, and serves with the earlier "
                 f"ones: {reason}"
             )
         if not any(model is old for model in self._names.models):
@@ -91,14 +78,9 @@ class Turnover:
         self._names.swap(old, new)
         self._reconciler.manage(new)
         self._start_to_retire(old)
-        for placement in loading:
-            residency, state = placement.residency, placement.engine.status.state
-            residency.only_free_memory = False
-            if state is not EngineState.READY and placement.eager:
-                residency.request_load(on_request=True)
-            elif state is EngineState.UNLOADED:  # a request will have it loaded
-                residency.cancel_load_request()
-                residency.refusal = None
+        for placement in new.placements:
+            if placement.state is EngineState.UNLOADED and (placement.eager or placement.device in served):
+                placement.residency.request_load(on_request=True)
         return None
 
     async def retire(self, model: ServedModel, *, drain: bool = True) -> None:

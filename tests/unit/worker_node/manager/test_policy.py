@@ -122,26 +122,6 @@ def test_any_snapshot_keeps_the_promises():
         assert all(by_key[key].wanted_since is not None for key in plan.loads)
 
 
-def test_a_load_into_spare_memory_evicts_nothing_and_never_waits():
-    rng = random.Random(10)
-    outcomes = set()
-    for _ in range(2_000):
-        others = random_units(rng, rng.randint(0, 6))
-        patient = rng.random() < 0.5
-        wanted = unit(
-            "wanted", UNLOADED, memory=rng.randint(1, 200), wanted_since=1.0, patient=patient, only_free_memory=True
-        )
-        held = sum(u.memory for u in others if u.state is not UNLOADED)
-        budget = rng.randint(max(1, held), held + 250)
-        plan = decide([*others, wanted], {"host": budget}, 200.0)
-        fits = held + wanted.memory <= budget
-        assert plan.unloads == ()
-        assert plan.loads == ((wanted.key,) if fits else ())
-        assert [refusal.key for refusal in plan.refusals] == ([] if fits else [wanted.key])
-        outcomes.add(fits)
-    assert outcomes == {False, True}
-
-
 def test_the_refusal_names_what_is_in_the_way():
     pinned, busy = unit("pinned", pinned=True), unit("busy", busy=True)
     wanted = unit("wanted", UNLOADED, wanted_since=1.0)

@@ -1,5 +1,5 @@
-"""A model on two devices is changed by a reload: each device that serves goes on serving. Engines are scripted, time
-jumps; how a request is routed, waits or is refused is the real code."""
+"""A model on two devices is changed by a reload: the first device goes on serving. Engines are scripted, time jumps;
+how a request is routed, waits or is refused is the real code."""
 
 import asyncio
 import random
@@ -53,8 +53,8 @@ class World:
         self.forms += 1
         name = f"form {self.forms}"
         engines = [
-            ScriptedEngine(name, NPU, self.machine, size=sizes[0], load_s=npu_s),
-            ScriptedEngine(name, CPU, self.machine, size=sizes[1], load_s=cpu_s, failures=failures),
+            ScriptedEngine(name, NPU, self.machine, size=sizes[0], load_s=npu_s, failures=failures),
+            ScriptedEngine(name, CPU, self.machine, size=sizes[1], load_s=cpu_s),
         ]
         model = scripted_model("m", engines, self.clock, pinned=not lazy)
         npu, cpu = model.placements
@@ -106,21 +106,21 @@ def run(monkeypatch, scenario, **options):
         runner.run(main())
 
 
-@pytest.mark.parametrize("needs", [frozenset(), frozenset({"n"})], ids=["required device", "only the CPU can"])
-@pytest.mark.parametrize("times", [(3.0, 20.0), (20.0, 3.0)], ids=["CPU later", "NPU later"])
 @pytest.mark.parametrize("eager", [False, True], ids=["loaded on demand", "loaded with the node"])
-def test_requests_for_the_second_device_never_wait_while_a_model_is_changed(monkeypatch, eager, times, needs):
+def test_the_first_device_never_waits_for_a_change_and_the_second_one_load(monkeypatch, eager):
     async def scenario(world):
-        changing = world.change(world.form(*times))
+        changing = world.change(world.form(cpu_s=9.0))
         served = []
-        while not changing.done() or len(served) < 30:
-            form, waited = await world.request(None if needs else CPU, needs=needs)
+        while not changing.done() or len(served) < 10:
+            form, waited = await world.request(NPU)
             assert waited == 0
             served.append(form)
             await asyncio.sleep(1)
         assert await changing is None
         assert served == sorted(served), "from the earlier form to the later one, once"
-        assert 20 <= served.count("form 1") <= 22
+        assert 2 <= served.count("form 1") <= 4
+        form, waited = await world.request(CPU, limit_s=10.0, needs=frozenset({"n"}))
+        assert (form, waited <= 9) == ("form 2", True)
         assert len(world.machine.memory) == 2
 
     run(monkeypatch, scenario, eager=eager)
@@ -129,23 +129,12 @@ def test_requests_for_the_second_device_never_wait_while_a_model_is_changed(monk
 def test_a_model_that_is_loaded_on_demand_is_changed_without_a_wait_where_it_is_loaded(monkeypatch):
     async def scenario(world):
         await world.change(world.form(lazy=True))
-        served = [await world.request(device) for device in (NPU, CPU)]
-        assert served == [("form 2", 0), ("form 2", 0)]
+        assert await world.request(NPU) == ("form 2", 0)
+        await asyncio.sleep(30)
         world.manager.unload(world.model)
         await asyncio.sleep(5)
         await world.change(world.form(lazy=True))
         assert not world.machine.memory, "what was not loaded is not loaded for a change"
-
-    run(monkeypatch, scenario)
-
-
-def test_a_device_on_which_the_earlier_form_does_not_serve_is_not_waited_for(monkeypatch):
-    async def scenario(world):
-        assert await world.model.placements[1].engine.unload()
-        began = world.clock()
-        await world.change(world.form())
-        assert world.clock() - began == 3.0
-        assert world.model.placements[1].engine.loads == 0
 
     run(monkeypatch, scenario)
 
@@ -168,58 +157,16 @@ def test_where_memory_holds_only_one_of_them_requests_wait_for_the_later_form(mo
     run(monkeypatch, scenario, budget=350, eager=eager)
 
 
-def test_nothing_is_unloaded_to_hold_both_forms_on_the_second_device(monkeypatch):
-    async def scenario(world):
-        (other,) = world.others
-        other.placements[0].wake()
-        await asyncio.sleep(5)
-        assert await world.change(world.form()) is None
-        assert other.placements[0].engine.state is EngineState.READY
-        # As any other load, one that a request needs makes room.
-        assert (await world.request(limit_s=LONG_S))[0] == "form 2"
-
-    run(monkeypatch, scenario, budget=390, others=[("other", 80)])
-
-
-def test_what_does_not_fit_on_the_preferred_device_is_not_delayed_by_the_second(monkeypatch):
-    async def scenario(world):
-        new = world.form(sizes=(200, 100))
-        began = world.clock()
-        assert await world.change(new) is None
-        assert world.clock() - began < 3.0
-        assert [(await world.request(device, limit_s=25.0))[0] for device in (NPU, CPU)] == ["form 2"] * 2
-
-    run(monkeypatch, scenario, budget=390, eager=True)
-
-
-def test_an_engine_of_the_later_form_that_is_ready_first_makes_room_for_nobody(monkeypatch):
-    async def scenario(world):
-        (other,) = world.others
-        new = world.form()
-        changing = world.change(new)
-        await asyncio.sleep(5)
-        other.placements[0].wake()
-        loading = asyncio.create_task(other.placements[0].settled(world.clock() + LONG_S))
-        await changing
-        assert [placement.engine.loads for placement in new.placements] == [1, 1]
-        assert (await world.request(NPU)) == ("form 2", 0)
-        await loading
-        assert other.placements[0].engine.ready
-
-    run(monkeypatch, scenario, budget=420, eager=True, others=[("other", 80)])
-
-
-@pytest.mark.parametrize("eager", [False, True])
-def test_a_form_that_cannot_be_loaded_where_the_model_serves_leaves_the_earlier_one(monkeypatch, eager):
+def test_a_form_that_cannot_be_loaded_on_the_first_device_leaves_the_earlier_one(monkeypatch):
     async def scenario(world):
         before = world.model
         problem = await world.change(world.form(failures=[True]))
-        assert "could not be loaded on CPU with its new settings, and serves with the earlier ones" in problem
+        assert "could not be loaded on NPU with its new settings, and serves with the earlier ones" in problem
         assert world.model is before
         assert [await world.request(device) for device in (NPU, CPU)] == [("form 1", 0)] * 2
         assert len(world.machine.memory) == 2, "what was loaded of the later form is gone"
 
-    run(monkeypatch, scenario, eager=eager)
+    run(monkeypatch, scenario)
 
 
 @pytest.mark.parametrize("second", [3.0, 4.0, 22.0], ids=["while it loads", "when it is ready", "at the end"])
@@ -290,7 +237,7 @@ def test_a_model_that_is_removed_during_a_change_is_gone_in_both_forms(monkeypat
 def test_a_node_that_stops_during_a_change_leaves_no_process(monkeypatch):
     async def scenario(world):
         changing = world.change(world.form())
-        await asyncio.sleep(5)
+        await asyncio.sleep(1)
         await world.manager.stop()
         assert not world.machine.memory
         assert await changing is not None
@@ -298,9 +245,8 @@ def test_a_node_that_stops_during_a_change_leaves_no_process(monkeypatch):
     run(monkeypatch, scenario)
 
 
-@pytest.mark.parametrize("eager", [False, True])
-def test_random_changes_under_load_refuse_no_request_for_either_device(monkeypatch, long, eager):
-    """Requests with limits shorter than any load: whoever waited for one would be refused."""
+def test_random_changes_under_load_refuse_no_request_for_the_first_device(monkeypatch, long):
+    """Requests with limits shorter than any load: one that waited for it would be refused."""
 
     def seeded(seed):
         async def scenario(world):
@@ -309,28 +255,24 @@ def test_random_changes_under_load_refuse_no_request_for_either_device(monkeypat
 
             async def caller():
                 while not over.is_set():
-                    device = rng.choice([NPU, CPU])
-                    _, waited = await world.request(device, limit_s=0.5, work_s=rng.choice([0.0, 0.3, 10.0]))
+                    _, waited = await world.request(NPU, limit_s=0.5, work_s=rng.choice([0.0, 0.3, 10.0]))
                     assert waited == 0
                     await asyncio.sleep(rng.choice([0.0, 0.1]))
 
             callers = [asyncio.create_task(caller()) for _ in range(3)]
             for _ in range(10):
                 failures = [rng.random() < 0.3]
-                times = (rng.choice([0.6, 3.0, 30.0]) for _ in range(2))
-                problem = await world.change(world.form(*times, failures=failures))
+                problem = await world.change(world.form(rng.choice([0.6, 3.0, 30.0]), failures=failures))
                 assert (problem is not None) == failures[0]
                 await asyncio.sleep(rng.choice([0.0, 5.0]))
                 assert not any(task.done() for task in callers), callers
             over.set()
             await asyncio.gather(*callers)
-            await asyncio.sleep(1)
-            assert len(world.machine.memory) == 2
 
         return scenario
 
     for seed in range(100 if long else 5):
-        run(monkeypatch, seeded(seed), eager=eager)
+        run(monkeypatch, seeded(seed))
 
 
 def test_random_changes_within_a_budget_end_and_leave_nothing_waiting(monkeypatch, long):
