@@ -15,7 +15,7 @@ from typing import Any, Literal
 from backend_client.bulk.optional import file_system, need
 from backend_client.errors import ConfigurationError
 
-Form = Literal["parquet", "jsonl", "csv"]
+Form = Literal["parquet", "jsonl", "csv", "txt"]
 
 # A line of JSON is taken for 1 KiB where a number of rows has to become a number of bytes: the plan reads no data.
 BYTES_PER_ROW = 1024
@@ -34,12 +34,13 @@ class InputFile:
     @property
     def splits(self) -> bool:
         """Whether a part of it can be read without what comes before."""
-        return self.form == "parquet" or (self.form == "jsonl" and not self.compression)
+        return self.form == "parquet" or (self.form in {"jsonl", "txt"} and not self.compression)
 
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """Rows `start` to `stop` (exclusive) of a Parquet file; of a plain JSONL file the lines that begin in these bytes.
+    """Rows `start` to `stop` (exclusive) of a Parquet file; of a plain JSONL or text file, the lines that
+    begin in these bytes.
 
     Other files are one fragment each. `rows` is their number where metadata tells it. `problem` says why a file cannot
     be read at all; its fragment holds no rows, and is committed with one record among the rejected ones.
@@ -110,6 +111,7 @@ _FORMS: dict[str, Form] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".csv": "csv",
+    ".txt": "txt",
 }
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 _VERSIONS = ("ETag", "etag", "generation", "md5", "mtime", "LastModified", "last_modified", "modified", "created")
@@ -181,7 +183,8 @@ def _below(system: Any, path: str, walked: list[str]) -> Iterator[dict[str, Any]
             if not any(f"{real}/".startswith(f"{known}/") or f"{known}/".startswith(f"{real}/") for known in walked):
                 walked.append(real)
                 yield from _below(system, info["name"], walked)
-        elif _suffixes(info["name"])[0]:
+        # A text file in a directory is more often a note on the data than a part of it.
+        elif _suffixes(info["name"])[0] not in {None, "txt"}:
             yield _target(system, info)
 
 

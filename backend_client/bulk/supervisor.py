@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import multiprocessing
 import os
-import selectors
 import signal
-import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import BinaryIO
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkProcess
 
 # Deaths without a fragment done in between: then it is not the fragments.
 _MOST_IN_A_ROW = 20
 _FORWARDED = (signal.SIGTERM, signal.SIGINT)
 _PR_SET_PDEATHSIG = 1
+_LOOK_S = 0.5
 
 Note = Callable[[str, bool], None]
 """Called with a fragment's id when its processing begins (True) and when it has ended (False)."""
@@ -94,96 +95,65 @@ class _End:
 
 
 def _once(work: Callable[[History, Note], int], history: History) -> _End:
-    reader, writer = os.pipe()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    parent = os.getpid()
+    context = multiprocessing.get_context("fork")
+    reader, writer = context.Pipe(duplex=False)
+    child = context.Process(target=_child, args=(work, history, writer, os.getpid()))
+    end, under_way = _End(), set[str]()
     # Blocked until both processes have their handlers: a signal in between would be lost.
     signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     try:
-        child = os.fork()
-        if child == 0:
-            _child(work, history, writer, parent)
-        os.close(writer)
-        with os.fdopen(reader, "rb", buffering=0) as events, _signals() as signals:
+        child.start()
+        writer.close()
+        with reader, _passed_on(child, end):
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
-            end = _watched(child, events, signals)
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
-    _, status = os.waitpid(child, 0)
-    end.status = os.waitstatus_to_exitcode(status)
-    return end
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[socket.socket]:
-    """A socket with the numbers of the signals that arrive while the block runs.
-
-    A handler would not do: a signal that arrives just before a call that blocks is handled after it.
-    """
-    numbers, writer = socket.socketpair()
-    with numbers, writer:
-        writer.setblocking(False)
-        wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-        # A shell starts what goes on in the background with SIGINT ignored, and so it stays.
-        heeded = [number for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
-        before = {number: signal.signal(number, lambda *_: None) for number in heeded}
-        try:
-            yield numbers
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            signal.set_wakeup_fd(wakeup)
-
-
-def _watched(child: int, events: BinaryIO, signals: socket.socket) -> _End:
-    """Pass signals on to the child until it has ended; what it noted until then."""
-    end, under_way, rest = _End(), set[str](), b""
-    with selectors.DefaultSelector() as selector:
-        selector.register(events, selectors.EVENT_READ)
-        selector.register(signals, selectors.EVENT_READ)
-        while True:
-            ready = {key.fileobj for key, _ in selector.select()}
-            if signals in ready:
-                for number in set(signals.recv(64)) & set(_FORWARDED):
-                    end.stopped = True
-                    os.kill(child, number)
-            if events not in ready:
-                continue
-            data = events.read(65536)
-            if not data:
-                end.under_way = frozenset(under_way)
-                return end
-            *lines, rest = (rest + data).split(b"\n")
-            for line in lines:
-                fragment = line[1:].decode()
-                if line.startswith(b"+"):
+            while True:
+                # A handler runs between two calls: one that blocked for ever could keep it from that.
+                if not reader.poll(_LOOK_S):
+                    continue
+                fragment, begun = reader.recv()
+                if begun:
                     under_way.add(fragment)
                 else:
                     under_way.discard(fragment)
                     end.progressed = True
-
-
-def _child(work: Callable[[History, Note], int], history: History, writer: int, parent: int) -> None:
-    """What the child does; does not return."""
-    status = 1
-    try:
-        # A process group of its own: Ctrl-C of a terminal reaches it once, through its parent.
-        os.setpgid(0, 0)
-        _end_with(parent)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
-        status = work(history, lambda fragment, begun: _write(writer, fragment, begun))
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
-    except BaseException:  # noqa: BLE001  (what would be printed at the end of a process)
-        sys.excepthook(*sys.exc_info())
+    except EOFError:
+        child.join()
     finally:
-        os._exit(status)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+    end.status = child.exitcode or 0
+    end.under_way = frozenset(under_way)
+    return end
 
 
-def _write(writer: int, fragment: str, begun: bool) -> None:
-    os.write(writer, f"{'+' if begun else '-'}{fragment}\n".encode())
+@contextlib.contextmanager
+def _passed_on(child: ForkProcess, end: _End) -> Iterator[None]:
+    """Signals that arrive while the block runs go to the child."""
+
+    def pass_on(number: int, _: object) -> None:
+        end.stopped = True
+        os.kill(child.pid or 0, number)
+
+    # A shell starts what goes on in the background with SIGINT ignored, and so it stays.
+    heeded = [number for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, pass_on) for number in heeded}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _child(work: Callable[[History, Note], int], history: History, writer: Connection, parent: int) -> None:
+    """What the child does; does not return."""
+    # A process group of its own: Ctrl-C of a terminal reaches it once, through its parent.
+    os.setpgid(0, 0)
+    _end_with(parent)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+    status = work(history, lambda fragment, begun: writer.send((fragment, begun)))
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
 
 
 def _end_with(parent: int) -> None:
@@ -192,16 +162,3 @@ def _end_with(parent: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-
-
-@contextlib.contextmanager
-def noted(note: Note | None, fragment: str) -> Iterator[None]:
-    """The block processes the fragment."""
-    if note is None:
-        yield
-        return
-    note(fragment, True)
-    try:
-        yield
-    finally:
-        note(fragment, False)

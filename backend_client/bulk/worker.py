@@ -14,7 +14,7 @@ from backend_client.bulk.output import Receipt
 from backend_client.bulk.process import Work, process
 from backend_client.bulk.request import BulkRequest
 from backend_client.bulk.stores import Store, open_store
-from backend_client.bulk.supervisor import Note, noted
+from backend_client.bulk.supervisor import Note
 from backend_client.bulk.tied_node import TiedNode
 from backend_client.client import InferenceClient, NPUClient
 from backend_client.errors import (
@@ -50,7 +50,7 @@ class Worker:
     def __init__(self, request: BulkRequest, settings: ClientSettings, note: Note | None = None) -> None:
         self.lost = 0
         self.slots = request.window
-        self._note = note
+        self._note = note or (lambda _fragment, _begun: None)
         self._request = request
         self._settings = settings
         self._client: InferenceClient | None = None
@@ -117,8 +117,11 @@ class Worker:
 
     async def submit(self, fragment: Fragment) -> Receipt:
         """Process a fragment of the job that was begun."""
-        with noted(self._note, fragment.id):
+        self._note(fragment.id, True)
+        try:
             return await process(fragment, *self.begun)
+        finally:
+            self._note(fragment.id, False)
 
     async def changed(self) -> None:
         """See Executor: its slots never do."""

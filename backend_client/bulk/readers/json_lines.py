@@ -13,6 +13,7 @@ from backend_client.bulk.optional import need
 from backend_client.bulk.readers.source import InputSource, opened
 
 LONGEST_LINE = 16 * 1024 * 1024
+_TOO_LONG = f"the line is longer than {LONGEST_LINE} bytes"
 _BLOCK = 1024 * 1024
 # Of a stream that ends early, what comes before the block in which it does is kept.
 _SMALL_BLOCK = 16 * 1024
@@ -97,7 +98,7 @@ def _decompressed(source: InputSource, compression: str) -> Iterator[bytes]:
     raise Damaged(offset, f"the file is damaged or ends early: {why}")
 
 
-# Rows of JSON lines: objects, or plain strings, which are taken for the input itself.
+# Rows of JSON lines: objects, or plain strings, which are taken for the input itself, as lines of text files are.
 #
 # The columns of all lines are found before the first is served, so that all files have one schema. A column whose
 # values
@@ -165,15 +166,25 @@ def _rows(fragment: Fragment, job: BulkJob) -> Iterator[tuple[int, Row | Rejecti
     with opened(fragment.file) as source:
         try:
             for offset, line in lines(source, fragment):
-                if line is None or line.strip():
+                if fragment.file.form == "txt":
+                    yield offset, _text_row(offset, line, job)
+                elif line is None or line.strip():
                     yield offset, _row(offset, line, job)
         except Damaged as error:
             yield error.offset, Rejection(error.offset, str(error), rest=True)
 
 
+def _text_row(offset: int, line: bytes | None, job: BulkJob) -> Row | Rejection:
+    """The line as it is; an empty one is a row, too, so that rows are counted as lines are."""
+    try:
+        return Rejection(offset, _TOO_LONG) if line is None else {job.column: line.removesuffix(b"\r").decode()}
+    except UnicodeDecodeError:
+        return Rejection(offset, "invalid UTF-8")
+
+
 def _row(offset: int, line: bytes | None, job: BulkJob) -> Row | Rejection:
     if line is None:
-        return Rejection(offset, f"the line is longer than {LONGEST_LINE} bytes")
+        return Rejection(offset, _TOO_LONG)
     try:
         value = json.loads((line if offset else line.removeprefix(codecs.BOM_UTF8)).decode())
     except (ValueError, RecursionError) as error:

@@ -131,7 +131,7 @@ def test_an_output_that_cannot_be_written_is_one_sentence(tmp_path, capsys):
         out = tmp_path / "missing" / "out.npy"
         assert main(["--node", url, "embed", "--in", str(tmp_path / "in.txt"), "--out", str(out)]) == 1
     err = capsys.readouterr().err
-    assert err.startswith(f"npu-client: {out}.part: no such file or directory")
+    assert err.startswith(f"npu-client: the directory {out.parent} of the output does not exist")
     assert err.count("\n") == 1
 
 

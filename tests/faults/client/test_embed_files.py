@@ -56,35 +56,37 @@ def test_each_format_holds_every_vector_in_order(source, tmp_path, suffix):
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([out.name, source.name])
 
 
+@pytest.fixture
+def fails_late(node, monkeypatch):
+    """The node answers no request with one of the texts; fragments are small enough that some are done before."""
+    monkeypatch.setattr(embed, "ROWS_PER_FRAGMENT", 1)
+    # A client that asks once: retries would only make these tests slower.
+    monkeypatch.setenv("NPU_CLIENT_RETRY__ATTEMPTS", "1")
+
+    async def fail(_):
+        return error_response(503, "engine_unavailable") if TEXTS[250] in node.bodies[-1]["texts"] else None
+
+    node.respond = fail
+
+
+@pytest.mark.usefixtures("fails_late")
 def test_what_is_done_is_not_done_again(node, source, tmp_path, capsys):
     out = tmp_path / "out.npy"
-
-    async def fail_late(_):
-        return error_response(400, "invalid_request") if TEXTS[150] in node.bodies[-1]["texts"] else None
-
-    node.respond = fail_late
     assert main(["embed", "--in", str(source), "--out", str(out)]) == 1
     assert not out.exists()
-    part = tmp_path / "out.npy.part"
-    assert part.stat().st_size == 128 * 8 * 4
-    with part.open("ab") as torn:
-        torn.write(b"half")
     node.respond = None
     node.bodies.clear()
     assert main(["embed", "--in", str(source), "--out", str(out)]) == 0
-    # A request that the first run gave up may still have come in after the list was cleared.
-    assert {text for body in node.bodies for text in body["texts"]} == set(TEXTS[128:])
+    again = {text for body in node.bodies for text in body["texts"]}
+    assert TEXTS[250] in again
+    assert TEXTS[0] not in again
     np.testing.assert_array_equal(read(out), vectors_for(TEXTS))
-    assert "300 texts (128 of them done before)" in capsys.readouterr().err
+    assert f"300 texts ({300 - len(again & set(TEXTS))} of them done before)" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("fails_late")
 def test_another_vector_space_or_input_does_not_continue(node, source, tmp_path, capsys):
     out = tmp_path / "out.npy"
-
-    async def fail_late(_):
-        return error_response(400, "invalid_request") if TEXTS[150] in node.bodies[-1]["texts"] else None
-
-    node.respond = fail_late
     assert main(["embed", "--in", str(source), "--out", str(out)]) == 1
     node.respond = None
     node.space = "space-b"
@@ -93,24 +95,20 @@ def test_another_vector_space_or_input_does_not_continue(node, source, tmp_path,
     node.space = "space-a"
     source.write_text('"another"\n', encoding="utf-8")
     assert main(["embed", "--in", str(source), "--out", str(out)]) == 1
-    assert "begun from another input" in capsys.readouterr().err
+    assert "holds another job" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("fails_late")
 def test_an_alias_that_means_another_model_does_not_continue(node, source, tmp_path, capsys):
     """Rows are continued under the name that was asked for, not under the model that happened to answer."""
     out = tmp_path / "out.npy"
     node.embedders = {"model-a": "space-of-a", "model-b": "space-of-b"}
     node.aliases = {"prod": "model-a"}
-
-    async def fail_late(_):
-        return error_response(400, "invalid_request") if TEXTS[150] in node.bodies[-1]["texts"] else None
-
-    node.respond = fail_late
     command = ["embed", "--in", str(source), "--out", str(out)]
     assert main([*command, "--model", "prod"]) == 1
     node.respond = None
     assert main([*command, "--model", "model-a"]) == 1
-    assert "holds vectors of prod" in capsys.readouterr().err
+    assert 'model: "prod" in job.json' in capsys.readouterr().err
     node.aliases = {"prod": "model-b"}
     assert main([*command, "--model", "prod"]) == 1
     assert "vector space" in capsys.readouterr().err
@@ -120,7 +118,7 @@ def test_an_alias_that_means_another_model_does_not_continue(node, source, tmp_p
 
 
 @pytest.mark.usefixtures("node")
-def test_mistakes_are_named(source, tmp_path, capsys, monkeypatch):
+def test_mistakes_are_named(source, tmp_path, capsys):
     broken = tmp_path / "broken.jsonl"
     broken.write_text('"fine"\n{"no": "text"}\n', encoding="utf-8")
     for arguments, message in [
@@ -132,9 +130,13 @@ def test_mistakes_are_named(source, tmp_path, capsys, monkeypatch):
     ]:
         assert main(["embed", *arguments]) == 1
         assert message in capsys.readouterr().err
-    monkeypatch.setattr(embed.importlib.util, "find_spec", lambda _: None)
-    assert main(["embed", "--in", str(source), "--out", str(tmp_path / "o.parquet")]) == 1
-    assert "pip install 'npu-node[parquet]'" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("node")
+def test_each_line_of_a_text_file_is_a_row_empty_ones_too(tmp_path):
+    (tmp_path / "in.txt").write_bytes("a\r\n\nä".encode())
+    assert main(["embed", "--in", str(tmp_path / "in.txt"), "--out", str(tmp_path / "out.npy")]) == 0
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), vectors_for(["a", "", "ä"]))
 
 
 @pytest.mark.usefixtures("node")
