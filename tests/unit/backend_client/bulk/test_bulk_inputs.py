@@ -6,7 +6,7 @@ from backend_client.bulk.inputs import changed, check_apart, list_inputs
 from backend_client.errors import ConfigurationError
 
 
-@pytest.mark.parametrize("name", ["in.txt", "in.parquet.gz"])
+@pytest.mark.parametrize("name", ["in.md", "in.parquet.gz"])
 def test_a_file_of_no_known_form_is_refused(tmp_path, name):
     (tmp_path / name).write_bytes(b"")
     with pytest.raises(ConfigurationError, match="no known form"):
