@@ -1,31 +1,30 @@
-"""Checks the arguments of a call before anything is sent.
+"""Checks and reads the arguments of a call before anything is sent.
 
-Every function raises InvalidArgument, which names the argument and its type and repeats no value."""
+Every function raises InvalidArgument, which names the argument and its type and repeats no value.
+"""
 
 from __future__ import annotations
 
 import difflib
-import inspect
-import math
+import json
+import os
 import re
-import types
+import threading
 from collections.abc import AsyncIterable, Callable, Iterable, KeysView, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from numbers import Integral, Real
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias, get_type_hints
 
-from pydantic import BaseModel
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
-from backend_client.errors import InvalidAnswer, InvalidArgument
-from backend_client.results import ChatResult
+from backend_client.errors import InvalidArgument
+from backend_client.http.forms import MOST_BYTES
+from backend_client.lifetime import in_daemon_thread
 
-# Names come back in messages and logs.
-_NAME_CHARS = 256
-_NAME = re.compile(rf"[^\x00-\x1f\x7f]{{1,{_NAME_CHARS}}}")
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
-_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
-# What frames a request, or says what other options say: another value would break the request or be lost.
+# What frames a request: another value would break it.
 _OWN_HEADERS = frozenset({
     "accept", "accept-encoding", "connection", "content-encoding", "content-length", "content-type", "expect", "host",
     "keep-alive", "te", "trailer", "transfer-encoding", "upgrade",
@@ -37,17 +36,77 @@ _OPTION_OF_HEADER = {
     "x-npu-require-device": "require_device",
     "x-npu-local-only": "local_only",
 }
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _HEADER_TEXT = re.compile(r"[\x20-\x7e]*")
-_SURROGATE = re.compile("[\ud800-\udfff]")
-_INVALID = object()
-# Returns the value as it is sent, or _INVALID.
-_Reader = Callable[[Any], Any]
+
+
+def options(method: str, given: Mapping[str, Any], declared: type) -> dict[str, Any]:
+    """The options that were given, as the TypedDict `declared` types them; None means not given."""
+    if not given:
+        return {}
+    checked = _checked_by(declared)
+    for name in given:
+        if name not in checked.model_fields:
+            raise InvalidArgument(_unknown(method, name, checked.model_fields), param=name)
+    values = {name: _plain(value) for name, value in given.items() if value is not None}
+    try:
+        read = checked.model_validate(values)
+    except ValidationError as error:
+        problems = error.errors(include_input=False, include_url=False, include_context=False)
+    else:
+        headers(values.get("extra_headers", {}))
+        return {name: getattr(read, name) for name in values}
+    # Raised outside of the handler: that error holds the values.
+    name = str(problems[0]["loc"][0])
+    expected = [problem["msg"].removeprefix("Input should be ") for problem in problems if problem["loc"][0] == name]
+    must = checked.model_fields[name].description or " or ".join(dict.fromkeys(expected))
+    raise InvalidArgument(f"{name} must be {must}; {method}() got {type(values[name]).__name__}", param=name)
+
+
+@cache
+def _checked_by(declared: type) -> type[BaseModel]:
+    """A model with the fields of a TypedDict, which pydantic would not take as it is before Python 3.12."""
+    config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, str_min_length=1)
+    fields: dict[str, Any] = {
+        name: (hint, None) for name, hint in get_type_hints(declared, include_extras=True).items()
+    }
+    return create_model(declared.__name__, __config__=config, **fields)
+
+
+def _plain(value: Any) -> Any:
+    """numpy's numbers are numbers, and a tuple is as good as a list."""
+    if isinstance(value, np.generic):
+        return value.item()
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _unknown(method: str, name: str, known: Iterable[str]) -> str:
+    if name == "stream":
+        return f"{method}() has no option stream: call stream(prompt) for an answer piece by piece"
+    close = difflib.get_close_matches(name, list(known), 1)
+    hint = f"did you mean {close[0]}?" if close else f"it takes {', '.join(known)}"
+    return f"{method}() has no option {name}: {hint}"
+
+
+def headers(given: Mapping[str, str]) -> None:
+    """Raise InvalidArgument for extra headers that a node must not get."""
+    for name, value in given.items():
+        plain = name.lower()
+        problem = None
+        if not _HEADER_NAME.fullmatch(name) or not _HEADER_TEXT.fullmatch(value):
+            problem = "a name or a value that is not printable ASCII"
+        elif plain in _OPTION_OF_HEADER:
+            problem = f"{plain}: give the option {_OPTION_OF_HEADER[plain]}"
+        elif plain in _OWN_HEADERS or plain.startswith("proxy-"):
+            problem = f"{plain}, which the client sets itself"
+        if problem is not None:
+            raise InvalidArgument(f"extra_headers has {problem}", param="extra_headers")
 
 
 def text(value: object, name: str) -> str:
     """`value`, if it is a text that can be sent."""
     if not isinstance(value, str):
-        raise InvalidArgument(f"{name} is {_type(value)}, not str", param=name.partition("[")[0])
+        raise InvalidArgument(f"{name} must be a str, got {type(value).__name__}", param=name.partition("[")[0])
     if not value.isascii():
         try:
             value.encode()
@@ -69,192 +128,133 @@ def text_list(values: Iterable[str], name: str = "texts") -> list[str]:
     ]
 
 
-def words(values: Sequence[object], name: str, known: Sequence[str]) -> list[str]:
-    """`values`, if all of them are among the known words."""
-    if not values or not all(isinstance(value, str) and value in known for value in values):
-        raise InvalidArgument(f"{name} is a list of {' and '.join(map(repr, known))}", param=name)
-    return [str(value) for value in values]
-
-
 def ordered(values: Iterable[str], name: str = "texts") -> Iterable[str]:
     """`values`, if its order is that of the results and it is not one text by mistake."""
-    problem = None
+    hint = ""
     if isinstance(values, str | bytes | bytearray | memoryview):
-        problem = "one text; give a list of texts" + (", or call embed for one text" if name == "texts" else "")
-    elif isinstance(values, Mapping):
-        problem = "a mapping; give a list of its keys or of its values"
-    elif isinstance(values, AbstractSet) and not isinstance(values, KeysView):
-        problem = "without an order; give a list of texts"
+        hint = "; for one text call embed" if name == "texts" else ""
     elif isinstance(values, AsyncIterable):
-        problem = "asynchronous; give a list of texts" + (
-            ", or call embed_many or embed_stream" if name == "texts" else ""
-        )
-    else:
+        hint = "; call embed_many or embed_stream" if name == "texts" else ""
+    elif not isinstance(values, Mapping | AbstractSet) or isinstance(values, KeysView):
         try:
             return iter(values)
         except TypeError:
-            problem = "not iterable; give a list of texts"
-    raise InvalidArgument(f"{name} is {_type(values)}, {problem}", param=name)
+            pass
+    raise InvalidArgument(f"{name} must be a list of texts, got {type(values).__name__}{hint}", param=name)
 
 
 def messages(values: object) -> list[Any]:
     """OpenAI's messages: a list of mappings, or of the SDK's objects, that is not empty."""
-    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Sequence):
-        hint = (
-            "; for a prompt call generate, or give [{'role': 'user', 'content': …}]" if isinstance(values, str) else ""
-        )
-        raise InvalidArgument(f"messages is {_type(values)}, not a list of messages{hint}", param="messages")
-    if not values:
-        raise InvalidArgument("messages is empty", param="messages")
-    read: list[Any] = []
-    for index, value in enumerate(values):
-        message = value.model_dump(exclude_none=True) if isinstance(value, BaseModel) else value
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise InvalidArgument(f"messages[{index}] is {_type(value)}, not a mapping with a role", param="messages")
-        read.append(dict(message))
-    return read
-
-
-def no_answer(schema: str, result: ChatResult) -> InvalidAnswer:
-    """The error for an answer that is a tool call where an object was asked for."""
-    return InvalidAnswer(
-        f"the answer of {result.model} is not a valid {schema}; the model called a tool instead",
-        text=result.text,
-        finish_reason=result.finish_reason,
-        attempts=result.attempts,
-        request_id=result.request_id,
-    )
-
-
-def headers(value: object) -> None:
-    """Raise InvalidArgument for extra headers that a node must not get."""
-    if not isinstance(value, Mapping) or not all(
-        isinstance(name, str)
-        and _HEADER_NAME.fullmatch(name)
-        and isinstance(text, str)
-        and _HEADER_TEXT.fullmatch(text)
-        for name, text in value.items()
-    ):
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Sequence) or not values:
         raise InvalidArgument(
-            "extra_headers maps names of headers to texts of printable ASCII characters", param="extra_headers"
+            "messages must be a list such as [{'role': 'user', 'content': …}] that is not empty, got "
+            f"{type(values).__name__}; for a prompt call generate",
+            param="messages",
         )
-    for name in value:
-        plain = name.lower()
-        if plain in _OPTION_OF_HEADER:
-            raise InvalidArgument(
-                f"extra_headers has {plain}: give the option {_OPTION_OF_HEADER[plain]}", param="extra_headers"
-            )
-        if plain in _OWN_HEADERS or plain.startswith("proxy-"):
-            raise InvalidArgument(f"extra_headers has {plain}, which the client sets itself", param="extra_headers")
+    read = [value.model_dump(exclude_none=True) if isinstance(value, BaseModel) else value for value in values]
+    for index, message in enumerate(read):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            kind = type(message).__name__
+            raise InvalidArgument(f"messages[{index}] must be a mapping with a role, got {kind}", param="messages")
+    return [dict(message) for message in read]
 
 
-def plain_function(value: object, name: str) -> None:
-    """Check a callback: a function that may be called without being awaited, or None."""
-    if value is not None and (not callable(value) or inspect.iscoroutinefunction(value)):
-        kind = "a coroutine function" if callable(value) else _type(value)
-        raise InvalidArgument(f"{name} is {kind}; give a plain function", param=name)
+def is_model(value: object) -> bool:
+    """Whether it is a pydantic model (the class)."""
+    return isinstance(value, type) and issubclass(value, BaseModel)
 
 
-def options(method: str, given: Mapping[str, Any], declared: type) -> dict[str, Any]:
-    """The options that were given, as the TypedDict `declared` types them; None means not given."""
-    if not given:
-        return {}
-    rules = _rules(declared)
-    read: dict[str, Any] = {}
-    for name, value in given.items():
-        rule = rules.get(name)
-        if rule is None:
-            raise InvalidArgument(_unknown(method, name, rules), param=name)
-        if value is None:
-            continue
-        read[name] = rule[0](value)
-        if name == "extra_headers":
-            headers(value)
-        if name == "request_id" and not (isinstance(value, str) and _REQUEST_ID.fullmatch(value)):
-            raise InvalidArgument("request_id must be 1 to 128 letters, digits and ._:/+=@-", param=name)
-        if name == "model" and isinstance(value, str) and not _NAME.fullmatch(value):
-            raise InvalidArgument(f"model must be a name of 1 to {_NAME_CHARS} printable characters", param=name)
-        if read[name] is _INVALID:
-            raise InvalidArgument(f"{name} must be {rule[1]}; {method}() got {_got(value)}", param=name)
-    return read
+def response_format(model: Any) -> dict[str, Any]:
+    """OpenAI's `response_format` for a pydantic model: all its fields, and no others."""
+    if not is_model(model):
+        raise InvalidArgument("schema must be a pydantic model (the class)", param="schema")
+    name = re.sub(r"[^a-zA-Z0-9_-]", "_", model.__name__)[:64]
+    return {"type": "json_schema", "json_schema": {"name": name, "schema": _closed(model.model_json_schema())}}
 
 
-def _unknown(method: str, name: str, known: Iterable[str]) -> str:
-    if name == "stream":
-        return f"{method}() has no option stream: call stream(prompt) for an answer piece by piece"
-    close = difflib.get_close_matches(name, list(known), 1)
-    hint = f"did you mean {close[0]}?" if close else f"it takes {', '.join(known)}"
-    return f"{method}() has no option {name}: {hint}"
+def _closed(schema: Any) -> Any:
+    """The schema with every object closed and every property required, as strict servers demand."""
+    if isinstance(schema, list):
+        return [_closed(value) for value in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    found: dict[str, Any] = {name: value for name, value in schema.items() if name != "default"}
+    for name in ("properties", "$defs", "definitions", "patternProperties"):
+        if isinstance(found.get(name), Mapping):
+            found[name] = {key: _closed(value) for key, value in found[name].items()}
+    for name in ("anyOf", "allOf", "oneOf", "prefixItems", "items", "additionalProperties", "not"):
+        if name in found:
+            found[name] = _closed(found[name])
+    if isinstance(found.get("properties"), Mapping):
+        found["required"] = list(found["properties"])
+        found.setdefault("additionalProperties", False)
+    return found
 
 
-@cache
-def _rules(declared: type) -> dict[str, tuple[_Reader, str]]:
-    """For each option of a TypedDict: how to read a value, and what to call the values that are accepted."""
-    return {name: _rule(hint) for name, hint in get_type_hints(declared).items()}
+Audio: TypeAlias = str | Path | bytes | BinaryIO
+_PIECE = 1 << 20
 
 
-def _rule(hint: Any) -> tuple[_Reader, str]:
-    origin = get_origin(hint)
-    if origin in {Union, types.UnionType}:
-        rules = [_rule(part) for part in get_args(hint) if part is not types.NoneType]
-        return lambda value: _first(rules, value), " or ".join(name for _, name in rules)
-    if origin is Literal:
-        words = get_args(hint)
-        names = " or ".join(map(repr, words))
-        return lambda value: value if isinstance(value, str) and value in words else _INVALID, names
-    if origin is list and get_args(hint) == (str,):
-        return _strings, "a list of str"
-    known: dict[Any, tuple[_Reader, str]] = {
-        int: (_integer, "an int"),
-        float: (_number, "a finite number"),
-        str: (lambda value: value if value and _is_text(value) else _INVALID, "a str of Unicode that is not empty"),
-    }
-    if hint in known:
-        return known[hint]
-    kind = origin or hint
-    if kind is Any or not isinstance(kind, type):
-        return lambda value: value, "anything"
-    return lambda value: value if isinstance(value, kind) else _INVALID, f"a {kind.__name__}"
+async def recording(audio: Any) -> tuple[str, bytes]:
+    """The name and the bytes of a recording, of at most `MOST_BYTES`."""
+    if isinstance(audio, bytes | bytearray | memoryview):
+        name, content = "audio", bytes(audio)
+        _bound(len(content))
+    elif isinstance(audio, str | Path):
+        path = Path(audio)
+        name, content = path.name, await _read(lambda: path.open("rb"))
+    elif callable(getattr(audio, "read", None)):
+        given = getattr(audio, "name", None)
+        name = os.path.basename(given) if isinstance(given, str) else "audio"  # noqa: PTH119  (not always a path)
+        content = await _read(lambda: nullcontext(audio))
+    else:
+        kind = type(audio).__name__
+        raise InvalidArgument(f"audio must be a path, bytes or a file opened in binary mode, got {kind}", param="audio")
+    if not content:
+        raise InvalidArgument("audio is empty", param="audio")
+    return name or "audio", content
 
 
-def _first(rules: Iterable[tuple[_Reader, str]], value: Any) -> Any:
-    return next((read for reader, _ in rules if (read := reader(value)) is not _INVALID), _INVALID)
+async def _read(opened: Callable[[], AbstractContextManager[BinaryIO]]) -> bytes:
+    left = threading.Event()
 
+    def read() -> bytes:
+        """All of it piece by piece, so that it ends when nobody waits for it, or it has too many."""
+        content = bytearray()
+        with opened() as file:
+            while not left.is_set() and (piece := file.read(_PIECE)):
+                if not isinstance(piece, bytes):
+                    raise ValueError
+                content += piece
+                _bound(len(content))
+        return bytes(content)
 
-def _integer(value: Any) -> Any:
-    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else _INVALID
-
-
-def _number(value: Any) -> Any:
-    if not isinstance(value, Real) or isinstance(value, bool):
-        return _INVALID
     try:
-        number = float(value)
-    except OverflowError:
-        return _INVALID
-    if not math.isfinite(number):
-        return _INVALID
-    return int(value) if isinstance(value, Integral) else number
+        return await in_daemon_thread(read, "read a recording")
+    except InvalidArgument:
+        raise
+    except OSError as error:
+        problem = error.strerror or type(error).__name__
+    except ValueError:
+        # A path with a NUL, a file that was closed, or one of texts.
+        problem = "it must be a valid path, or a file that is open in binary mode"
+    finally:
+        left.set()
+    raise InvalidArgument(f"audio cannot be read: {problem}", param="audio")
 
 
-def _strings(value: Any) -> Any:
-    if not isinstance(value, list | tuple) or not all(_is_text(item) for item in value):
-        return _INVALID
-    return list(value)
+def _bound(size: int) -> None:
+    if size > MOST_BYTES:
+        raise InvalidArgument(f"audio must have at most {MOST_BYTES} bytes; send it in parts", param="audio")
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and not _SURROGATE.search(value)
-
-
-def _type(value: object) -> str:
-    return type(value).__name__
-
-
-def _got(value: object) -> str:
-    """What a refused value is, without the value."""
-    if isinstance(value, str):
-        return "another str" if value else "an empty str"
-    if isinstance(value, float) and not math.isfinite(value):
-        return "one that is not"
-    return f"a value of type {_type(value)}"
+def form_value(value: Any, name: str) -> str:
+    """An option as a field of a form."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not isinstance(value, Mapping):
+        return str(value)
+    try:
+        return json.dumps(dict(value), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgument(f"{name} has no JSON form ({error})", param=name) from error

@@ -1,10 +1,12 @@
-"""What all methods of a client share: the backend, the defaults of a view, the deadline, and closing."""
+"""The methods that every client has, whichever backend does the work: the fleet, the cloud, or both in that order."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, NoReturn, Protocol, Self, TypeVar, Unpack
@@ -14,6 +16,7 @@ import numpy.typing as npt
 from pydantic import BaseModel
 
 from backend_client import arguments
+from backend_client.arguments import Audio
 from backend_client.embed_many import Progress, Source, embed_in_batches, embed_windowed
 from backend_client.errors import DeadlineExceeded, InvalidArgument
 from backend_client.http.answers import count_in, ranking_in, transcription_in
@@ -23,7 +26,6 @@ from backend_client.http.messages import EmbedJob, Exchange, encode, split_optio
 from backend_client.http.stream_forms import EventStream
 from backend_client.lifetime import Clock, Deadline, OneLoop, OpenCalls
 from backend_client.options import ClientOptions
-from backend_client.recordings import Audio, form_value, read_recording
 from backend_client.results import (
     CallOptions,
     ChatOptions,
@@ -42,7 +44,6 @@ from backend_client.results import (
     Transcription,
     origin_fields,
 )
-from backend_client.schema import is_model, model_class, response_format
 from backend_client.streams import (
     Answer,
     ChatItems,
@@ -52,6 +53,7 @@ from backend_client.streams import (
     chat_result,
     generate_items,
     generate_result,
+    invalid_answer,
 )
 
 
@@ -110,8 +112,27 @@ def not_picklable(client: object) -> TypeError:
     )
 
 
-class ClientBase:
-    """Use as `async with`, or `close()` it."""
+M = TypeVar("M", bound=BaseModel)
+Messages = Sequence[Mapping[str, Any] | BaseModel]
+"""OpenAI's messages: dicts, or the SDK's own objects."""
+
+_RAW_PATHS: Mapping[str, ModelKind | None] = {
+    "/v1/chat/completions": None,
+    "/v1/completions": None,
+    "/v1/responses": None,
+    "/v1/embeddings": "embedding",
+    "/v1/rerank": "rerank",
+    "/tokenize": None,
+}
+
+
+class BaseClient:
+    """All tasks over a backend. Use as `async with`, or `close()` it.
+
+    Every method raises InvalidArgument, before anything is sent, for a wrong argument or option (None means not given),
+    RequestRejected for a request that would be refused again, and NPUUnavailableError (of which
+    DeadlineExceeded is one) when nobody could serve it; see `backend_client.errors`.
+    """
 
     def __init__(self, backend: Backend, nodes: Nodes, options: ClientOptions, clock: Clock = time.monotonic) -> None:
         self._core = Core(backend, nodes, options, clock)
@@ -157,191 +178,6 @@ class ClientBase:
     ) -> None:
         await self.close()
 
-    def _given(self, method: str, options: Mapping[str, Any], declared: type) -> dict[str, Any]:
-        """The options of a call, checked, with the defaults of this view. Raises InvalidArgument."""
-        given = arguments.options(method, options, declared)
-        return {**self._defaults, **given} if self._defaults else given
-
-    def _deadline(self, given: Mapping[str, Any], default: float) -> Deadline:
-        return Deadline.after(given.get("timeout", default), self._core.clock)
-
-    async def _exchange(
-        self,
-        path: str,
-        body: Mapping[str, Any],
-        given: Mapping[str, Any],
-        timeout: float,
-        *,
-        kind: ModelKind | None = None,
-    ) -> RawReply:
-        common, _ = split_options(given)
-        kind = kind or writing_kind(body)
-        job = Exchange(path=path, kind=kind, deadline=self._deadline(given, timeout), body=body, **common)
-        encode(body)
-        return await self._core.backend.exchange(job)
-
-
-# The methods of a client that speak of conversations, in OpenAI's names and shapes.
-
-M = TypeVar("M", bound=BaseModel)
-Messages = Sequence[Mapping[str, Any] | BaseModel]
-"""OpenAI's messages: dicts, or the SDK's own objects."""
-
-_CHAT = "/v1/chat/completions"
-_RAW_PATHS = "/v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings, /v1/rerank or /tokenize"
-
-
-class ChatMethods(ClientBase):
-    """Chats, token counts, and requests in OpenAI's dialect as they are."""
-
-    async def chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> ChatResult:
-        """The answer to a conversation.
-
-        `messages` are OpenAI's, with text and image parts. With a pydantic model as `response_format` the answer is
-        validated and in `parsed`. Raises InvalidAnswer when it does not validate.
-        """
-        job, schema = self._chat_job("chat", messages, options)
-        return chat_result(await self._core.backend.exchange(job), schema)
-
-    def stream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> ChatStream:
-        """The answer to a conversation, delta by delta; `result` is there after the last.
-
-        Raises StreamInterrupted, which holds the text so far, when the answer stops after its first delta.
-        """
-        job, schema = self._chat_job("stream_chat", messages, options)
-
-        async def opened() -> ChatItems:
-            return chat_items(await self._core.backend.open_exchange(job), schema)
-
-        return ChatStream(opened)
-
-    async def parse(self, messages: Messages, schema: type[M], **options: Unpack[ChatOptions]) -> M:
-        """The answer to a conversation as an object of a pydantic model.
-
-        Raises InvalidAnswer, which holds the text, when it does not validate or the model called a tool instead.
-        """
-        job, _ = self._chat_job("parse", messages, {**options, "response_format": model_class(schema)})
-        result = chat_result(await self._core.backend.exchange(job), schema)
-        if isinstance(result.parsed, schema):
-            return result.parsed
-        raise arguments.no_answer(schema.__name__, result)
-
-    async def count_tokens(self, messages: Messages | str, **options: Unpack[CallOptions]) -> int:
-        """How many tokens a conversation, or a prompt as it stands, has for the model."""
-        given = self._given("count_tokens", options, CallOptions)
-        if isinstance(messages, str):
-            body: dict[str, Any] = {"prompt": arguments.text(messages, "messages")}
-        else:
-            body = {"messages": arguments.messages(messages)}
-        seconds = self._core.options.timeouts.embed
-        return count_in((await self._exchange("/tokenize", body, given, seconds)).body)
-
-    async def post(self, path: str, body: Mapping[str, Any], **options: Unpack[CallOptions]) -> RawReply:
-        """A request in OpenAI's dialect as it is, and the reply with its headers.
-
-        `body` may name its model itself, which goes before the default of `with_options`. Routing, retries, the
-        deadline and the check of vector spaces are those of the other calls. Raises InvalidArgument for a path that is
-        no inference.
-        """
-        kinds: dict[str, ModelKind] = {"/v1/embeddings": "embedding", "/v1/rerank": "rerank"}
-        if path not in {_CHAT, "/v1/completions", "/v1/responses", "/tokenize", *kinds}:
-            raise InvalidArgument(f"path is none of {_RAW_PATHS}", param="path")
-        if not isinstance(body, Mapping):
-            raise InvalidArgument(f"body is {type(body).__name__}, not a mapping", param="body")
-        rest = {name: value for name, value in body.items() if name not in {"model", "stream"}}
-        if body.get("stream"):
-            raise InvalidArgument("post() does not stream: call stream_chat", param="stream")
-        if options.get("model") is None:
-            options["model"] = body.get("model")
-        given = self._given("post", options, CallOptions)
-        return await self._exchange(path, rest, given, self._core.options.timeouts.generate, kind=kinds.get(path))
-
-    def _chat_job(
-        self, method: str, messages: Messages, options: Mapping[str, Any]
-    ) -> tuple[Exchange, type[BaseModel] | None]:
-        given = self._given(method, options, ChatOptions)
-        common, body = split_options(given)
-        schema = None
-        if is_model(body.get("response_format")):
-            schema = model_class(body["response_format"])
-            body["response_format"] = response_format(schema)
-        body["messages"] = arguments.messages(messages)
-        encode(body)
-        deadline = self._deadline(given, self._core.options.timeouts.generate)
-        return Exchange(path=_CHAT, kind=writing_kind(body), deadline=deadline, body=body, **common), schema
-
-
-# The methods of a client for reranking and transcription.
-
-
-class TaskMethods(ClientBase):
-    """Reranking and transcription. The nodes' reports of their models say who offers them."""
-
-    async def rerank(self, query: str, documents: Sequence[str], **options: Unpack[RerankOptions]) -> RerankResult:
-        """The documents by their relevance to the query, the most relevant first.
-
-        Raises NotOffered, before anything is sent, where no node has a model for it.
-        """
-        given = self._given("rerank", options, RerankOptions)
-        texts = arguments.text_list(documents, "documents")
-        if not texts:
-            raise InvalidArgument("documents is empty: there is nothing to rank", param="documents")
-        body: dict[str, Any] = {"query": arguments.text(query, "query"), "documents": texts}
-        for name in ("top_n", "max_tokens_per_doc"):
-            if name in given:
-                body[name] = given.pop(name)
-        reply = await self._exchange("/v1/rerank", body, given, self._core.options.timeouts.embed, kind="rerank")
-        scores = ranking_in(reply.body, len(texts), body.get("top_n", len(texts)))
-        scores.sort(key=lambda scored: -scored[1])
-        ranked = tuple(RankedDocument(index, score, texts[index]) for index, score in scores)
-        return RerankResult(documents=ranked, usage=reply.usage, **origin_fields(reply))
-
-    async def transcribe(self, audio: Audio, **options: Unpack[TranscribeOptions]) -> Transcription:
-        """The text of a recording: a file's path, its bytes, or a file opened in binary mode (read to its end).
-
-        The deadline includes the reading. The recording is held in memory, and sent again where a node fails before
-        its reply. Raises NotOffered, before anything is sent, where no node has a model for it.
-        """
-        given = self._given("transcribe", options, TranscribeOptions)
-        common, fields = split_options(given)
-        deadline = self._deadline(given, self._core.options.timeouts.generate)
-        try:
-            async with asyncio.timeout(deadline.remaining()):
-                name, content = await read_recording(audio)
-        except TimeoutError:
-            name, content = "", None
-        if content is None:
-            raise DeadlineExceeded("the call's time was up before the recording was read; increase `timeout`")
-        granularities = fields.pop("timestamp_granularities", None)
-        body: dict[str, Any] = {"response_format": "verbose_json"}
-        body |= {field: form_value(value, field) for field, value in fields.items()}
-        if granularities is not None:
-            body["timestamp_granularities[]"] = arguments.words(
-                granularities, "timestamp_granularities", ("word", "segment")
-            )
-        job = Exchange(
-            path="/v1/audio/transcriptions",
-            kind="transcription",
-            deadline=deadline,
-            body=body,
-            file=(name, content),
-            **common,
-        )
-        reply = await self._core.backend.exchange(job)
-        return Transcription(**transcription_in(reply.body), **origin_fields(reply))
-
-
-# The methods that every client has, whichever backend does the work.
-
-
-class BaseClient(ChatMethods, TaskMethods):
-    """All tasks over a backend. Use as `async with`, or `close()` it.
-
-    Every method raises InvalidArgument, before anything is sent, for a wrong argument or option (None means not given),
-    RequestRejected for a request that would be refused again, and NPUUnavailableError (of which
-    DeadlineExceeded is one) when nobody could serve it; see `backend_client.errors`.
-    """
-
     async def embed(self, text: str, **options: Unpack[EmbedOptions]) -> list[float]:
         """The vector of a text."""
         batch = await self._core.backend.embed(self._one_text("embed", text, options))
@@ -379,7 +215,8 @@ class BaseClient(ChatMethods, TaskMethods):
         NPUUnavailableError, when that was for want of a node.
         """
         given = self._given("embed_many", options, EmbedOptions)
-        arguments.plain_function(progress, "progress")
+        if progress is not None and (not callable(progress) or inspect.iscoroutinefunction(progress)):
+            raise InvalidArgument("progress must be a plain function, which is not awaited", param="progress")
         # One deadline for all, made once; the batches get what remains of it when they start.
         whole = self._deadline(given, 0.0) if "timeout" in given else None
 
@@ -437,21 +274,166 @@ class BaseClient(ChatMethods, TaskMethods):
 
         return TokenStream(opened)
 
+    async def chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> ChatResult:
+        """The answer to a conversation.
+
+        `messages` are OpenAI's, with text and image parts. With a pydantic model as `response_format` the answer is
+        validated and in `parsed`. Raises InvalidAnswer when it does not validate.
+        """
+        job, schema = self._chat_job("chat", messages, options)
+        return chat_result(await self._core.backend.exchange(job), schema)
+
+    def stream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> ChatStream:
+        """The answer to a conversation, delta by delta; `result` is there after the last.
+
+        Raises StreamInterrupted, which holds the text so far, when the answer stops after its first delta.
+        """
+        job, schema = self._chat_job("stream_chat", messages, options)
+
+        async def opened() -> ChatItems:
+            return chat_items(await self._core.backend.open_exchange(job), schema)
+
+        return ChatStream(opened)
+
+    async def parse(self, messages: Messages, schema: type[M], **options: Unpack[ChatOptions]) -> M:
+        """The answer to a conversation as an object of a pydantic model.
+
+        Raises InvalidAnswer, which holds the text, when it does not validate or the model called a tool instead.
+        """
+        job, _ = self._chat_job("parse", messages, {**options, "response_format": schema})
+        result = chat_result(await self._core.backend.exchange(job), schema)
+        if isinstance(result.parsed, schema):
+            return result.parsed
+        raise invalid_answer(schema, result, "the model called a tool instead")
+
+    async def count_tokens(self, messages: Messages | str, **options: Unpack[CallOptions]) -> int:
+        """How many tokens a conversation, or a prompt as it stands, has for the model."""
+        given = self._given("count_tokens", options, CallOptions)
+        if isinstance(messages, str):
+            body: dict[str, Any] = {"prompt": arguments.text(messages, "messages")}
+        else:
+            body = {"messages": arguments.messages(messages)}
+        job = self._exchange("/tokenize", body, given, self._core.options.timeouts.embed)
+        return count_in((await self._core.backend.exchange(job)).body)
+
+    async def post(self, path: str, body: Mapping[str, Any], **options: Unpack[CallOptions]) -> RawReply:
+        """A request in OpenAI's dialect as it is, and the reply with its headers.
+
+        `body` may name its model itself, which goes before the default of `with_options`. Routing, retries, the
+        deadline and the check of vector spaces are those of the other calls. Raises InvalidArgument for a path that is
+        no inference.
+        """
+        if path not in _RAW_PATHS:
+            raise InvalidArgument(f"path must be one of {', '.join(_RAW_PATHS)}", param="path")
+        if not isinstance(body, Mapping):
+            raise InvalidArgument(f"body must be a mapping, got {type(body).__name__}", param="body")
+        if body.get("stream"):
+            raise InvalidArgument("post() does not stream: call stream_chat", param="stream")
+        rest = {name: value for name, value in body.items() if name not in {"model", "stream"}}
+        if options.get("model") is None:
+            options["model"] = body.get("model")
+        given = self._given("post", options, CallOptions)
+        job = self._exchange(path, rest, given, self._core.options.timeouts.generate, kind=_RAW_PATHS[path])
+        return await self._core.backend.exchange(job)
+
+    async def rerank(self, query: str, documents: Sequence[str], **options: Unpack[RerankOptions]) -> RerankResult:
+        """The documents by their relevance to the query, the most relevant first.
+
+        Raises NotOffered, before anything is sent, where no node has a model for it.
+        """
+        given = self._given("rerank", options, RerankOptions)
+        texts = arguments.text_list(documents, "documents")
+        if not texts:
+            raise InvalidArgument("documents is empty: there is nothing to rank", param="documents")
+        body = {"query": arguments.text(query, "query"), "documents": texts}
+        job = self._exchange("/v1/rerank", body, given, self._core.options.timeouts.embed, kind="rerank")
+        reply = await self._core.backend.exchange(job)
+        scores = ranking_in(reply.body, len(texts), given.get("top_n", len(texts)))
+        scores.sort(key=lambda scored: -scored[1])
+        ranked = tuple(RankedDocument(index, score, texts[index]) for index, score in scores)
+        return RerankResult(documents=ranked, usage=reply.usage, **origin_fields(reply))
+
+    async def transcribe(self, audio: Audio, **options: Unpack[TranscribeOptions]) -> Transcription:
+        """The text of a recording: a file's path, its bytes, or a file opened in binary mode (read to its end).
+
+        The deadline includes the reading. The recording is held in memory, and sent again where a node fails before
+        its reply. Raises NotOffered, before anything is sent, where no node has a model for it.
+        """
+        given = self._given("transcribe", options, TranscribeOptions)
+        common, fields = split_options(given)
+        deadline = self._deadline(given, self._core.options.timeouts.generate)
+        file = None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(deadline.remaining()):
+                file = await arguments.recording(audio)
+        if file is None:
+            raise DeadlineExceeded("the call's time was up before the recording was read; increase `timeout`")
+        granularities = fields.pop("timestamp_granularities", None)
+        body: dict[str, Any] = {"response_format": "verbose_json"}
+        body |= {field: arguments.form_value(value, field) for field, value in fields.items()}
+        if granularities is not None:
+            body["timestamp_granularities[]"] = granularities
+        job = Exchange(
+            path="/v1/audio/transcriptions",
+            kind="transcription",
+            deadline=deadline,
+            body=body,
+            file=file,
+            **common,
+        )
+        reply = await self._core.backend.exchange(job)
+        return Transcription(**transcription_in(reply.body), **origin_fields(reply))
+
+    def _given(self, method: str, options: Mapping[str, Any], declared: type) -> dict[str, Any]:
+        """The options of a call, checked, with the defaults of this view. Raises InvalidArgument."""
+        given = arguments.options(method, options, declared)
+        return {**self._defaults, **given} if self._defaults else given
+
+    def _deadline(self, given: Mapping[str, Any], default: float) -> Deadline:
+        return Deadline.after(given.get("timeout", default), self._core.clock)
+
     def _one_text(self, method: str, text: str, options: EmbedOptions) -> EmbedJob:
         given = self._given(method, options, EmbedOptions)
         return self._embed_job([arguments.text(text, "text")], given)
 
     def _embed_job(self, texts: Sequence[str], given: Mapping[str, Any]) -> EmbedJob:
-        deadline = Deadline.after(given.get("timeout", self._core.options.timeouts.embed), self._core.clock)
         common, others = split_options(given)
+        deadline = self._deadline(given, self._core.options.timeouts.embed)
         return EmbedJob(texts=texts, deadline=deadline, **common, **others)
+
+    def _exchange(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        given: Mapping[str, Any],
+        timeout: float,
+        *,
+        kind: ModelKind | None = None,
+    ) -> Exchange:
+        """A request with this body and those options that belong into it."""
+        common, others = split_options(given)
+        body = {**body, **others}
+        encode(body)
+        deadline = self._deadline(given, timeout)
+        return Exchange(path=path, kind=kind or writing_kind(body), deadline=deadline, body=body, **common)
 
     def _generate_job(self, method: str, prompt: str, options: GenerateOptions) -> Exchange:
         given = self._given(method, options, GenerateOptions)
-        deadline = self._deadline(given, self._core.options.timeouts.generate)
-        common, sampling = split_options(given)
-        body = {"prompt": arguments.text(prompt, "prompt"), **sampling}
-        return Exchange(path="/inference", body=body, deadline=deadline, **common)
+        body = {"prompt": arguments.text(prompt, "prompt")}
+        return self._exchange("/inference", body, given, self._core.options.timeouts.generate, kind="generation")
+
+    def _chat_job(
+        self, method: str, messages: Messages, options: Mapping[str, Any]
+    ) -> tuple[Exchange, type[BaseModel] | None]:
+        given = self._given(method, options, ChatOptions)
+        schema = given.get("response_format")
+        if method == "parse" or arguments.is_model(schema):
+            given["response_format"] = arguments.response_format(schema)
+        else:
+            schema = None
+        body = {"messages": arguments.messages(messages)}
+        job = self._exchange("/v1/chat/completions", body, given, self._core.options.timeouts.generate)
+        return job, schema
 
 
 def _checked(texts: Source) -> Source:

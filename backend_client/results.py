@@ -6,10 +6,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum, auto
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
 Source = Literal["npu", "cloud"]
 
@@ -223,6 +224,18 @@ Priority = Literal["interactive", "batch"]
 Device = Literal["NPU", "GPU", "CPU"]
 
 
+Name = Annotated[
+    str | None, Field(pattern=r"^[^\x00-\x1f\x7f]{1,256}$", description="a name of 1 to 256 printable characters")
+]
+RequestId = Annotated[
+    str | None, Field(pattern=r"^[A-Za-z0-9._:/+=@-]{1,128}$", description="1 to 128 letters, digits and ._:/+=@-")
+]
+
+
+Headers = Annotated[Mapping[str, str] | None, Field(description="a mapping of header names to str")]
+Stop = Annotated[str | list[str] | None, Field(description="a str or a list of str")]
+
+
 class CallOptions(TypedDict, total=False):
     """What every call takes; None means not given. Calls check names and types against these declarations.
 
@@ -234,12 +247,12 @@ class CallOptions(TypedDict, total=False):
     """
 
     timeout: float | None
-    model: str | None
+    model: Name
     priority: Priority | None
     require_device: Device | None
     local_only: bool | None
-    extra_headers: Mapping[str, str] | None
-    request_id: str | None
+    extra_headers: Headers
+    request_id: RequestId
 
 
 class EmbedOptions(CallOptions, total=False):
@@ -261,7 +274,7 @@ class GenerateOptions(CallOptions, total=False):
     temperature: float | None
     top_p: float | None
     top_k: int | None
-    stop: str | list[str] | None
+    stop: Stop
     seed: int | None
     raw: bool | None
 
@@ -286,7 +299,7 @@ class ChatOptions(CallOptions, total=False):
     min_p: float | None
     n: int | None
     seed: int | None
-    stop: str | list[str] | None
+    stop: Stop
     presence_penalty: float | None
     frequency_penalty: float | None
     repetition_penalty: float | None

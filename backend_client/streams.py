@@ -8,8 +8,9 @@ from dataclasses import fields, replace
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
+from backend_client.errors import InvalidAnswer
 from backend_client.http.answers import choices_in
 from backend_client.http.stream_forms import FORMS, INFERENCE, EventStream, StreamEvent
 from backend_client.lifetime import OneLoop
@@ -22,13 +23,18 @@ from backend_client.results import (
     ToolCallDelta,
     origin_fields,
 )
-from backend_client.schema import validated
 
 ChatItems = AsyncGenerator[ChatDelta | ChatResult, None]
 Answer = AsyncGenerator[str | GenerateResult, None]
 """Pieces of text, as they come; the result is the last item."""
 
+M = TypeVar("M", bound=BaseModel)
 _CHAT = FORMS["/v1/chat/completions"]
+_INCOMPLETE = {
+    "length": "it was cut: increase max_tokens",
+    "model_length": "it was cut where the model's context ends",
+    "content_filter": "it was filtered",
+}
 
 
 def chat_result(reply: RawReply, schema: type[BaseModel] | None) -> ChatResult:
@@ -36,6 +42,37 @@ def chat_result(reply: RawReply, schema: type[BaseModel] | None) -> ChatResult:
     choices = choices_in(reply.body)
     result = ChatResult(choices=choices, usage=reply.usage, **origin_fields(reply))
     return result if schema is None else replace(result, parsed=validated(schema, result))
+
+
+def validated(model: type[M], result: ChatResult) -> M | None:
+    """The answer as an object of the model; None where it calls tools. Raises InvalidAnswer.
+
+    Also for one that was cut or filtered: as in OpenAI's SDK it is no answer even if it happens to match.
+    """
+    incomplete = next((hint for each in result.choices if (hint := _INCOMPLETE.get(each.finish_reason))), None)
+    if incomplete is not None:
+        raise invalid_answer(model, result, incomplete)
+    if result.tool_calls or result.finish_reason == "tool_calls":
+        return None
+    try:
+        return model.model_validate_json(result.text)
+    except ValidationError as error:
+        problems = error.errors(include_input=False, include_url=False, include_context=False)
+    # Raised outside of the handler: that error holds the text.
+    where = sorted({".".join(map(str, problem["loc"])) or "the whole" for problem in problems})[:5]
+    raise invalid_answer(model, result, f"wrong: {', '.join(where)}")
+
+
+def invalid_answer(model: type[BaseModel], result: ChatResult, why: str) -> InvalidAnswer:
+    """The error for an answer that is not an object of the model; it holds the text."""
+    cut = next((each.finish_reason for each in result.choices if each.finish_reason in _INCOMPLETE), None)
+    return InvalidAnswer(
+        f"the answer of {result.model} is not a valid {model.__name__}; {why}",
+        text=result.text,
+        finish_reason=cut or result.finish_reason,
+        attempts=result.attempts,
+        request_id=result.request_id,
+    )
 
 
 async def chat_items(events: EventStream, schema: type[BaseModel] | None) -> ChatItems:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, SecretStr
 
 from backend_client import client
+from backend_client.arguments import Audio
 from backend_client.calls import BaseClient, Messages, not_picklable
 from backend_client.client import ClientStatus, NodeStatus
 from backend_client.cloud.ledger import Ledger
@@ -29,7 +30,6 @@ from backend_client.embed_many import Progress
 from backend_client.errors import ClientClosed
 from backend_client.loop_thread import LoopThread
 from backend_client.options import ClientOptions
-from backend_client.recordings import Audio
 from backend_client.results import (
     CallOptions,
     ChatDelta,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from openai import APIConnectionError, AsyncOpenAI, DefaultAsyncHttpxClient, OpenAI, OpenAIError
 
-from backend_client.calls import ClientBase
+from backend_client.calls import BaseClient
 from backend_client.errors import ClientClosed, DeadlineExceeded
 from backend_client.loop_thread import LoopThread
 from backend_client.sdk.routes import OpenAIRoutes
@@ -34,7 +34,7 @@ BASE_URL = "http://fleet.invalid/v1"
 class FleetTransport(httpx.AsyncBaseTransport):
     """Carries the requests of an `httpx.AsyncClient` over a client. Closing it closes the client."""
 
-    def __init__(self, client: ClientBase) -> None:
+    def __init__(self, client: BaseClient) -> None:
         self._client = client
         self._routes = OpenAIRoutes(client)
 
@@ -54,7 +54,7 @@ class FleetTransport(httpx.AsyncBaseTransport):
 class BlockingFleetTransport(httpx.BaseTransport):
     """The same for an `httpx.Client`; the client lives in the event loop of a thread of its own."""
 
-    def __init__(self, client: ClientBase) -> None:
+    def __init__(self, client: BaseClient) -> None:
         self._routes = OpenAIRoutes(client)
         self._thread = LoopThread("openai over the fleet", client.close)
 
@@ -133,14 +133,14 @@ class _BlockingStream(httpx.SyncByteStream):
             self._thread.run(self._content.aclose())
 
 
-def openai_over(client: ClientBase) -> AsyncOpenAI:
+def openai_over(client: BaseClient) -> AsyncOpenAI:
     """The asynchronous SDK over a client."""
     http = _AsyncHttp(transport=FleetTransport(client), base_url=BASE_URL)
     seconds = client.core.options.timeouts.generate
     return AsyncOpenAI(api_key="unused", base_url=BASE_URL, http_client=http, max_retries=0, timeout=seconds)
 
 
-def blocking_openai_over(client: ClientBase) -> OpenAI:
+def blocking_openai_over(client: BaseClient) -> OpenAI:
     """The blocking SDK over a client."""
     http = _BlockingHttp(transport=BlockingFleetTransport(client), base_url=BASE_URL)
     seconds = client.core.options.timeouts.generate

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from backend_client import arguments
-from backend_client.calls import ClientBase
+from backend_client.calls import BaseClient
 from backend_client.errors import (
     DeadlineExceeded,
     NPUUnavailableError,
@@ -44,7 +44,7 @@ _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 class OpenAIRoutes:
     """Answers requests of OpenAI's API with a client. `models` gives the reports of the fleet's models."""
 
-    def __init__(self, client: ClientBase) -> None:
+    def __init__(self, client: BaseClient) -> None:
         self._client = client
 
     async def handle(

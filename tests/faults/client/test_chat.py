@@ -141,7 +141,7 @@ async def test_an_answer_that_was_cut_or_filtered_is_no_object_even_if_it_matche
         ([], {}, "empty"),
         ([{"content": "no role"}], {}, r"messages\[0\]"),
         (QUESTION, {"temprature": 1}, "did you mean temperature"),
-        (QUESTION, {"temperature": "hot"}, "finite number"),
+        (QUESTION, {"temperature": "hot"}, "valid number"),
         (QUESTION, {"tools": TOOL}, "list"),
         (QUESTION, {"extra_headers": {"X-A": "two\nlines"}}, "extra_headers"),
         (QUESTION, {"request_id": "with space"}, "request_id"),

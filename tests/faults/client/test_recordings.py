@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from backend_client import InvalidArgument, recordings
+from backend_client import InvalidArgument, arguments
 from backend_client.errors import DeadlineExceeded
 from backend_client.testing import FakeFleet
 
@@ -59,11 +59,11 @@ async def test_a_recording_is_read_no_further_when_the_caller_has_left(client):
 
 @pytest.mark.parametrize("form", [lambda path: path, lambda path: path.read_bytes(), lambda path: path.open("rb")])
 async def test_a_recording_that_is_too_large_to_send_is_refused(client, form, monkeypatch, tmp_path):
-    monkeypatch.setattr(recordings, "MOST_BYTES", 1000)
+    monkeypatch.setattr(arguments, "MOST_BYTES", 1000)
     (tmp_path / "long.wav").write_bytes(bytes(1001))
     audio = form(tmp_path / "long.wav")
     try:
-        with pytest.raises(InvalidArgument, match="more than the 1000 bytes"):
+        with pytest.raises(InvalidArgument, match="at most 1000 bytes"):
             await client.transcribe(audio)
     finally:
         if hasattr(audio, "close"):
@@ -71,6 +71,6 @@ async def test_a_recording_that_is_too_large_to_send_is_refused(client, form, mo
 
 
 async def test_an_endless_file_ends_at_the_bound(client, monkeypatch):
-    monkeypatch.setattr(recordings, "MOST_BYTES", 1 << 22)
-    with pytest.raises(InvalidArgument, match="more than"):
+    monkeypatch.setattr(arguments, "MOST_BYTES", 1 << 22)
+    with pytest.raises(InvalidArgument, match="at most"):
         await client.transcribe("/dev/zero")
