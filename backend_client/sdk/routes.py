@@ -2,50 +2,58 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from backend_client import arguments
 from backend_client.calls import BaseClient
 from backend_client.errors import (
+    AuthenticationFailed,
+    CloudError,
     DeadlineExceeded,
+    FleetOverloaded,
+    NPUError,
     NPUUnavailableError,
     RequestRejected,
 )
 from backend_client.http.forms import read_form, writing_kind
 from backend_client.http.health import ModelKind, ModelReport
-from backend_client.http.messages import EmbedJob, Exchange
-from backend_client.http.stream_forms import FORMS, form_of
-from backend_client.lifetime import Deadline, in_daemon_thread
-from backend_client.sdk.replies import (
-    HttpReply,
-    embedding_reply,
-    error_reply,
-    json_reply,
-    refusal,
-    streamed,
-    whole_reply,
-)
+from backend_client.http.messages import EmbedJob, Exchange, Reply
+from backend_client.http.stream_forms import FORMS, EventStream, StreamEvent
+from backend_client.lifetime import Deadline, OneLoop, in_daemon_thread
+from backend_client.results import EmbedBatch, RawReply
 
 _KINDS: Mapping[str, ModelKind] = {"/v1/embeddings": "embedding", "/v1/rerank": "rerank", "/v2/rerank": "rerank"}
-_WHOLE = frozenset({"/v1/embeddings", "/v1/rerank", "/v2/rerank", "/tokenize", "/detokenize"})
 _UPLOADS = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
-# Values of form fields, which are lists.
-_FALSE = [["false"], ["False"], ["0"]]
+PATHS = {*FORMS, *_UPLOADS, *_KINDS, "/tokenize", "/detokenize"}
+_NOT_STREAMED = (None, False, 0, "", "false", "False", "0")
 _STORED = re.compile(r"/v1/responses/[\w-]{1,128}(/input_items|/cancel)?")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _DEVICES = ("NPU", "GPU", "CPU")
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
+# About a connection, not about the reply.
+_HOP = frozenset({"content-length", "transfer-encoding", "content-encoding", "connection", "keep-alive", "date"})
+
+
+@dataclass(slots=True)
+class HttpReply:
+    """A reply for the SDK: `content` whole, or as it comes."""
+
+    status: int
+    headers: dict[str, str]
+    content: bytes | AsyncIterator[bytes] = field(repr=False)
 
 
 class OpenAIRoutes:
-    """Answers requests of OpenAI's API with a client. `models` gives the reports of the fleet's models."""
+    """Answers requests of OpenAI's API with a client."""
 
     def __init__(self, client: BaseClient) -> None:
-        self._client = client
+        self._core = client.core
 
     async def handle(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes, timeout: float | None
@@ -54,98 +62,63 @@ class OpenAIRoutes:
 
         The key in the request counts nothing: nodes get the client's own.
         """
-        refused: list[Any] = []
+        refused: list[Reply] = []
         try:
-            options = _options(headers)
             if method == "GET" and (path == "/v1/models" or path.startswith("/v1/models/")):
                 return await self._models(path.removeprefix("/v1/models").strip("/"))
-            if method != "POST" or _STORED.fullmatch(path):
-                return await self._stored(method, path, options, timeout, refused)
-            if path in _UPLOADS:
-                return await self._upload(path, headers, body, options, timeout, refused)
-            data = _json_object(body)
-            if path in FORMS or path in _WHOLE:
-                return await self._post(path, data, options, timeout, refused)
-            return error_reply(404, "not_found", f"the fleet serves no {path}")
+            if method in {"GET", "POST", "DELETE"} and _STORED.fullmatch(path):
+                return await self._send(path, _options(headers), timeout, refused, method=method)
+            if method != "POST" or path not in PATHS:
+                return error_reply(404, "not_found", f"the fleet serves no {method} {path}")
+            if path not in _UPLOADS:
+                return await self._send(path, _options(headers), timeout, refused, _json_object(body))
+            # A recording is in memory whole, so that another node can get it while none has replied.
+            kind = {name.lower(): value for name, value in headers.items()}.get("content-type", "")
+            form, file = await in_daemon_thread(lambda: read_form(body, kind), "read a form")
+            fields = {**form, "model": _first(form.get("model"))}
+            return await self._send(path, _options(headers), timeout, refused, fields, file=file)
         except DeadlineExceeded:
             raise
         except (RequestRejected, NPUUnavailableError) as error:
             return refusal(error, refused)
 
-    async def _post(
-        self, path: str, data: dict[str, Any], options: dict[str, Any], timeout: float | None, refused: list[Any]
-    ) -> HttpReply:
-        _take_options(data, options)
-        stream = bool(data.pop("stream", False))
-        model = data.pop("model", None)
-        default = self._client.core.options.timeouts
-        seconds = timeout if timeout is not None else default.generate if path in FORMS else default.embed
-        deadline = Deadline.after(seconds, self._client.core.clock)
-        if not isinstance(model, str | None):
-            raise RequestRejected("model: its name is a string", status=400, code="invalid_request", param="model")
-        options["model"] = model or None
-        if path == "/v1/embeddings" and (texts := _plain_texts(data)) is not None:
-            batch = await self._client.core.backend.embed(EmbedJob(texts=texts, deadline=deadline, **options))
-            return embedding_reply(batch, data.get("encoding_format"))
-        job = Exchange(
-            path=path,
-            kind=_KINDS.get(path) or writing_kind(data),
-            body=data,
-            deadline=deadline,
-            refused=refused,
-            **options,
-        )
-        if not stream:
-            return whole_reply(await self._client.core.backend.exchange(job))
-        events = await self._client.core.backend.open_exchange(job)
-        asked = data.get("stream_options")
-        usage = path not in {"/v1/chat/completions", "/v1/completions"}
-        usage = usage or (isinstance(asked, dict) and bool(asked.get("include_usage")))
-        return streamed(job, events, with_usage=usage)
-
-    async def _upload(
+    async def _send(
         self,
         path: str,
-        headers: Mapping[str, str],
-        body: bytes,
         options: dict[str, Any],
         timeout: float | None,
-        refused: list[Any],
+        refused: list[Reply],
+        fields: dict[str, Any] | None = None,
+        *,
+        method: str = "POST",
+        file: tuple[str, bytes] | None = None,
     ) -> HttpReply:
-        """A recording. It is in memory whole, so that another node can get it while none has replied."""
-        seconds = timeout if timeout is not None else self._client.core.options.timeouts.generate
-        deadline = Deadline.after(seconds, self._client.core.clock)
-        kind = {name.lower(): value for name, value in headers.items()}.get("content-type", "")
-        fields, file = await in_daemon_thread(lambda: read_form(body, kind), "read a form")
-        options["model"] = fields.pop("model", [""])[0] or None
-        _take_options(fields, options)
-        if fields.get("stream") in _FALSE:
-            fields.pop("stream", None)
+        times = self._core.options.timeouts
+        default = times.generate if path in FORMS or path in _UPLOADS else times.embed
+        deadline = Deadline.after(default if timeout is None else timeout, self._core.clock)
+        asked = (fields or {}).get("stream_options")
+        stream = False
+        if fields is not None:
+            _take_options(fields, options)
+            stream = _first(fields.get("stream")) not in _NOT_STREAMED
+            if not stream or file is None:
+                fields.pop("stream", None)
+        if path == "/v1/embeddings" and (texts := _plain_texts(fields or {})) is not None:
+            batch = await self._core.backend.embed(EmbedJob(texts=texts, deadline=deadline, **options))
+            return embedding_reply(batch, (fields or {}).get("encoding_format"))
+        kind = "transcription" if path in _UPLOADS else _KINDS.get(path) or writing_kind(fields or {})
         job = Exchange(
-            path=path,
-            kind="transcription",
-            body=fields,
-            file=file,
-            deadline=deadline,
-            refused=refused,
-            **options,
+            path=path, method=method, kind=kind, body=fields, file=file, deadline=deadline, refused=refused, **options
         )
-        if form_of(job) is None:
-            return whole_reply(await self._client.core.backend.exchange(job))
-        return streamed(job, await self._client.core.backend.open_exchange(job), with_usage=True)
-
-    async def _stored(
-        self, method: str, path: str, options: dict[str, Any], timeout: float | None, refused: list[Any]
-    ) -> HttpReply:
-        if method not in {"GET", "POST", "DELETE"} or not _STORED.fullmatch(path):
-            return error_reply(404, "not_found", f"the fleet serves no {method} {path}")
-        seconds = timeout if timeout is not None else self._client.core.options.timeouts.embed
-        deadline = Deadline.after(seconds, self._client.core.clock)
-        job = Exchange(path=path, method=method, deadline=deadline, refused=refused, **options)
-        return whole_reply(await self._client.core.backend.exchange(job))
+        if not stream:
+            return whole_reply(await self._core.backend.exchange(job))
+        with_usage = path not in {"/v1/chat/completions", "/v1/completions"} or (
+            isinstance(asked, dict) and bool(asked.get("include_usage"))
+        )
+        return streamed(job, await self._core.backend.open_exchange(job), with_usage=with_usage)
 
     async def _models(self, wanted: str) -> HttpReply:
-        reports = await self._client.core.nodes.models()
+        reports = await self._core.nodes.models()
         found: dict[str, ModelReport] = {}
         for report in reports:
             found.setdefault(report.id, report)
@@ -184,12 +157,18 @@ def _take_options(fields: dict[str, Any], options: dict[str, Any]) -> None:
     """Take the client's options out of a body, or a form, whose values are lists. A device there goes before the
     header's; `local_only` in either of them holds.
     """
-    local, device = (
-        value[0] if isinstance(value := fields.pop(name, None), list) and value else value
-        for name in ("local_only", "require_device")
-    )
+    local, device = (_first(fields.pop(name, None)) for name in ("local_only", "require_device"))
+    model = fields.pop("model", None)
     options["local_only"] |= _flag(local, "local_only")
     options["require_device"] = _device(device, "require_device") or options["require_device"]
+    if not isinstance(model, str | None):
+        raise RequestRejected("model: its name is a string", status=400, code="invalid_request", param="model")
+    options["model"] = model or None
+
+
+def _first(value: Any) -> Any:
+    """The value of a form's field, which is a list, or of JSON's."""
+    return value[0] if isinstance(value, list) and value else value
 
 
 def _device(value: object, name: str) -> str | None:
@@ -235,3 +214,94 @@ def _plain_texts(data: Mapping[str, Any]) -> list[str] | None:
     if {name for name, value in data.items() if value is not None} - {"input", "encoding_format", "user"}:
         return None
     return texts if data.get("encoding_format") in {None, "float", "base64"} else None
+
+
+def embedding_reply(batch: EmbedBatch, encoding: object) -> HttpReply:
+    """Vectors, as lists or as base64."""
+    rows: list[Any] = (
+        [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in batch.vectors]
+        if encoding == "base64"
+        else batch.vectors.tolist()
+    )
+    tokens = batch.usage.prompt_tokens
+    body = {
+        "object": "list",
+        "model": batch.model,
+        "data": [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)],
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }
+    reply = json_reply(200, body)
+    reply.headers |= {**_kept(batch.headers), "x-space": batch.space, "x-request-id": batch.request_id}
+    return reply
+
+
+def whole_reply(reply: RawReply) -> HttpReply:
+    """A reply that came whole."""
+    if isinstance(reply.body, bytes):
+        kind = reply.headers.get("content-type", "application/octet-stream")
+        return HttpReply(reply.status, {**_kept(reply.headers), "content-type": kind}, reply.body)
+    found = json_reply(reply.status, reply.body)
+    found.headers |= {**_kept(reply.headers), "content-type": "application/json", "x-request-id": reply.request_id}
+    return found
+
+
+def _kept(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if name not in _HOP and name != "content-type"}
+
+
+def streamed(job: Exchange, events: EventStream, *, with_usage: bool) -> HttpReply:
+    """A reply whose events are sent as they come."""
+    headers = {"content-type": "text/event-stream; charset=utf-8", "x-request-id": job.request_id}
+    return HttpReply(200, headers, OneLoop(_stream(events, with_usage=with_usage)))
+
+
+async def _stream(events: EventStream, *, with_usage: bool) -> AsyncGenerator[bytes, None]:
+    """The events for the SDK. A failure in the middle is its last event: the SDK raises it as an APIError."""
+    try:
+        async for item in events:
+            if isinstance(item, StreamEvent) and (with_usage or not _only_usage(item)):
+                yield item.encode()
+    except NPUError as error:
+        fields = {"message": error.message, "type": "server_error", "code": "stream_interrupted", "param": None}
+        yield StreamEvent("message", {"error": fields}).encode()
+    finally:
+        await events.aclose()
+
+
+def _only_usage(event: StreamEvent) -> bool:
+    return event.data is not None and event.data.get("choices") == [] and event.data.get("usage") is not None
+
+
+def refusal(error: NPUError, refused: list[Any]) -> HttpReply:
+    """The node's own refusal where it is one; else ours, with the status that the SDK knows for it."""
+    if isinstance(error, RequestRejected):
+        if refused and 400 <= refused[-1].status < 500 and not isinstance(error, CloudError):
+            last = refused[-1]
+            kind = last.headers.get("content-type", "application/json")
+            headers = {**_kept(last.headers), "content-type": kind, "x-should-retry": "false"}
+            return HttpReply(last.status, headers, last.body)
+        status = 401 if isinstance(error, AuthenticationFailed) else error.status or 400
+        return error_reply(status, error.code or "invalid_request", error.message, error.param)
+    if isinstance(error, FleetOverloaded):
+        reply = error_reply(429, "overloaded", error.message)
+    else:
+        reply = error_reply(503, "unavailable", error.message)
+    retry_after = getattr(error, "retry_after", None)
+    if retry_after is not None:
+        reply.headers["retry-after-ms"] = str(int(retry_after * 1000))
+    return reply
+
+
+def error_reply(status: int, code: str, message: str, param: str | None = None) -> HttpReply:
+    """An error of ours, in the form of OpenAI's API."""
+    # The client has retried already, within its budget.
+    kind = "invalid_request_error" if status < 500 and status != 429 else "server_error"
+    reply = json_reply(status, {"error": {"message": message, "type": kind, "code": code, "param": param}})
+    reply.headers["x-should-retry"] = "false"
+    return reply
+
+
+def json_reply(status: int, body: Any) -> HttpReply:
+    """A reply that is JSON."""
+    content = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+    return HttpReply(status, {"content-type": "application/json"}, content)

@@ -21,11 +21,10 @@ from backend_client import (
 )
 from backend_client.errors import CloudError
 from backend_client.http.messages import Exchange
-from backend_client.http.stream_forms import FORMS
 from backend_client.lifetime import Deadline
 from backend_client.observability import Metrics, instrument
 from backend_client.observability.attributes import operation_name
-from backend_client.sdk.routes import _UPLOADS, _WHOLE
+from backend_client.sdk.routes import PATHS
 from backend_client.testing import FakeFleet
 from tests.faults.scripted_node import ANSWER, EMBEDDER, WRITER, ScriptedNode, error_response, sse
 from tests.faults.served import served_in_thread
@@ -139,7 +138,7 @@ async def test_rankings_and_transcriptions_are_operations_of_their_own(observed)
     ],
 )
 def test_every_path_of_the_sdk_over_the_fleet_has_its_operation(path, operation):
-    assert path in _WHOLE | _UPLOADS | FORMS.keys()
+    assert path in PATHS
     kind = "embedding" if operation == "embeddings" else "generation"
     job = Exchange(path=path, kind=kind, deadline=Deadline.after(1, lambda: 0.0), request_id="r")
     assert operation_name(job) == operation
