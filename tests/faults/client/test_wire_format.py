@@ -235,7 +235,7 @@ async def test_each_status_has_its_error(scripted, client, status, code, error):
 
 
 async def test_text_that_is_none_is_refused_here(client):
-    with pytest.raises(RequestRejected, match=r"texts\[1\] is int"):
+    with pytest.raises(RequestRejected, match=r"texts\[1\] must be a str"):
         await client.embed_many(["a", 1])
     with pytest.raises(RequestRejected, match="not Unicode"):
         await client.embed("\ud800")
