@@ -16,7 +16,6 @@ from backend_client.calls import BaseClient
 from backend_client.cloud.ledger import Ledger
 from backend_client.errors import ConfigurationError
 from backend_client.fleet.breaker import BreakerState
-from backend_client.fleet.discovery import source_of
 from backend_client.fleet.node import Node
 from backend_client.fleet.pool import Pool
 from backend_client.fleet.spaces import Bindings
@@ -146,7 +145,7 @@ class NPUClient(BaseClient):
             transport or (lambda: HttpTransport(identity, options)),
             options,
             rng,
-            [source_of(address) for address in lists],
+            lists,
         )
         self._fleet = FleetBackend(runtime, options)
         super().__init__(self._fleet, self._fleet, options, clock)

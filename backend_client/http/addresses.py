@@ -30,6 +30,9 @@ class NodeAddress:
     port: int = 0
     path: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.path or self.host}" + (f":{self.port}" if self.port else "")
+
 
 def node_url(value: str) -> str:
     """A node's URL in its one form, without a slash at the end; `host:port` alone means http.

@@ -23,12 +23,13 @@ from backend_client.errors import (
     RequestRejected,
     StreamInterrupted,
 )
-from backend_client.fleet.discovery import Follower, Source
+from backend_client.fleet.discovery import Follower
 from backend_client.fleet.node import Lease, Requirement
 from backend_client.fleet.pool import Pool
 from backend_client.fleet.probes import Prober
 from backend_client.fleet.spaces import Bindings
 from backend_client.http import forms, messages
+from backend_client.http.addresses import NodeAddress
 from backend_client.http.answers import read_answer, read_json
 from backend_client.http.errors import event_error, status_error
 from backend_client.http.health import ModelReport
@@ -48,7 +49,7 @@ from backend_client.lifetime import Deadline, before_loop_ends, in_daemon_thread
 from backend_client.options import ClientOptions
 from backend_client.results import EmbedBatch, RawReply, Usage
 from backend_client.routing.call import Call, Dispatcher, RetryBudget
-from backend_client.routing.responses import StoredResponses
+from backend_client.routing.responses import placed
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,6 @@ class FleetBackend:
     def __init__(self, runtime: Runtime, options: ClientOptions) -> None:
         self.runtime = runtime
         self._options = options
-        self._stored = StoredResponses(runtime.pool, runtime.known)
         _warn_of_ignored(options)
 
     async def close(self) -> None:
@@ -125,10 +125,7 @@ class FleetBackend:
         a long answer. Nothing has reached the caller before the end, so a failure in the middle is retried like any
         other.
         """
-        job = await self._stored.placed(job, self._whole)
-        reply = await self._whole(job)
-        self._stored.learn(job, reply, reply.body)
-        return reply
+        return await self._whole(await placed(job, self.runtime.pool, self.runtime.known, self._whole))
 
     async def _whole(self, job: Exchange) -> RawReply:
         running = self.runtime.start()
@@ -155,7 +152,7 @@ class FleetBackend:
         form = form_of(job)
         if form is None:
             raise RequestRejected(f"{job.path} cannot be streamed")
-        job = await self._stored.placed(job, self._whole)
+        job = await placed(job, self.runtime.pool, self.runtime.known, self._whole)
         call = self._call(job, _need(job))
         call.deadline = opened_by or job.deadline
 
@@ -164,7 +161,7 @@ class FleetBackend:
 
         served = await running.dispatcher.run(call, send, settle=False)
         call.deadline = job.deadline
-        return self._follow(running, call, served.lease, job, served.value, form)
+        return self._follow(running, call, served.lease, served.value, form)
 
     async def _send(self, running: Running, lease: Lease, wired: WireCall, job: Exchange) -> tuple[Reply, Any]:
         node = lease.node.url
@@ -212,7 +209,7 @@ class FleetBackend:
         return events
 
     async def _follow(
-        self, running: Running, call: Call, lease: Lease, job: Exchange, opened: _Opened, form: StreamForm
+        self, running: Running, call: Call, lease: Lease, opened: _Opened, form: StreamForm
     ) -> EventStream:
         """Yield all events up to the last one, settle the lease, and yield who answered.
 
@@ -221,7 +218,6 @@ class FleetBackend:
         dispatcher = running.dispatcher
         parts: list[str] = []
         said: dict[str, Any] = {}
-        response: object = None
         held = iter(opened.held)
         # What holds when the caller leaves in the middle: it says nothing of the node.
         ended: BaseException | None = asyncio.CancelledError()
@@ -233,7 +229,6 @@ class FleetBackend:
                         event = await dispatcher.guard(call, lease, opened.following(lease))
                     self.runtime.pool.heard(lease)
                 data = event.data or {}
-                response = data.get("response") or response
                 for part in (data, data.get("response")):
                     if isinstance(part, dict) and isinstance(part.get("usage"), dict):
                         said = part
@@ -253,9 +248,7 @@ class FleetBackend:
             raise StreamInterrupted.after(parts, ended, attempts=call.attempts, request_id=call.request_id)
         if event is not None:
             yield event
-        reply = _raw_reply(call, lease, opened.head, said, None)
-        self._stored.learn(job, reply, response)
-        yield reply
+        yield _raw_reply(call, lease, opened.head, said, None)
 
     def _call(self, job: Job, need: Requirement, attempt_timeout: float | None = None) -> Call:
         """A call that begins now."""
@@ -455,7 +448,7 @@ class Runtime:
         make_transport: Callable[[], Transport],
         options: ClientOptions,
         rng: random.Random,
-        sources: Sequence[Source] = (),
+        lists: Sequence[NodeAddress] = (),
     ) -> None:
         self.pool = pool
         self.bindings = bindings
@@ -463,7 +456,7 @@ class Runtime:
         self._make_transport = make_transport
         self._options = options
         self._rng = rng
-        self._sources = sources
+        self._lists = lists
         self._follower: asyncio.Task[None] | None = None
         self._running: Running | None = None
         self._closed = False
@@ -503,9 +496,9 @@ class Runtime:
         self._end = before_loop_ends(lambda: self._loop_ends(running), "connections of the client")
         for node in self.pool.nodes.values():
             prober.watch(node)
-        if self._sources:
+        if self._lists:
             self.pool.complete = False
-            follower = Follower(self._sources, self.pool.nodes, add=self.add, remove=self.remove)
+            follower = Follower(self._lists, self.pool.nodes, add=self.add, remove=self.remove)
             self._follower = supervise(lambda: self._follow(follower, prober), "node discovery")
         return running
 
@@ -576,15 +569,16 @@ class Runtime:
         if follower is not None:
             follower.cancel()
             await asyncio.gather(follower, return_exceptions=True)
-        for source in self._sources:
-            await source.close()
         await running.prober.close()
         await running.transport.close()
 
     async def _follow(self, follower: Follower, prober: Prober) -> None:
-        while True:
-            await follower.look()
-            self.pool.trouble = follower.trouble
-            self.pool.complete = True
-            prober.notify()
-            await asyncio.sleep(self._options.discovery_interval)
+        try:
+            while True:
+                await follower.look()
+                self.pool.trouble = follower.trouble
+                self.pool.complete = True
+                prober.notify()
+                await asyncio.sleep(self._options.discovery_interval)
+        finally:
+            await follower.close()

@@ -7,11 +7,14 @@ import threading
 import dns.message
 import dns.rrset
 import pytest
+from dns import asyncresolver
 
 from backend_client import ClientOptions, ConfigurationError, NPUClient, NPUUnavailableError
-from backend_client.fleet.discovery import DnsNodes, FileNodes, Follower, SrvNodes, source_of
-from backend_client.http.addresses import parse_nodes
+from backend_client.fleet import discovery
+from backend_client.fleet.discovery import Follower, find_nodes, srv_nodes
+from backend_client.http.addresses import NodeAddress, parse_nodes
 from backend_client.http.transport import RememberingResolver
+from backend_client.lifetime import Shared
 from tests.faults.scripted_node import WRITER
 
 QUICK = ClientOptions(discovery_interval=0.02)
@@ -82,7 +85,7 @@ def resolving(monkeypatch, addresses, name="npu.internal"):
 )
 async def test_a_name_is_a_node_for_each_host(monkeypatch, addresses, expected):
     resolving(monkeypatch, addresses)
-    assert await DnsNodes("npu.internal", 8081).find() == expected
+    assert await find_nodes(NodeAddress("dns", "npu.internal", 8081), Shared()) == expected
 
 
 async def test_a_name_can_be_called(scripted):
@@ -107,7 +110,7 @@ async def test_a_resolver_that_hangs_is_named_and_not_waited_for(hanging):  # ta
 
 
 async def test_the_nodes_of_other_sources_do_not_wait_for_a_resolver_that_hangs(hanging, pair, tmp_path, monkeypatch):
-    monkeypatch.setitem(Follower.__init__.__kwdefaults__, "limit", 60.0)
+    monkeypatch.setattr(discovery, "LIMIT_S", 60.0)
     listed = tmp_path / "nodes"
     listed.write_text(pair[0].url)
     nodes = ["dns://npu.internal:8081", listed.as_uri(), pair[1].url]
@@ -161,11 +164,13 @@ async def test_srv_records_name_hosts_and_ports():
     )
     try:
         port = transport.get_extra_info("sockname")[1]
-        source = SrvNodes("_npu._tcp.internal", nameservers=["127.0.0.1"], port=port)
-        assert await source.find() == ["http://node-1.internal:8081", "http://node-2.internal:9090"]
+        resolver = asyncresolver.Resolver(configure=False)
+        resolver.nameservers, resolver.port = ["127.0.0.1"], port
+        address = NodeAddress("srv", "_npu._tcp.internal")
+        assert await srv_nodes(address, resolver) == ["http://node-1.internal:8081", "http://node-2.internal:9090"]
         server.records = []
         with pytest.raises(OSError, match="no SRV records"):
-            await source.find()
+            await srv_nodes(address, resolver)
     finally:
         transport.close()
 
@@ -184,18 +189,20 @@ async def test_srv_records_name_hosts_and_ports():
         pytest.param([["b"], ["c"], [], ["c"]], ["ab", "abc", "abc", "ac"], id="empty between"),
     ],
 )
-async def test_a_node_leaves_only_when_its_source_leaves_it_out_twice_and_fixed_nodes_stay(answers, members):
+async def test_a_node_leaves_only_when_its_source_leaves_it_out_twice_and_fixed_nodes_stay(
+    answers, members, monkeypatch
+):
     answers = list(answers)
 
-    class Source:
-        async def find(self):
-            answer = answers.pop(0)
-            if isinstance(answer, Exception):
-                raise answer
-            return [name if " " in name else f"http://{name}:1" for name in answer]
+    async def find(*_):
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return [name if " " in name else f"http://{name}:1" for name in answer]
 
+    monkeypatch.setattr(discovery, "find_nodes", find)
     fleet = {"http://a:1"}
-    follower = Follower([Source()], ["http://a:1"], add=fleet.update, remove=fleet.difference_update)
+    follower = Follower([NodeAddress("dns", "b", 1)], ["http://a:1"], add=fleet.update, remove=fleet.difference_update)
     seen = []
     while answers:
         await follower.look()
@@ -207,7 +214,7 @@ async def test_a_file_that_is_emptied_or_half_written_keeps_its_nodes_in_service
     listed = tmp_path / "nodes"
     whole = f"{pair[0].url}\n{pair[1].url}\n"
     listed.write_text(whole)
-    source = FileNodes(listed)
+    source = NodeAddress("file", path=str(listed))
     members = set()
     follower = Follower([source], [], add=members.update, remove=members.difference_update)
     await follower.look()
@@ -220,13 +227,13 @@ async def test_a_file_that_is_emptied_or_half_written_keeps_its_nodes_in_service
     await follower.look()
     assert members == {pair[0].url, pair[1].url}
     assert f"the nodes stay as they are: {source} names no node" in caplog.text
-    await source.close()
+    await follower.close()
 
 
 def test_what_is_no_node_is_refused():
     nodes, sources = parse_nodes(["http://a:1/", "http://a:1", "dns://b:2", "srv://_x._tcp.c", "file:///d"])
     assert nodes == ["http://a:1"]
-    assert [type(source_of(source)) for source in sources] == [DnsNodes, SrvNodes, FileNodes]
+    assert [str(source) for source in sources] == ["dns://b:2", "srv://_x._tcp.c", "file:///d"]
     for wrong in ("ftp://a", "http://", "http://user:hunter2@a", "http://a?x=1", "dns://b", "a:99999"):
         with pytest.raises(ConfigurationError) as caught:
             NPUClient([wrong])
