@@ -181,7 +181,6 @@ class ResultStream(Generic[P, R]):
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """Stop the answer."""
         if not self._closed and self._reader is not None:
             self._interrupted = self._reader.cancel()
         self._closed = True

@@ -64,7 +64,6 @@ class CloudAttempt:
 
     @property
     def state_name(self) -> str:
-        """What attempts call the cloud."""
         return self._state.name
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -77,9 +76,7 @@ class CloudBackend:
         # Made here and not by the first call: reading the certificates and importing the SDK's parts block for 100 ms
         # and more, which the deadline of a call and the service's event loop cannot afford.
         self._sdk = _sdk(settings)
-        self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._used = False
         self._end: asyncio.Task[None] | None = None
 
     @property
@@ -89,7 +86,6 @@ class CloudBackend:
 
     @property
     def breaker(self) -> Breaker:
-        """Whether it is ejected after failures."""
         return self._state.breaker
 
     def chat_model_for(self, name: str | None) -> str | None:
@@ -178,23 +174,15 @@ class CloudBackend:
         return vectors, usage_in(found, attempt.bound)
 
     def _client(self, job: Job) -> AsyncOpenAI:
-        if os.getpid() != self._pid:
-            # A forked child: the connections are the parent's.
-            self._pid, self._inherited, self._sdk = os.getpid(), self._sdk, _sdk(self._settings)
-            self._loop, self._used = None, False
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
-            if self._used:
-                self._sdk = _sdk(self._settings)
-            self._loop, self._used, sdk = loop, True, self._sdk
-            self._end = before_loop_ends(lambda: self._loop_ends(sdk), "connections to the cloud")
+            if self._loop is not None:
+                # Those connections are another loop's, or the parent's of a fork: they are not closed here.
+                self._before, self._sdk = self._sdk, _sdk(self._settings)
+            self._loop = loop
+            self._end = before_loop_ends(self._sdk.close, "connections to the cloud")
         headers = {name: value for name, value in job.extra_headers.items() if name.lower() in self._headers}
         return self._sdk.with_options(timeout=job.deadline.remaining(), default_headers=headers or None)
-
-    async def _loop_ends(self, sdk: AsyncOpenAI) -> None:
-        if sdk is self._sdk:
-            self._loop = None
-        await sdk.close()
 
     def _chat_attempt(self, job: Exchange) -> tuple[CloudAttempt, Json]:
         """The reservation of the most that the request may cost, and its body."""

@@ -42,7 +42,6 @@ class Breaker:
 
     @property
     def state(self) -> BreakerState:
-        """The state now."""
         if self.closed:
             return BreakerState.CLOSED
         return BreakerState.OPEN if self._clock() < self._until else BreakerState.HALF_OPEN
@@ -53,7 +52,6 @@ class Breaker:
         return max(0.0, self._until - self._clock()) if not self.closed else 0.0
 
     def admits(self) -> bool:
-        """Whether a request may go now."""
         return self.closed or (not self._trial and self._clock() >= self._until)
 
     def begin(self) -> int:

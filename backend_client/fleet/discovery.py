@@ -107,7 +107,6 @@ class Follower:
         return "; ".join(listed.problem or f"{listed.address} names none" for listed in self._lists)
 
     async def close(self) -> None:
-        """Stop waiting for look-ups."""
         await self._shared.close()
 
     async def look(self) -> None:

@@ -96,7 +96,6 @@ class Node:
         return self.names.get(plain_name(name))
 
     def take_report(self, report: HealthReport) -> None:
-        """Record a new report from a probe."""
         models = {model.id: model for model in report.models}
         for model in report.models:
             before = self.models.get(model.id)

@@ -40,11 +40,9 @@ class Prober:
         """When the last call began. Who sets it calls `resume` first, after `idle_after` seconds without one."""
 
     def watch(self, node: Node) -> None:
-        """Start to probe a node."""
         self._tasks[node.url] = supervise(lambda: self._watch(node), f"probe {node.url}")
 
     def forget(self, url: str) -> None:
-        """Stop probing a node."""
         self._tasks.pop(url).cancel()
 
     def resume(self) -> None:
@@ -59,11 +57,9 @@ class Prober:
         await self._probe_ended.wait()
 
     def notify(self) -> None:
-        """Wake all callers of `wait_for_probe`."""
         self._notify(self._probe_ended)
 
     async def close(self) -> None:
-        """End all probes."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)

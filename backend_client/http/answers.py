@@ -104,7 +104,6 @@ def ranking_in(body: Any, count: int, most: int) -> list[tuple[int, float]]:
 
 
 def count_in(body: Any) -> int:
-    """The token count of a reply of /tokenize."""
     with reading("a token count"):
         count = body["count"]
         if type(count) is not int or count < 0:
@@ -113,7 +112,6 @@ def count_in(body: Any) -> int:
 
 
 def choices_in(body: Any) -> tuple[ChatChoice, ...]:
-    """The choices of a chat completion."""
     with reading("a chat completion"):
         choices = tuple(map(_choice, body["choices"]))
         if not choices:
@@ -219,7 +217,6 @@ def _call(call: Mapping[str, Any]) -> ToolCall:
 
 
 def _text(value: object) -> str:
-    """A text, "" where it is null."""
     return _typed(value, str, none=True) or ""
 
 

@@ -25,8 +25,6 @@ class _Part(BaseModel):
 
 
 class DeviceReport(_Part):
-    """One device of the node."""
-
     name: str
     available: bool = False
     emulated: bool = False

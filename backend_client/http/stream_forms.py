@@ -115,7 +115,6 @@ class ChunkForm(StreamForm):
         return {**body, "stream": True, "stream_options": options}
 
     def whole(self, events: Sequence[StreamEvent]) -> Json:
-        """A chat.completion, or a text_completion."""
         reply: Json = {}
         choices: dict[int, Json] = {}
         for event in events:
@@ -219,7 +218,6 @@ class ResponsesForm(StreamForm):
         return event
 
     def begins(self, event: StreamEvent) -> bool:
-        """Anything after the announcements."""
         return event.data is not None and event.data.get("type") not in self._BEFORE
 
     def ends(self, event: StreamEvent) -> bool:

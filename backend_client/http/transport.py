@@ -183,7 +183,6 @@ class CleanConnector(aiohttp.TCPConnector):
     async def connect(
         self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
     ) -> Connection:
-        """As in aiohttp."""
         while True:
             connection = await super().connect(req, traces, timeout)
             if connection.protocol is None or not connection.protocol.should_close:
@@ -221,7 +220,6 @@ class RememberingResolver(AbstractResolver):
         return found
 
     async def close(self) -> None:
-        """Stop waiting for lookups."""
         await self._shared.close()
 
 
@@ -318,13 +316,11 @@ class HttpTransport(Transport):
         )
 
     async def close(self) -> None:
-        """Close every connection."""
         await self._session.close()
         await self._probes.close()
         await self._resolver.close()
 
     async def events(self, node: str, call: WireCall) -> AsyncGenerator[Reply | Event, None]:
-        """See Transport."""
         problem: NPUError
         try:
             async with self._request(
@@ -391,7 +387,6 @@ class HttpTransport(Transport):
     async def request(
         self, node: str, method: str, path: str, body: bytes | None, headers: dict[str, str], *, probe: bool = False
     ) -> Reply:
-        """See Transport."""
         session, limit = (self._probes, _SMALL) if probe else (self._session, self._max_reply)
         try:
             async with self._request(session, node, method, path, body, headers, self._timeout) as response:

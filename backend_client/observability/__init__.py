@@ -127,7 +127,6 @@ class _Observation:
     finish_reason: str = ""
 
     def answered(self, origin: Origin, usage: Usage, finish_reason: str) -> None:
-        """The call has its answer."""
         self.origin, self.usage, self.finish_reason = origin, usage, finish_reason
 
     def traced(self, job: J) -> J:
@@ -147,14 +146,12 @@ class ObservedBackend:
         self._asked: Source = asked
 
     async def embed(self, job: EmbedJob) -> EmbedBatch:
-        """Embed, observed."""
         with self._observed(job) as seen:
             batch = await self.inner.embed(seen.traced(job))
             seen.answered(batch, batch.usage, "")
         return batch
 
     async def exchange(self, job: Exchange) -> RawReply:
-        """A request, observed."""
         with self._observed(job) as seen:
             reply = await self.inner.exchange(seen.traced(job))
             seen.answered(reply, reply.usage, finish_reason_in(reply.body if isinstance(reply.body, dict) else None))
@@ -168,7 +165,6 @@ class ObservedBackend:
             return _follow(events, seen, observed.pop_all())
 
     async def close(self) -> None:
-        """Close what is inside."""
         await self.inner.close()
 
     @contextmanager

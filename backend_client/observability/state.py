@@ -25,7 +25,6 @@ class StateCollector(Collector):
         self._clients: WeakSet[BaseClient] = WeakSet()
 
     def watch(self, client: BaseClient) -> None:
-        """Report this client too."""
         self._clients.add(client)
 
     def describe(self) -> Iterable[Metric]:
@@ -33,7 +32,6 @@ class StateCollector(Collector):
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the state of all clients, now."""
         clients = list(self._clients)
         fleets = [fleet for client in clients if (fleet := _fleet(client)) is not None]
         yield from _nodes(fleets, clients)

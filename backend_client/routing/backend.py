@@ -72,7 +72,6 @@ class FleetBackend:
         _warn_of_ignored(options)
 
     async def close(self) -> None:
-        """End the probes and close the connections."""
         await self.runtime.close()
 
     def concurrency(self) -> int:
@@ -251,7 +250,6 @@ class FleetBackend:
         yield _raw_reply(call, lease, opened.head, said, None)
 
     def _call(self, job: Job, need: Requirement, attempt_timeout: float | None = None) -> Call:
-        """A call that begins now."""
         now = self.runtime.pool.clock()
         return Call(need, job.deadline, job.request_id, attempt_timeout, now, job.cloud_takes_over)
 

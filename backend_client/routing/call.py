@@ -373,7 +373,6 @@ class RetryBudget:
         return self.balance >= 1.0 - 1e-9
 
     def deposit(self) -> None:
-        """Record that a call starts."""
         self._balance = min(self._options.saved, self._balance + self._options.per_request)
 
     def withdraw(self) -> bool:

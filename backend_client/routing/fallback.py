@@ -47,7 +47,6 @@ class FallbackBackend:
             _warn_of_embeddings(cloud.spaces, self._bindings.spaces.values())
 
     async def close(self) -> None:
-        """Close both."""
         await self._fleet.close()
         if self._cloud is not None:
             await self._cloud.close()
