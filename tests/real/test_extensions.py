@@ -10,7 +10,6 @@ import openvino_genai as genai
 import pytest
 
 from tests.support.events import sse
-from tests.support.nodes import start_node
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
@@ -138,43 +137,3 @@ async def test_an_answer_may_continue_the_last_message(http, any_node, tokenizer
 async def test_the_prompt_may_end_before_the_answer_begins(http, any_node, tokenizer):
     _, _, usage = await chat(http, any_node, add_generation_prompt=False, max_tokens=2)
     assert usage["prompt_tokens"] == len(ids(tokenizer, tokenizer.apply_chat_template(ASKED, False)))
-
-
-@PROMPTS_ON
-@pytest.mark.parametrize("keep", [5, 30])
-async def test_only_the_last_tokens_of_a_prompt_count(http, any_node, tokenizer, keep):
-    for prompt in ("The quick brown fox jumps over the lazy dog. " * 8, "word " * 60_000):
-        tokens = ids(tokenizer, prompt[-2000:])[-keep:]
-        body = {"model": MODEL, "max_tokens": 4}
-        async with http.post(
-            any_node.url + "/v1/completions", json={**body, "prompt": prompt, "truncate_prompt_tokens": keep}
-        ) as reply:
-            cut = await reply.json()
-            assert reply.status == 200, cut
-        async with http.post(any_node.url + "/v1/completions", json={**body, "prompt": tokens}) as reply:
-            expected = await reply.json()
-        assert cut["usage"]["prompt_tokens"] == keep
-        assert cut["choices"][0]["text"] == expected["choices"][0]["text"]
-
-
-async def check_that_a_prompt_is_cut_to_the_limit(http, node):
-    body = {"model": MODEL, "max_tokens": 4, "prompt": "word " * 60_000, "truncate_prompt_tokens": -1}
-    async with http.post(node.url + "/route/explain", json={"path": "/v1/completions", "body": body}) as reply:
-        told = await reply.json()
-        assert reply.status == 200, told
-    limit = max(place["prompt_limit"] for place in told["placements"])
-    assert limit - 5 <= told["prompt_tokens"] <= limit
-    return limit
-
-
-@pytest.mark.parametrize("device", ["CPU"])
-async def test_as_much_of_a_prompt_as_there_is_room_for(http, whole_node, device):
-    assert await check_that_a_prompt_is_cut_to_the_limit(http, whole_node) > 8000
-
-
-@pytest.mark.parametrize("device", ["NPU"])
-async def test_as_much_of_a_prompt_as_the_npu_has_room_for(http, quick_npu_models, device):
-    models = [{"name": MODEL, "placements": ["NPU"], "max_prompt_len": 64, "min_response_len": 64}]
-    settings = {"NPU_NODE_NPU_EMULATION": "1", "NPU_NODE_MODELS": json.dumps(models)}
-    with start_node(**settings, **quick_npu_models) as node:
-        assert await check_that_a_prompt_is_cut_to_the_limit(http, node) == 64

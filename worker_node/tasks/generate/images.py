@@ -185,12 +185,12 @@ def _check_vision(model: GenerationModel, rules: ImageRules, request: Generation
     refused = {
         "tools": request.tool_use is not None,
         "response_format": request.grammar is not None,
-        "keep_last": request.keep_last is not None,
         "prompt": isinstance(request.prompt, TokenIds),
     }
-    reasons = {"prompt": "takes text, not token ids", "keep_last": "takes prompts whole"}
     for name in (name for name, asked in refused.items() if asked):
-        reason = reasons.get(name, "gives free text only, no tool calls and no answers of a form")
+        reason = "gives free text only, no tool calls and no answers of a form"
+        if name == "prompt":
+            reason = "takes text, not token ids"
         raise UnsupportedParameter(f"{name}: {model.id} is a vision model and {reason}", param=name)
     texts = [request.prompt] if isinstance(request.prompt, str) else []
     if isinstance(request.prompt, tuple):

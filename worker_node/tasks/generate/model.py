@@ -92,9 +92,8 @@ class GenerationRequest:
     `sampling.max_new_tokens` None means as many as the placement allows. The answer is held to `grammar`: EBNF (see
     `grammars`), or what it is compiled from; with tools it may be calls instead, and is if one is forced.
     `think` turns the reasoning of models that can do with and without it on or off; with `split_reasoning` it is
-    separated from the answer. Prompt and answer together have at most `context_limit` tokens. Of the prompt only the
-    last `keep_last` tokens count, -1 for as many as there is room for; with `drop_oldest` the oldest turns of a
-    conversation that is too long are left out.
+    separated from the answer. Prompt and answer together have at most `context_limit` tokens. With
+    `drop_oldest` the oldest turns of a conversation that is too long are left out.
     """
 
     context: RequestContext
@@ -107,7 +106,6 @@ class GenerationRequest:
     split_reasoning: bool = False
     context_limit: int | None = None
     rendering: Rendering = field(default_factory=Rendering)
-    keep_last: int | None = None
     drop_oldest: bool = False
 
 

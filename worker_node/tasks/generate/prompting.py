@@ -149,11 +149,10 @@ class _Prompting:
             turns = await self._newest(request.prompt) if request.drop_oldest else request.prompt
             prompt = await self._conversation(turns)
         elif isinstance(request.prompt, TokenIds):
-            ids, last = model.tokenizer.check_ids(request.prompt.ids), truncation_limit(model, request)
-            prompt = Prompt(ids if last is None else ids[-last:])
+            prompt = Prompt(model.tokenizer.check_ids(request.prompt.ids))
         else:
-            texts, last = self.services.parts.of(large_texts), truncation_limit(model, request)
-            ids = await texts.encode(model.tokenizer, request.prompt, deadline=request.context.deadline, last=last)
+            texts = self.services.parts.of(large_texts)
+            ids = await texts.encode(model.tokenizer, request.prompt, deadline=request.context.deadline)
             prompt = Prompt(ids, seen=None if model.images is None else ImagePrompt(request.prompt, [], 0))
         if not prompt.tokens:
             raise BadRequest("the prompt is empty: there is nothing to continue", param="prompt")
@@ -171,21 +170,12 @@ class _Prompting:
         if model.images is not None:
             messages, images = with_tags(messages)
         history, declarations = _with_tools(model, use, calls, messages)
-        last = truncation_limit(model, request)
-        text = await texts.render(
-            chat,
-            history,
-            declarations,
-            request.think,
-            request.rendering,
-            bounded=last is None,
-            deadline=deadline,
-        )
+        text = await texts.render(chat, history, declarations, request.think, request.rendering, deadline=deadline)
         if use is not None and use.forced:
             # The answer begins where a call does, so that the model writes in the form that it was trained on.
             text += calls.opening
         plain = without_tags(text, len(images))
-        tokens = await texts.encode(chat, plain, special=False, last=last, deadline=deadline)
+        tokens = await texts.encode(chat, plain, special=False, deadline=deadline)
         seen = None
         if model.images is not None:
             # The engine's tokenizer adds what a text begins with, and the template has written it already.
@@ -199,23 +189,21 @@ class _Prompting:
         """
         head = next((index for index, message in enumerate(messages) if message.role != "system"), 0)
         starts = [index for index in range(head, len(messages)) if messages[index].role != "tool"]
-        limit = truncation_limit(self.model, replace(self.request, keep_last=-1))
+        limit = _longest_prompt(self.model, self.request)
         first, end = 0, len(starts)
         while first < end:
             middle = (first + end) // 2
             try:
                 prompt = await self._conversation(messages[:head] + messages[starts[middle] :])
-                fits = limit is None or prompt.count <= limit
+                fits = prompt.count <= limit
             except ContextLengthExceeded:
                 fits = False
             first, end = (first, middle) if fits else (middle + 1, end)
         return messages if first == len(starts) else messages[:head] + messages[starts[first] :]
 
 
-def truncation_limit(model: GenerationModel, request: GenerationRequest) -> int | None:
-    """How many of the prompt's last tokens count; None for all."""
-    if request.keep_last is None or request.keep_last >= 0:
-        return request.keep_last
+def _longest_prompt(model: GenerationModel, request: GenerationRequest) -> int:
+    """How many tokens a prompt may have that leaves room for an answer."""
     window = min(max(place.total_limit for place in model.placements), request.context_limit or sys.maxsize)
     room = max(request.context.min_new_tokens, min(request.sampling.max_new_tokens or 1, window // 2))
     return max(1, min(max(place.prompt_limit for place in model.placements), window - room))

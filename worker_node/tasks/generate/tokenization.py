@@ -89,12 +89,19 @@ class ChatTokenizer:
         probe = "a " * (self.context_limit + 2)
         return len(self._graph.encode(probe, special=False))
 
-    def encode_prompt(self, prompt: str, *, special: bool = True, last: int | None = None) -> list[int]:
-        """Return the token ids of a prompt as it stands, or the `last` of them.
+    def encode_prompt(self, prompt: str, *, special: bool = True) -> list[int]:
+        """Return the token ids of a prompt as it stands.
 
         With `special` the tokens that the model wants around a text are added. Raises ContextLengthExceeded.
         """
-        return self._encode(prompt, special=special) if last is None else self._tail(prompt, last, special=special)
+        self.reject_oversized(len(prompt))
+        tokens = self._graph.encode(prompt, special=special)
+        if len(tokens) >= self._counts_up_to:
+            raise ContextLengthExceeded(
+                f"the prompt has {len(tokens)} tokens or more and the model's context is {self.context_limit}",
+                param="prompt",
+            )
+        return tokens
 
     def check_ids(self, ids: Sequence[int], param: str | None = None) -> list[int]:
         """Return token ids that came as such. Raises BadRequest if they are none of this model's."""
@@ -108,10 +115,10 @@ class ChatTokenizer:
         """
         return self.encode_rendered(self.render(messages))
 
-    def encode_rendered(self, text: str, *, last: int | None = None) -> list[int]:
-        """Return the token ids of a conversation that `render` made, or the `last` of them."""
+    def encode_rendered(self, text: str) -> list[int]:
+        """Return the token ids of a conversation that `render` made."""
         # A template writes the special tokens itself.
-        return self.encode_prompt(text, special=not self.chat_template, last=last)
+        return self.encode_prompt(text, special=not self.chat_template)
 
     def opening(self) -> str:
         """The text of what the tokenizer puts before a text, as the beginning of a sequence; empty where it is none."""
@@ -140,14 +147,12 @@ class ChatTokenizer:
         tools: Sequence[dict[str, Any]] | None = None,
         think: bool | None = None,
         rendering: Rendering = _AS_USUAL,
-        *,
-        bounded: bool = True,
     ) -> str:
         """Return a conversation in the model's own template; a model without one takes exactly one message as it is.
 
-        Raises as `encode_chat`; unless `bounded`, a text that cannot fit the context is rendered too.
+        Raises as `encode_chat`.
         """
-        self.check_size(messages, bounded=bounded)
+        self.check_size(messages)
         if not self.chat_template:
             return _only_message(messages)
         history = [_template_message(message) for message in messages]
@@ -165,16 +170,15 @@ class ChatTokenizer:
             raise BadRequest("the model's chat template does not take this conversation") from error
         return _up_to_last(text, messages[-1].content) if rendering.continue_last else text
 
-    def check_size(self, messages: Sequence[Message], *, bounded: bool = True) -> None:
-        """Raise ContextLengthExceeded for too many messages; where `bounded`, for too many characters, too."""
+    def check_size(self, messages: Sequence[Message]) -> None:
+        """Raise ContextLengthExceeded for too many messages or characters."""
         if len(messages) > self.context_limit:
             raise ContextLengthExceeded(
                 f"the conversation has {len(messages)} messages, which cannot fit the model's context of "
                 f"{self.context_limit} tokens",
                 param="messages",
             )
-        if bounded:
-            self.reject_oversized(sum(len(m.content) for m in messages))
+        self.reject_oversized(sum(len(m.content) for m in messages))
 
     def piece(self, token: int) -> bytes:
         """The bytes that a token stands for; none for a special one and for one beyond the vocabulary."""
@@ -183,33 +187,6 @@ class ChatTokenizer:
         if self._byte_level:
             return self._table[token]
         return self._detokenizer.decode([token], skip_special=True).encode()
-
-    def _encode(self, text: str, *, special: bool) -> list[int]:
-        self.reject_oversized(len(text))
-        tokens = self._graph.encode(text, special=special)
-        if len(tokens) >= self._counts_up_to:
-            raise ContextLengthExceeded(
-                f"the prompt has {len(tokens)} tokens or more and the model's context is {self.context_limit}",
-                param="prompt",
-            )
-        return tokens
-
-    def _tail(self, text: str, last: int, *, special: bool) -> list[int]:
-        """The last tokens of a text of any length.
-
-        The tokenizer cuts long texts, so the text is tokenized in parts from its end, each from a blank on: there
-        a token begins. A part has too few bytes for too many tokens.
-        """
-        size = max(1, self._counts_up_to // 4)
-        tokens: list[int] = []
-        end = len(text)
-        while end > 0 and len(tokens) <= last:
-            start = max(0, end - size)
-            if start > 0:
-                start = max(start, text.find(" ", start, end))
-            tokens = [*self._graph.encode(text[start:end], special=special and start == 0), *tokens]
-            end = start
-        return tokens[-last:]
 
     def reject_oversized(self, characters: int) -> None:
         """Raise ContextLengthExceeded for more characters than the longest tokens could stand for."""
@@ -230,6 +207,10 @@ class ChatTokenizer:
         """Return the text of tokens; those beyond the vocabulary have none."""
         known = [token for token in tokens if token < len(self._table)]
         return self._detokenizer.decode(known, skip_special=skip_special_tokens)
+
+    def decode_each(self, tokens: Sequence[int]) -> list[str]:
+        """Return the text of each token, special ones included."""
+        return [self.decode([token], skip_special_tokens=False) for token in tokens]
 
     def _whole_table(self) -> Sequence[bytes]:
         table = list(self._table)
@@ -290,39 +271,16 @@ def _tokenizer(directory: str, context_limit: int) -> ChatTokenizer:
     return ChatTokenizer(Path(directory), context_limit)
 
 
-def encode(directory: str, context_limit: int, text: str, special: bool, last: int | None) -> list[int]:
-    """The token ids of a text. Raises as `ChatTokenizer.encode_prompt`."""
-    return _tokenizer(directory, context_limit).encode_prompt(text, special=special, last=last)
+def call(directory: str, context_limit: int, method: str, arguments: dict[str, Any]) -> Any:
+    """What a method of the model's `ChatTokenizer` returns. Raises as it does."""
+    return getattr(_tokenizer(directory, context_limit), method)(**arguments)
 
 
-def render(
-    directory: str,
-    context_limit: int,
-    messages: list[Any],
-    tools: list[dict[str, Any]] | None,
-    think: bool | None,
-    rendering: dict[str, Any],
-    bounded: bool,
-) -> str:
+def render(directory: str, context_limit: int, arguments: dict[str, Any]) -> str:
     """A conversation in the model's own template. Raises as `ChatTokenizer.render`."""
-    return _tokenizer(directory, context_limit).render(
-        msgspec.convert(messages, list[Message]),
-        tools,
-        think,
-        msgspec.convert(rendering, Rendering),
-        bounded=bounded,
-    )
-
-
-def decode(directory: str, context_limit: int, tokens: list[int]) -> str:
-    """The text of token ids, special ones included."""
-    return _tokenizer(directory, context_limit).decode(tokens, skip_special_tokens=False)
-
-
-def decode_each(directory: str, context_limit: int, tokens: list[int]) -> list[str]:
-    """The text of each of the token ids, special ones included."""
-    tokenizer = _tokenizer(directory, context_limit)
-    return [tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
+    arguments["messages"] = msgspec.convert(arguments["messages"], list[Message])
+    arguments["rendering"] = msgspec.convert(arguments["rendering"], Rendering)
+    return _tokenizer(directory, context_limit).render(**arguments)
 
 
 # 4,000 bytes of any text take 1 to 3 ms (SmolLM2's tokenizer), which is what handing them to a process costs.
@@ -356,19 +314,17 @@ class LargeTexts:
         """End the processes."""
         await self._pool.close()
 
-    async def encode(
-        self, tokenizer: ChatTokenizer, text: str, *, deadline: float, special: bool = True, last: int | None = None
-    ) -> list[int]:
-        """Return the token ids of a prompt, or the `last` of them; `deadline` is monotonic seconds.
+    async def encode(self, tokenizer: ChatTokenizer, text: str, *, deadline: float, special: bool = True) -> list[int]:
+        """Return the token ids of a prompt; `deadline` is monotonic seconds.
 
         Raises as `ChatTokenizer.encode_prompt`; BadRequest for a text that takes too long; Overloaded,
         DeadlineExceeded, EngineUnavailable.
         """
         if is_small([text]):
-            return tokenizer.encode_prompt(text, special=special, last=last)
-        if last is None:
-            tokenizer.reject_oversized(len(text))
-        ids: list[int] = await self._run(encode, tokenizer, text, special, last, deadline=deadline, param="prompt")
+            return tokenizer.encode_prompt(text, special=special)
+        tokenizer.reject_oversized(len(text))
+        arguments = {"prompt": text, "special": special}
+        ids: list[int] = await self._run(call, tokenizer, "encode_prompt", arguments, deadline=deadline, param="prompt")
         return ids
 
     async def render(
@@ -380,37 +336,30 @@ class LargeTexts:
         rendering: Rendering = _AS_USUAL,
         *,
         deadline: float,
-        bounded: bool = True,
     ) -> str:
         """Return a conversation in the model's own template. Raises as `ChatTokenizer.render` and `encode`."""
         if is_small([message.content for message in messages]):
-            return tokenizer.render(messages, tools, think, rendering, bounded=bounded)
-        tokenizer.check_size(messages, bounded=bounded)
-        text: str = await self._run(
-            render,
-            tokenizer,
-            msgspec.to_builtins(messages),
-            None if tools is None else list(tools),
-            think,
-            msgspec.to_builtins(rendering),
-            bounded,
-            deadline=deadline,
-            param="messages",
-        )
+            return tokenizer.render(messages, tools, think, rendering)
+        tokenizer.check_size(messages)
+        arguments = {"messages": messages, "tools": tools, "think": think, "rendering": rendering}
+        plain = msgspec.to_builtins(arguments)
+        text: str = await self._run(render, tokenizer, plain, deadline=deadline, param="messages")
         return text
 
     async def decode(self, tokenizer: ChatTokenizer, tokens: Sequence[int], *, deadline: float) -> str:
         """Return the text of token ids, special ones included. Raises as `encode`."""
         if len(tokens) <= _INLINE_TOKENS:
             return tokenizer.decode(tokens, skip_special_tokens=False)
-        text: str = await self._run(decode, tokenizer, list(tokens), deadline=deadline, param="tokens")
+        arguments = {"tokens": list(tokens), "skip_special_tokens": False}
+        text: str = await self._run(call, tokenizer, "decode", arguments, deadline=deadline, param="tokens")
         return text
 
     async def decode_each(self, tokenizer: ChatTokenizer, tokens: Sequence[int], *, deadline: float) -> list[str]:
         """Return the text of each token id, special ones included. Raises as `encode`."""
         if len(tokens) <= _INLINE_SINGLE_TOKENS:
-            return [tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
-        texts: list[str] = await self._run(decode_each, tokenizer, list(tokens), deadline=deadline, param="tokens")
+            return tokenizer.decode_each(tokens)
+        arguments = {"tokens": list(tokens)}
+        texts: list[str] = await self._run(call, tokenizer, "decode_each", arguments, deadline=deadline, param="tokens")
         return texts
 
     async def _run(self, function: Any, tokenizer: ChatTokenizer, *arguments: Any, deadline: float, param: str) -> Any:

@@ -39,6 +39,7 @@ REFUSED: Table = {
     "grammar_lazy": Unsupported(_NO_LAZY),
     "guided_grammar": Unsupported(_NO_GRAMMAR),
     "grammar": Unsupported(_NO_GRAMMAR),
+    "truncate_prompt_tokens": Unsupported("prompts are not cut; send the part that counts", neutral=(-1,)),
     **hints("guided_decoding_backend", "guided_whitespace_pattern"),
 }
 
@@ -138,7 +139,6 @@ class SamplingFields(GuidedFields, SamplingBody):
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_SEQUENCES)] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=10_000_000)] | None = None
     n_predict: Annotated[int, Field(ge=-1, le=1_000_000)] | None = None
     repeat_penalty: RepetitionPenalty | None = None
     num_ctx: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
@@ -155,11 +155,6 @@ class SamplingFields(GuidedFields, SamplingBody):
         """How to sample, with some fields overridden. Raises BadRequest."""
         given = vars(self) | (self.model_extra or {}) | override
         return parameters.sampling(parameters.OPENAI, given, logprobs=logprobs)
-
-    @property
-    def keep_last(self) -> int | None:
-        """How many of the prompt's last tokens count. vLLM's 0 leaves nothing to continue, so it cuts nothing."""
-        return self.truncate_prompt_tokens or None
 
 
 # Kinds of content and tools that OpenAI's API has and this node does not: refused with the reason, not as mistakes.

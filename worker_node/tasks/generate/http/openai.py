@@ -221,7 +221,6 @@ class ChatBody(SamplingFields):
                 add_generation_prompt=self.add_generation_prompt,
                 continue_final_message=self.continue_final_message,
             ),
-            keep_last=self.keep_last,
         )
         return repeated(request, self.n or 1)
 
@@ -401,7 +400,6 @@ class CompletionsBody(SamplingFields):
                     self.model,
                     grammar=grammar,
                     context_limit=self.num_ctx,
-                    keep_last=self.keep_last,
                 ),
                 count,
             )

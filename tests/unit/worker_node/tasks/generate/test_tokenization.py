@@ -42,11 +42,10 @@ def texts(pool):
 
 
 @pytest.mark.parametrize("text", [SMALL, LARGE, "漢🙂é" * 1000], ids=["small", "large", "of many bytes"])
-@pytest.mark.parametrize("last", [None, 100])
-async def test_the_tokens_are_the_same_wherever_they_are_made(chat, pool, texts, text, last):
-    tokens = await texts.encode(chat, text, last=last, deadline=FAR)
-    assert tokens == chat.encode_prompt(text, last=last)
-    assert pool.called == ([] if text == SMALL else [tokenization.encode])
+async def test_the_tokens_are_the_same_wherever_they_are_made(chat, pool, texts, text):
+    tokens = await texts.encode(chat, text, deadline=FAR)
+    assert tokens == chat.encode_prompt(text)
+    assert pool.called == ([] if text == SMALL else [tokenization.call])
 
 
 async def test_a_large_conversation_is_rendered_elsewhere_with_all_that_belongs_to_it(chat, pool, texts):
@@ -69,7 +68,7 @@ async def test_tokens_are_decoded_as_they_are_here(chat, pool, texts):
     assert await texts.decode(chat, tokens, deadline=FAR) == LARGE * 2
     assert "".join(await texts.decode_each(chat, tokens[:300], deadline=FAR)) == chat.decode(tokens[:300])
     assert await texts.decode(chat, tokens[:3], deadline=FAR) == chat.decode(tokens[:3])
-    assert pool.called == [tokenization.decode, tokenization.decode_each]
+    assert pool.called == [tokenization.call, tokenization.call]
 
 
 async def test_what_cannot_fit_whatever_its_tokens_is_refused_without_a_process(chat, pool, texts):
