@@ -12,22 +12,15 @@ from typing import Any
 import msgspec
 
 from worker_node.core.errors import DownloadFailed
-from worker_node.core.types import Silent
 from worker_node.devices.memory import available_memory
 from worker_node.models.catalog import CatalogEntry, HubSource, SourceFormat
 from worker_node.models.directory import WEIGHTS_FILE, sizes
 from worker_node.models.prepare import PullSpec
 from worker_node.models.sources.disk import free_space, in_gigabytes
 from worker_node.models.sources.downloads import list_repository
-from worker_node.models.sources.fetch import choose_files, fetch_configs, find_local
+from worker_node.models.sources.fetch import choose_files, fetch_configs, local_format
 from worker_node.models.sources.reference import HubReference, LocalReference, UrlReference
-from worker_node.models.sources.selection import (
-    HEADER_BYTES,
-    GgufHeader,
-    conversion_needs,
-    parse_header,
-    require_known_architecture,
-)
+from worker_node.models.sources.selection import conversion_needs
 
 # Tokens of the conversation for which the memory of a loaded model is estimated.
 _TOKENS = 4096
@@ -100,7 +93,7 @@ def check(spec: PullSpec, store: Path) -> Report:
         if isinstance(reference, UrlReference):
             return _check_url(spec, reference, store)
         if isinstance(reference, LocalReference):
-            return _check_local(spec, reference, store, Path(room))
+            return _check_local(spec, reference, store)
         if isinstance(reference.source, HubSource):
             source = reference.source
             hub = HubReference(source.repo, source.revision, source.tag)
@@ -146,55 +139,36 @@ def _check_hub(spec: PullSpec, reference: HubReference, patterns: tuple[str, ...
 
 
 def _check_url(spec: PullSpec, reference: UrlReference, store: Path) -> Report:
-    import httpx2  # noqa: PLC0415  (as in `web`)
+    import httpx2  # noqa: PLC0415  (as in `downloads`)
 
     try:
-        with (
-            httpx2.Client(follow_redirects=True, timeout=10.0) as client,
-            client.stream("GET", reference.url, headers={"Range": f"bytes=0-{HEADER_BYTES - 1}"}) as response,
-        ):
-            if response.status_code not in {200, 206}:
-                raise DownloadFailed(f"{reference.url}: the server answered {response.status_code}")
-            head = b""
-            for chunk in response.iter_raw():
-                head += chunk
-                if len(head) >= HEADER_BYTES:
-                    break
-            total = response.headers.get("content-range", "").rpartition("/")[2]
-            size = int(total if total.isdigit() else response.headers.get("content-length", len(head)))
+        found = httpx2.head(reference.url, follow_redirects=True, timeout=10.0)
     except httpx2.HTTPError as error:
         raise DownloadFailed(f"{reference.url}: {type(error).__name__}: {error}") from error
-    return _gguf_report(spec, reference.file_name, str(reference), head, size, store)
-
-
-def _check_local(spec: PullSpec, reference: LocalReference, store: Path, room: Path) -> Report:
-    path = reference.path
-    if path.is_file():
-        with path.open("rb") as stream:
-            head = stream.read(HEADER_BYTES)
-        return _gguf_report(spec, path.name, str(reference), head, path.stat().st_size, store)
-    arrived = find_local(reference, room, Silent(), hashing=False)
-    files = sizes(path)
-    config = _json(path / "config.json")
-    weights = _json(path / "openvino_config.json").get("quantization_config") or {}
-    generates = "openvino_detokenizer.xml" in files
+    if found.status_code != 200:
+        raise DownloadFailed(f"{reference.url}: the server answered {found.status_code}")
+    size = int(found.headers.get("content-length", 0))
     return _report(
-        spec,
-        str(reference),
-        arrived.format,
-        files,
-        files.get(WEIGHTS_FILE, sum(files.values())),
-        store,
-        _shape_of_config(config),
-        weights=weights,
-        generates=generates,
+        spec, str(reference), SourceFormat.GGUF, {reference.file_name: size}, size, store, Shape(), generates=True
     )
 
 
-def _gguf_report(spec: PullSpec, name: str, source: str, head: bytes, size: int, store: Path) -> Report:
-    header = parse_header(head, source)
-    require_known_architecture(header.architecture, source)
-    return _report(spec, source, SourceFormat.GGUF, {name: size}, size, store, _shape_of_header(header), generates=True)
+def _check_local(spec: PullSpec, reference: LocalReference, store: Path) -> Report:
+    path = reference.path
+    source_format = local_format(path)
+    files = sizes(path) if path.is_dir() else {path.name: path.stat().st_size}
+    weights = _json(path / "openvino_config.json").get("quantization_config") or {}
+    return _report(
+        spec,
+        str(reference),
+        source_format,
+        files,
+        files.get(WEIGHTS_FILE, sum(files.values())),
+        store,
+        _shape_of_config(_json(path / "config.json")),
+        weights=weights,
+        generates=source_format is SourceFormat.GGUF or "openvino_detokenizer.xml" in files,
+    )
 
 
 def _report(
@@ -249,16 +223,6 @@ def _shape_of_config(config: Mapping[str, Any]) -> Shape:
         layers=_whole(config, "num_hidden_layers"),
         kv_heads=_whole(config, "num_key_value_heads") or heads,
         head_size=_whole(config, "head_dim") or (hidden // heads if heads and hidden else None),
-    )
-
-
-def _shape_of_header(header: GgufHeader) -> Shape:
-    heads, hidden = header.number("attention.head_count"), header.number("embedding_length")
-    return Shape(
-        context=header.number("context_length"),
-        layers=header.number("block_count"),
-        kv_heads=header.number("attention.head_count_kv") or heads,
-        head_size=header.number("attention.key_length") or (hidden // heads if heads and hidden else None),
     )
 
 

