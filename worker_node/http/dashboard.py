@@ -16,7 +16,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ from prometheus_client.registry import Collector
 
 from worker_node import __version__
 from worker_node.core.errors import BadRequest, ConfigurationError
-from worker_node.devices.npu import Utilisation
+from worker_node.devices.memory import resident_memory
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.http import health
 from worker_node.http.replies import Health, Reply, json_response
@@ -101,22 +101,20 @@ def engines_of(node: Node) -> Iterable[tuple[str, EngineStatus]]:
 
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-# Of /proc/PID/stat, counted from what follows the name in brackets: user and system time in ticks, resident pages.
-_USER, _SYSTEM, _RESIDENT = 11, 12, 21
 
 
-def usage(pids: Iterable[int], proc: Path = Path("/proc")) -> tuple[float, int] | None:
+def usage(pids: Iterable[int]) -> tuple[float, int] | None:
     """CPU seconds and resident bytes of those of the processes that live, in all; None where there is no /proc."""
     seconds, resident, found = 0.0, 0, False
     for pid in pids:
         try:
-            fields = Path(f"{proc}/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+            # After the name in brackets: user and system time in ticks.
+            fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         except OSError:
             continue
         found = True
-        seconds += (int(fields[_USER]) + int(fields[_SYSTEM])) / _TICKS_PER_S
-        resident += int(fields[_RESIDENT]) * _PAGE_BYTES
+        seconds += (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+        resident += resident_memory(pid) or 0
     return (seconds, resident) if found else None
 
 
@@ -124,87 +122,37 @@ PERIOD_S = 1.0
 SAMPLES = 120
 # Longer looks back, by the name that the page asks for: seconds of a sample, and how many are kept.
 RANGES = {"15m": (5.0, 180), "24h": (300.0, 288)}
+# Fields of the samples: rates of counters, and gauges.
+_RATES = ("requests", "prompt_tokens", "output_tokens", "texts", "npu", "errors", "cpu")
+SERIES = ("seconds", *_RATES, "embedding_ms", "in_flight", "queued", "memory")
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryReading:
-    """The counters since the node started, and what is under way, at one moment.
-
-    `npu_busy_us`, `cpu_s` and `memory_bytes` (of the node and its engines) are None where they cannot be read;
-    `queued` counts units as admission does: texts, generations. `embedding_s` is the time of all `embeddings`.
-    """
-
-    requests: float
-    prompt_tokens: float
-    output_tokens: float
-    texts: float
-    npu_busy_us: int | None
-    in_flight: int
-    queued: int
-    errors: float = 0.0
-    embeddings: float = 0.0
-    embedding_s: float = 0.0
-    cpu_s: float | None = None
-    memory_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """So many `seconds` of the node's life, more than a period if it was busy: rates per second, the NPU's busy share
-    (0 to 1), the CPU in cores, the mean time of an embedding request in milliseconds, and what was under way, and the
-    memory in bytes, at its end. None: unknown."""
-
-    seconds: float
-    requests: float
-    prompt_tokens: float
-    output_tokens: float
-    texts: float
-    npu: float | None
-    in_flight: int
-    queued: int
-    errors: float
-    embedding_ms: float | None
-    cpu: float | None
-    memory: int | None
+Numbers = dict[str, float | None]
 
 
 class History:
-    """The latest samples, oldest first. Pure: the caller passes readings with the monotonic times at which they were
-    made.
+    """The latest samples, oldest first. Pure: the caller passes readings with their monotonic times.
+
+    A sample has its length in `seconds`, more than a period if the node was busy, the rates of the counters in it, per
+    second (of the NPU and the CPU: the share of one that was busy), the mean time of an embedding request, and the
+    `gauges` at its end. None: unknown.
     """
 
     def __init__(self, samples: int = SAMPLES, period_s: float = PERIOD_S) -> None:
         self.period_s = period_s
-        self._samples: deque[Sample] = deque(maxlen=samples)
-        # Rates do not add up to a count: a busy node's samples are longer than a second.
-        self._requests: deque[float] = deque(maxlen=samples)
-        self._utilisation = Utilisation(shortest_s=0.0)
-        self._last: tuple[float, HistoryReading] | None = None
+        self._samples: deque[Numbers] = deque(maxlen=samples)
+        self._last: tuple[float, Numbers] | None = None
 
-    def add(self, reading: HistoryReading, now: float) -> None:
+    def add(self, counters: Numbers, gauges: Numbers, now: float) -> None:
         """Take a reading; from the second one on each makes a sample."""
-        npu = self._utilisation.sample(reading.npu_busy_us, now)
         if self._last is not None and now > self._last[0]:
             then, before = self._last
-            seconds = now - then
-            self._requests.append(reading.requests - before.requests)
-            self._samples.append(
-                Sample(
-                    seconds=round(seconds, 3),
-                    requests=_rate(before.requests, reading.requests, seconds),
-                    prompt_tokens=_rate(before.prompt_tokens, reading.prompt_tokens, seconds),
-                    output_tokens=_rate(before.output_tokens, reading.output_tokens, seconds),
-                    texts=_rate(before.texts, reading.texts, seconds),
-                    npu=None if npu is None else round(npu, 3),
-                    in_flight=reading.in_flight,
-                    queued=reading.queued,
-                    errors=_rate(before.errors, reading.errors, seconds),
-                    embedding_ms=_mean_ms(before, reading),
-                    cpu=_cores(before.cpu_s, reading.cpu_s, seconds),
-                    memory=reading.memory_bytes,
-                )
-            )
-        self._last = (now, reading)
+            rates = {name: _rate(before[name], count, now - then) for name, count in counters.items()}
+            embeddings, busy_s, npu = rates.pop("embeddings"), rates.pop("embedding_s"), rates["npu"]
+            rates["npu"] = None if npu is None else min(1.0, npu)
+            rates["embedding_ms"] = busy_s / embeddings * 1e3 if embeddings and busy_s is not None else None
+            self._samples.append({"seconds": now - then, **rates, **gauges})
+        self._last = (now, counters)
 
     def is_due(self, now: float) -> bool:
         """Whether a reading at that time makes the next sample; half a reading early is not too early."""
@@ -213,11 +161,21 @@ class History:
     @property
     def requests(self) -> int:
         """The requests of all samples that are kept, counted."""
-        return int(sum(self._requests))
+        return round(sum((sample["requests"] or 0) * (sample["seconds"] or 0) for sample in self._samples))
 
-    def series(self) -> dict[str, list[float | int | None]]:
+    def series(self) -> dict[str, list[float | None]]:
         """The samples by field."""
-        return {field.name: [getattr(sample, field.name) for sample in self._samples] for field in fields(Sample)}
+        return {
+            name: [None if (value := sample[name]) is None else round(value, 3) for sample in self._samples]
+            for name in SERIES
+        }
+
+
+def _rate(before: float | None, after: float | None, seconds: float) -> float | None:
+    """None where the count fell: a device was reset, or a process ended and took its time with it."""
+    if before is None or after is None or after < before:
+        return None
+    return (after - before) / seconds
 
 
 class Histories:
@@ -227,51 +185,35 @@ class Histories:
         self.recent = History()
         self.longer = {name: History(samples, period_s) for name, (period_s, samples) in RANGES.items()}
 
-    def add(self, reading: HistoryReading, now: float) -> None:
+    def add(self, counters: Numbers, gauges: Numbers, now: float) -> None:
         """Take a reading of this second; each ring keeps those that fall due."""
-        self.recent.add(reading, now)
+        self.recent.add(counters, gauges, now)
         for history in self.longer.values():
             if history.is_due(now):
-                history.add(reading, now)
+                history.add(counters, gauges, now)
 
 
-def _mean_ms(before: HistoryReading, after: HistoryReading) -> float | None:
-    count = after.embeddings - before.embeddings
-    return round((after.embedding_s - before.embedding_s) / count * 1e3, 2) if count > 0 else None
-
-
-def _cores(before: float | None, after: float | None, seconds: float) -> float | None:
-    """None where the sum fell: a process ended, and took its time with it."""
-    if before is None or after is None or after < before:
-        return None
-    return round((after - before) / seconds, 2)
-
-
-def _rate(before: float, after: float, seconds: float) -> float:
-    return round((after - before) / seconds, 2)
-
-
-def read(node: Node) -> HistoryReading:
-    """Read the node's counters."""
+def read(node: Node) -> tuple[Numbers, Numbers]:
+    """The node's counters since it started (of time: seconds), and its gauges; None where one cannot be read."""
     telemetry = node.telemetry
     placements = [placement for model in node.manager.models for placement in model.placements]
     pids = [pid for placement in placements if (pid := placement.engine.status.pid) is not None]
-    used = usage([os.getpid(), *pids])
+    cpu_s, memory = usage([os.getpid(), *pids]) or (None, None)
     embeddings, embedding_s = _embedding_time(node)
-    return HistoryReading(
-        requests=total(telemetry.routes),
-        prompt_tokens=total(telemetry.prompt_tokens),
-        output_tokens=_made(telemetry, "tokens"),
-        texts=_made(telemetry, "texts"),
-        npu_busy_us=node.npu.busy_time_us(),
-        in_flight=node.state.in_flight,
-        queued=sum(placement.admission.queue_depth for placement in placements),
-        errors=total(telemetry.errors),
-        embeddings=embeddings,
-        embedding_s=embedding_s,
-        cpu_s=used[0] if used else None,
-        memory_bytes=used[1] if used else None,
-    )
+    npu_us = node.npu.busy_time_us()
+    counters: Numbers = {
+        "requests": total(telemetry.routes),
+        "prompt_tokens": total(telemetry.prompt_tokens),
+        "output_tokens": _made(telemetry, "tokens"),
+        "texts": _made(telemetry, "texts"),
+        "errors": total(telemetry.errors),
+        "npu": None if npu_us is None else npu_us / 1e6,
+        "cpu": cpu_s,
+        "embeddings": embeddings,
+        "embedding_s": embedding_s,
+    }
+    queued = sum(placement.admission.queue_depth for placement in placements)
+    return counters, {"in_flight": node.state.in_flight, "queued": queued, "memory": memory}
 
 
 def _made(telemetry: Telemetry, what: str) -> float:
@@ -305,7 +247,7 @@ def total(counter: Collector) -> float:
 async def keep(node: Node, histories: Histories, events: EventLog) -> None:
     """Take a reading every second, and record what changed, until cancelled."""
     while True:
-        histories.add(read(node), time.monotonic())
+        histories.add(*read(node), time.monotonic())
         events.observe(engines_of(node))
         await asyncio.sleep(PERIOD_S)
 

@@ -2,7 +2,6 @@
 
 import os
 from collections import deque
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -19,7 +18,6 @@ from worker_node.http.dashboard import (
     EventLog,
     Histories,
     History,
-    HistoryReading,
     first_token_ms,
     total,
     usage,
@@ -28,17 +26,22 @@ from worker_node.observability.metrics import Telemetry
 from worker_node.settings import NodeSettings
 from worker_node.tasks.generate.metrics import count_tokens, declare_generation_metrics
 
-NOTHING = HistoryReading(requests=0, prompt_tokens=0, output_tokens=0, texts=0, npu_busy_us=None, in_flight=0, queued=0)
+COUNTERS = dict.fromkeys(("requests", "prompt_tokens", "output_tokens", "texts", "errors", "embeddings"), 0) | {
+    "embedding_s": 0.0,
+    "npu": None,
+    "cpu": None,
+}
+
+
+def add(history, now, *, in_flight=0, queued=0, memory=None, **counters):
+    history.add(COUNTERS | counters, {"in_flight": in_flight, "queued": queued, "memory": memory}, now)
 
 
 def test_a_sample_is_the_difference_of_two_readings_per_second():
     history = History()
-    history.add(NOTHING, 100.0)
+    add(history, 100.0)
     assert history.series()["requests"] == []
-    later = HistoryReading(
-        requests=4, prompt_tokens=60, output_tokens=30, texts=10, npu_busy_us=None, in_flight=2, queued=3
-    )
-    history.add(later, 102.0)
+    add(history, 102.0, requests=4, prompt_tokens=60, output_tokens=30, texts=10, in_flight=2, queued=3)
     assert history.series() == {
         "seconds": [2.0],
         "requests": [2.0],
@@ -59,22 +62,22 @@ def test_requests_are_counted_however_late_the_readings_are():
     """The fleet's page divides these counts: rates would show less of a node whose readings are late under load."""
     punctual, late = History(samples=3), History(samples=3)
     for second in (0, 1, 2):
-        punctual.add(replace(NOTHING, requests=float(3 * second)), float(second))
-    late.add(NOTHING, 0.0)
-    late.add(replace(NOTHING, requests=6.0), 2.7)
+        add(punctual, float(second), requests=3 * second)
+    add(late, 0.0)
+    add(late, 2.7, requests=6)
     assert punctual.requests == late.requests == 6
     for second in (3, 4, 5):
-        punctual.add(replace(NOTHING, requests=6.0), float(second))
+        add(punctual, float(second), requests=6)
     assert punctual.requests == 0, "older than the samples that are kept"
 
 
 def test_errors_cpu_memory_and_the_time_of_an_embedding():
     history = History()
-    before = replace(NOTHING, cpu_s=10.0, memory_bytes=100)
-    history.add(before, 0.0)
-    history.add(replace(before, errors=3, embeddings=4, embedding_s=0.2, cpu_s=11.5, memory_bytes=120), 1.0)
+    add(history, 0.0, cpu=10.0, memory=100)
+    later = {"errors": 3, "embeddings": 4, "embedding_s": 0.2}
+    add(history, 1.0, cpu=11.5, memory=120, **later)
     # A process that ended took its CPU time with it.
-    history.add(replace(before, errors=3, embeddings=4, embedding_s=0.2, cpu_s=9.0, memory_bytes=80), 2.0)
+    add(history, 2.0, cpu=9.0, memory=80, **later)
     series = history.series()
     assert (series["errors"], series["embedding_ms"]) == ([3.0, 0.0], [50.0, None])
     assert (series["cpu"], series["memory"]) == ([1.5, None], [120, 80])
@@ -83,7 +86,7 @@ def test_errors_cpu_memory_and_the_time_of_an_embedding():
 def test_the_longer_histories_are_means_over_their_own_periods_and_bounded():
     histories = Histories()
     for second in range(2000):
-        histories.add(replace(NOTHING, requests=float(2 * second)), float(second))
+        add(histories, float(second), requests=2 * second)
     assert set(histories.longer["15m"].series()["requests"]) == {2.0}
     assert len(histories.longer["15m"].series()["requests"]) == RANGES["15m"][1]
     assert len(histories.longer["24h"].series()["requests"]) == 1999 // 300
@@ -93,7 +96,7 @@ def test_the_longer_histories_are_means_over_their_own_periods_and_bounded():
 def test_a_clock_that_drifts_below_the_period_misses_no_sample():
     histories = Histories()
     for look in range(101):
-        histories.add(NOTHING, look * 0.999)
+        add(histories, look * 0.999)
     assert len(histories.longer["15m"].series()["requests"]) == 20
 
 
@@ -106,16 +109,16 @@ def test_the_usage_of_this_process_is_read():
 
 def test_the_npu_share_is_of_wall_time_and_unknown_when_the_counter_goes_backwards():
     history = History()
-    for at, busy in enumerate((0, 250_000, 1_750_000, 10, 10)):
-        history.add(replace(NOTHING, npu_busy_us=busy), float(at))
+    for at, busy in enumerate((0, 0.25, 1.75, 0.1, 0.1)):
+        add(history, float(at), npu=busy)
     # More than a second of work in a second is a full one; a counter that fell is a device that was reset.
     assert history.series()["npu"] == [0.25, 1.0, None, 0.0]
 
 
 def test_a_clock_that_stands_makes_no_sample():
     history = History()
-    history.add(NOTHING, 1.0)
-    history.add(replace(NOTHING, requests=5), 1.0)
+    add(history, 1.0)
+    add(history, 1.0, requests=5)
     assert history.series()["requests"] == []
 
 
@@ -125,7 +128,7 @@ def test_the_rings_are_bounded_and_hold_the_latest(steps):
     counted = 0
     for at, step in enumerate(steps):
         counted += step
-        history.add(replace(NOTHING, texts=counted), float(at))
+        add(history, float(at), texts=counted)
     series = history.series()
     assert {len(values) for values in series.values()} == {min(len(steps) - 1, SAMPLES)}
     assert set(series["seconds"]) == {1.0}
