@@ -136,9 +136,8 @@ class Tracing:
         if context.dry_run or not self.enabled:
             yield UNTRACED
             return
-        span = self._tracer.start_span(
-            name, attributes=of_operation(name) | dict(attributes), start_time=self._clock.now()
-        )
+        named = {"gen_ai.operation.name": name, "gen_ai.provider.name": "npu-node"}
+        span = self._tracer.start_span(name, attributes=named | dict(attributes), start_time=self._clock.now())
         operation = Operation(self._tracer, self._clock, span, name)
         try:
             with operation.watch():
@@ -189,7 +188,15 @@ class Operation:
     def routed(self, route: Route) -> None:
         """The placement is chosen; that took from the tokens until now, the wait for its load included."""
         if self._recording:
-            attributes = of_route(route)
+            # The requested model is named by the id that its name stands for: the name itself is the user's text.
+            attributes: Attributes = {
+                "gen_ai.request.model": route.model,
+                "gen_ai.response.model": route.model,
+                "gen_ai.usage.input_tokens": route.token_count,
+                "npu.device": route.device.value,
+                "npu.emulated": route.emulated,
+                "npu.route_reason": route.reason,
+            }
             self._engine_attributes = {name: attributes[name] for name in _ENGINE_ATTRIBUTES}
             self._span.set_attributes(attributes)
             self._span.update_name(f"{self._name} {route.model}")
@@ -240,12 +247,22 @@ class Operation:
         busy_shared: bool = False,
         cached: str | None = None,
     ) -> None:
-        """The answer is complete."""
-        if self._recording:
-            self._known_end = True
-            self._span.set_attributes(of_answer(usage, finish_reason, cached))
-            self._span.set_attributes(of_busy_time(busy_us, shared=busy_shared))
-            self._finish(time.monotonic())
+        """The answer is complete. `npu.busy_exclusive` is there only as False: that nobody shared cannot be known."""
+        if not self._recording:
+            return
+        self._known_end = True
+        found: Attributes = {"gen_ai.usage.input_tokens": usage.prompt_tokens}
+        if finish_reason is not None:
+            found["gen_ai.usage.output_tokens"] = usage.completion_tokens
+            found["gen_ai.response.finish_reasons"] = [finish_reason]
+        if cached is not None:
+            found["npu.cache"] = cached
+        if busy_us is not None:
+            found["npu.busy_time_us"] = busy_us
+            if busy_shared:
+                found["npu.busy_exclusive"] = False
+        self._span.set_attributes(found)
+        self._finish(time.monotonic())
 
     @contextmanager
     def watch(self) -> Iterator[None]:
@@ -290,47 +307,3 @@ class Operation:
 
 
 UNTRACED = Operation(NoOpTracer(), WallClock(), INVALID_SPAN, "")
-
-
-def of_operation(name: str) -> Attributes:
-    """Attributes of every inference."""
-    return {"gen_ai.operation.name": name, "gen_ai.provider.name": "npu-node"}
-
-
-def of_route(route: Route) -> Attributes:
-    """Where a request runs, and why there.
-
-    The requested model is named by the id that its name stands for: the name itself is the user's text.
-    """
-    return {
-        "gen_ai.request.model": route.model,
-        "gen_ai.response.model": route.model,
-        "gen_ai.usage.input_tokens": route.token_count,
-        "npu.device": route.device.value,
-        "npu.emulated": route.emulated,
-        "npu.route_reason": route.reason,
-    }
-
-
-def of_answer(usage: Usage, finish_reason: str | None, cached: str | None) -> Attributes:
-    """Attributes of a complete answer."""
-    found: Attributes = {"gen_ai.usage.input_tokens": usage.prompt_tokens}
-    if finish_reason is not None:
-        found["gen_ai.usage.output_tokens"] = usage.completion_tokens
-        found["gen_ai.response.finish_reasons"] = [finish_reason]
-    if cached is not None:
-        found["npu.cache"] = cached
-    return found
-
-
-def of_busy_time(busy_us: int | None, *, shared: bool) -> Attributes:
-    """The NPU's measured busy time; nothing where no NPU ran.
-
-    `npu.busy_exclusive` is there only as False, where others are known to have used the NPU: the rest cannot be known.
-    """
-    if busy_us is None:
-        return {}
-    found: Attributes = {"npu.busy_time_us": busy_us}
-    if shared:
-        found["npu.busy_exclusive"] = False
-    return found

@@ -23,6 +23,7 @@ from worker_node.http.ollama import KeepAlive, Loading, OllamaOptions, keeping, 
 from worker_node.http.replies import OpenAIUsage, Reply
 from worker_node.http.request_state import NODE, STATE
 from worker_node.http.task import BINARY, JSON, ApiOperation, TaskApi
+from worker_node.node import Node
 from worker_node.tasks.embed.service import (
     INPUT_TYPES,
     EmbeddingModel,
@@ -43,7 +44,14 @@ def embedding_headers(reply: EmbeddingReply) -> dict[str, str]:
     return headers
 
 
-# Rendering many numbers as JSON without holding up the event loop.
+def _check_count(node: Node, count: int, param: str) -> None:
+    if count > (most := node.settings.max_texts):
+        raise BadRequest(f"{count} texts in one request; at most {most} are taken", param=param)
+
+
+def _json(body: bytes, reply: EmbeddingReply) -> web.Response:
+    return web.Response(body=body, content_type="application/json", charset="utf-8", headers=embedding_headers(reply))
+
 
 # Rendering this many numbers as JSON takes about a millisecond; between chunks other requests get their turn.
 _NUMBERS_PER_CHUNK = 32_768
@@ -99,19 +107,11 @@ class EmbeddingsBody(Body):
     dimensions: Annotated[int, Field(ge=1)] | None = None
 
 
-def routes() -> list[web.RouteDef]:
-    return [web.post("/embeddings", inference(_embeddings))]
-
-
 async def _embeddings(request: web.Request) -> web.StreamResponse:
     node = request.app[NODE]
     context = request_context(request)
     body = await read_body(request, EmbeddingsBody)
-    if len(body.texts) > node.settings.max_texts:
-        raise BadRequest(
-            f"{len(body.texts)} texts in one request; at most {node.settings.max_texts} are taken",
-            param="texts",
-        )
+    _check_count(node, len(body.texts), "texts")
     wanted = EmbeddingRequest(
         context,
         tuple(body.texts),
@@ -121,21 +121,13 @@ async def _embeddings(request: web.Request) -> web.StreamResponse:
         dimensions=body.dimensions,
     )
     reply = await embed(node.services, wanted)
-    headers = embedding_headers(reply)
     if "application/octet-stream" in request.headers.get("Accept", ""):
         count, dimensions = reply.vectors.shape
         return web.Response(
             body=reply.vectors.astype("<f4", copy=False).tobytes(),
             content_type="application/octet-stream",
-            headers=headers | {"X-Shape": f"{count},{dimensions}"},
+            headers=embedding_headers(reply) | {"X-Shape": f"{count},{dimensions}"},
         )
-    return web.Response(
-        body=await _embeddings_json(reply), content_type="application/json", charset="utf-8", headers=headers
-    )
-
-
-async def _embeddings_json(reply: EmbeddingReply) -> bytes:
-    """Render the reply in pieces, so that a large one does not hold up the event loop."""
     head: dict[str, Any] = {
         "model": reply.route.model,
         "device": reply.route.device,
@@ -149,7 +141,8 @@ async def _embeddings_json(reply: EmbeddingReply) -> bytes:
         head["npu_busy_exclusive"] = False
     if reply.route.emulated:
         head["emulated"] = True
-    return orjson.dumps(head)[:-1] + b',"embeddings":[' + await rows_json(reply.vectors) + b"]}"
+    rows = await rows_json(reply.vectors)
+    return _json(orjson.dumps(head)[:-1] + b',"embeddings":[' + rows + b"]}", reply)
 
 
 Ids = Annotated[list[int], Field(min_length=1)]
@@ -201,19 +194,12 @@ class OpenAIEmbeddingsBody(DialectBody):
         return (tuple(ids),) if ids else tuple(texts)
 
 
-def openai_routes() -> list[web.RouteDef]:
-    return [web.post("/v1/embeddings", inference(_openai_embeddings))]
-
-
 async def _openai_embeddings(request: web.Request) -> web.Response:
     node = request[STATE].node
     context = request_context(request)
     body = await read_body(request, OpenAIEmbeddingsBody)
     texts = body.texts()
-    if len(texts) > node.settings.max_texts:
-        raise BadRequest(
-            f"{len(texts)} inputs in one request; at most {node.settings.max_texts} are taken", param="input"
-        )
+    _check_count(node, len(texts), "input")
     model = await embedding_model(node.manager, body.model, context.deadline)
     if body.normalize is False:
         raise UnsupportedParameter(
@@ -232,12 +218,7 @@ async def _openai_embeddings(request: web.Request) -> web.Response:
     usage = {"prompt_tokens": reply.usage.prompt_tokens, "total_tokens": reply.usage.prompt_tokens}
     head = orjson.dumps({"object": "list", "model": reply.route.model, "usage": usage})[:-1]
     items = await embedding_objects(reply.vectors, as_base64=body.encoding_format == "base64")
-    return web.Response(
-        body=head + b',"data":[' + items + b"]}",
-        content_type="application/json",
-        charset="utf-8",
-        headers=embedding_headers(reply),
-    )
+    return _json(head + b',"data":[' + items + b"]}", reply)
 
 
 def _input_type(request: web.Request, given: str | None, model: EmbeddingModel) -> str | None:
@@ -272,10 +253,6 @@ class OllamaEmbeddingsBody(DialectBody):
     keep_alive: KeepAlive | None = None
 
 
-def ollama_routes() -> list[web.RouteDef]:
-    return [web.post("/api/embed", inference(_embed)), web.post("/api/embeddings", inference(_ollama_embeddings))]
-
-
 async def _embed(request: web.Request) -> web.Response:
     context = request_context(request)
     body = await read_body(request, EmbedBody)
@@ -307,10 +284,7 @@ async def _run(
     truncate: bool,
 ) -> tuple[EmbeddingReply, Loading]:
     node = request.app[NODE]
-    if len(texts) > node.settings.max_texts:
-        raise BadRequest(
-            f"{len(texts)} texts in one request; at most {node.settings.max_texts} are taken", param="input"
-        )
+    _check_count(node, len(texts), "input")
     model = await served(request, body.model)
     wanted = (body.dimensions or None) if isinstance(body, EmbedBody) else None
     async with keeping(request, model, body.keep_alive):
@@ -318,10 +292,6 @@ async def _run(
             node.services, EmbeddingRequest(context, texts, model.id, truncate=truncate, dimensions=wanted)
         )
     return reply, Loading(reply.loading_s)
-
-
-def _json(body: bytes, reply: EmbeddingReply) -> web.Response:
-    return web.Response(body=body, content_type="application/json", charset="utf-8", headers=embedding_headers(reply))
 
 
 # The forms of replies with vectors, as /openapi.json tells them.
@@ -380,7 +350,12 @@ class OllamaEmbedding(Reply):
 
 
 def _routes() -> list[web.RouteDef]:
-    return [*routes(), *openai_routes(), *ollama_routes()]
+    return [
+        web.post("/embeddings", inference(_embeddings)),
+        web.post("/v1/embeddings", inference(_openai_embeddings)),
+        web.post("/api/embed", inference(_embed)),
+        web.post("/api/embeddings", inference(_ollama_embeddings)),
+    ]
 
 
 API = TaskApi(

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-import orjson
 from aiohttp import web
 from pydantic import Field, RootModel
 
 from worker_node.core.errors import BadRequest, NodeError
 from worker_node.http.body import DialectBody, read_body
-from worker_node.http.context import request_context, route_headers
+from worker_node.http.context import request_context, route_headers, timing_ms
 from worker_node.http.errors import OVMS_PREFIX, describe, retry_headers
 from worker_node.http.leniency import Table, Unsupported, hints
 from worker_node.http.middleware import inference
-from worker_node.http.replies import Reply
+from worker_node.http.replies import Reply, json_response
 from worker_node.http.request_state import NODE
 from worker_node.http.task import ApiOperation, TaskApi
 from worker_node.tasks.rerank.service import RerankReply, RerankRequest, declare_rerank_metrics, rerank
@@ -89,13 +88,7 @@ def routes() -> list[web.RouteDef]:
 
 def error_response(error: NodeError) -> web.Response:
     """An error as Cohere's clients (`message`) and the node's own (`error`) read it."""
-    return web.Response(
-        status=error.status,
-        body=orjson.dumps({"message": error.message, "error": describe(error)}),
-        content_type="application/json",
-        charset="utf-8",
-        headers=retry_headers(error),
-    )
+    return json_response({"message": error.message, "error": describe(error)}, error.status, retry_headers(error))
 
 
 async def _rerank(request: web.Request) -> web.Response:
@@ -115,12 +108,8 @@ async def _rerank(request: web.Request) -> web.Response:
     rendered: Any = _tei(body, texts, reply)
     if body.texts is None:
         rendered = _cohere(body, texts, reply, context.request_id, version="2" if request.path == "/v2/rerank" else "1")
-    return web.Response(
-        body=orjson.dumps(rendered),
-        content_type="application/json",
-        charset="utf-8",
-        headers=route_headers(reply.route, reply.npu_busy_delta_us, shared=reply.npu_busy_shared),
-    )
+    headers = route_headers(reply.route, reply.npu_busy_delta_us, shared=reply.npu_busy_shared)
+    return json_response(rendered, headers=headers)
 
 
 def _tei(body: RerankBody, texts: tuple[str, ...], reply: RerankReply) -> list[dict[str, Any]]:
@@ -142,18 +131,12 @@ def _cohere(
             given = body.documents[index] if body.documents is not None else texts[index]
             result["document"] = given.model_dump() if isinstance(given, Document) else {"text": given}
         results.append(result)
-    timing = reply.timing
     meta: dict[str, Any] = {
         "api_version": {"version": version},
         "device": reply.route.device,
         "emulated": reply.route.emulated,
         "npu_busy_delta_us": reply.npu_busy_delta_us,
-        "timing_ms": {
-            "queue": timing.queue,
-            "tokenize": timing.tokenize,
-            "inference": timing.inference,
-            "total": timing.total,
-        },
+        "timing_ms": timing_ms(reply.timing, "queue", "tokenize", "inference", "total"),
     }
     return {
         "id": reply_id,
