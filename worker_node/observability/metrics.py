@@ -1,82 +1,16 @@
-"""The metrics that all tasks share. Times in seconds, sizes in bytes; names as vLLM has them.
-
-`Tally` and `Distribution` are for what happens many times a request, on the event loop's thread alone: each `inc` of
-`prometheus_client`'s own, made for many threads, takes a lock and five calls. In /metrics they look the same.
-"""
+"""The metrics that all tasks share. Times in seconds, sizes in bytes; names as vLLM has them."""
 
 from __future__ import annotations
 
 import asyncio
-import math
 import time
-from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
-from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from worker_node.core.types import Route, Timing, Usage
-
-
-class Tally(Collector):
-    """A counter by the values of its labels, of which there must be few."""
-
-    def __init__(self, name: str, text: str, labels: Iterable[str], registry: CollectorRegistry) -> None:
-        self._name = name
-        self._text = text
-        self._labels = tuple(labels)
-        self._counts: dict[tuple[str, ...], float] = {}
-        registry.register(self)
-
-    def add(self, amount: float, *labels: str) -> None:
-        """Count `amount`, which is not negative."""
-        self._counts[labels] = self._counts.get(labels, 0.0) + amount
-
-    def collect(self) -> Iterable[Metric]:
-        """The counts as Prometheus has them."""
-        family = CounterMetricFamily(self._name, self._text, labels=self._labels)
-        for labels, count in self._counts.items():
-            family.add_metric(labels, count)
-        yield family
-
-
-class Distribution(Collector):
-    """A histogram by the values of its labels; `bounds` are the upper bounds of its buckets, ascending."""
-
-    def __init__(
-        self, name: str, text: str, labels: Iterable[str], bounds: Sequence[float], registry: CollectorRegistry
-    ) -> None:
-        self._name = name
-        self._text = text
-        self._labels = tuple(labels)
-        self._bounds = tuple(bounds)
-        self._marks = [floatToGoString(bound) for bound in (*self._bounds, math.inf)]  # type: ignore[no-untyped-call]
-        # Values in each bucket alone, the last beyond all bounds; and their sum.
-        self._counts: dict[tuple[str, ...], list[int]] = {}
-        self._sums: dict[tuple[str, ...], float] = {}
-        registry.register(self)
-
-    def observe(self, value: float, *labels: str) -> None:
-        """Count a value."""
-        if (counts := self._counts.get(labels)) is None:
-            counts = self._counts[labels] = [0] * len(self._marks)
-            self._sums[labels] = 0.0
-        counts[bisect_left(self._bounds, value)] += 1
-        self._sums[labels] += value
-
-    def collect(self) -> Iterable[Metric]:
-        """The counts as Prometheus has them: each bucket with those below it."""
-        family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
-        for labels, counts in self._counts.items():
-            buckets = list(zip(self._marks, accumulate(counts), strict=True))
-            family.add_metric(labels, buckets, self._sums[labels])
-        yield family
-
 
 M = TypeVar("M")
 
@@ -104,34 +38,31 @@ class Telemetry:
         # process_*: memory, descriptors, CPU and start time of the edge process, by Prometheus' own names.
         ProcessCollector(registry=self.registry)
         self.first_tokens: deque[tuple[float, float]] = deque(maxlen=_FIRST_TOKENS_KEPT)
-        self.made: dict[str, Tally] = {}
+        self.made: dict[str, Counter] = {}
         self._own: dict[Callable[[CollectorRegistry], Any], Any] = {}
         by_route = ("model", "device")
 
-        def counter(name: str, text: str, labels: Iterable[str] = ()) -> Counter:
+        def counter(name: str, text: str, labels: Iterable[str] = by_route) -> Counter:
             return Counter(f"npu_node_{name}", text, labels, registry=self.registry)
 
-        def tally(name: str, text: str, labels: Iterable[str] = by_route) -> Tally:
-            return Tally(f"npu_node_{name}", text, labels, self.registry)
+        def histogram(name: str, text: str) -> Histogram:
+            return Histogram(f"npu_node_{name}", text, by_route, buckets=LATENCY, registry=self.registry)
 
-        def distribution(name: str, text: str) -> Distribution:
-            return Distribution(f"npu_node_{name}", text, by_route, LATENCY, self.registry)
-
-        self.http_requests = tally("http_requests", "HTTP requests by route and status", ("route", "status"))
-        self.routes = tally("routes", "Requests by placement and why it was chosen", (*by_route, "reason"))
+        self.http_requests = counter("http_requests", "HTTP requests by route and status", ("route", "status"))
+        self.routes = counter("routes", "Requests by placement and why it was chosen", (*by_route, "reason"))
         self.errors = counter("request_errors", "Requests that failed, by error code", ("code",))
         self.ignored_fields = counter(
             "ignored_fields", "Requests with a field that had no effect; other is any that is not known", ("field",)
         )
-        self.prompt_tokens = tally("prompt_tokens", "Prompt tokens processed")
-        self.npu_busy = tally(
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens processed")
+        self.npu_busy = counter(
             "npu_busy_seconds",
             "NPU busy time around requests; exclusive is false for runs in which others are known to have used it too",
             ("model", "emulated", "exclusive"),
         )
-        self.queue_time = distribution("request_queue_time_seconds", "From submission to the engine's start")
-        self.inference_time = distribution("request_inference_time_seconds", "Time on the device")
-        self.latency = distribution("e2e_request_latency_seconds", "From arrival to the last byte rendered")
+        self.queue_time = histogram("request_queue_time_seconds", "From submission to the engine's start")
+        self.inference_time = histogram("request_inference_time_seconds", "Time on the device")
+        self.latency = histogram("e2e_request_latency_seconds", "From arrival to the last byte rendered")
         self.loop_lag = Histogram(
             "npu_node_event_loop_lag_seconds",
             "How late the edge's event loop was",
@@ -161,21 +92,21 @@ class Telemetry:
         ran: bool = True,
     ) -> None:
         """Count a finished request of any task; `ran`: a device worked on it."""
-        model, device = route.model, route.device
-        self.routes.add(1, model, device, route.reason)
-        self.prompt_tokens.add(usage.prompt_tokens, model, device)
+        by_route = (route.model, route.device)
+        self.routes.labels(*by_route, route.reason).inc()
+        self.prompt_tokens.labels(*by_route).inc(usage.prompt_tokens)
         if ran:
-            self.queue_time.observe(max(0.0, timing.queue / 1e3), model, device)
-            self.inference_time.observe(timing.inference / 1e3, model, device)
-        self.latency.observe(timing.total / 1e3, model, device)
+            self.queue_time.labels(*by_route).observe(max(0.0, timing.queue / 1e3))
+            self.inference_time.labels(*by_route).observe(timing.inference / 1e3)
+        self.latency.labels(*by_route).observe(timing.total / 1e3)
         if busy_us is not None:
             # Never true: the counter cannot show that nobody else used the device.
             exclusive = "false" if busy_shared else "unknown"
-            self.npu_busy.add(max(0, busy_us) / 1e6, model, str(route.emulated).lower(), exclusive)
+            self.npu_busy.labels(route.model, str(route.emulated).lower(), exclusive).inc(max(0, busy_us) / 1e6)
 
     def responded(self, route: str, status: int | str) -> None:
         """Count an HTTP request by its route, as it was declared, and its status."""
-        self.http_requests.add(1, route, str(status))
+        self.http_requests.labels(route, str(status)).inc()
 
     async def watch_event_loop(self, serving: Callable[[], bool] = lambda: True) -> None:
         """Measure, until cancelled, how late the loop wakes a sleeper: that is how long something blocked it.

@@ -10,14 +10,14 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Counter
 
 from worker_node.core.errors import BadRequest, UnsupportedParameter
 from worker_node.core.types import Device, ModelKind, RequestContext, Route, Timing, Usage
 from worker_node.encoders.jobs import RowResult, row_job
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.served import ServedModel
-from worker_node.observability.metrics import Tally, Telemetry
+from worker_node.observability.metrics import Telemetry
 from worker_node.observability.tracing import Operation
 from worker_node.scheduling.admission import Work
 from worker_node.serving.routing import Demand, reject_if_full, select_placement
@@ -313,16 +313,16 @@ def embedding_cache(settings: NodeSettings) -> EmbeddingCache:
 
 class EmbeddingMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
-        def tally(name: str, text: str) -> Tally:
-            return Tally(f"npu_node_{name}", text, ("model", "device"), registry)
+        def counter(name: str, text: str) -> Counter:
+            return Counter(f"npu_node_{name}", text, ("model", "device"), registry=registry)
 
-        self.texts = tally("embedded_texts", "Texts embedded")
-        self.device_tokens = tally("embedding_device_tokens", "Tokens computed for embeddings, padding included")
-        self.computed_tokens = tally(
+        self.texts = counter("embedded_texts", "Texts embedded")
+        self.device_tokens = counter("embedding_device_tokens", "Tokens computed for embeddings, padding included")
+        self.computed_tokens = counter(
             "embedding_computed_tokens", "Tokens of the texts computed for embeddings, without padding"
         )
-        self.cache_hits = tally("embedding_cache_hits", "Texts whose vector was in the cache")
-        self.cache_misses = tally("embedding_cache_misses", "Texts whose vector was not")
+        self.cache_hits = counter("embedding_cache_hits", "Texts whose vector was in the cache")
+        self.cache_misses = counter("embedding_cache_misses", "Texts whose vector was not")
 
 
 def declare_embedding_metrics(telemetry: Telemetry) -> None:
@@ -332,8 +332,8 @@ def declare_embedding_metrics(telemetry: Telemetry) -> None:
 
 def _count_cached(telemetry: Telemetry, route: Route, hits: int, misses: int) -> None:
     own = telemetry.own(EmbeddingMetrics)
-    own.cache_hits.add(hits, route.model, route.device)
-    own.cache_misses.add(misses, route.model, route.device)
+    own.cache_hits.labels(route.model, route.device).inc(hits)
+    own.cache_misses.labels(route.model, route.device).inc(misses)
 
 
 def count_embedding(telemetry: Telemetry, reply: EmbeddingReply) -> None:
@@ -346,7 +346,7 @@ def count_embedding(telemetry: Telemetry, reply: EmbeddingReply) -> None:
         ran=reply.cached != "hit",
     )
     own, model, device = telemetry.own(EmbeddingMetrics), reply.route.model, reply.route.device
-    own.texts.add(len(reply.vectors), model, device)
+    own.texts.labels(model, device).inc(len(reply.vectors))
     if reply.device_tokens is not None:
-        own.device_tokens.add(reply.device_tokens, model, device)
-        own.computed_tokens.add(reply.computed_tokens, model, device)
+        own.device_tokens.labels(model, device).inc(reply.device_tokens)
+        own.computed_tokens.labels(model, device).inc(reply.computed_tokens)

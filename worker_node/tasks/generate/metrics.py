@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from contextlib import AbstractContextManager
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from worker_node.core.types import Finished, Image, Route, TokenIds
-from worker_node.observability.metrics import LATENCY, Distribution, Tally, Telemetry
+from worker_node.observability.metrics import LATENCY, Telemetry
 from worker_node.observability.tracing import Operation, Tracing
 from worker_node.tasks.generate.model import GenerationRequest
 
@@ -17,22 +17,22 @@ class ImageMetrics:
     """The task's own metrics of images, in the node's registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._images = Tally(
+        self._images = Counter(
             "npu_node_images",
             "Images of chats by where they came from; the outcome is decoded or the code of the error",
             ("model", "source", "outcome"),
-            registry,
+            registry=registry,
         )
-        self._bytes = Tally(
-            "npu_node_image_bytes", "Bytes of the image files that were decoded", ("model", "source"), registry
+        self._bytes = Counter(
+            "npu_node_image_bytes", "Bytes of the image files that were decoded", ("model", "source"), registry=registry
         )
 
     def count(self, model: str, image: Image, size: int, refusal: str | None) -> None:
         """Count an image whose file has `size` bytes, or that was refused with this code."""
         source = "inline" if image.url is None else "remote"
-        self._images.add(1, model, source, refusal or "decoded")
+        self._images.labels(model, source, refusal or "decoded").inc(1)
         if refusal is None:
-            self._bytes.add(size, model, source)
+            self._bytes.labels(model, source).inc(size)
 
 
 _TOKEN_LATENCY = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
@@ -43,16 +43,20 @@ class GenerationMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         by_route = ("model", "device")
-        self.tokens = Tally("npu_node_generation_tokens", "Tokens generated", by_route, registry)
-        self.first_token = Distribution(
-            "npu_node_time_to_first_token_seconds", "From arrival to the first token", by_route, LATENCY, registry
+        self.tokens = Counter("npu_node_generation_tokens", "Tokens generated", by_route, registry=registry)
+        self.first_token = Histogram(
+            "npu_node_time_to_first_token_seconds",
+            "From arrival to the first token",
+            by_route,
+            buckets=LATENCY,
+            registry=registry,
         )
-        self.inter_token = Distribution(
+        self.inter_token = Histogram(
             "npu_node_inter_token_latency_seconds",
             "Mean time between a request's tokens",
             by_route,
-            _TOKEN_LATENCY,
-            registry,
+            buckets=_TOKEN_LATENCY,
+            registry=registry,
         )
 
 
@@ -64,7 +68,7 @@ def declare_generation_metrics(telemetry: Telemetry) -> None:
 
 def count_tokens(telemetry: Telemetry, route: Route, tokens: int) -> None:
     """Count tokens as they are generated: an answer may take minutes, and its caller may leave before its end."""
-    telemetry.own(GenerationMetrics).tokens.add(tokens, route.model, route.device)
+    telemetry.own(GenerationMetrics).tokens.labels(route.model, route.device).inc(tokens)
 
 
 def count_generation(telemetry: Telemetry, route: Route, finished: Finished) -> None:
@@ -76,11 +80,11 @@ def count_generation(telemetry: Telemetry, route: Route, finished: Finished) -> 
     if timing.first_token is None:
         return
     own = telemetry.own(GenerationMetrics)
-    own.first_token.observe(timing.first_token / 1e3, route.model, route.device)
+    own.first_token.labels(route.model, route.device).observe(timing.first_token / 1e3)
     telemetry.first_tokens.append((time.monotonic(), timing.first_token / 1e3))
     if tokens > 1:
         between = (timing.total - timing.first_token) / 1e3 / (tokens - 1)
-        own.inter_token.observe(between, route.model, route.device)
+        own.inter_token.labels(route.model, route.device).observe(between)
 
 
 def trace_generation(tracing: Tracing, request: GenerationRequest) -> AbstractContextManager[Operation]:

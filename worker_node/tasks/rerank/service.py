@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Counter
 
 from worker_node.core.errors import BadRequest, EngineUnavailable
 from worker_node.core.types import RequestContext, Route, Timing, Usage
 from worker_node.encoders.jobs import RowJob, RowResult, row_job
 from worker_node.manager.served import ServedModel
-from worker_node.observability.metrics import Tally, Telemetry
+from worker_node.observability.metrics import Telemetry
 from worker_node.observability.tracing import Operation
 from worker_node.scheduling.admission import AdmissionLimits, Work
 from worker_node.serving.routing import Demand, reject_if_full
@@ -99,20 +99,20 @@ class RerankMetrics:
     """The task's own metrics, in the node's registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def tally(name: str, text: str) -> Tally:
-            return Tally(f"npu_node_{name}", text, ("model", "device"), registry)
+        def counter(name: str, text: str) -> Counter:
+            return Counter(f"npu_node_{name}", text, ("model", "device"), registry=registry)
 
-        self.documents = tally("reranked_documents", "Documents scored")
-        self._device_tokens = tally("rerank_device_tokens", "Tokens computed for reranking, padding included")
-        self._tokens = tally("rerank_computed_tokens", "Tokens of the pairs computed for reranking, without padding")
+        self.documents = counter("reranked_documents", "Documents scored")
+        self._device_tokens = counter("rerank_device_tokens", "Tokens computed for reranking, padding included")
+        self._tokens = counter("rerank_computed_tokens", "Tokens of the pairs computed for reranking, without padding")
 
     def reranked(self, reply: RerankReply) -> None:
         """Count a finished request."""
         labels = (reply.route.model, reply.route.device)
-        self.documents.add(len(reply.logits), *labels)
+        self.documents.labels(*labels).inc(len(reply.logits))
         if reply.device_tokens is not None:
-            self._device_tokens.add(reply.device_tokens, *labels)
-            self._tokens.add(reply.usage.prompt_tokens, *labels)
+            self._device_tokens.labels(*labels).inc(reply.device_tokens)
+            self._tokens.labels(*labels).inc(reply.usage.prompt_tokens)
 
 
 def declare_rerank_metrics(telemetry: Telemetry) -> None:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Counter
 
 from worker_node.core.errors import UnsupportedParameter
 from worker_node.core.types import NOTHING, Feature, RequestContext, Route, Timing, Usage
-from worker_node.observability.metrics import Tally, Telemetry
+from worker_node.observability.metrics import Telemetry
 from worker_node.observability.tracing import Operation
 from worker_node.sandbox.pool import PreparationLimits, PreparationPool
 from worker_node.scheduling.admission import Work
@@ -79,17 +79,17 @@ class SpeechMetrics:
     """The task's own metrics, in the node's registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def tally(name: str, text: str) -> Tally:
-            return Tally(f"npu_node_{name}", text, ("model", "device"), registry)
+        def counter(name: str, text: str) -> Counter:
+            return Counter(f"npu_node_{name}", text, ("model", "device"), registry=registry)
 
-        self.heard = tally("audio_seconds", "Seconds of audio given to speech models")
-        self._skipped = tally("audio_skipped_seconds", "Seconds of audio left out because nobody speaks in them")
+        self.heard = counter("audio_seconds", "Seconds of audio given to speech models")
+        self._skipped = counter("audio_skipped_seconds", "Seconds of audio left out because nobody speaks in them")
 
     def transcribed(self, route: Route, heard_s: float, skipped_s: float) -> None:
         """Count a finished request."""
         labels = (route.model, route.device)
-        self.heard.add(heard_s, *labels)
-        self._skipped.add(max(0.0, skipped_s), *labels)
+        self.heard.labels(*labels).inc(heard_s)
+        self._skipped.labels(*labels).inc(max(0.0, skipped_s))
 
 
 def declare_speech_metrics(telemetry: Telemetry) -> None:
