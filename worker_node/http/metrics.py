@@ -81,7 +81,7 @@ class EngineMetrics:
         for priority in Priority:
             interactive = priority is Priority.INTERACTIVE
             by = (*key, priority.value)
-            tokens = admission.backlog.tokens(interactive=interactive)
+            tokens = admission.expected_tokens(interactive=interactive)
             self._gauge("admission_outstanding_tokens", "Tokens expected to be computed yet", by, tokens, "priority")
             text = "Estimated wait of a request that comes now; none before anything was measured"
             wait = admission.expected_wait(interactive=interactive)

@@ -1,7 +1,10 @@
 """Admission control of an engine: grant a permit or reject immediately.
 
 Overload is answered with 429 and a Retry-After from the estimated wait; a request whose deadline would pass in the
-queue is refused now rather than served late."""
+queue is refused now rather than served late. The wait is queued tokens by measured rates. A job has two phases: the
+prefill (the tokens of its prompt, or of its texts), for which jobs take turns, and the decode (new tokens), in which up
+to `sequences` jobs share the engine. An embedding is a prefill only. What comes later and goes first is not foreseen.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from worker_node.core.errors import DeadlineExceeded, Overloaded
-from worker_node.scheduling.wait_estimate import AdmittedJob, Backlog, Capacity
+from worker_node.scheduling.prompts import WHOLE_PROMPT_PIECE, batch_sequences
+from worker_node.scheduling.texts import TURN_TOKENS
 
 _UNKNOWN_RATE_RETRY_S = 1.0
 _MAX_RETRY_AFTER_S = 60.0
@@ -24,6 +28,37 @@ _CAUTION = 1.5
 _BATCH_PLACES = 0.75
 # A request for more than this share of the places is treated like batch work there.
 _LARGE_REQUEST = 1 / 64
+# How long answers are taken to be before one has ended, and how many of the last ones the mean is of.
+_UNKNOWN_ANSWER_TOKENS = 256.0
+_MEMORY_ANSWERS = 32
+# The least share of the time between two tokens that is taken to be decoding.
+_LEAST_DECODE = 0.1
+_MEMORY_TOKENS = 256
+_MEMORY_STEPS = 16
+
+
+@dataclass(slots=True)
+class Rate:
+    """Units of work per second. An observation loses half of its weight with each `memory` units that follow it.
+
+    Time without work changes nothing, so the rate follows the device and not the traffic.
+    """
+
+    memory: float
+    _units: float = 0.0
+    _seconds: float = 0.0
+
+    def measured(self, units: float, seconds: float) -> None:
+        """Record that so many units took so many seconds; zero seconds for units computed along with other work."""
+        if units <= 0 or seconds < 0:
+            return
+        kept: float = 0.5 ** (units / self.memory)
+        self._units = self._units * kept + units
+        self._seconds = self._seconds * kept + seconds
+
+    def seconds(self, units: float) -> float | None:
+        """How long so many units take; None before any work took time."""
+        return units * self._seconds / self._units if self._seconds > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +66,16 @@ class AdmissionLimits:
     """`max_outstanding` units (requests; texts, for embeddings) may be queued or running, `parallel` of them at once.
 
     Nothing is admitted behind a wait of more than `max_wait_s`, whatever its own deadline: a caller who hears so at
-    once can ask another node. `sizes` are the static lengths of an embedding engine, ascending; none where shapes are
-    dynamic.
+    once can ask another node. `sequences` is how many generations run side by side (None: embeddings, which have no
+    decode), `step_tokens` what one step or run takes in. `sizes` are the static lengths of an embedding engine,
+    ascending; none where shapes are dynamic.
     """
 
     max_outstanding: int
     parallel: int = 1
     max_wait_s: float = 30.0
-    capacity: Capacity = field(default_factory=Capacity)
+    sequences: int | None = None
+    step_tokens: int = 1
     sizes: tuple[int, ...] = ()
 
     def computed_tokens(self, tokens: int) -> int:
@@ -48,86 +85,159 @@ class AdmissionLimits:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a request costs, in tokens: those of its prompt or texts, and its most new ones, all used with `exact`."""
+    """What a request costs, in tokens: those of its prompt or texts, and its most new ones."""
 
     prefill: int = 0
     limit: int = 0
-    exact: bool = False
 
 
 class Permit:
     """An admitted request, while the block runs; later estimates are based on its progress.
 
-    Entering raises as `Admission.permit`.
+    Entering raises as `Admission.permit`. `heard` is when it last got a token, `heard_prefill_s` for how long prompts
+    had been computed by then.
     """
 
-    __slots__ = ("_admission", "_deadline", "_interactive", "_job", "_units", "_work")
+    __slots__ = ("_admission", "_deadline", "_units", "generated", "heard", "heard_prefill_s", "interactive", "work")
 
     def __init__(self, admission: Admission, units: int, deadline: float, work: Work, *, interactive: bool) -> None:
         self._admission = admission
         self._units = units
         self._deadline = deadline
-        self._work = work
-        self._interactive = interactive
-        self._job: AdmittedJob
+        self.work = work
+        self.interactive = interactive
+        self.generated = 0
+        self.heard = self.heard_prefill_s = 0.0
 
     def __enter__(self) -> Self:
-        admission, work = self._admission, self._work
-        admission.check(self._units, self._deadline, work=work, interactive=self._interactive)
-        self._job = AdmittedJob(work.prefill, work.limit, work.exact, self._interactive)
-        admission.outstanding += self._units
-        admission.backlog.add(self._job)
+        self._admission.check(self._units, self._deadline, work=self.work, interactive=self.interactive)
+        self._admission.outstanding += self._units
+        self._admission.prefilling[self] = None
         return self
 
     def __exit__(self, *_error: object) -> None:
         self._admission.outstanding -= self._units
-        self._admission.backlog.remove(self._job)
+        self._admission.prefilling.pop(self, None)
+        self._admission.decoding.pop(self, None)
 
     def progressed(self, tokens: int, *, at: float | None = None, prefilled: tuple[int, float] = (0, 0.0)) -> None:
-        """Record new tokens at `at` (monotonic; None: now).
+        """Record new tokens at `at` (monotonic; None: now); with the first of them its prompt is computed.
 
         Before that the engine computed the `prefilled` tokens of any prompts, in so many seconds.
         """
-        self._admission.backlog.measured(*prefilled)
-        self._admission.backlog.progressed(self._job, tokens, at=self._admission.clock() if at is None else at)
-
-    def restarted(self) -> None:
-        """Record that the engine ended, and another one begins the request."""
-        self._admission.backlog.restart(self._job)
+        self.measured(*prefilled)
+        self._admission.progressed(self, tokens, self._admission.clock() if at is None else at)
 
     def answered(self) -> None:
         """Record that the answer ended, by itself or at its limit."""
-        self._admission.backlog.answered(self._job)
+        self._admission.answered(self)
 
     def measured(self, tokens: int, seconds: float) -> None:
-        """Record that the engine computed so many tokens in so many seconds while more work was waiting."""
-        self._admission.backlog.measured(tokens, seconds)
+        """Record that the engine computed so many tokens of texts or prompts in so many seconds under load."""
+        self._admission.measured(tokens, seconds)
 
 
 @dataclass(slots=True)
 class Admission:
-    """Permits for one engine. `what` names it in refusals."""
+    """Permits for one engine. `what` names it in refusals. An estimate is O(n) in its jobs, all else O(1)."""
 
     what: str
     limits: AdmissionLimits
     clock: Callable[[], float] = time.monotonic
     outstanding: int = 0
-    backlog: Backlog = field(init=False)
+    # Jobs whose prefill is not complete, and those that decode.
+    prefilling: dict[Permit, None] = field(default_factory=dict)
+    decoding: dict[Permit, None] = field(default_factory=dict)
+    # The mean length of answers by the size of their limit: callers that ask for as much as 4,096 tokens seldom want
+    # what those of 16 want. Each with the number of answers that it is of.
+    _lengths: dict[int, tuple[float, int]] = field(default_factory=dict)
+    _prefill_s: float = 0.0
+    _prefill_rate: Rate = field(init=False)
+    _decode_rate: Rate = field(default_factory=lambda: Rate(_MEMORY_TOKENS))
 
     def __post_init__(self) -> None:
-        self.backlog = Backlog(self.limits.capacity)
+        self._prefill_rate = Rate(_MEMORY_STEPS * max(64, self.limits.step_tokens))
 
     @property
     def queue_depth(self) -> int:
         """Units waiting behind those that run."""
         return max(0, self.outstanding - self.limits.parallel)
 
+    def expected_tokens(self, *, interactive: bool) -> int:
+        """Tokens of this priority that are still to be computed, as far as is expected."""
+        prefill = sum(job.work.prefill for job in self.prefilling if job.interactive is interactive)
+        jobs = (job for jobs in (self.prefilling, self.decoding) for job in jobs if job.interactive is interactive)
+        return round(prefill + sum(map(self._rest, jobs)))
+
+    def measured(self, tokens: int, seconds: float) -> None:
+        """See `Permit.measured`. A step of a generation that holds next to nothing says nothing of the rate."""
+        self._prefill_s += seconds
+        if self.limits.sequences is None or 2 * tokens >= self.limits.step_tokens:
+            self._prefill_rate.measured(tokens, seconds)
+
+    def progressed(self, job: Permit, tokens: int, at: float) -> None:
+        """See `Permit.progressed`."""
+        if job in self.decoding:
+            # The time since its last token, less what the prompts of other jobs took of it.
+            elapsed = max(0.0, at - job.heard)
+            prompts = self._prefill_s - job.heard_prefill_s
+            self._decode_rate.measured(tokens, max(elapsed - prompts, _LEAST_DECODE * elapsed))
+        else:
+            self.prefilling.pop(job, None)
+            self.decoding[job] = None
+        job.generated += tokens
+        job.heard, job.heard_prefill_s = at, self._prefill_s
+
+    def answered(self, job: Permit) -> None:
+        """See `Permit.answered`."""
+        size = job.work.limit.bit_length()
+        mean, count = self._lengths.get(size, (0.0, 0))
+        count = min(count + 1, _MEMORY_ANSWERS)
+        self._lengths[size] = mean + (job.generated - mean) / count, count
+
     def expected_wait(self, *, interactive: bool = True, tokens: int = 0) -> float | None:
         """Seconds until work of this priority admitted now would begin to run; None while nothing was measured.
 
-        `tokens` are those of its prompt or texts; without them it is taken for short.
+        `tokens` are those of its prompt or texts; without them it is taken for short. Texts take turns, so of another
+        job at most a turn, or as much as of its own, is computed before. A prompt waits for those that are not longer,
+        and for one step of the others. Interactive work waits for one step of batch work only.
         """
-        return self.backlog.wait(interactive=interactive, tokens=tokens)
+        if not self.outstanding:
+            return 0.0
+        limits = self.limits
+        turn = max(tokens, TURN_TOKENS if limits.sequences is None else max(limits.step_tokens, WHOLE_PROMPT_PIECE))
+        ahead = [job for job in self.prefilling if job.interactive or not interactive]
+        if limits.sequences is not None:
+            ahead = [job for job in ahead if job.work.prefill <= turn]
+        first = sum(min(job.work.prefill, turn) for job in ahead)
+        others = sum(job.work.prefill for job in self.prefilling) - first
+        prefill = self._prefill_rate.seconds(first + min(limits.step_tokens, others)) if first or others else 0.0
+        if limits.sequences is None:
+            return prefill
+        decode = self._decode_wait(ahead, limits.sequences, interactive=interactive)
+        # They add up: while the engine takes in prompts, answers hardly grow.
+        known = [each for each in (prefill, decode) if each is not None]
+        return sum(known) if any(known) or len(known) == 2 else None
+
+    def _decode_wait(self, ahead: list[Permit], sequences: int, *, interactive: bool) -> float | None:
+        """Seconds until a sequence is free for a job behind those `ahead`."""
+        jobs = [*self.decoding, *ahead]
+        excess, shared = len(jobs) - sequences, sequences
+        if not interactive and sequences > 1:
+            shared = batch_sequences(sequences)
+            excess = max(excess, sum(not job.interactive for job in jobs) - shared)
+        if excess < 0:
+            return 0.0
+        return self._decode_rate.seconds((excess + 1) * sum(map(self._rest, jobs)) / len(jobs) / shared)
+
+    def _rest(self, job: Permit) -> float:
+        """New tokens that a job is still expected to get.
+
+        An answer that has outgrown the mean is expected to get as many tokens again: long answers among short ones are
+        known by their length.
+        """
+        mean, _ = self._lengths.get(job.work.limit.bit_length(), (_UNKNOWN_ANSWER_TOKENS, 0))
+        return min(job.work.limit - job.generated, max(mean - job.generated, job.generated))
 
     def permit(
         self, units: int, deadline: float, *, work: Work | None = None, interactive: bool = True
@@ -156,9 +266,10 @@ class Admission:
             raise DeadlineExceeded(f"the deadline passed before {self.what} could begin")
         self._check_places(units, interactive=interactive)
         # By itself a request is given the time that it asks for; behind others, only what it is likely to need.
-        own = 0.0 if work is None else self.backlog.own_prefill_s(work.prefill)
+        tokens = 0 if work is None else work.prefill
+        own = self._prefill_rate.seconds(tokens) or 0.0
         acceptable = min(self.limits.max_wait_s, (deadline - now - own) / _CAUTION)
-        wait = self.backlog.wait(interactive=interactive, tokens=0 if work is None else work.prefill)
+        wait = self.expected_wait(interactive=interactive, tokens=tokens)
         if wait and wait > acceptable:
             most_s, left = self.limits.max_wait_s, deadline - now
             why = (
@@ -179,7 +290,7 @@ class Admission:
         if self.outstanding and self.outstanding + units > places:
             raise Overloaded(
                 f"{self.what} is busy: {self.outstanding} of {places} places{whose} are taken",
-                retry_after=_retry_after(self.backlog.soonest_end()),
+                retry_after=_retry_after(self.expected_wait(interactive=interactive)),
             )
 
 

@@ -18,7 +18,6 @@ from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
 from worker_node.engines.protocol import JobEngine
 from worker_node.models.directory import InstalledModel
 from worker_node.scheduling.admission import AdmissionLimits
-from worker_node.scheduling.wait_estimate import Capacity
 from worker_node.serving.task import EnginePlan, Footprint, ServedTask, Shapes
 from worker_node.settings import ModelSettings
 
@@ -75,13 +74,9 @@ class EncoderTask(ServedTask):
     def admission(self, options: EngineOptions) -> AdmissionLimits:
         match options:
             case StaticEncoderOptions(npu_buckets=buckets, npu_batch_size=rows):
-                return AdmissionLimits(
-                    MAX_OUTSTANDING_TEXTS, capacity=Capacity(step_tokens=buckets[-1] * rows), sizes=buckets
-                )
+                return AdmissionLimits(MAX_OUTSTANDING_TEXTS, step_tokens=buckets[-1] * rows, sizes=buckets)
             case DynamicEncoderOptions(max_batch_tokens=tokens):
-                return AdmissionLimits(
-                    MAX_OUTSTANDING_TEXTS, parallel=16, capacity=Capacity(step_tokens=tokens or BATCH_TOKENS)
-                )
+                return AdmissionLimits(MAX_OUTSTANDING_TEXTS, parallel=16, step_tokens=tokens or BATCH_TOKENS)
         raise TypeError(f"{type(options).__name__} is no encoder engine's")
 
     def complete(

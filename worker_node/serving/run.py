@@ -173,7 +173,6 @@ class Execution:
             if self.sent:
                 raise
             await self._select_next(key, error)
-            self.permit.restarted()
 
     def _permit_at(self, placement: Placement) -> AbstractContextManager[Permit]:
         admission, context = placement.admission, self._context

@@ -19,7 +19,6 @@ from worker_node.engines.protocol import TOKEN_DTYPE, JobEngine
 from worker_node.models.directory import GenerationCanary, InstalledModel, read_directory, sampling_defaults
 from worker_node.models.store import ModelStore
 from worker_node.scheduling.admission import AdmissionLimits
-from worker_node.scheduling.wait_estimate import Capacity
 from worker_node.serving.build import not_installed
 from worker_node.serving.run import TaskParts
 from worker_node.serving.task import EnginePlan, Footprint, ModelParts, ServedTask, Shapes, no_canary
@@ -84,9 +83,8 @@ class _Generate(ServedTask):
         """Units are requests."""
         match options:
             case ContinuousOptions(max_num_seqs=sequences, max_num_batched_tokens=tokens):
-                capacity = Capacity(sequences, tokens, piece_tokens=tokens)
-                return AdmissionLimits(256, parallel=min(64, sequences), capacity=capacity)
-        return AdmissionLimits(64, capacity=Capacity(sequences=1))
+                return AdmissionLimits(256, parallel=min(64, sequences), sequences=sequences, step_tokens=tokens)
+        return AdmissionLimits(64, sequences=1)
 
     def static_shapes(
         self, installed: InstalledModel, wanted: ModelSettings, values: dict[str, Any], *, emulated: bool

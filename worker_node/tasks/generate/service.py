@@ -51,7 +51,7 @@ async def generate(
         selection = await select_placement(prepared.demand, context)
         operation.routed(selection.route)
         job = prepared.job(selection.placement)
-        work = Work(prepared.prompt.count, job.max_new_tokens, exact=job.ignore_eos)
+        work = Work(prepared.prompt.count, job.max_new_tokens)
         with Execution(prepared.demand, context, selection, work=lambda _limits: work).admitted() as execution:
             proof = Proof.of(selection.route, context, strict=services.require_proof)
             run = GenerationRun(

@@ -24,7 +24,6 @@ from worker_node.manager.served import ServedModel
 from worker_node.models.directory import InstalledModel
 from worker_node.models.store import ModelStore
 from worker_node.scheduling.admission import AdmissionLimits
-from worker_node.scheduling.wait_estimate import Capacity
 from worker_node.serving.build import not_installed
 from worker_node.serving.task import EnginePlan, Footprint, ModelParts, ServedTask, Shapes
 from worker_node.settings import ModelSettings
@@ -181,7 +180,7 @@ class _Transcribe(ServedTask):
 
     def admission(self, options: EngineOptions) -> AdmissionLimits:  # noqa: ARG002
         """Units are windows of audio; their size is counted in encoder positions, 50 a second."""
-        return AdmissionLimits(_MAX_OUTSTANDING, capacity=Capacity(step_tokens=POSITIONS))
+        return AdmissionLimits(_MAX_OUTSTANDING, step_tokens=POSITIONS)
 
     def static_shapes(
         self,

@@ -18,7 +18,6 @@ from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
 from worker_node.engines.protocol import TOKEN_DTYPE, JobEngine
 from worker_node.models.directory import InstalledModel, read_config, sampling_defaults
 from worker_node.scheduling.admission import AdmissionLimits
-from worker_node.scheduling.wait_estimate import Capacity
 from worker_node.serving.task import EnginePlan, Footprint, ModelParts, ServedTask, Shapes
 from worker_node.settings import ModelSettings
 from worker_node.tasks.generate.building import prompt_and_response
@@ -57,7 +56,7 @@ class _VisionChat(ServedTask):
 
     def admission(self, options: EngineOptions) -> AdmissionLimits:  # noqa: ARG002
         """Units are requests, of which one runs at a time."""
-        return AdmissionLimits(_MAX_OUTSTANDING, capacity=Capacity(sequences=1))
+        return AdmissionLimits(_MAX_OUTSTANDING, sequences=1)
 
     def static_shapes(
         self,

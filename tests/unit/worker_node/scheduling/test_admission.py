@@ -7,7 +7,6 @@ import pytest
 from worker_node.core.errors import DeadlineExceeded, Overloaded
 from worker_node.scheduling.admission import Admission, AdmissionLimits, Work
 from worker_node.scheduling.texts import TURN_TOKENS
-from worker_node.scheduling.wait_estimate import Capacity
 
 FAR = 1e6
 
@@ -47,7 +46,7 @@ def test_a_permit_is_returned_when_the_work_fails(admission):
     with pytest.raises(RuntimeError, match="boom"), admission.permit(3, deadline=10, work=Work(5, 10)):
         raise RuntimeError("boom")
     assert admission.outstanding == 0
-    assert admission.backlog.jobs == 0
+    assert not admission.prefilling
 
 
 def test_a_full_queue_is_refused_with_a_retry_after_from_the_measured_rate(clock):
@@ -87,13 +86,13 @@ def test_a_small_embedding_waits_for_turns_of_a_large_one_and_a_large_one_to_its
     assert admission.expected_wait() == 0
 
 
-def test_a_generation_waits_for_prompts_that_are_not_longer_and_for_one_step_of_the_others(clock):
-    admission = engine_of(clock, capacity=Capacity(8, step_tokens=200, piece_tokens=200), rate=100)
-    with admission.permit(1, FAR, work=Work(8000, 1)):
-        assert admission.expected_wait(tokens=8000) == pytest.approx(80, rel=0.1)
-        assert admission.expected_wait(tokens=150) == pytest.approx(2)
+def test_a_prompt_waits_for_those_that_are_not_longer_and_one_step_of_the_others(clock):
+    admission = engine_of(clock, sequences=8, step_tokens=200, rate=1000)
+    with admission.permit(1, FAR, work=Work(80_000, 1)):
+        assert admission.expected_wait(tokens=80_000) == pytest.approx(80)
+        assert admission.expected_wait(tokens=150) == pytest.approx(200 / 1000)
         with admission.permit(1, FAR, work=Work(150, 1)):
-            assert admission.expected_wait(tokens=100) == pytest.approx(150 / 100 + 2, rel=0.1)
+            assert admission.expected_wait(tokens=100) == pytest.approx((150 + 200) / 1000)
 
 
 def test_a_request_larger_than_the_queue_runs_when_nothing_else_does(admission):
@@ -128,7 +127,7 @@ def test_nothing_is_queued_for_longer_than_the_limit(clock):
 
 
 def test_interactive_work_waits_for_interactive_work_and_one_step_of_batch_work(clock):
-    admission = engine_of(clock, capacity=Capacity(step_tokens=50))
+    admission = engine_of(clock, step_tokens=50)
     with admission.permit(500, FAR, work=Work(100_000), interactive=False):
         assert admission.expected_wait(interactive=True) == pytest.approx(0.5)
         # The turns of the large request if it is small itself, and to its end if it is as large.
@@ -170,9 +169,9 @@ def test_a_hung_engine_does_not_look_as_if_it_worked_on(clock):
 
 
 def test_the_wait_for_a_sequence_follows_the_tokens_of_a_running_answer(clock):
-    limits = AdmissionLimits(64, capacity=Capacity(sequences=1))
+    limits = AdmissionLimits(64, sequences=1)
     admission = Admission("m on NPU", limits, clock)
-    with admission.permit(1, FAR, work=Work(100, 1000, exact=True)) as permit:
+    with admission.permit(1, FAR, work=Work(100, 1000)) as permit:
         clock.now = 1.0
         permit.progressed(1)
         for token in range(1, 500):
@@ -192,7 +191,7 @@ def test_the_wait_for_a_sequence_follows_the_tokens_of_a_running_answer(clock):
 
 def test_the_first_short_prompt_of_a_burst_does_not_make_a_new_engine_look_slow(clock):
     """A step takes nearly as long with one short prompt as with many; the others had not come when it began."""
-    admission = Admission("m", AdmissionLimits(1024, 256, capacity=Capacity(sequences=256, step_tokens=256)), clock)
+    admission = Admission("m", AdmissionLimits(1024, 256, sequences=256, step_tokens=256), clock)
     with contextlib.ExitStack() as stack:
         permits = [stack.enter_context(admission.permit(1, FAR, work=Work(40, 12))) for _ in range(40)]
         clock.now += 0.5

@@ -218,7 +218,7 @@ def limits_of(options, max_outstanding=None):
 def test_texts_are_counted_as_the_npu_pads_them():
     limits = limits_of(StaticOptions(npu_buckets=(32, 64, 256), npu_batch_size=4))
     assert [limits.computed_tokens(count) for count in (1, 32, 33, 256)] == [32, 32, 64, 256]
-    assert limits.capacity.step_tokens == 4 * 256
+    assert limits.step_tokens == 4 * 256
     assert limits_of(EmbeddingOptions()).computed_tokens(33) == 33
 
 
@@ -229,12 +229,12 @@ def test_texts_are_counted_as_the_npu_pads_them():
 )
 def test_the_continuous_engine_runs_as_many_sequences_as_its_settings_say(options, sequences, step):
     limits = limits_of(ContinuousOptions(**options))
-    assert (limits.capacity.sequences, limits.capacity.step_tokens) == (sequences, step)
+    assert (limits.sequences, limits.step_tokens) == (sequences, step)
 
 
 def test_the_npu_runs_one_generation_at_a_time():
     limits = limits_of(StatefulOptions())
-    assert (limits.capacity.sequences, limits.parallel) == (1, 1)
+    assert (limits.sequences, limits.parallel) == (1, 1)
 
 
 @pytest.mark.parametrize("engine", [EmbeddingOptions, ContinuousOptions, StatefulOptions])

@@ -10,7 +10,6 @@ from tests.unit.worker_node.scheduling.virtual.world import Run, World
 from worker_node.core.types import Device, ModelKind
 from worker_node.engines.protocol import EngineSpec
 from worker_node.scheduling.admission import AdmissionLimits
-from worker_node.scheduling.wait_estimate import Capacity
 from worker_node.tasks.generate import continuous
 
 EOS = 2
@@ -49,9 +48,7 @@ class SequenceWorld(World):
     """The continuous engine: a step takes `step_s` and `token_s` for each of its tokens; prompts are split."""
 
     def __init__(self, *, sequences, step_s, token_s, step_tokens=256, max_outstanding=10**6, max_wait_s=1e6):
-        super().__init__(
-            AdmissionLimits(max_outstanding, sequences, max_wait_s, Capacity(sequences, step_tokens, step_tokens))
-        )
+        super().__init__(AdmissionLimits(max_outstanding, sequences, max_wait_s, sequences, step_tokens))
         options = {"max_num_seqs": sequences, "max_num_batched_tokens": step_tokens}
         spec = EngineSpec("m", ModelKind.GENERATION, "/m", Device.CPU, "continuous", options)
         self.step_s, self.token_s, self.step_tokens = step_s, token_s, step_tokens

@@ -10,7 +10,6 @@ from tests.unit.worker_node.scheduling.virtual.world import Run, World
 from worker_node.core.types import Device, ModelKind
 from worker_node.engines.protocol import EngineSpec
 from worker_node.scheduling.admission import AdmissionLimits
-from worker_node.scheduling.wait_estimate import Capacity
 from worker_node.tasks.generate import stateful
 from worker_node.tasks.generate.messages import GenerateJob
 
@@ -37,7 +36,7 @@ class SingleWorld(World):
     runs: list = field(default_factory=list)
 
     def __post_init__(self):
-        super().__init__(AdmissionLimits(10**6, 1, self.max_wait_s, capacity=Capacity(1)))
+        super().__init__(AdmissionLimits(10**6, 1, self.max_wait_s, sequences=1))
         spec = EngineSpec("m", ModelKind.GENERATION, "/m", Device.NPU, "s", {"max_prompt_len": 10**6}, emulated=True)
         self.runner = stateful.StatefulRunner(spec)
         self.runner._pipeline = self

@@ -10,7 +10,6 @@ from worker_node.core.types import Device, ModelKind
 from worker_node.encoders.dynamic import DynamicEncoder, _Slot
 from worker_node.engines.protocol import EngineSpec
 from worker_node.scheduling.admission import AdmissionLimits
-from worker_node.scheduling.wait_estimate import Capacity
 
 
 class SlotRequest:
@@ -39,8 +38,7 @@ class TextWorld(World):
     """The embedding engine: `slots` runs at once; a run of n padded tokens takes `overhead_s` + n × `token_s`."""
 
     def __init__(self, *, slots, token_s, overhead_s, step_tokens=512, max_outstanding=10**6, max_wait_s=1e6):
-        capacity = Capacity(step_tokens=step_tokens)
-        super().__init__(AdmissionLimits(max_outstanding, 16, max_wait_s, capacity))
+        super().__init__(AdmissionLimits(max_outstanding, 16, max_wait_s, step_tokens=step_tokens))
         self.token_s, self.overhead_s = token_s, overhead_s
         self.runs = []
         self._running = []
