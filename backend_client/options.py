@@ -51,9 +51,7 @@ class ProbeOptions(Options):
     Two probes in a row must fail before a node counts as dead, and both fit into the promised 3 s even when the node
     froze just after a good one: 1.0 + 10 % jitter + 0.8 (first fails) + 0.2 + 0.8 (second fails) = 2.9 s.
 
-    A client without calls for `idle_after` seconds probes more and more rarely, down to every `idle_interval`: 40 idle
-    worker processes cost a node 1.3 probes/s instead of 40. Its next call waits for a new probe of the nodes whose last
-    one is older than `fresh`.
+    `idle_after`, `idle_interval` and `fresh` have no effect any more: a client without calls probes as often.
     """
 
     interval: Positive = 1.0

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from backend_client.errors import (
-    AuthenticationFailed,
     FleetOverloaded,
     ModelNotFound,
     NotOffered,
@@ -31,7 +30,6 @@ class RefusalReason(Enum):
     LACKS_MODEL = auto()
     LACKS_DEVICE = auto()
     OTHER_SPACE = auto()
-    KEY_REFUSED = auto()
     OTHER_NODE = auto()
     LOADING = auto()
 
@@ -40,8 +38,6 @@ class RefusalReason(Enum):
 _TRIAL_S = 0.1
 # When to look whether a model is loaded, if its node gives no estimate.
 _LOAD_S = 1.0
-# So many nodes are named in a message; thousands of them would fill the log.
-_NAMED = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +54,6 @@ def refusal(node: Node, need: Requirement, now: float) -> Refusal | None:
     """Why `node` may not get the request, or None."""
     if need.node is not None and need.node != node.url:
         return Refusal(node.url, RefusalReason.OTHER_NODE, f"does not store what {need.node} stores")
-    if node.stale:
-        return Refusal(node.url, RefusalReason.UNKNOWN, "has not been probed lately")
     model = None if need.model is None else node.names.get(plain_name(need.model))
     if need.model is not None and node.models and model is None:
         # Of a node that is down, too: nobody expects a model of it that its last report does not list.
@@ -79,10 +73,9 @@ def _node_refusal(node: Node, model: ModelReport | None, need: Requirement, now:
         return Refusal(node.url, RefusalReason.DOWN, why, until)
     if not (report.serving or report.loading):
         return Refusal(node.url, RefusalReason.NOT_SERVING, _not_serving(report, need))
-    misfit = _model_refusal(node, model, need, now) if report.lists_models else None
-    if misfit is None and node.key_refused_until > now:
-        return Refusal(node.url, RefusalReason.KEY_REFUSED, f"refused the API key: {node.key_refusal}")
-    return misfit
+    # A node that hides its models refuses the API key: it is asked where no other node has the model, so that the
+    # caller sees its 401.
+    return _model_refusal(node, model, need, now) if report.lists_models else None
 
 
 def _not_serving(report: HealthReport, need: Requirement) -> str:
@@ -211,11 +204,7 @@ def eligible(
         candidates = [nodes[item.node] for item in refusals if item.reason is RefusalReason.LOADING]
         fresh = [node for node in candidates if node.url not in tried]
     if not (fresh or candidates):
-        problem = explain(need, refusals, now)
-        if tried or not isinstance(problem, AuthenticationFailed):
-            raise problem
-        # Every node has refused the API key: one of them may say whether that is still so.
-        candidates = [nodes[item.node] for item in refusals if item.reason is RefusalReason.KEY_REFUSED]
+        raise explain(need, refusals, now)
     return fresh or candidates
 
 
@@ -225,10 +214,8 @@ def explain(need: Requirement, refusals: Collection[Refusal], now: float) -> NPU
         return NPUUnavailableError("no node is configured: set NPU_CLIENT_NODES")
     # With a node prescribed, the others' reasons say nothing.
     refusals = [item for item in refusals if item.reason is not RefusalReason.OTHER_NODE] or refusals
-    reasons = _told(refusals)
+    reasons = "; ".join(f"{item.node} {item.why}" for item in refusals)
     kinds = {item.reason for item in refusals}
-    if RefusalReason.KEY_REFUSED in kinds and kinds <= {RefusalReason.KEY_REFUSED, RefusalReason.LACKS_MODEL}:
-        return AuthenticationFailed(f"no node accepts the API key: {reasons}", status=401)
     if kinds == {RefusalReason.LACKS_MODEL}:
         return _model_not_found(need, reasons)
     untils = [item.until for item in refusals if item.until is not None]
@@ -247,17 +234,6 @@ def unavailable_holders(nodes: Iterable[Node], need: Requirement, now: float) ->
     refusals = [refusal(node, need, now) for node in holders]
     unfit = {RefusalReason.LACKS_MODEL, RefusalReason.OTHER_NODE}
     return [item for item in refusals if item is not None and item.reason not in unfit]
-
-
-def _told(refusals: Collection[Refusal]) -> str:
-    """The nodes with their reasons; of many nodes some, with each kind of reason among them."""
-    first = {item.reason: item for item in reversed(list(refusals))}
-    named = list(refusals)
-    if len(named) > _NAMED:
-        others = [item for item in named if item is not first[item.reason]]
-        named = [*first.values(), *others][:_NAMED]
-    reasons = "; ".join(f"{item.node} {item.why}" for item in named)
-    return reasons if len(refusals) == len(named) else f"{reasons}; and {len(refusals) - len(named)} more nodes"
 
 
 def _model_not_found(need: Requirement, reasons: str) -> ModelNotFound:

@@ -63,12 +63,11 @@ class Hold:
 class Node:
     """One node: its last report (`models` are those in it), its breaker, and what this client has under way there.
 
-    `probe_failures` counts probes that failed since the last good one; `checked_at` is when a probe last ended, and
-    `stale` means that this is too long ago to rely on; `replied_at` is when it last answered a request.
+    `probe_failures` counts probes that failed since the last good one; `checked_at` is when a probe last ended;
+    `replied_at` is when it last answered a request.
     `foreign` is the load of other clients by model, as of the last report. `names` are the ids and aliases that it
     lists: the node gets no requests for others. `breakers` are those of single models that gave cause, `ejections` why
-    they were ejected last, and `silent` counts the attempts in a row that got no answer; `key_refused_until` is when
-    the API key may be tried again after a 401, and `key_refusal` what the node said.
+    they were ejected last, and `silent` counts the attempts in a row that got no answer.
     """
 
     url: str
@@ -79,15 +78,12 @@ class Node:
     probed: bool = False
     probe_failures: int = 0
     checked_at: float = float("-inf")
-    stale: bool = False
     replied_at: float = float("-inf")
     outstanding: Counter[str] = field(default_factory=Counter)
     foreign: dict[str, int] = field(default_factory=dict)
     breakers: dict[str, Breaker] = field(default_factory=dict)
     silent: Counter[str] = field(default_factory=Counter)
     ejections: dict[str, str] = field(default_factory=dict)
-    key_refused_until: float = float("-inf")
-    key_refusal: str = ""
     holds: dict[tuple[str, str | None], Hold] = field(default_factory=dict)
     names: dict[str, ModelReport] = field(default_factory=dict)
 

@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 
 from backend_client.errors import (
     AttemptTimeout,
-    AuthenticationFailed,
     BadReply,
-    KeyRefused,
     NodeError,
     NodeNotServing,
     NodeOverloaded,
@@ -19,7 +17,7 @@ from backend_client.errors import (
     SpaceChanged,
 )
 from backend_client.fleet.breaker import Breaker, BreakerState
-from backend_client.fleet.choose import choose, eligible, explain, refusal
+from backend_client.fleet.choose import choose, eligible
 from backend_client.fleet.node import Hold, Lease, Node, Requirement
 from backend_client.http.health import HealthReport
 from backend_client.http.messages import plain_name
@@ -37,8 +35,6 @@ _DEFAULT_HOLD_S = 1.0
 _SILENT_S = 1.0
 # Timers are not exact.
 _MOMENT_S = 0.001
-# How long a node that refused the API key is not asked again: long enough to spare it, short after a key is rotated.
-_KEY_REFUSED_S = 5.0
 
 
 @dataclass(slots=True)
@@ -75,11 +71,6 @@ class Pool:
         self._unprobed.pop(url, None)
 
     @property
-    def unknown(self) -> bool:
-        """Whether some node's state is not known: it was not probed yet or not lately, or discovery has not ended."""
-        return not self.complete or any(node.stale or not node.probed for node in self.nodes.values())
-
-    @property
     def unseen(self) -> bool:
         """Whether some node's first probe has not ended yet, or discovery has not."""
         return not self.complete or bool(self._unprobed)
@@ -109,13 +100,6 @@ class Pool:
         node.outstanding[lease.model] += 1
         self._leases[node.url][lease] = None
         return lease
-
-    def key_refused(self, need: Requirement) -> bool:
-        """Whether no node can take it, and the API key is why."""
-        now = self.clock()
-        reasons = [refusal(node, need, now) for node in self.nodes.values()]
-        refused = [reason for reason in reasons if reason is not None]
-        return len(refused) == len(reasons) and isinstance(explain(need, refused, now), AuthenticationFailed)
 
     def settle(self, lease: Lease, error: BaseException | None) -> None:
         """A request ended: with an answer (None), with the node's refusal or failure, or given up (anything else)."""
@@ -174,11 +158,7 @@ class Pool:
         node.replied_at = now
         if was_open and node.breaker.closed:
             log.info("node %s serves again", node.url)
-        node.key_refused_until = float("-inf")
-        if isinstance(error, KeyRefused):
-            node.key_refused_until = now + _KEY_REFUSED_S
-            node.key_refusal = error.what
-        elif isinstance(error, NodeNotServing) and error.code == "draining" and node.report is not None:
+        if isinstance(error, NodeNotServing) and error.code == "draining" and node.report is not None:
             node.report = node.report.draining()
         elif isinstance(error, NodeNotServing | NodeOverloaded | SpaceChanged):
             self._hold(lease, error)
@@ -278,7 +258,6 @@ class Pool:
     def _probed(self, node: Node) -> None:
         node.probed = True
         self._unprobed.pop(node.url, None)
-        node.stale = False
         node.checked_at = self.clock()
 
     def _left(self, node: Node, why: str) -> None:

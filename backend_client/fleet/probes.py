@@ -23,8 +23,7 @@ _LATE_IN_A_ROW = 3
 class Prober:
     """Keeps the pool informed. `ask` fetches one node's /health and raises NodeError when it gets none.
 
-    While calls are made, every node is probed each `interval`. A client without calls probes less and less often, down
-    to every `idle_interval`; its next call waits for a fresh probe first.
+    Every node is probed each `interval`.
     """
 
     def __init__(self, pool: Pool, ask: Ask, options: ProbeOptions, rng: random.Random) -> None:
@@ -34,10 +33,6 @@ class Prober:
         self._rng = rng
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._probe_ended = asyncio.Event()
-        self._wake = asyncio.Event()
-        self.idle_after = options.idle_after
-        self.active_at = pool.clock()
-        """When the last call began. Who sets it calls `resume` first, after `idle_after` seconds without one."""
 
     def watch(self, node: Node) -> None:
         self._tasks[node.url] = supervise(lambda: self._watch(node), f"probe {node.url}")
@@ -45,19 +40,13 @@ class Prober:
     def forget(self, url: str) -> None:
         self._tasks.pop(url).cancel()
 
-    def resume(self) -> None:
-        """Calls begin again: distrust old results, and probe at the full rate."""
-        now = self._pool.clock()
-        for node in self._pool.nodes.values():
-            node.stale = node.probed and now - node.checked_at > self._options.fresh
-        self._notify(self._wake)
-
     async def wait_for_probe(self) -> None:
         """Wait until the next probe of any node has ended, or `notify`."""
         await self._probe_ended.wait()
 
     def notify(self) -> None:
-        self._notify(self._probe_ended)
+        self._probe_ended.set()
+        self._probe_ended.clear()
 
     async def close(self) -> None:
         for task in self._tasks.values():
@@ -73,22 +62,8 @@ class Prober:
             if in_doubt:
                 await asyncio.sleep(self._options.retry_interval)
             else:
-                await self._pause(began)
-
-    async def _pause(self, began: float) -> None:
-        """Wait from one probe, which began then, to the next."""
-        jitter = 1 + self._rng.uniform(-self._options.jitter, self._options.jitter)
-        now = self._pool.clock()
-        idle = now - self.active_at
-        if idle < self._options.idle_after:
-            await asyncio.sleep(max(0.0, began + self._options.interval * jitter - now))
-            return
-        # As long again as the client has been idle, so that the pauses double.
-        try:
-            async with asyncio.timeout(min(self._options.idle_interval, idle) * jitter):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
+                jitter = 1 + self._rng.uniform(-self._options.jitter, self._options.jitter)
+                await asyncio.sleep(max(0.0, began + self._options.interval * jitter - self._pool.clock()))
 
     async def probe(self, node: Node) -> bool:
         """Probe once. Returns whether the node answered."""
@@ -117,8 +92,3 @@ class Prober:
             raise
         finally:
             self.notify()
-
-    @staticmethod
-    def _notify(event: asyncio.Event) -> None:
-        event.set()
-        event.clear()

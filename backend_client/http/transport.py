@@ -55,7 +55,7 @@ class Transport(ABC):
     def events(self, node: str, call: WireCall) -> AsyncGenerator[Reply | Event, None]:
         """A request to `call.path` as a stream: the head of the reply, then its events.
 
-        A reply with another status than 200, or of JSON, has its body in the head, and no events.
+        A reply with another status than 200 has its body in the head, and no events.
         """
 
     @abstractmethod
@@ -329,9 +329,6 @@ class HttpTransport(Transport):
                 self._check_id(node, call.request_id, response)
                 if response.status != 200:
                     yield await _reply(response, _SMALL)
-                    return
-                if response.content_type == "application/json":
-                    yield await _reply(response, self._max_reply)
                     return
                 if response.content_type == _EVENTS:
                     yield Reply(200, _headers(response))

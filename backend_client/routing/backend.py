@@ -57,6 +57,7 @@ _LARGE_FILE = 1024 * 1024
 # Options of mechanisms that were removed: they are accepted and have no effect.
 _WITHOUT_EFFECT = (
     ("hedge", ("percentile", "samples", "least")),
+    ("probe", ("idle_after", "idle_interval", "fresh")),
     ("breaker", ("slow_start", "silence_factor", "silence_least", "silence_unknown", "silence_last")),
 )
 # They run on no device.
@@ -110,12 +111,9 @@ class FleetBackend:
             )
             return reply
 
-        served = await running.dispatcher.run(call, send)
-        reply = served.value
+        reply, lease = await running.dispatcher.run(call, send)
         usage = Usage(reply.route.prompt_tokens)
-        return EmbedBatch(
-            vectors=reply.vectors, space=reply.space, usage=usage, **_origin(call, served.lease, reply.route)
-        )
+        return EmbedBatch(vectors=reply.vectors, space=reply.space, usage=usage, **_origin(call, lease, reply.route))
 
     async def exchange(self, job: Exchange) -> RawReply:
         """The whole reply to a request, on one node after another until one serves it.
@@ -141,9 +139,8 @@ class FleetBackend:
             messages.read_from(lease.node.url, read_answer, job.path, job.body or {}, body)
             return opened.head, body
 
-        served = await running.dispatcher.run(call, send)
-        head, body = served.value
-        return _raw_reply(call, served.lease, head, body, body)
+        (head, body), lease = await running.dispatcher.run(call, send)
+        return _raw_reply(call, lease, head, body, body)
 
     async def open_exchange(self, job: Exchange, opened_by: Deadline | None = None) -> EventStream:
         """Open a stream on one node after another; once the answer has begun, that node's answer is the answer."""
@@ -158,9 +155,9 @@ class FleetBackend:
         async def send(lease: Lease) -> _Opened:
             return await self._open(running, lease, await _encoded(job, call, form), job, form)
 
-        served = await running.dispatcher.run(call, send, settle=False)
+        opened, lease = await running.dispatcher.run(call, send, settle=False)
         call.deadline = job.deadline
-        return self._follow(running, call, served.lease, served.value, form)
+        return self._follow(running, call, lease, opened, form)
 
     async def _send(self, running: Running, lease: Lease, wired: WireCall, job: Exchange) -> tuple[Reply, Any]:
         node = lease.node.url
@@ -296,30 +293,18 @@ async def _read(
                     raise status_error(node, item, wired.model)
                 _check(lease, job, item.headers)
                 yield item
-                events = _unstreamed(node, item, form) if item.body else []
-            elif form is INFERENCE and item.name not in INFERENCE.NAMES:
                 continue
-            else:
-                events = [messages.read_from(node, read_event, item)]
-            for event in events:
-                failure = failure_in(event)
-                if failure is not None:
-                    raise event_error(node, failure, wired.model)
-                checked = messages.read_from(node, read, event)
-                _check(lease, job, None, checked.data, (checked.data or {}).get("response"))
-                yield checked
+            if form is INFERENCE and item.name not in INFERENCE.NAMES:
+                continue
+            event = messages.read_from(node, read_event, item)
+            failure = failure_in(event)
+            if failure is not None:
+                raise event_error(node, failure, wired.model)
+            checked = messages.read_from(node, read, event)
+            _check(lease, job, None, checked.data, (checked.data or {}).get("response"))
+            yield checked
     finally:
         await items.aclose()
-
-
-def _unstreamed(node: str, reply: Reply, form: StreamForm) -> list[StreamEvent]:
-    """The events of a reply that is not streamed though it was asked for. Only of /inference is that an answer."""
-    if form is not INFERENCE:
-        raise BadReply("the reply is not an event stream", node=node)
-    data = messages.read_from(node, read_json, reply.body)
-    if not isinstance(data, dict) or not isinstance(data.get("text"), str):
-        raise BadReply("the reply has no text", node=node)
-    return [StreamEvent("token", {"text": data["text"]}), StreamEvent("done", data)]
 
 
 def _check(lease: Lease, job: Exchange, head: Mapping[str, str] | None, *bodies: Any) -> None:
@@ -516,11 +501,10 @@ class Runtime:
         self.pool.add(urls)
 
     async def known(self) -> None:
-        """Wait until every node's first probe has ended, or a new one after a time without calls."""
+        """Wait until every node's first probe has ended."""
         running = self.start()
-        running.dispatcher.note_call()
         with running.dispatcher.calls.open():
-            while self.pool.unknown:
+            while self.pool.unseen:
                 await running.prober.wait_for_probe()
 
     def add(self, urls: Iterable[str]) -> None:

@@ -7,17 +7,15 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
 from tenacity.wait import wait_exception
 
 from backend_client.errors import (
     AttemptTimeout,
-    AuthenticationFailed,
     DeadlineExceeded,
     FleetOverloaded,
-    KeyRefused,
     ModelMissing,
     ModelNotFound,
     NodeError,
@@ -75,14 +73,6 @@ class Call:
     wired: WireCall | None = None
 
 
-@dataclass(slots=True)
-class Served(Generic[R]):
-    """The value of the attempt that succeeded, and the lease of its node."""
-
-    value: R
-    lease: Lease
-
-
 class Dispatcher:
     """Runs calls. Every error it raises has the call's attempts and request id.
 
@@ -108,20 +98,12 @@ class Dispatcher:
         self._rng = rng
         self._share = share
 
-    def note_call(self) -> None:
-        """A call begins: after a time without calls, old results of probes are distrusted."""
-        now = self._pool.clock()
-        if now - self._prober.active_at >= self._prober.idle_after:
-            self._prober.resume()
-        self._prober.active_at = now
-
-    async def run(self, call: Call, send: Callable[[Lease], Awaitable[R]], *, settle: bool = True) -> Served[R]:
-        """Return the first success of `send`, tried on one node after another; this is the whole policy.
+    async def run(self, call: Call, send: Callable[[Lease], Awaitable[R]], *, settle: bool = True) -> tuple[R, Lease]:
+        """Return the first success of `send`, tried on one node after another, and its lease; this is the whole policy.
 
         Without `settle` its node is still lent: the caller settles the lease. Raises NPUUnavailableError or one of its
         kind when no node served it, RequestRejected when one refused it.
         """
-        self.note_call()
         self._budget.deposit()
         try:
             with self.calls.open():
@@ -133,10 +115,10 @@ class Dispatcher:
                     reraise=True,
                 ):
                     with attempt:
-                        served = await self._attempt(call, send)
+                        value, lease = await self._attempt(call, send)
                         if settle:
-                            self.settle(call, served.lease, None)
-                        return served
+                            self.settle(call, lease, None)
+                        return value, lease
             raise RuntimeError("the last attempt neither returned nor raised")
         except NodeError as error:
             problem = self._verdict(call, error)
@@ -265,7 +247,7 @@ class Dispatcher:
         share = call.deadline.remaining() * self._share
         return share if call.may_wait or longest is None else min(share, longest)
 
-    async def _attempt(self, call: Call, send: Callable[[Lease], Awaitable[R]]) -> Served[R]:
+    async def _attempt(self, call: Call, send: Callable[[Lease], Awaitable[R]]) -> tuple[R, Lease]:
         lease = await self._lend(call)
         call.tried.add(lease.node.url)
         call.sent += 1
@@ -273,21 +255,12 @@ class Dispatcher:
         call.may_wait = not (may_retry and self.elsewhere(call))
         try:
             value = await self.guard(call, lease, send(lease), self.limit(call, lease))
-        except AuthenticationFailed as error:
-            url = lease.node.url
-            # A refusal costs a node next to nothing, and this one is not asked again for seconds.
-            call.sent -= 1
-            refused = KeyRefused(error.message.removeprefix(f"{url}: "), node=url, status=error.status, code=error.code)
-            self.settle(call, lease, refused)
-            if self._pool.key_refused(call.need):
-                raise
-            raise refused from None
         except BaseException as error:
             if isinstance(error, NodeError) and not error.sent:
                 call.sent -= 1
             self.settle(call, lease, error)
             raise
-        return Served(value, lease)
+        return value, lease
 
     async def _lend(self, call: Call) -> Lease:
         """Lease a node for the next attempt. While a node's state is unknown, wait for its first probe."""
@@ -300,7 +273,7 @@ class Dispatcher:
                 try:
                     return self._pool.acquire(call.need, call.tried)
                 except (NPUUnavailableError, RequestRejected):
-                    if not self._pool.unknown:
+                    if not self._pool.unseen:
                         raise
             try:
                 async with asyncio.timeout(call.deadline.remaining()):

@@ -11,7 +11,7 @@ from backend_client.options import ProbeOptions
 from tests.faults.scripted_node import EMBEDDER, WRITER, ScriptedNode, error_response
 from tests.support.ports import free_port
 
-OFTEN = ClientOptions(probe=ProbeOptions(interval=0.05, idle_interval=0.05))
+OFTEN = ClientOptions(probe=ProbeOptions(interval=0.05))
 ONE, TWO = {"space-a": "cloud-minilm"}, {"space-a": "cloud-minilm", "space-b": "cloud-e5"}
 
 

@@ -128,17 +128,6 @@ async def test_generate_and_stream_give_the_same(scripted, client):
     assert scripted.bodies == [body, body]
 
 
-async def test_an_answer_that_something_on_the_way_did_not_stream_is_taken_whole(scripted, client):
-    async def whole(_request):
-        done = {"model": WRITER, "device": "CPU", "finish_reason": "stop", "text": "Paris"}
-        usage = {"prompt_tokens": 7, "completion_tokens": 1}
-        return web.json_response(done | {"usage": usage, "timing_ms": {}}, headers={"X-Request-ID": "r"})
-
-    scripted.respond = whole
-    assert (await client.generate("prompt")).text == "Paris"
-    assert [piece async for piece in client.stream("prompt")] == ["Paris"]
-
-
 async def test_leaving_a_stream_ends_it_and_the_node_stays_in_use(client):
     async with client.stream("prompt") as stream:
         async for piece in stream:

@@ -75,19 +75,3 @@ async def test_a_model_that_no_node_reports_is_not_found_beside_a_dead_node_that
         nodes[0].embed = ModelMissing("no such model", node=nodes[0].url, status=404)
         with pytest.raises(ModelNotFound):
             await client.embed("text", model="no-such-model")
-
-
-@in_virtual_time
-async def test_an_error_names_some_of_very_many_nodes_and_counts_the_others():
-    nodes = fleet(300)
-    for node in nodes:
-        node.health = report(state="failed")
-    nodes[9].die()
-    async with warm(nodes) as client:
-        with pytest.raises(NPUUnavailableError) as caught:
-            await client.embed("text", model="minilm")
-    message = str(caught.value)
-    assert len(message) < 2_000
-    assert "and 284 more nodes" in message
-    for reason in ("minilm failed", "cannot connect"):
-        assert reason in message

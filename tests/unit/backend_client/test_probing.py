@@ -101,63 +101,6 @@ async def test_a_call_that_ends_just_as_its_node_is_lost_does_not_end_the_probes
 
 
 @in_virtual_time
-async def test_idle_clients_probe_rarely():
-    [node] = nodes = fleet(1)
-    clients = [client_of(nodes, seed=seed) for seed in range(40)]
-    for client in clients:
-        await client.embed("text")
-    began = now()
-    await asyncio.sleep(600)
-    late = [time for time in node.probes if time > began + 120]
-    assert len(late) / 480 < 2  # a second, of all 40 together
-    for client in clients:
-        await client.close()
-
-
-@in_virtual_time
-async def test_a_client_in_use_probes_every_second():
-    [node] = nodes = fleet(1)
-    async with warm(nodes) as client:
-        began = now()
-        while now() < began + 60:
-            await client.embed("text")
-            await asyncio.sleep(0.5)
-        assert 50 <= sum(time > began for time in node.probes) <= 70
-
-
-@in_virtual_time
-async def test_the_first_call_after_idling_waits_for_a_fresh_probe():
-    nodes = fleet(2)
-    async with warm(nodes) as client:
-        await asyncio.sleep(300)
-        nodes[0].freeze()
-        began = now()
-        assert {(await client.embed_result("text")).node for _ in range(10)} == {nodes[1].url}
-        assert now() - began < 0.1
-        assert not nodes[0].requests
-
-
-@in_virtual_time
-async def test_what_was_down_while_the_client_idled_is_probed_before_it_is_given_up():
-    [node] = nodes = fleet(1)
-    async with warm(nodes) as client:
-        node.die()
-        await asyncio.sleep(300)
-        with pytest.raises(NPUUnavailableError):
-            await client.embed("text")
-        await asyncio.sleep(300)
-        node.revive()
-        began = now()
-        while True:
-            try:
-                await client.embed("text")
-                break
-            except NPUUnavailableError:
-                await asyncio.sleep(0.05)
-        assert now() - began <= 5.0
-
-
-@in_virtual_time
 async def test_a_blocked_event_loop_is_not_the_silence_of_a_node():
     nodes = fleet(2)
     options = ClientOptions(probe=ProbeOptions(retry_interval=0.001))

@@ -8,7 +8,6 @@ import zlib
 import numpy as np
 
 from backend_client.errors import (
-    AuthenticationFailed,
     BadReply,
     ConnectionLost,
     ModelMissing,
@@ -128,8 +127,6 @@ class SimNode:
                 pass
             case "failing" | "flaky":
                 raise NodeFailed("boom", node=self.url, status=500)
-            case "key":
-                raise AuthenticationFailed("wrong key", node=self.url, status=401)
             case "loading" if name == EMBEDDER:
                 raise NodeNotServing("loads", node=self.url, status=503, code="model_loading", retry_after=1.0)
         if name not in names:
@@ -187,7 +184,7 @@ class SimTransport:
         self.under_way += 1
         try:
             yield
-        except (AuthenticationFailed, ModelMissing, NodeNotServing) as error:
+        except (ModelMissing, NodeNotServing) as error:
             self.misrouted += not isinstance(error, NodeNotServing) or error.code == "model_loading"
             raise
         finally:

@@ -21,7 +21,6 @@ FAULTS = {
     "draining": 5.0,
     "failing": 5.0,
     "flaky": 5.0,
-    "key": 5.5,
     "probes lost": 5.0,
     "cut": 31.0,
     "broken": 31.0,
