@@ -66,28 +66,6 @@ def tethered(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", __name__, str(os.getpid()), *command]
 
 
-def call_when_ended(pid: int, callback: Callable[[], object]) -> Callable[[], None]:
-    """Have the running event loop call back once when a child process ends; the returned function cancels that."""
-    import asyncio  # noqa: PLC0415  (the edge process alone has a loop)
-
-    loop = asyncio.get_running_loop()
-    descriptor = os.pidfd_open(pid)
-
-    def forget() -> None:
-        nonlocal descriptor
-        if descriptor >= 0:
-            loop.remove_reader(descriptor)
-            os.close(descriptor)
-            descriptor = -1
-
-    def ended() -> None:
-        forget()
-        callback()
-
-    loop.add_reader(descriptor, ended)
-    return forget
-
-
 def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     """The function that creates the edge process's event loop."""
     import uvloop  # noqa: PLC0415  (the edge process alone needs it)

@@ -6,10 +6,13 @@ import asyncio
 import logging
 import signal
 import subprocess
+import threading
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Any
 
 from worker_node.core import errors
@@ -21,18 +24,21 @@ from worker_node.core.errors import (
     NodeError,
     Overloaded,
 )
-from worker_node.core.operating_system import call_when_ended, start_module
-from worker_node.sandbox.worker import (
-    LENGTH,
-    Call,
-    CallFailed,
-    CallRefused,
-    OutOfMemory,
-    Reply,
-    Returned,
-    frame,
-    replies,
-)
+from worker_node.core.operating_system import start_module
+from worker_node.sandbox.worker import Call, CallFailed, CallRefused, OutOfMemory, Reply, Returned, encode, replies
+
+log = logging.getLogger(__name__)
+
+_REFUSALS: dict[str, type[NodeError]] = {
+    error.code: error
+    for error in (
+        errors.BadRequest,
+        errors.ContextLengthExceeded,
+        errors.InsufficientStorage,
+        errors.PayloadTooLarge,
+        errors.UnsupportedParameter,
+    )
+}
 
 
 class ProcessEnded(Exception):
@@ -53,83 +59,6 @@ class ProcessEnded(Exception):
         return self.status in {-signal.SIGKILL, -signal.SIGTERM, 0}
 
 
-class PreparationProcess:
-    """Make it with `spawn`. It serves one call at a time."""
-
-    def __init__(
-        self, process: subprocess.Popen[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        self._process = process
-        self._reader = reader
-        self._writer = writer
-        # A process that ends between calls is reaped at once, and not by the next call.
-        self._forget = call_when_ended(process.pid, process.poll)
-
-    @classmethod
-    async def spawn(cls, memory_bytes: int, modules: Sequence[str]) -> PreparationProcess:
-        """Start a process. It dies with this one, and knows none of the node's secrets."""
-        process, ours = start_module("worker_node.sandbox.worker", memory_bytes, *modules)
-        try:
-            reader, writer = await asyncio.open_unix_connection(sock=ours)
-        except BaseException:
-            ours.close()
-            process.kill()
-            process.wait()
-            raise
-        return cls(process, reader, writer)
-
-    @property
-    def pid(self) -> int:
-        """The process's id."""
-        return self._process.pid
-
-    @property
-    def alive(self) -> bool:
-        """Whether it has not ended, as far as the kernel says."""
-        return self._process.poll() is None
-
-    async def call(self, frame: bytes) -> Reply:
-        """Send one call and wait for its reply. Raises ProcessEnded.
-
-        When this is cancelled, the process is in the middle of a call: `end` is all that is left to do with it.
-        """
-        try:
-            self._writer.write(frame)
-            await self._writer.drain()
-            (size,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
-            body = await self._reader.readexactly(size)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            raise ProcessEnded(await self.end()) from None
-        reply: Reply = replies.decode(body)
-        return reply
-
-    async def end(self) -> int:
-        """End the process at once and return its exit status, which is its own if it had ended already."""
-        self._writer.close()
-        self._forget()
-        # A process that closed its end is ending by itself, and its own status says why.
-        try:
-            return await asyncio.to_thread(self._process.wait, 0.1 if self._reader.at_eof() else 0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            return await asyncio.to_thread(self._process.wait)
-
-
-log = logging.getLogger(__name__)
-
-_REFUSALS: dict[str, type[NodeError]] = {
-    error.code: error
-    for error in (
-        errors.BadRequest,
-        errors.ContextLengthExceeded,
-        errors.InsufficientStorage,
-        errors.PayloadTooLarge,
-        errors.UnsupportedParameter,
-    )
-}
-Spawn = Callable[[int, Sequence[str]], Awaitable[PreparationProcess]]
-
-
 @dataclass(frozen=True, slots=True)
 class PreparationLimits:
     """`cpu_s` and `memory_bytes` (address space) bound one call, which is refused beyond them.
@@ -146,42 +75,101 @@ class PreparationLimits:
     grace_s: float = 0.1
 
 
-class PreparationPool:
-    """Runs functions on plain values in processes of its own. `modules` are imported before the first call."""
+class _Process:
+    """A process that serves one call at a time; used by one thread, but for `kill`."""
 
-    def __init__(
-        self, limits: PreparationLimits, modules: Sequence[str] = (), spawn: Spawn = PreparationProcess.spawn
-    ) -> None:
+    def __init__(self, memory_bytes: int, modules: Sequence[str]) -> None:
+        self.popen, ours = start_module("worker_node.sandbox.worker", memory_bytes, *modules)
+        self._connection = Connection(ours.detach())
+
+    def call(self, body: bytes, wall_s: float) -> Reply | None:
+        """Send one call and wait for its reply; None, and the process is killed, if there is none in time.
+
+        Raises ProcessEnded.
+        """
+        try:
+            self._connection.send_bytes(body)
+            if not self._connection.poll(wall_s):
+                self.kill()
+                return None
+            reply: Reply = replies.decode(self._connection.recv_bytes())
+            return reply
+        except (EOFError, OSError):
+            raise ProcessEnded(self.end()) from None
+
+    def kill(self) -> None:
+        self.popen.kill()
+
+    def end(self) -> int:
+        """End the process and return its exit status, which is its own if it is ending by itself."""
+        self._connection.close()
+        try:
+            return self.popen.wait(0.1)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+            return self.popen.wait()
+
+
+class _CallInThread:
+    """A call, which its caller may abandon while a thread of the pool waits for the reply."""
+
+    def __init__(self, body: bytes) -> None:
+        self.body = body
+        self._lock = threading.Lock()
+        self._process: _Process | None = None
+        self._abandoned = False
+
+    def run(self, process: _Process, wall_s: float) -> Reply | None:
+        with self._lock:
+            if self._abandoned:
+                return None
+            self._process = process
+        try:
+            return process.call(self.body, wall_s)
+        finally:
+            with self._lock:
+                self._process = None
+
+    def abandon(self) -> None:
+        """Do not begin it; end its process if that has begun it."""
+        with self._lock:
+            self._abandoned = True
+            if self._process is not None:
+                self._process.kill()
+
+
+class PreparationPool:
+    """Runs functions on plain values in processes of its own. `modules` are imported before the first call.
+
+    Each process belongs to a thread, which waits for its replies; a process that ended is replaced by the next call.
+    """
+
+    def __init__(self, limits: PreparationLimits, modules: Sequence[str] = ()) -> None:
         self._limits = limits
         self._modules = tuple(modules)
-        self._spawn = spawn
-        self._idle: asyncio.Queue[PreparationProcess] = asyncio.Queue()
-        self._waiting = 0
-        self._processes: set[PreparationProcess] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._started = False
+        self._threads = ThreadPoolExecutor(limits.processes, thread_name_prefix="prepare")
+        self._own = threading.local()
+        self._processes: set[_Process] = set()
+        self._outstanding = 0
         self._closed = False
 
     async def start(self) -> None:
-        """Start the processes, which import meanwhile. Without it they are started by the first call."""
-        self._started = True
-        await asyncio.gather(*(self._add_process() for _ in range(self._limits.processes)))
+        """Start a process, which imports meanwhile. Without it the first call does."""
+        await asyncio.get_running_loop().run_in_executor(self._threads, self._process)
 
     async def close(self) -> None:
         """End the processes; calls in flight fail."""
         self._closed = True
-        await asyncio.gather(*(process.end() for process in self._processes))
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        # A process that was being started when this began.
-        await asyncio.gather(*(process.end() for process in self._processes))
+        for process in tuple(self._processes):
+            process.kill()
+        await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
+        await asyncio.gather(*(asyncio.to_thread(process.end) for process in self._processes))
         self._processes.clear()
 
     @property
     def pids(self) -> frozenset[int]:
         """The ids of the processes that live now."""
-        return frozenset(process.pid for process in self._processes)
+        return frozenset(process.popen.pid for process in tuple(self._processes))
 
     async def run(self, function: Callable[..., Any], *arguments: Any, deadline: float, param: str) -> Any:
         """Return what `function`, a module's own, returns for plain arguments.
@@ -192,75 +180,78 @@ class PreparationPool:
         """
         name = f"{function.__module__}:{function.__qualname__}"
         try:
-            call = frame(Call(name, list(arguments), self._limits.cpu_s))
+            body = encode(Call(name, list(arguments), self._limits.cpu_s))
         except (ValueError, OverflowError, RecursionError):
             raise BadRequest(f"{param}: a number in it is too large, or it is nested too deeply", param=param) from None
+        if self._outstanding >= self._limits.processes + self._limits.queue:
+            waiting = self._outstanding - self._limits.processes
+            raise Overloaded(f"{waiting} requests wait to be prepared; the bound here is {self._limits.queue}")
+        self._outstanding += 1
         try:
-            return self._value(await self._exchange(call, deadline, param), param)
-        except ProcessEnded as ended:
-            if not ended.killed_from_outside:
-                raise self._refusal(ended, param) from None
-        # Not this call's doing, and most likely before it began: once more.
-        try:
-            return self._value(await self._exchange(call, deadline, param), param)
+            return self._value(await self._reply(body, deadline, param), param)
         except ProcessEnded as ended:
             raise self._refusal(ended, param) from None
+        finally:
+            self._outstanding -= 1
 
-    async def _exchange(self, call: bytes, deadline: float, param: str) -> Reply:
-        """Have one process run a call. Raises ProcessEnded."""
-        process = await self._acquire(deadline)
-        # Apart from the caller, who may leave: then the process is still in the middle of the call.
-        exchange = asyncio.create_task(process.call(call))
-        exchange.add_done_callback(lambda task: task.cancelled() or task.exception())
-        left = deadline - time.monotonic()
+    async def _reply(self, body: bytes, deadline: float, param: str) -> Reply:
         try:
-            async with asyncio.timeout(min(self._limits.wall_s, left)):
-                reply = await asyncio.shield(exchange)
-        except ProcessEnded:
-            self._replace(process)
-            raise
-        except TimeoutError:
-            self._task(self._leave(process, exchange))
-            # Not by the clock: a timer may fire a little early.
-            if left <= self._limits.wall_s:
-                raise DeadlineExceeded(f"the deadline passed while {param} was prepared", param=param) from None
-            raise EngineUnavailable(
-                f"preparing {param} did not end within {self._limits.wall_s:g} s; the request can be sent again"
-            ) from None
-        except BaseException:
-            self._task(self._leave(process, exchange))
-            raise
-        self._idle.put_nowait(process)
-        return reply
+            return await self._exchange(body, deadline, param)
+        except ProcessEnded as ended:
+            if not ended.killed_from_outside:
+                raise
+        # Not this call's doing, and most likely before it began: once more.
+        return await self._exchange(body, deadline, param)
 
-    async def _acquire(self, deadline: float) -> PreparationProcess:
-        while True:
-            process = await self._next_idle(deadline)
-            if process.alive:
-                return process
-            # Killed while it was idle: no call's doing, and no call has to notice.
-            await process.end()
-            self._replace(process)
-
-    async def _next_idle(self, deadline: float) -> PreparationProcess:
+    async def _exchange(self, body: bytes, deadline: float, param: str) -> Reply:
+        """Have one process run a call. Raises ProcessEnded, DeadlineExceeded, EngineUnavailable."""
         if self._closed:
             raise EngineUnavailable("the node is stopping")
-        if not self._started:
-            await self.start()
-        if self._idle.empty():
-            if self._waiting >= self._limits.queue:
-                raise Overloaded(
-                    f"{self._waiting} requests wait to be prepared; the bound here is {self._limits.queue}"
-                )
-            self._waiting += 1
-            try:
-                async with asyncio.timeout(deadline - time.monotonic()):
-                    return await self._idle.get()
-            except TimeoutError:
-                raise DeadlineExceeded("the deadline passed while the request waited to be prepared") from None
-            finally:
-                self._waiting -= 1
-        return self._idle.get_nowait()
+        call, loop = _CallInThread(body), asyncio.get_running_loop()
+        working = loop.run_in_executor(self._threads, self._run, call)
+        working.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        try:
+            # Not cancelled with its caller: then the process is still in the middle of the call.
+            await asyncio.wait({working}, timeout=max(0.0, deadline - time.monotonic()))
+        finally:
+            if not working.done():
+                loop.call_later(self._limits.grace_s, call.abandon)
+        if not working.done():
+            raise DeadlineExceeded(f"the deadline passed while {param} was prepared", param=param)
+        if working.cancelled():
+            raise EngineUnavailable("the node is stopping")
+        reply = working.result()
+        if reply is None:
+            raise EngineUnavailable(
+                f"preparing {param} did not end within {self._limits.wall_s:g} s; the request can be sent again"
+            )
+        return reply
+
+    def _run(self, call: _CallInThread) -> Reply | None:
+        """Run a call on the process of this thread. Raises ProcessEnded, EngineUnavailable."""
+        process = self._process()
+        try:
+            return call.run(process, self._limits.wall_s)
+        except ProcessEnded:
+            self._processes.discard(process)
+            raise
+
+    def _process(self) -> _Process:
+        """The process of this thread; a new one if the last one has ended. Raises EngineUnavailable."""
+        process: _Process | None = getattr(self._own, "process", None)
+        if process is not None and process in self._processes:
+            if process.popen.poll() is None:
+                return process
+            process.end()
+            self._processes.discard(process)
+        if self._closed:
+            raise EngineUnavailable("the node is stopping")
+        try:
+            process = self._own.process = _Process(self._limits.memory_bytes, self._modules)
+        except OSError as error:
+            raise EngineUnavailable(f"a preparation process could not be started: {error.strerror}") from error
+        self._processes.add(process)
+        return process
 
     def _value(self, reply: Reply, param: str) -> Any:
         match reply:
@@ -290,49 +281,6 @@ class PreparationPool:
             f"{param}: it crashed the process that prepared it; change it before trying again", param=param
         )
 
-    async def _leave(self, process: PreparationProcess, exchange: asyncio.Task[Reply]) -> None:
-        """After its caller has left, let a call end soon, or end its process."""
-        done, _ = await asyncio.wait({exchange}, timeout=self._limits.grace_s)
-        if done and exchange.exception() is None:
-            self._idle.put_nowait(process)
-            return
-        exchange.cancel()
-        await asyncio.gather(exchange, return_exceptions=True)
-        await process.end()
-        self._replace(process)
-
-    def _replace(self, process: PreparationProcess) -> None:
-        self._processes.discard(process)
-        if not self._closed:
-            self._task(self._add_process())
-
-    async def _add_process(self) -> None:
-        delay = 0.1
-        while True:
-            try:
-                process = await self._spawn(self._limits.memory_bytes, self._modules)
-            except OSError as error:
-                log.error("a preparation process could not be started: %s; trying again in %g s", error, delay)
-                await asyncio.sleep(delay)
-                delay = min(5.0, 2 * delay)
-                continue
-            self._processes.add(process)
-            self._idle.put_nowait(process)
-            return
-
-    def _task(self, work: Coroutine[Any, Any, None]) -> None:
-        task: asyncio.Task[None] = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-
-@dataclass(slots=True)
-class _Flight:
-    """Work that `waiters` requests wait for."""
-
-    task: asyncio.Task[str]
-    waiters: int = 0
-
 
 class ResultCache:
     """Texts by key, least recently used first out, at most `max_bytes` of them. A refusal is a result too.
@@ -343,62 +291,42 @@ class ResultCache:
     def __init__(self, max_bytes: int) -> None:
         self._most = max_bytes
         self._size = 0
-        self._results: OrderedDict[bytes, str | tuple[type[BadRequest], str, str | None]] = OrderedDict()
-        self._flights: dict[bytes, _Flight] = {}
+        self._results: OrderedDict[bytes, str | BadRequest] = OrderedDict()
+        self._making: dict[bytes, asyncio.Task[str]] = {}
         self.hits = 0
         self.misses = 0
 
     async def get(self, key: bytes, make: Callable[[], Awaitable[str]]) -> str:
-        """The result for a key; `make` is called where there is none, and cancelled when its last caller leaves.
-
-        Raises what `make` raises.
-        """
+        """The result for a key; `make` is called where there is none. Raises what `make` raises."""
         if key in self._results:
             self.hits += 1
             self._results.move_to_end(key)
-            return _result(self._results[key])
+            kept = self._results[key]
+            if isinstance(kept, BadRequest):
+                # A new one each time: an error carries what befell one request.
+                raise type(kept)(kept.message, param=kept.param)
+            return kept
         self.misses += 1
-        flight = self._flights.get(key)
-        if flight is None:
-            flight = self._flights[key] = _Flight(asyncio.create_task(self._made(key, make)))
-        flight.waiters += 1
-        try:
-            return await asyncio.shield(flight.task)
-        finally:
-            flight.waiters -= 1
-            if not flight.waiters and not flight.task.done():
-                self._flights.pop(key, None)
-                flight.task.cancel()
+        if key not in self._making:
+            task = self._making[key] = asyncio.create_task(self._made(key, make))
+            task.add_done_callback(lambda ended: self._making.pop(key) and (ended.cancelled() or ended.exception()))
+        return await asyncio.shield(self._making[key])
 
     async def _made(self, key: bytes, make: Callable[[], Awaitable[str]]) -> str:
-        task = asyncio.current_task()
         try:
             result = await make()
         except BadRequest as error:
-            self._keep(key, (type(error), error.message, error.param))
+            self._keep(key, type(error)(error.message, param=error.param))
             raise
-        else:
-            self._keep(key, result)
-            return result
-        finally:
-            if (flight := self._flights.get(key)) is not None and flight.task is task:
-                del self._flights[key]
+        self._keep(key, result)
+        return result
 
-    def _keep(self, key: bytes, result: str | tuple[type[BadRequest], str, str | None]) -> None:
+    def _keep(self, key: bytes, result: str | BadRequest) -> None:
         self._results[key] = result
         self._size += _bytes(key, result)
         while self._size > self._most:
-            old, value = self._results.popitem(last=False)
-            self._size -= _bytes(old, value)
+            self._size -= _bytes(*self._results.popitem(last=False))
 
 
-def _result(kept: str | tuple[type[BadRequest], str, str | None]) -> str:
-    if isinstance(kept, str):
-        return kept
-    kind, message, param = kept
-    # A new one each time: an error carries what befell one request.
-    raise kind(message, param=param)
-
-
-def _bytes(key: bytes, result: str | tuple[type[BadRequest], str, str | None]) -> int:
-    return len(key) + len(result if isinstance(result, str) else result[1]) + 100
+def _bytes(key: bytes, result: str | BadRequest) -> int:
+    return len(key) + len(result if isinstance(result, str) else result.message) + 100

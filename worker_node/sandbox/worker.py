@@ -3,26 +3,23 @@
     python -m worker_node.sandbox.worker FD PARENT_PID MEMORY_BYTES MODULE…
 
 The modules are imported before the first call. A call that exceeds its CPU time ends the process with SIGPROF, even
-inside native code that never returns to Python. Frames are 4 bytes of length, then msgpack; arguments and results are
-plain values (None, bool, int, float, str, bytes, list, dict). Not `engines.wire`: its buffer holds a frame three times,
-which for audio of 200 MB is more than a call's bound of memory."""
+inside native code that never returns to Python. Messages are msgpack; arguments and results are plain values (None,
+bool, int, float, str, bytes, list, dict)."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import signal
-import socket
-import struct
 import sys
 from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
 from typing import Any
 
 import msgspec
 
 from worker_node.core.errors import NodeError
 from worker_node.core.operating_system import end_with_parent, limit_memory
-
-LENGTH = struct.Struct("<I")
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True):
@@ -64,10 +61,9 @@ calls = msgspec.msgpack.Decoder(Call)
 replies = msgspec.msgpack.Decoder(Reply)
 
 
-def frame(message: Call | Reply) -> bytes:
-    """The frame that carries a message. Raises ValueError, OverflowError or RecursionError for what has no form."""
-    body = _encoder.encode(message)
-    return LENGTH.pack(len(body)) + body
+def encode(message: Call | Reply) -> bytes:
+    """The bytes of a message. Raises ValueError, OverflowError or RecursionError for what has no form."""
+    return _encoder.encode(message)
 
 
 def run(call: Call) -> Reply:
@@ -93,29 +89,15 @@ def main(fd: int, parent: int, memory_bytes: int, modules: Sequence[str]) -> Non
     limit_memory(memory_bytes)
     for module in modules:
         importlib.import_module(module)
-    with socket.socket(fileno=fd) as channel:
-        while (head := _received(channel, LENGTH.size)) is not None:
-            body = _received(channel, LENGTH.unpack(head)[0])
-            if body is None:
-                return
-            channel.sendall(frame(run(calls.decode(body))))
+    with Connection(fd) as channel, contextlib.suppress(EOFError):  # the edge process has closed its end
+        while True:
+            channel.send_bytes(encode(run(calls.decode(channel.recv_bytes()))))
 
 
 def _function(name: str) -> Callable[..., Any]:
     module, _, function = name.partition(":")
     found: Callable[..., Any] = getattr(importlib.import_module(module), function)
     return found
-
-
-def _received(channel: socket.socket, size: int) -> bytes | None:
-    """So many bytes; None when the edge process has closed its end."""
-    parts = bytearray()
-    while len(parts) < size:
-        part = channel.recv(size - len(parts))
-        if not part:
-            return None
-        parts += part
-    return bytes(parts)
 
 
 def _place(error: BaseException) -> str:

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -76,25 +75,7 @@ async def test_a_process_that_was_killed_while_idle_harms_no_call(pool):
     await run(pool, prepared.echo, 1)
     (pid,) = pool.pids
     os.kill(pid, signal.SIGKILL)
-    # Reaped without a call: it stays no zombie until the next one.
-    while psutil.pid_exists(pid):
-        await asyncio.sleep(0.01)
     assert await run(pool, prepared.echo, 2) == 2
-
-
-async def test_a_call_bears_that_all_processes_were_killed_while_idle():
-    """A call is tried twice, so two dead processes would be its end if it were sent to them."""
-    pool = PreparationPool(PreparationLimits(processes=3), ["tests.support.prepared"])
-    try:
-        await pool.start()
-        killed = pool.pids
-        for pid in killed:
-            os.kill(pid, signal.SIGKILL)
-        while any(map(psutil.pid_exists, killed)):
-            await asyncio.sleep(0.01)
-        assert await run(pool, prepared.echo, 1) == 1
-    finally:
-        await pool.close()
 
 
 async def test_the_queue_is_bounded_and_a_call_in_it_has_a_deadline(pool, tmp_path):
@@ -110,15 +91,6 @@ async def test_the_queue_is_bounded_and_a_call_in_it_has_a_deadline(pool, tmp_pa
         await run(pool, prepared.echo, 3, seconds=0)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-
-
-async def test_a_deadline_is_told_as_such_though_the_timer_fires_early(pool, tmp_path, monkeypatch):
-    await run(pool, prepared.echo, 1)
-    # The clock stands still, so that no deadline is ever past.
-    now = time.monotonic()
-    monkeypatch.setattr("worker_node.sandbox.pool.time", SimpleNamespace(monotonic=lambda: now))
-    with pytest.raises(DeadlineExceeded):
-        await pool.run(prepared.hang, str(tmp_path / "running"), deadline=now + 0.01, param="it")
 
 
 async def test_a_call_that_nobody_waits_for_is_ended(pool, tmp_path):
@@ -206,17 +178,6 @@ async def test_requests_at_the_same_time_share_one_call():
     assert results[1:] == ["result", "result"]
     assert await cache.get(b"key", make) == "result"
     assert make.calls == 1
-
-
-async def test_a_call_is_cancelled_when_the_last_request_leaves():
-    cache, make = ResultCache(10_000), Maker()
-    task = await started(cache, make)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    await asyncio.sleep(0)
-    assert make.cancelled
-    make.go.set()
-    assert await cache.get(b"key", make) == "result"
 
 
 async def test_a_refusal_is_kept_and_raised_anew():
