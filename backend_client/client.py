@@ -25,8 +25,9 @@ from backend_client.http.tls import Identity, keys_by_node, proxy_url, tls_conte
 from backend_client.http.transport import HttpTransport, Transport
 from backend_client.lifetime import Clock
 from backend_client.options import ClientOptions
-from backend_client.routing.backend import FleetBackend, Runtime
+from backend_client.routing.backend import FleetBackend
 from backend_client.routing.fallback import FallbackBackend
+from backend_client.routing.runtime import Runtime
 from backend_client.settings import ClientSettings, checked_key
 
 if TYPE_CHECKING:

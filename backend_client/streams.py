@@ -141,8 +141,6 @@ def _call_delta(call: Mapping[str, Any]) -> ToolCallDelta:
     return ToolCallDelta(call.get("index") or 0, call.get("id"), function.get("name"), function.get("arguments") or "")
 
 
-# Streamed answers, as the caller sees them.
-
 I = TypeVar("I")  # noqa: E741  (an item of a stream)
 P = TypeVar("P")
 R = TypeVar("R")

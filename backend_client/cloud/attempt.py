@@ -63,10 +63,6 @@ class CloudAttempt:
         self._settled = False
 
     @property
-    def state_name(self) -> str:
-        return self._state.name
-
-    @property
     def bound(self) -> Usage:
         """The most that the request may use."""
         return self._reservation.bound
@@ -104,15 +100,25 @@ class CloudAttempt:
             self._state.breaker.abandoned(self._ticket)
             self._state.ledger.settle(self._reservation, None)
 
-    def record(self, outcome: str, status: int | None = None, *, sent: bool = True) -> Attempt:
-        """This request as an entry of the history, ended now."""
+    def origin(self) -> dict[str, Any]:
+        """The fields of `Origin`, for every result of the cloud."""
+        return {
+            "source": "cloud",
+            "node": self._state.name,
+            "model": self.model,
+            "device": None,
+            "request_id": self.job.request_id,
+            "attempts": (self._record("ok", 200),),
+        }
+
+    def _record(self, outcome: str, status: int | None = None, *, sent: bool = True) -> Attempt:
         duration = self._state.clock() - self._began
         return Attempt(self._state.name, outcome, 0.0, duration, sent, status, source="cloud")
 
     def _fail(self, problem: CloudError, failure: FailureKind, *, owed: bool) -> None:
         self._settled = True
         status = problem.status if isinstance(problem, CloudRejected | CloudUnavailable) else None
-        problem.attempts = (self.record(type(problem).__name__, status, sent=owed or status is not None),)
+        problem.attempts = (self._record(type(problem).__name__, status, sent=owed or status is not None),)
         problem.request_id = self.job.request_id
         if failure is not FailureKind.NONE:
             self._state.breaker.failed(self._ticket, failure)
@@ -158,8 +164,6 @@ class CloudAttempt:
     def _unavailable(self, what: str, status: int | None = None) -> CloudUnavailable:
         return CloudUnavailable(f"the cloud at {self._state.name} {what}", status=status)
 
-
-# What a reply of the cloud says of itself: which model answered, and the tokens that it used. No I/O.
 
 # What a cloud adds to the name of a model for one of its versions: -2024-08-06, -0613, -001.
 _VERSION = re.compile(r"-\d{4}-\d{2}-\d{2}|-\d{3,8}")

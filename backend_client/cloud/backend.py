@@ -27,22 +27,10 @@ _CHAT = "/v1/chat/completions"
 _FORM = FORMS[_CHAT]
 # What local servers know beside OpenAI's parameters.
 _LOCAL = (
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "min_tokens",
-    "stop_token_ids",
-    "ignore_eos",
-    "chat_template_kwargs",
-    "num_ctx",
-    "repeat_penalty",
-    "include_stop_str_in_output",
-    "skip_special_tokens",
-    "truncate_prompt_tokens",
-    "n_predict",
-    "priority",
-    "keep_alive",
-)
+    "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "chat_template_kwargs",
+    "num_ctx", "repeat_penalty", "include_stop_str_in_output", "skip_special_tokens", "truncate_prompt_tokens",
+    "n_predict", "priority", "keep_alive",
+)  # fmt: skip
 # Under a spend cap the cloud gets nothing else: what these cost is bounded by their bytes and the answer's tokens.
 _BOUNDED = frozenset({
     "messages", "max_tokens", "max_completion_tokens", "n", "stop", "seed", "temperature", "top_p",
@@ -128,7 +116,7 @@ class CloudBackend:
             vectors=vectors,
             space=job.space or self._spaces[model],
             usage=usage or attempt.bound,
-            **self._origin(attempt),
+            **attempt.origin(),
         )
 
     async def exchange(self, job: Exchange) -> RawReply:
@@ -275,16 +263,6 @@ class CloudBackend:
             return job.model or ""
         return next(iter(self._spaces)) if job.model is None and len(self._spaces) == 1 else ""
 
-    def _origin(self, attempt: CloudAttempt) -> dict[str, Any]:
-        return {
-            "source": "cloud",
-            "node": self._state.name,
-            "model": attempt.model,
-            "device": None,
-            "request_id": attempt.job.request_id,
-            "attempts": (attempt.record("ok", 200),),
-        }
-
 
 async def _parsed(chunks: AsyncIterator[bytes]) -> AsyncGenerator[StreamEvent, None]:
     parser = EventParser()
@@ -384,16 +362,7 @@ def _without_images(body: Json) -> tuple[Json, int]:
 
 
 def _reply(attempt: CloudAttempt, usage: Usage | None, body: Json | None) -> RawReply:
-    return RawReply(
-        source="cloud",
-        node=attempt.state_name,
-        model=attempt.model,
-        device=None,
-        request_id=attempt.job.request_id,
-        attempts=(attempt.record("ok", 200),),
-        body=body,
-        usage=usage or attempt.bound,
-    )
+    return RawReply(body=body, usage=usage or attempt.bound, **attempt.origin())
 
 
 def _as_chat(job: Exchange) -> Exchange:

@@ -119,9 +119,6 @@ def choices_in(body: Any) -> tuple[ChatChoice, ...]:
         return choices
 
 
-# The reply to a prompt on the nodes' own /inference.
-
-
 class _Part(BaseModel):
     # A newer node may say more, and that must not make it unusable.
     model_config = ConfigDict(extra="ignore", strict=True, hide_input_in_errors=True)

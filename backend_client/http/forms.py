@@ -71,8 +71,6 @@ def _refused(why: str, param: str | None = None) -> RequestRejected:
     return RequestRejected(why, status=400, code="invalid_request", param=param)
 
 
-# Whether a request in OpenAI's dialect has images: then a model for vision must answer it. No I/O.
-
 _IMAGE_PARTS = frozenset({"image_url", "input_image"})
 
 

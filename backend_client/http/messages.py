@@ -186,8 +186,6 @@ def new_request_id() -> str:
     return f"req_{random.getrandbits(96):024x}"
 
 
-# A call as the backends get it, whichever of them serves it.
-
 J = TypeVar("J", bound="Job")
 
 _COMMON = frozenset(CallOptions.__annotations__)
@@ -197,7 +195,7 @@ _NO_FIELDS = ("local_only", "require_device", "extra_headers", "extra_body", "ex
 
 @dataclass(slots=True, kw_only=True)
 class Job:
-    """What all calls have.
+    """A call as the backends get it, whichever of them serves it.
 
     `extra_headers` are the caller's, for nodes, and for the cloud where its settings list them; `trace` are those that
     tie a node's spans to the caller's (W3C trace context). `cloud_takes_over`: whether the cloud gets it when
@@ -290,16 +288,11 @@ def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
     return common, others
 
 
-# How names of models compare.
-
-
 @lru_cache(1024)
 def plain_name(name: str) -> str:
     """The form in which nodes compare names: lower case, without `:latest`."""
     return name.strip().lower().removesuffix(":latest")
 
-
-# The numbers of a request, checked before anything is sent: a wrong one could lift a limit. No I/O.
 
 # The least value of each field. Where it is an int, the field takes whole numbers only. Local servers call -1 "all".
 _LEAST: Mapping[str, float] = {
@@ -329,7 +322,9 @@ _LEAST: Mapping[str, float] = {
 
 
 def check_numbers(fields: Mapping[str, Any], path: str = "") -> None:
-    """Raise InvalidArgument for a wrong number in the body of a request to `path`. None means not given."""
+    """Raise InvalidArgument for a wrong number in the body of a request to `path`: it could lift a limit. None means not
+    given.
+    """
     for name in fields.keys() & _LEAST.keys():
         value, least = fields[name], _LEAST[name]
         if path == "/v1/completions" and name == "max_tokens":
