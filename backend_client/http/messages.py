@@ -322,9 +322,7 @@ _LEAST: Mapping[str, float] = {
 
 
 def check_numbers(fields: Mapping[str, Any], path: str = "") -> None:
-    """Raise InvalidArgument for a wrong number in the body of a request to `path`: it could lift a limit. None means not
-    given.
-    """
+    """Raise InvalidArgument for a wrong number in the body of a request to `path`: it could lift a limit."""
     for name in fields.keys() & _LEAST.keys():
         value, least = fields[name], _LEAST[name]
         if path == "/v1/completions" and name == "max_tokens":
