@@ -9,7 +9,7 @@ from tests.support.directories import exported_smollm
 from worker_node.core.errors import BadRequest, ConfigurationError
 from worker_node.core.types import Message
 from worker_node.models.directory import read_directory
-from worker_node.models.prepare import open_directory
+from worker_node.models.in_place import open_directory
 from worker_node.tasks.generate.tokenization import ChatTokenizer
 
 pytestmark = pytest.mark.real

@@ -226,7 +226,7 @@ class ModelManager:
             # What is there is damaged, or may no longer be looked into: no mistake of the settings, nor a bug.
             raise ModelError(f"{spec.model_id} cannot be looked up in the store: {error}") from error
         if not installed:
-            await self._pulls.run(spec.spelling, progress)
+            await self._pulls.run(spec.name, progress)
             self._on_demand.retry_soon()
             for failed in [model for model in self.failed if model.answers_to(spec.model_id)]:
                 with contextlib.suppress(NodeError):

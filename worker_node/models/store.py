@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from worker_node.core.environment import cache_home
@@ -174,7 +174,7 @@ class ModelStore:
                 f"the name {chosen} belongs to a model of the catalog; choose another with npu-node pull --name",
                 param="name",
             )
-        return PullSpec(reference, chosen, kind, quantization, insecure_no_hash, named=model_id is not None)
+        return PullSpec(reference, chosen, kind, quantization, insecure_no_hash, name)
 
     def is_installed(self, spec: PullSpec) -> bool:
         """Whether a pull would find the model there. Raises ConversionFailed when its name is another model's."""
@@ -188,7 +188,7 @@ class ModelStore:
         """
         if isinstance(spec, str):
             spec = self.pull_spec(spec)
-        return self._installed(spec) or self._install(spec, progress or Silent(), self._installed)
+        return self._installed(spec) or self._install(spec, progress or Silent(), must_be_new=False)
 
     def convert(
         self,
@@ -205,7 +205,7 @@ class ModelStore:
         Raises ConversionFailed when it is neither, the name is taken or belongs to the catalog, or a step fails.
         """
         spec = self.pull_spec(str(source.resolve()), model_id=name, kind=kind, quantization=quantization)
-        return self._install(spec, progress or Silent(), self._require_free)
+        return self._install(spec, progress or Silent(), must_be_new=True)
 
     def remove(self, name: str) -> None:
         """Remove an installed model; raises ModelNotFound when there is none of that name."""
@@ -233,26 +233,24 @@ class ModelStore:
         reference = foreign_reference(name)
         return min(same, key=lambda path: (reference is None or path.name != reference.model_id, path.name))
 
-    def _install(
-        self, spec: PullSpec, progress: Progress, existing: Callable[[PullSpec], InstalledModel | None]
-    ) -> InstalledModel:
-        """Make the model, alone of all processes, unless there is an `existing` one by then."""
+    def _install(self, spec: PullSpec, progress: Progress, *, must_be_new: bool) -> InstalledModel:
+        """Make the model, alone of all processes, unless another one has made it by then."""
         try:
-            return self._install_alone(spec, progress, existing)
+            return self._install_alone(spec, progress, must_be_new=must_be_new)
         except OSError as error:
             problem = storage_problem(error)
             if problem is None:
                 raise
             raise DownloadFailed(f"{spec.model_id}: {problem}") from error
 
-    def _install_alone(
-        self, spec: PullSpec, progress: Progress, existing: Callable[[PullSpec], InstalledModel | None]
-    ) -> InstalledModel:
+    def _install_alone(self, spec: PullSpec, progress: Progress, *, must_be_new: bool) -> InstalledModel:
         model_id = spec.model_id
         self.root.mkdir(parents=True, exist_ok=True)
         self.sweep()
         with exclusive(self.root, model_id, on_wait=lambda: progress.stage("waiting for another process")):
-            if (installed := existing(spec)) is not None:
+            if (installed := self._installed(spec)) is not None:
+                if must_be_new:
+                    raise self._taken(installed)
                 return installed
             target = self.root / model_id
             work = partial(self.root, model_id)
@@ -266,42 +264,28 @@ class ModelStore:
         return read_directory(target)
 
     def _installed(self, spec: PullSpec) -> InstalledModel | None:
-        """The model that was made of this source before; raises as `_require_free` when its name is another's."""
+        """The model of that name, if it was made of this source. Raises ConversionFailed when it is another's."""
         target = self.root / spec.model_id
-        if isinstance(spec.reference, CatalogEntry):
-            if has_manifest(target):
-                return read_directory(target)
-        elif (made := self._made_of(spec)) is not None:
-            return made
-        self._require_free(spec)
-        return None
-
-    def _made_of(self, spec: PullSpec) -> InstalledModel | None:
-        """The model of the spec's source in the form and under the name that the spec asks for.
-
-        Raises ConversionFailed where the source's files are not those that it was made of.
-        """
-        alias = spec.reference.alias if not isinstance(spec.reference, CatalogEntry) else ""
-        same = [path for path in self.directories() if alias in read_facts(path).aliases]
-        for directory in sorted(same, key=lambda path: path.name != spec.model_id):
-            model = read_directory(directory)
-            if (spec.named and model.id != spec.model_id) or spec.quantization not in {None, model.quantization}:
-                continue
-            if isinstance(spec.reference, LocalReference) and has_changed(spec.reference, model):
-                raise ConversionFailed(
-                    f"{spec.reference.path} has changed since {model.id} was made of it; pull it under another name "
-                    f"with --name, or remove that one first: npu-node rm {model.id}"
+        if not has_manifest(target):
+            if target.exists():
+                raise ConfigurationError(
+                    f"{target} exists but is not a model of this store; move it away and pull again"
                 )
+            return None
+        model, reference = read_directory(target), spec.reference
+        if isinstance(reference, CatalogEntry):
             return model
-        return None
-
-    def _require_free(self, spec: PullSpec) -> None:
-        target = self.root / spec.model_id
-        if not target.exists():
-            return
-        if has_manifest(target):
+        if reference.alias not in model.aliases or spec.quantization not in {None, model.quantization}:
+            raise self._taken(model)
+        if isinstance(reference, LocalReference) and has_changed(reference, model):
             raise ConversionFailed(
-                f"{target} exists, made from {read_directory(target).source}; choose another name with --name, or "
-                f"remove it: npu-node rm {target.name}"
+                f"{reference.path} has changed since {model.id} was made of it; pull it under another name "
+                f"with --name, or remove that one first: npu-node rm {model.id}"
             )
-        raise ConfigurationError(f"{target} exists but is not a model of this store; move it away and pull again")
+        return model
+
+    def _taken(self, model: InstalledModel) -> ConversionFailed:
+        return ConversionFailed(
+            f"{model.path} exists, made from {model.source}; choose another name with --name, or remove it: npu-node "
+            f"rm {model.id}"
+        )

@@ -36,7 +36,7 @@ from worker_node.manager.placement import Placement, Residency
 from worker_node.manager.served import FailedModel, ServedModel
 from worker_node.models.catalog import normalise_name
 from worker_node.models.directory import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel, check_weights
-from worker_node.models.prepare import apparent_kind, open_directory
+from worker_node.models.in_place import apparent_kind, open_directory
 from worker_node.models.store import ModelStore
 from worker_node.registry import tasks
 from worker_node.scheduling.admission import Admission, AdmissionLimits

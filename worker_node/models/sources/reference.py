@@ -35,11 +35,6 @@ class HubReference:
         return f"hub {self.repo}@{self.revision}" + (f":{self.tag}" if self.tag else "")
 
     @property
-    def spelling(self) -> str:
-        """A name that stands for exactly this."""
-        return f"hf:{self.repo}@{self.revision}" + (f":{self.tag}" if self.tag else "")
-
-    @property
     def model_id(self) -> str:
         """The model's directory in the store, unless the user chooses another name."""
         name = self.repo.rpartition("/")[2]
@@ -63,11 +58,6 @@ class UrlReference:
         return f"url {self.url}"
 
     @property
-    def spelling(self) -> str:
-        """See `HubReference.spelling`."""
-        return self.url if self.sha256 is None else f"{self.url}#sha256={self.sha256}"
-
-    @property
     def file_name(self) -> str:
         """The last part of the URL's path."""
         return unquote(urlsplit(self.url).path.rpartition("/")[2])
@@ -88,11 +78,6 @@ class LocalReference:
     """A file or directory of this machine."""
 
     path: Path
-
-    @property
-    def spelling(self) -> str:
-        """See `HubReference.spelling`."""
-        return str(self.path)
 
     @property
     def model_id(self) -> str:

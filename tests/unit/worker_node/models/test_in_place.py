@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from tests.support.tiny_decoder import TinyDecoder
 from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import ModelKind
-from worker_node.models.prepare import open_directory
+from worker_node.models.in_place import open_directory
 from worker_node.models.store import ModelStore
 
 pytestmark = pytest.mark.slow
