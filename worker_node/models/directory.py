@@ -11,7 +11,7 @@ import html
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -42,6 +42,10 @@ class EmbeddingCanary:
     vectors: tuple[tuple[float, ...], ...]
     min_cosine: float = MIN_COSINE
 
+    def __post_init__(self) -> None:
+        if not self.texts or len(self.texts) != len(self.vectors):
+            raise ValueError(f"{len(self.texts)} texts but {len(self.vectors)} vectors")
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationCanary:
@@ -57,28 +61,23 @@ class GenerationCanary:
 
 
 Canary = EmbeddingCanary | GenerationCanary
+_C = TypeVar("_C")
 
 
-def write_embedding_canary(directory: Path, canary: EmbeddingCanary) -> None:
+def write_canary(directory: Path, canary: object) -> None:
     """Store an examination beside the model that it was made from."""
     (directory / CANARY_FILE).write_bytes(msgspec.json.encode(canary))
 
 
-def read_embedding_canary(directory: Path) -> EmbeddingCanary:
-    """Load the examination of an embedding model.
-
-    Raises ConfigurationError, naming the file, when it is missing or damaged.
-    """
+def read_canary(directory: Path, kind: type[_C]) -> _C:
+    """Load the examination of a model. Raises ConfigurationError, naming the file, when it is missing or damaged."""
     path = directory / CANARY_FILE
     try:
-        canary = msgspec.json.decode(path.read_bytes(), type=EmbeddingCanary)
+        return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
         raise ConfigurationError(
             f"{path}: not a readable canary ({error}); remove the model and pull it again"
         ) from error
-    if not canary.texts or len(canary.texts) != len(canary.vectors):
-        raise ConfigurationError(f"{path}: {len(canary.texts)} texts but {len(canary.vectors)} vectors; pull it again")
-    return canary
 
 
 MANIFEST_FILE = "npu-node.json"
@@ -202,7 +201,7 @@ def read_model(directory: Path) -> InstalledModel:
             raise ConfigurationError(f"{file}: {found} bytes, the manifest says {size}; {remedy}")
     canary: Canary | None = manifest.canary
     if manifest.kind == ModelKind.EMBEDDING:
-        canary = read_embedding_canary(directory)
+        canary = read_canary(directory, EmbeddingCanary)
     known = {name: getattr(manifest, name) for name in manifest.__struct_fields__}
     for name in ("version", "made_with"):
         del known[name]

@@ -22,6 +22,7 @@ from worker_node.models.convert.encoder import (
     ATTENTION_MASK,
     EMBEDDING,
     INPUT_IDS,
+    TOKENIZER_FILE,
     build_encoder,
     finish,
     matryoshka_of,
@@ -31,15 +32,15 @@ from worker_node.models.convert.encoder import (
     read_json,
     read_tensors,
     sentence_config_of,
+    write_tokenizer,
 )
 from worker_node.models.convert.job import ConversionJob, Converted, copy_exported
-from worker_node.models.convert.tokenizer import TOKENIZER_FILE, write_tokenizer
 from worker_node.models.directory import (
     CANARY_TEXTS,
     MODEL_FILE,
     EmbeddingCanary,
     read_directory,
-    write_embedding_canary,
+    write_canary,
 )
 from worker_node.models.sources.downloads import file_sha256
 
@@ -107,7 +108,7 @@ def finish_embedding_model(
     if not np.isfinite(vectors).all() or (normalised and not np.allclose(norms, 1.0, atol=1e-4)):
         raise ConversionFailed(f"{job.id}: the encoder made of these files gives vectors that are not sound")
     rows = tuple(tuple(float(x) for x in vector) for vector in vectors)
-    write_embedding_canary(target, EmbeddingCanary(CANARY_TEXTS, rows))
+    write_canary(target, EmbeddingCanary(CANARY_TEXTS, rows))
     dimensions = vectors.shape[1]
     return Converted(
         kind=ModelKind.EMBEDDING,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -14,6 +16,7 @@ from numpy.typing import NDArray
 from openvino import Node, Output
 from openvino import opset13 as op
 from safetensors import SafetensorError, deserialize
+from tokenizers import Tokenizer
 
 from worker_node.core.errors import ConversionFailed
 from worker_node.models.convert.job import ConversionJob
@@ -456,3 +459,24 @@ def read_tensors(path: Path) -> dict[str, NDArray[np.float32]]:
         elif dtype.startswith("F"):
             raise ConversionFailed(f"{path}: tensor {name} has type {dtype}, which is not known")
     return result
+
+
+TOKENIZER_FILE = "tokenizer.json"
+
+
+def write_tokenizer(source: Path, target: Path) -> str:
+    """Copy a tokenizer with its truncation and padding taken out; returns the sha256 of what it says.
+
+    The hash is over a canonical form, so that it depends on what the tokenizer does and not on its layout.
+    Raises ConversionFailed when the file is missing or no tokenizer.
+    """
+    try:
+        content = json.loads(source.read_bytes())
+        content["truncation"] = content["padding"] = None
+        canonical = json.dumps(content, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+        Tokenizer.from_str(canonical)
+    except Exception as error:
+        # The tokenizers library raises plain Exception for what it cannot read.
+        raise ConversionFailed(f"{source}: not a readable tokenizer ({error})") from error
+    target.write_text(canonical, encoding="utf-8")
+    return hashlib.sha256(canonical.encode()).hexdigest()

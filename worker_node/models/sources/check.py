@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,31 +12,25 @@ import msgspec
 
 from worker_node.core.errors import DownloadFailed
 from worker_node.devices.memory import available_memory
-from worker_node.models.catalog import CatalogEntry, HubSource, SourceFormat
+from worker_node.models.catalog import HubSource, SourceFormat
 from worker_node.models.directory import WEIGHTS_FILE, sizes
 from worker_node.models.prepare import PullSpec
 from worker_node.models.sources.disk import free_space, in_gigabytes
 from worker_node.models.sources.downloads import list_repository
 from worker_node.models.sources.fetch import choose_files, fetch_configs, local_format
-from worker_node.models.sources.reference import HubReference, LocalReference, UrlReference
+from worker_node.models.sources.reference import HubReference, LocalReference, Reference, UrlReference
 from worker_node.models.sources.selection import conversion_needs
 
 # Tokens of the conversation for which the memory of a loaded model is estimated.
 _TOKENS = 4096
 _KV_BYTES = 2
-_SCALES = {SourceFormat.GGUF: 1.1, SourceFormat.SAFETENSORS: 2.0, SourceFormat.OPENVINO: 1.1}
-
+_SCALES = {SourceFormat.GGUF: 1.1, SourceFormat.SAFETENSORS: 2.0, SourceFormat.OPENVINO: 1.1, SourceFormat.TASK: 2.0}
+_DETOKENIZER = "openvino_detokenizer.xml"
 
 # What the NPU compiler takes for generation: int4, symmetric, one scale a row or groups of a multiple of this.
 _GROUP = 64
 # Those of the models that were run on the NPU path, or are published for NPUs.
 _HEAD_SIZES = frozenset({64, 80, 96, 128})
-_MARKS = (
-    (re.compile(r"int4-cw|int4-sym|int4_sym|int4-gq|sym[_-]?(cw|g128)", re.IGNORECASE), True, "int4 symmetric"),
-    (re.compile(r"nf4", re.IGNORECASE), True, "nf4, which NPUs take from Lunar Lake on"),
-    (re.compile(r"int4-asym|int4_asym", re.IGNORECASE), False, "int4 asymmetric"),
-    (re.compile(r"int8|fp16|fp8|bf16", re.IGNORECASE), False, "not int4"),
-)
 _ALTERNATIVE = "NPUs want int4 symmetric, channel-wise or in groups: look for -int4-cw-ov"
 
 
@@ -47,22 +40,6 @@ class Suitability:
 
     suitable: bool | None
     reasons: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What the configuration says of the model; None where it does not."""
-
-    context: int | None = None
-    layers: int | None = None
-    kv_heads: int | None = None
-    head_size: int | None = None
-
-    def kv_cache(self, tokens: int) -> int:
-        """Bytes of keys and values for that many tokens, in f16; 0 where the sizes are not known."""
-        if self.layers is None or self.kv_heads is None or self.head_size is None:
-            return 0
-        return 2 * self.layers * self.kv_heads * self.head_size * tokens * _KV_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,114 +57,32 @@ class Report:
     memory_available: int | None
     context: int | None
     npu: Suitability
+    licence: str
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What a source says of itself; `config` and `weights` are of its config.json and openvino_config.json."""
+
+    name: str
+    format: SourceFormat
+    files: dict[str, int]
+    generates: bool
+    config: Mapping[str, Any] = field(default_factory=dict)
+    weights: Mapping[str, Any] = field(default_factory=dict)
     licence: str = "unknown"
-    problems: tuple[str, ...] = field(default=())
 
 
 def check(spec: PullSpec, store: Path) -> Report:
     """Find out what the pull would need. Raises what the pull would raise before its first large file."""
-    reference = spec.reference
-    with tempfile.TemporaryDirectory() as room:
-        if isinstance(reference, HubReference):
-            return _check_hub(spec, reference, (), store, Path(room))
-        if isinstance(reference, UrlReference):
-            return _check_url(spec, reference, store)
-        if isinstance(reference, LocalReference):
-            return _check_local(spec, reference, store)
-        if isinstance(reference.source, HubSource):
-            source = reference.source
-            hub = HubReference(source.repo, source.revision, source.tag)
-            return _check_hub(spec, hub, source.files, store, Path(room))
-    source_size = reference.source.size
-    return _report(
-        spec,
-        str(reference.source),
-        reference.format,
-        {str(reference.source): source_size},
-        source_size,
-        store,
-        Shape(context=reference.context_limit),
-        licence=reference.licence,
-    )
-
-
-def _check_hub(spec: PullSpec, reference: HubReference, patterns: tuple[str, ...], store: Path, room: Path) -> Report:
-    listing = list_repository(reference)
-    selection = choose_files(reference, listing, patterns)
-    fetch_configs(reference, listing, selection, room)
-    files = {file.path: file.size for file in selection.files}
-    config = _json(room / "config.json")
-    shape = _shape_of_config(config)
-    if selection.format is SourceFormat.GGUF:
-        shape = Shape(context=_whole(listing.gguf, "context_length"))
-    weights = _json(room / "openvino_config.json").get("quantization_config") or {}
-    generates = selection.format is not SourceFormat.SAFETENSORS and (
-        selection.format is SourceFormat.GGUF or "openvino_detokenizer.xml" in files
-    )
-    return _report(
-        spec,
-        f"hub {reference.repo}@{listing.revision}",
-        selection.format,
-        files,
-        sum(files.values()),
-        store,
-        shape,
-        weights=weights,
-        generates=generates,
-        licence=listing.licence,
-    )
-
-
-def _check_url(spec: PullSpec, reference: UrlReference, store: Path) -> Report:
-    import httpx2  # noqa: PLC0415  (as in `downloads`)
-
-    try:
-        found = httpx2.head(reference.url, follow_redirects=True, timeout=10.0)
-    except httpx2.HTTPError as error:
-        raise DownloadFailed(f"{reference.url}: {type(error).__name__}: {error}") from error
-    if found.status_code != 200:
-        raise DownloadFailed(f"{reference.url}: the server answered {found.status_code}")
-    size = int(found.headers.get("content-length", 0))
-    return _report(
-        spec, str(reference), SourceFormat.GGUF, {reference.file_name: size}, size, store, Shape(), generates=True
-    )
-
-
-def _check_local(spec: PullSpec, reference: LocalReference, store: Path) -> Report:
-    path = reference.path
-    source_format = local_format(path)
-    files = sizes(path) if path.is_dir() else {path.name: path.stat().st_size}
-    weights = _json(path / "openvino_config.json").get("quantization_config") or {}
-    return _report(
-        spec,
-        str(reference),
-        source_format,
-        files,
-        files.get(WEIGHTS_FILE, sum(files.values())),
-        store,
-        _shape_of_config(_json(path / "config.json")),
-        weights=weights,
-        generates=source_format is SourceFormat.GGUF or "openvino_detokenizer.xml" in files,
-    )
-
-
-def _report(
-    spec: PullSpec,
-    source: str,
-    source_format: SourceFormat,
-    files: dict[str, int],
-    weights_size: int,
-    store: Path,
-    shape: Shape,
-    *,
-    weights: Mapping[str, Any] | None = None,
-    generates: bool | None = None,
-    licence: str = "unknown",
-) -> Report:
-    local = isinstance(spec.reference, LocalReference)
-    needs = conversion_needs(source_format, weights_size, movable=not local)
-    disk = needs.disk + (0 if local else sum(files.values()))
-    memory_to_run = int(_SCALES[source_format] * weights_size) + shape.kv_cache(min(shape.context or _TOKENS, _TOKENS))
+    source, local = _look(spec.reference), isinstance(spec.reference, LocalReference)
+    total = sum(source.files.values())
+    weights_size = source.files.get(WEIGHTS_FILE, total) if local else total
+    needs = conversion_needs(source.format, weights_size, movable=not local)
+    disk = needs.disk + (0 if local else total)
+    context = _whole(source.config, "max_position_embeddings")
+    memory_to_run = int(_SCALES[source.format] * weights_size) + _kv_cache(source.config, context)
     available, free = available_memory(), free_space(store)
     problems = []
     if disk > free:
@@ -197,38 +92,81 @@ def _report(
             problems.append(
                 f"memory: to {purpose} it needs {in_gigabytes(needed)}, {in_gigabytes(available)} are available"
             )
-    entry = spec.reference if isinstance(spec.reference, CatalogEntry) else None
-    generates = (entry is not None and entry.dimensions is None) if generates is None else generates
     return Report(
         model_id=spec.model_id,
-        source=source,
-        format=source_format,
-        files=files,
+        source=source.name,
+        format=source.format,
+        files=source.files,
         disk_needed=disk,
         disk_available=free,
         memory_to_convert=needs.memory,
         memory_to_run=memory_to_run,
         memory_available=available,
-        context=shape.context,
-        npu=npu_verdict(source, source_format, weights or {}, generates=generates, head_size=shape.head_size),
-        licence=licence,
+        context=context,
+        npu=npu_verdict(source.format, source.weights, generates=source.generates, head_size=_head_size(source.config)),
+        licence=source.licence,
         problems=tuple(problems),
     )
 
 
-def _shape_of_config(config: Mapping[str, Any]) -> Shape:
-    heads, hidden = _whole(config, "num_attention_heads"), _whole(config, "hidden_size")
-    return Shape(
-        context=_whole(config, "max_position_embeddings"),
-        layers=_whole(config, "num_hidden_layers"),
-        kv_heads=_whole(config, "num_key_value_heads") or heads,
-        head_size=_whole(config, "head_dim") or (hidden // heads if heads and hidden else None),
+def _look(reference: Reference) -> _Source:
+    if isinstance(reference, HubReference):
+        return _of_hub(reference, ())
+    if isinstance(reference, UrlReference):
+        return _of_url(reference)
+    if isinstance(reference, LocalReference):
+        return _of_files(reference)
+    source = reference.source
+    if isinstance(source, HubSource):
+        return _of_hub(HubReference(source.repo, source.revision, source.tag), source.files)
+    return _Source(
+        str(source),
+        reference.format,
+        {str(source): source.size},
+        generates=reference.dimensions is None,
+        config={"max_position_embeddings": reference.context_limit},
+        licence=reference.licence,
     )
 
 
-def _whole(config: Mapping[str, Any], name: str) -> int | None:
-    value = config.get(name)
-    return value if isinstance(value, int) and value > 0 else None
+def _of_hub(reference: HubReference, patterns: tuple[str, ...]) -> _Source:
+    listing = list_repository(reference)
+    selection = choose_files(reference, listing, patterns)
+    files = {file.path: file.size for file in selection.files}
+    with tempfile.TemporaryDirectory() as room:
+        fetch_configs(reference, listing, selection, Path(room))
+        config, weights = _read_configs(Path(room))
+    if selection.format is SourceFormat.GGUF:
+        config = {"max_position_embeddings": listing.gguf.get("context_length")}
+    generates = selection.format is SourceFormat.GGUF or _DETOKENIZER in files
+    name = f"hub {reference.repo}@{listing.revision}"
+    return _Source(name, selection.format, files, generates, config, weights, listing.licence)
+
+
+def _of_url(reference: UrlReference) -> _Source:
+    import httpx2  # noqa: PLC0415  (as in `downloads`)
+
+    try:
+        found = httpx2.head(reference.url, follow_redirects=True, timeout=10.0)
+    except httpx2.HTTPError as error:
+        raise DownloadFailed(f"{reference.url}: {type(error).__name__}: {error}") from error
+    if found.status_code != 200:
+        raise DownloadFailed(f"{reference.url}: the server answered {found.status_code}")
+    size = int(found.headers.get("content-length", 0))
+    return _Source(str(reference), SourceFormat.GGUF, {reference.file_name: size}, generates=True)
+
+
+def _of_files(reference: LocalReference) -> _Source:
+    path, source_format = reference.path, local_format(reference.path)
+    files = sizes(path) if path.is_dir() else {path.name: path.stat().st_size}
+    config, weights = _read_configs(path)
+    generates = source_format is SourceFormat.GGUF or _DETOKENIZER in files
+    return _Source(str(reference), source_format, files, generates, config, weights)
+
+
+def _read_configs(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    weights = _json(directory / "openvino_config.json").get("quantization_config")
+    return _json(directory / "config.json"), weights if isinstance(weights, dict) else {}
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -239,13 +177,30 @@ def _json(path: Path) -> dict[str, Any]:
         return {}
 
 
+def _whole(config: Mapping[str, Any], name: str) -> int | None:
+    value = config.get(name)
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def _head_size(config: Mapping[str, Any]) -> int | None:
+    heads, hidden = _whole(config, "num_attention_heads"), _whole(config, "hidden_size")
+    return _whole(config, "head_dim") or (hidden // heads if heads and hidden else None)
+
+
+def _kv_cache(config: Mapping[str, Any], context: int | None) -> int:
+    """Bytes of keys and values of a conversation, in f16; 0 where the sizes are not known."""
+    heads = _whole(config, "num_key_value_heads") or _whole(config, "num_attention_heads") or 0
+    layers, tokens = _whole(config, "num_hidden_layers") or 0, min(context or _TOKENS, _TOKENS)
+    return 2 * layers * heads * (_head_size(config) or 0) * tokens * _KV_BYTES
+
+
 def npu_verdict(
-    name: str, source_format: SourceFormat, weights: Mapping[str, Any], *, generates: bool, head_size: int | None
+    source_format: SourceFormat, weights: Mapping[str, Any], *, generates: bool, head_size: int | None
 ) -> Suitability:
-    """Judge a model by its repository's `name`, and by `weights`, the `quantization_config` of openvino_config.json."""
+    """Judge a model by `weights`, the `quantization_config` of its openvino_config.json."""
     if not generates:
         return Suitability(suitable=True, reasons=("an encoder: it runs in f16 with static shapes",))
-    suitable, reason = _weights(name, source_format, weights)
+    suitable, reason = _weights(source_format, weights)
     reasons = [reason]
     if head_size is not None and head_size not in _HEAD_SIZES:
         suitable = None if suitable else suitable
@@ -253,12 +208,12 @@ def npu_verdict(
     return Suitability(suitable, tuple(reasons))
 
 
-def _weights(name: str, source_format: SourceFormat, weights: Mapping[str, Any]) -> tuple[bool | None, str]:
+def _weights(source_format: SourceFormat, weights: Mapping[str, Any]) -> tuple[bool | None, str]:
     if source_format is SourceFormat.GGUF:
         return True, f"converted here to int4 and int8, symmetric, in groups of {_GROUP}"
     bits, symmetric, group = weights.get("bits"), weights.get("sym"), weights.get("group_size")
     if bits is None:
-        return _by_name(name)
+        return None, f"nothing says how the weights are stored; {_ALTERNATIVE}"
     if bits != 4:
         return False, f"the weights have {bits} bits; {_ALTERNATIVE}"
     if not symmetric:
@@ -267,10 +222,3 @@ def _weights(name: str, source_format: SourceFormat, weights: Mapping[str, Any])
         return True, "int4 symmetric, channel-wise"
     fits = isinstance(group, int) and group > 0 and group % _GROUP == 0
     return fits, f"int4 symmetric in groups of {group}" + ("" if fits else f", which is not a multiple of {_GROUP}")
-
-
-def _by_name(name: str) -> tuple[bool | None, str]:
-    for mark, suitable, words in _MARKS:
-        if mark.search(name):
-            return suitable, f"by its name: {words}" + ("" if suitable else f"; {_ALTERNATIVE}")
-    return None, "nothing says how the weights are stored; most repositories that end in -int4-ov are asymmetric"

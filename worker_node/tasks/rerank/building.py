@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from worker_node.engines.process import Canary
+from worker_node.models.directory import read_canary
 from worker_node.serving.encoders import EncoderTask, Floats, known_answers_canary, known_that_fit
 from worker_node.serving.task import ModelParts
-from worker_node.tasks.rerank.canary import read_rerank_canary
+from worker_node.tasks.rerank.canary import RerankCanary
 from worker_node.tasks.rerank.options import RerankOptions
 from worker_node.tasks.rerank.service import RerankModel, pair_job
 from worker_node.tasks.rerank.tokenizer import Pair, PairTokenizer
@@ -39,7 +40,7 @@ class _Rerank(EncoderTask):
         if options.rerank_instruction is not None:
             log.warning("model %s: rerank_instruction has no effect, a cross-encoder reads none", installed.id)
         tokenizer = PairTokenizer(installed.path, installed.context_limit)
-        answers = read_rerank_canary(installed.path)
+        answers = read_canary(installed.path, RerankCanary)
 
         def canary(limit: int) -> Canary:
             pairs = [tokenizer.pair(*texts) for texts in answers.pairs]

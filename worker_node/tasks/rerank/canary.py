@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
-
-from worker_node.core.errors import ConfigurationError
-from worker_node.models.directory import CANARY_FILE
 
 # Short and different in script, length and match, so that a device which ignores a part of its input cannot pass.
 CANARY_PAIRS = (
@@ -33,28 +28,13 @@ class RerankCanary:
     logits: tuple[tuple[float, ...], ...]
     tolerance: float
 
+    def __post_init__(self) -> None:
+        if not self.pairs or len(self.pairs) != len(self.logits):
+            raise ValueError(f"{len(self.pairs)} pairs but {len(self.logits)} logits")
+
 
 def canary_of(pairs: tuple[tuple[str, str], ...], logits: npt.NDArray[np.float32]) -> RerankCanary:
     """The canary for logits (f32 [pairs, labels]) as the CPU gave them."""
     spread = float(np.ptp(logits, axis=0).max())
     rows = tuple(tuple(float(x) for x in row) for row in logits)
     return RerankCanary(pairs, rows, _AT_LEAST + _OF_SPREAD * spread)
-
-
-def write_rerank_canary(directory: Path, canary: RerankCanary) -> None:
-    """Store it beside the model that it was made from."""
-    (directory / CANARY_FILE).write_bytes(msgspec.json.encode(canary))
-
-
-def read_rerank_canary(directory: Path) -> RerankCanary:
-    """Load it. Raises ConfigurationError, naming the file, when it is missing or damaged."""
-    path = directory / CANARY_FILE
-    try:
-        canary = msgspec.json.decode(path.read_bytes(), type=RerankCanary)
-    except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
-        raise ConfigurationError(
-            f"{path}: not a readable canary ({error}); remove the model and pull it again"
-        ) from error
-    if not canary.pairs or len(canary.pairs) != len(canary.logits):
-        raise ConfigurationError(f"{path}: {len(canary.pairs)} pairs but {len(canary.logits)} logits; pull it again")
-    return canary

@@ -22,6 +22,7 @@ from worker_node.models.catalog import Quantization
 from worker_node.models.convert.encoder import (
     ATTENTION_MASK,
     INPUT_IDS,
+    TOKENIZER_FILE,
     Tensors,
     Weights,
     hidden_states,
@@ -29,11 +30,11 @@ from worker_node.models.convert.encoder import (
     name_port,
     read_tensors,
     text_input,
+    write_tokenizer,
 )
 from worker_node.models.convert.job import ConversionJob, Converted
-from worker_node.models.convert.tokenizer import TOKENIZER_FILE, write_tokenizer
-from worker_node.models.directory import MODEL_FILE
-from worker_node.tasks.rerank.canary import CANARY_PAIRS, canary_of, write_rerank_canary
+from worker_node.models.directory import MODEL_FILE, write_canary
+from worker_node.tasks.rerank.canary import CANARY_PAIRS, canary_of
 from worker_node.tasks.rerank.published import CrossEncoderConfig, read_cross_encoder_config
 from worker_node.tasks.rerank.task import RERANK
 
@@ -120,7 +121,7 @@ def convert_cross_encoder(job: ConversionJob, stage: Callable[[str], None]) -> C
     logits = score_on_cpu(target, CANARY_PAIRS, config.max_tokens)
     if not np.isfinite(logits).all():
         raise ConversionFailed(f"{job.id}: the model made of these files gives scores that are not numbers")
-    write_rerank_canary(target, canary_of(CANARY_PAIRS, logits))
+    write_canary(target, canary_of(CANARY_PAIRS, logits))
     return Converted(
         kind=RERANK,
         family=config.bert.model_type,

@@ -12,8 +12,8 @@ from tests.support.cross_encoders import HEADS, minilm_body, task_job, write_min
 from tests.support.numpy_bert import bert_logits, hidden_states, roberta_logits
 from worker_node.core.errors import ConversionFailed
 from worker_node.models.convert.__main__ import perform
-from worker_node.models.directory import read_model
-from worker_node.tasks.rerank.canary import CANARY_PAIRS, read_rerank_canary
+from worker_node.models.directory import read_canary, read_model
+from worker_node.tasks.rerank.canary import CANARY_PAIRS, RerankCanary
 
 pytestmark = pytest.mark.slow
 
@@ -79,7 +79,7 @@ def test_logits_over_the_real_body_equal_the_reference(store, tmp_path, converte
     assert logits(model, PAIRS, length=64) == pytest.approx(expected, abs=1e-4)
     found = logits(model, [*PAIRS, *CANARY_PAIRS])
     assert found[: len(PAIRS)] == pytest.approx(expected, abs=1e-4)
-    canary = read_rerank_canary(model.path)
+    canary = read_canary(model.path, RerankCanary)
     assert np.asarray(canary.logits) == pytest.approx(found[len(PAIRS) :], abs=1e-4)
 
 

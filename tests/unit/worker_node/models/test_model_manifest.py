@@ -16,10 +16,10 @@ from worker_node.models.directory import (
     EmbeddingCanary,
     GenerationCanary,
     Manifest,
-    read_embedding_canary,
+    read_canary,
     read_model,
     sizes,
-    write_embedding_canary,
+    write_canary,
     write_manifest,
 )
 
@@ -59,7 +59,7 @@ def test_an_embedding_model_brings_its_reference_vectors(tmp_path):
     directory = tmp_path / "m"
     directory.mkdir()
     canary = EmbeddingCanary(("a", "b"), ((0.6, 0.8), (1.0, 0.0)), 0.99)
-    write_embedding_canary(directory, canary)
+    write_canary(directory, canary)
     write_model(directory, kind=ModelKind.EMBEDDING, canary=None, dimensions=2, space="abc")
     model = read_model(directory)
     assert model.canary == canary
@@ -101,13 +101,13 @@ def test_a_file_that_is_gone_or_cut_is_named(tmp_path, damage):
 def test_a_damaged_canary_fails_with_its_name(tmp_path, content):
     (tmp_path / CANARY_FILE).write_bytes(content)
     with pytest.raises(ConfigurationError, match=CANARY_FILE):
-        read_embedding_canary(tmp_path)
+        read_canary(tmp_path, EmbeddingCanary)
 
 
 def test_a_canary_vector_keeps_every_bit(tmp_path):
     values = (0.1, 1 / 3, -1e-30)
-    write_embedding_canary(tmp_path, EmbeddingCanary(("t",), (values,)))
-    assert read_embedding_canary(tmp_path).vectors == (values,)
+    write_canary(tmp_path, EmbeddingCanary(("t",), (values,)))
+    assert read_canary(tmp_path, EmbeddingCanary).vectors == (values,)
 
 
 def test_an_answer_is_accepted_in_any_case_and_only_with_every_part():
