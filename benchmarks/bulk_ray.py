@@ -22,9 +22,9 @@ from ray.cluster_utils import Cluster
 from backend_client.bulk import run_job
 from backend_client.bulk.inputs import list_inputs
 from backend_client.bulk.output import Receipt
-from backend_client.bulk.ray_executor import OPTIONS, RESOURCE, RayExecutor
+from backend_client.bulk.ray_executor import OPTIONS, RESOURCE, Actor, RayExecutor
 from backend_client.bulk.run import Driver, Progress
-from backend_client.bulk.worker import Actor, Worker
+from backend_client.bulk.worker import Worker
 from backend_client.settings import ClientSettings
 from benchmarks.bulk_parts import empty_fragments, made_up_nodes, make_input, request_for
 
@@ -48,7 +48,7 @@ async def empty(cluster, folder):
     settings = ClientSettings.load(nodes=["http://127.0.0.1:1"])
     connected = await RayExecutor.connect(cluster.address, request, settings)
     remote = ray.remote(EmptyActor).options(**OPTIONS)
-    executor = RayExecutor(lambda: remote.remote(request, (), start_node=False), connected.count, 2)
+    executor = RayExecutor(lambda: remote.remote(request, (), start_node=False), connected.count)
     await executor.begin(None)
     fragments = empty_fragments(list_inputs(str(source))[0], FRAGMENTS)
     progress = Progress(len(fragments))

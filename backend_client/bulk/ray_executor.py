@@ -1,4 +1,4 @@
-"""Fragments on the actors of a Ray cluster. The only file that imports Ray.
+"""Fragments on the actors of a Ray cluster. The only file that imports Ray, and only when it joins one.
 
 One actor for each `intel_npu` of the cluster, so on the machines that have a node. Ray starts an actor that died again,
 where the resource is; the driver counts attempts, so a fragment that kills its actor is not retried without end.
@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Self
 
 from backend_client.bulk.inputs import Fragment
@@ -19,10 +19,12 @@ from backend_client.bulk.job import BulkJob
 from backend_client.bulk.optional import need
 from backend_client.bulk.output import Receipt
 from backend_client.bulk.request import BulkRequest
-from backend_client.bulk.worker import Actor, Probe, WorkerLost
+from backend_client.bulk.tied_node import TiedNode
+from backend_client.bulk.worker import Probe, Worker, WorkerLost
+from backend_client.client import NPUClient
 from backend_client.errors import ConfigurationError, NPUUnavailableError
 from backend_client.lifetime import in_daemon_thread
-from backend_client.settings import ClientSettings
+from backend_client.settings import CONFIG_VARIABLE, ClientSettings
 
 RESOURCE = "intel_npu"
 """The custom resource of machines with a node. Not `NPU`: to Ray that is another maker's."""
@@ -33,49 +35,38 @@ OPTIONS = {"num_cpus": 0, "resources": {RESOURCE: 1}, "max_restarts": -1, "max_t
 # How often the cluster is looked at for machines that came or went.
 _LOOK_S = 2.0
 _READY_S = 300.0
+# How often a node that was started is asked whether it serves a model.
+_USABLE_S = 0.5
 # Pauses before an actor that failed to make ready is asked again: doubled from the first up to the last.
 _FIRST_PAUSE_S = 0.5
 _LAST_PAUSE_S = 15.0
 
 
-class _NotBegun(Exception):
-    """The actor died before it began with this fragment."""
-
-
 @dataclass(slots=True, eq=False)
 class _Handle:
-    """An actor as the driver sees it; `ready` once it has answered, until one of its fragments is lost."""
+    """An actor as the driver sees it; `ready` once it has answered, until its fragment is lost. It has one at a time:
+    so the one that it worked on when it died is known.
+    """
 
     actor: Any
     ready: bool = False
-    queue: list[object] = field(default_factory=list)
-    """What it has been given, in that order: it works on the first, and has not begun the others."""
-    blamed: object = None
-    """What it worked on when it died last."""
+    busy: bool = False
     preparing: asyncio.Task[None] | None = None
 
 
 class RayExecutor:
-    """See Executor. `per_actor` fragments are given to each actor, so that it never waits for the driver.
+    """See Executor. While no actor is ready for `patience` seconds, it raises NPUUnavailableError."""
 
-    While no actor is ready for `patience` seconds, it raises NPUUnavailableError.
-    """
-
-    def __init__(
-        self, make: Callable[[], Any], count: Callable[[], int], per_actor: int, patience: float = 600.0
-    ) -> None:
+    def __init__(self, make: Callable[[], Any], count: Callable[[], int], patience: float = 600.0) -> None:
         self.lost = 0
         self._patience = patience
         self._problem = f"no machine of the cluster has a free {RESOURCE}"
         self._make = make
         self.count = count
-        self._per_actor = per_actor
         self._actors: list[_Handle] = []
         self._job: BulkJob | None = None
         self._changed = asyncio.Event()
         self._look: asyncio.Task[None] | None = None
-        self._alone = 0
-        """Fragments that wait for an actor without work."""
 
     @classmethod
     async def connect(
@@ -101,30 +92,24 @@ class RayExecutor:
             return cls(
                 lambda: remote.remote(request, settings.nodes, start_node=start_nodes),
                 lambda: round(ray.cluster_resources().get(RESOURCE, 0)),
-                request.window,
                 request.patience,
             )
         raise ConfigurationError(problem)
 
     @property
     def slots(self) -> int:
-        """See Executor."""
-        return sum(self._per_actor for handle in self._actors if handle.ready)
+        return sum(handle.ready for handle in self._actors)
 
     async def probe(self, job: BulkJob | None) -> Probe:
-        """See Executor: the first actor that is ready answers."""
         await self._started()
         while True:
-            handle = self._least()
-            if handle is not None:
-                with contextlib.suppress(WorkerLost, _NotBegun):
-                    probe: Probe = await self._call(handle, handle.actor.probe.remote(job))
-                    return probe
-            else:
-                await self.changed()
+            handle = await self._idle()
+            with contextlib.suppress(WorkerLost):
+                probe: Probe = await self._call(handle, handle.actor.probe.remote(job))
+                return probe
 
     async def begin(self, job: BulkJob) -> None:
-        """See Executor. Actors make ready again, each with the job."""
+        """Actors make ready again, each with the job."""
         await self._started()
         self._job = job
         for handle in self._actors:
@@ -133,26 +118,12 @@ class RayExecutor:
             await self.changed()
 
     async def submit(self, fragment: Fragment) -> Receipt:
-        """See Executor."""
-        alone = False
-        while True:
-            handle = self._least()
-            # The actor that the slot was counted for may have died since: that is no attempt.
-            if handle is None or (alone and handle.queue):
-                self._alone += alone
-                await self.changed()
-                self._alone -= alone
-                continue
-            try:
-                receipt: Receipt = await self._call(handle, handle.actor.process.remote(fragment))
-            except _NotBegun:
-                # Nothing says that it is harmless: it goes on where nothing else can be blamed.
-                alone = True
-            else:
-                return receipt
+        handle = await self._idle()
+        receipt: Receipt = await self._call(handle, handle.actor.process.remote(fragment))
+        return receipt
 
     async def changed(self) -> None:
-        """See Executor. Raises NPUUnavailableError when no actor was ready for as long as the patience says."""
+        """Raises NPUUnavailableError when no actor was ready for as long as the patience says."""
         if any(handle.ready for handle in self._actors):
             await self._changed.wait()
             return
@@ -164,7 +135,7 @@ class RayExecutor:
             ) from None
 
     async def close(self) -> None:
-        """See Executor: nodes that actors started end with them."""
+        """Nodes that actors started end with them."""
         ray = need("ray", "ray")
         tasks = [handle.preparing for handle in self._actors if handle.preparing is not None]
         tasks += [self._look] if self._look is not None else []
@@ -229,14 +200,17 @@ class RayExecutor:
             self._problem = problem[0]
             logging.getLogger(__name__).warning("an actor is not ready: %s", self._problem)
 
-    def _least(self) -> _Handle | None:
-        ready = [handle for handle in self._actors if handle.ready]
-        return min(ready, key=lambda handle: len(handle.queue), default=None)
+    async def _idle(self) -> _Handle:
+        """An actor that is ready and has no fragment: the one that a slot was counted for may have died since."""
+        while True:
+            for handle in self._actors:
+                if handle.ready and not handle.busy:
+                    return handle
+            await self.changed()
 
     async def _call(self, handle: _Handle, reference: Any) -> Any:
         ray = need("ray", "ray")
-        place = object()
-        handle.queue.append(place)
+        handle.busy = True
         try:
             return await reference
         except ray.exceptions.RayTaskError as error:
@@ -245,20 +219,11 @@ class RayExecutor:
                 self._prepare(handle)
             raise (cause or OSError(str(error).splitlines()[-1])) from None
         except ray.exceptions.RayError:
-            self._died(handle)
-            begun = handle.blamed is place
-        finally:
-            handle.queue.remove(place)
-            if self._alone:
-                self._notify()
-        raise WorkerLost("the actor died") if begun else _NotBegun
-
-    def _died(self, handle: _Handle) -> None:
-        """Several fragments of an actor fail with it: it is counted once."""
-        if handle.ready:
             self.lost += 1
-            handle.blamed = handle.queue[0]
             self._prepare(handle)
+            raise WorkerLost("the actor died") from None
+        finally:
+            handle.busy = False
             self._notify()
 
     def _notify(self) -> None:
@@ -269,3 +234,76 @@ class RayExecutor:
 
 def _join(ray: Any, address: str) -> None:
     ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING, include_dashboard=None)
+
+
+# What works on fragments in a process of the cluster.
+
+
+class Actor:
+    """Runs in a process of the cluster: a worker, and its own node if it was told to start one."""
+
+    def __init__(self, request: BulkRequest, nodes: tuple[str, ...], *, start_node: bool) -> None:
+        self._request = request
+        self._nodes = nodes
+        self._start_node = start_node
+        # The driver may ask again while a node still starts: that is not to start another one.
+        self._preparing = asyncio.Lock()
+        self._node: TiedNode | None = None
+        self._worker: Worker | None = None
+        self._job: BulkJob | None = None
+
+    async def ready(self, job: BulkJob | None) -> int:
+        """Make ready for a job; returns the process id. Started again by Ray, an actor knows nothing of its past."""
+        async with self._preparing:
+            if self._worker is None:
+                self._worker = Worker(self._request, await self._settings())
+            if job is not None and self._job != job:
+                await self._worker.begin(job)
+                self._job = job
+        return os.getpid()
+
+    async def probe(self, job: BulkJob | None) -> Probe:
+        await self.ready(None)
+        return await self._used.probe(job)
+
+    async def process(self, fragment: Fragment) -> Receipt:
+        return await self._used.submit(fragment)
+
+    async def close(self) -> None:
+        """End the node and the client."""
+        if self._worker is not None:
+            await self._worker.close()
+        if self._node is not None:
+            await in_daemon_thread(self._node.stop, "stop node")
+
+    async def _settings(self) -> ClientSettings:
+        """The client's settings of this machine, keys among them; the driver's nodes where it names none."""
+        if self._start_node:
+            if self._node is None:
+                self._node = await in_daemon_thread(lambda: TiedNode.start(on_end=_end_actor), "start node")
+            url, key = self._node.url, self._node.key
+            # What the machine says of other nodes is not for this one, and no proxy leads to it.
+            settings = ClientSettings.load(nodes=(url,), api_key=key, node_keys={url: key}, proxy=None)
+            await _until_usable(settings)
+            return settings
+        own = "NPU_CLIENT_NODES" in os.environ or CONFIG_VARIABLE in os.environ
+        return ClientSettings.load() if own else ClientSettings.load(nodes=self._nodes)
+
+    @property
+    def _used(self) -> Worker:
+        if self._worker is None:
+            raise WorkerLost("the actor was started again and has no job yet")
+        return self._worker
+
+
+def _end_actor() -> None:
+    """End this process, whose node is gone: Ray restarts the actor, which starts a new node."""
+    os._exit(1)
+
+
+async def _until_usable(settings: ClientSettings) -> None:
+    """Wait until the node that was started serves a model."""
+    async with NPUClient.from_settings(settings) as client:
+        await client.health()
+        while not any(node.usable for node in client.status()):  # noqa: ASYNC110  (a client has no event for this)
+            await asyncio.sleep(_USABLE_S)

@@ -19,8 +19,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from backend_client.bulk import BulkRequest, ExitCode, run_job
-from backend_client.bulk.ray_executor import OPTIONS, RESOURCE, RayExecutor
-from backend_client.bulk.worker import Actor
+from backend_client.bulk.ray_executor import OPTIONS, RESOURCE, Actor, RayExecutor
 from backend_client.settings import ClientSettings
 from backend_client.testing import FakeFleet
 from tests.faults.bulk.data_sets import assert_whole, make_input, rows_of
@@ -64,7 +63,7 @@ async def run(cluster, source, out, fleet, *, actor=None, on_progress=None):
     executor = await RayExecutor.connect(cluster.address, request, settings)
     if actor is not None:
         remote = ray.remote(actor).options(**OPTIONS)
-        executor = RayExecutor(lambda: remote.remote(request, settings.nodes, start_node=False), executor.count, 2)
+        executor = RayExecutor(lambda: remote.remote(request, settings.nodes, start_node=False), executor.count)
     return await run_job(request, settings, executor=executor, on_progress=on_progress)
 
 

@@ -32,8 +32,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from backend_client.bulk import BulkRequest, ExitCode, run_job
-from backend_client.bulk.ray_executor import OPTIONS, RESOURCE, RayExecutor
-from backend_client.bulk.worker import Actor
+from backend_client.bulk.ray_executor import OPTIONS, RESOURCE, Actor, RayExecutor
 from backend_client.errors import NPUUnavailableError
 from backend_client.settings import ClientSettings
 from tests.faults.bulk.data_sets import rows_of
@@ -86,7 +85,7 @@ async def run(cluster, source, out, *, actor=Actor, patience=600.0, on_progress=
     if actor is not Actor:
         remote = ray.remote(actor).options(**OPTIONS)
         make = lambda: remote.remote(request, settings.nodes, start_node=True)  # noqa: E731
-        executor = RayExecutor(make, executor.count, 2, patience)
+        executor = RayExecutor(make, executor.count, patience)
     return await run_job(request, settings, executor=executor, on_progress=on_progress)
 
 

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from backend_client.bulk import BulkRequest, worker
+from backend_client.bulk import BulkRequest, ray_executor
+from backend_client.bulk.ray_executor import Actor
 from backend_client.bulk.tied_node import TiedNode
-from backend_client.bulk.worker import Actor
 
 REQUEST = BulkRequest(kind="embed", source="in", out="out", column="text")
 
@@ -21,7 +21,7 @@ def started(monkeypatch):
         await usable.wait()
 
     monkeypatch.setattr(TiedNode, "start", lambda on_end: TiedNode("http://127.0.0.1:1", "own-key"))
-    monkeypatch.setattr(worker, "_until_usable", wait)
+    monkeypatch.setattr(ray_executor, "_until_usable", wait)
     return nodes, usable
 
 
@@ -58,7 +58,7 @@ async def test_a_node_that_is_not_usable_yet_is_waited_for_again_and_not_replace
     async def fail(settings):
         raise OSError("the probe failed")
 
-    monkeypatch.setattr(worker, "_until_usable", fail)
+    monkeypatch.setattr(ray_executor, "_until_usable", fail)
     asked = Actor(REQUEST, (), start_node=True)
     for _ in range(2):
         with pytest.raises(OSError, match="the probe failed"):
