@@ -21,9 +21,9 @@ from ray.cluster_utils import Cluster
 
 from backend_client.bulk import run_job
 from backend_client.bulk.inputs import list_inputs
-from backend_client.bulk.output import Receipt
+from backend_client.bulk.output import Progress, Receipt
 from backend_client.bulk.ray_executor import OPTIONS, RESOURCE, Actor, RayExecutor
-from backend_client.bulk.run import Driver, Progress
+from backend_client.bulk.run import Driver
 from backend_client.bulk.worker import Worker
 from backend_client.settings import ClientSettings
 from benchmarks.bulk_parts import empty_fragments, made_up_nodes, make_input, request_for

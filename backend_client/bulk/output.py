@@ -96,46 +96,22 @@ def committed(store: Store, fragment: Fragment) -> Receipt | None:
     return replace(receipt, won=False)
 
 
-def totals(receipts: Iterable[Receipt]) -> dict[str, Any]:
-    """Their sums."""
-    every = list(receipts)
-    served: Counter[str] = Counter()
-    for receipt in every:
-        served.update(receipt.served)
-    names = ("rows", "rejected", "incomplete", "tokens", "generated_tokens", "npu_busy_us", "size")
-    sums = {name: sum(getattr(receipt, name) for receipt in every) for name in names}
-    return {**sums, "served": dict(served.most_common())}
-
-
-# Fragments that a run gave up, as the output keeps them: `--status` tells them, and the next run tries them again.
+# Why a run gave up fragments, as the output keeps it: `--status` says it, and the next run tries them again.
 
 QUARANTINE_FOLDER = "_quarantine"
 
 
-@dataclass(slots=True)
-class Quarantined:
-    """A fragment that is given up for this run, and why."""
-
-    fragment: Fragment
-    attempts: int
-    reason: str
-
-    def __str__(self) -> str:
-        """The file, the range and the reason."""
-        return f"{self.fragment.file.url} {self.fragment.start}-{self.fragment.stop}: {self.reason}"
+def record_quarantined(store: Store, reasons: Mapping[str, str]) -> None:
+    """Keep why fragments were given up, by their ids. Raises OSError."""
+    for fragment, reason in reasons.items():
+        store.put(f"{QUARANTINE_FOLDER}/{fragment}.json", json.dumps({"reason": reason}).encode())
 
 
-def record(store: Store, given_up: Quarantined) -> None:
-    """Keep it in the output. Raises OSError."""
-    entry = {"attempts": given_up.attempts, "reason": str(given_up)}
-    store.put(f"{QUARANTINE_FOLDER}/{given_up.fragment.id}.json", json.dumps(entry).encode())
-
-
-def recorded(store: Store, fragments: Iterable[Fragment]) -> dict[str, str]:
+def read_quarantined(store: Store, fragments: Iterable[Fragment]) -> dict[str, str]:
     """Why the last run that tried them gave up some of these fragments, by their ids. Raises OSError."""
-    kept = store.names(QUARANTINE_FOLDER)
-    wanted = [f"{QUARANTINE_FOLDER}/{fragment.id}.json" for fragment in fragments if f"{fragment.id}.json" in kept]
-    return {name.split("/")[1].removesuffix(".json"): _reason(data) for name, data in read_many(store, wanted).items()}
+    names = {f"{QUARANTINE_FOLDER}/{fragment.id}.json": fragment.id for fragment in fragments}
+    found = read_many(store, names) if store.names(QUARANTINE_FOLDER) else {}
+    return {names[name]: _reason(data) for name, data in found.items()}
 
 
 def _reason(data: bytes) -> str:
@@ -146,19 +122,14 @@ def _reason(data: bytes) -> str:
     return reason
 
 
-def forget(store: Store) -> None:
-    """Remove what is kept: every fragment has a file. Raises OSError."""
-    store.remove(f"{QUARANTINE_FOLDER}/{name}" for name in store.names(QUARANTINE_FOLDER))
-
-
 # The end of a job: when every fragment has a file, counts and checksums of all of them are written once.
 
 SUCCESS = "_SUCCESS"
 _REBUILT_AT_ONCE = 8
 
 
-def finish(store: Store, fragments: Sequence[Fragment], known: Mapping[str, Receipt]) -> dict[str, Any]:
-    """Write `_SUCCESS` for a job whose fragments are all committed; returns its content. Blocking. Raises OSError.
+def finish(store: Store, fragments: Sequence[Fragment], known: Mapping[str, Receipt]) -> None:
+    """Write `_SUCCESS` for a job whose fragments are all committed. Blocking. Raises OSError.
 
     `known` are receipts that were read already. Any number of processes may do this at once.
     """
@@ -172,16 +143,24 @@ def finish(store: Store, fragments: Sequence[Fragment], known: Mapping[str, Rece
     content = {
         "format": FORMAT,
         "fragments": len(fragments),
-        **totals(every),
+        **_totals(every),
         "files": {f"part-{receipt.fragment}.parquet": _file(receipt) for receipt in every},
     }
     store.create(SUCCESS, json.dumps(content, indent=1).encode() + b"\n")
     # Files of rejected rows whose attempt did not win, and what processes that died left.
     referred = {receipt.rejected_file for receipt in every}
     store.remove(f"{REJECTED}/{name}" for name in store.names(REJECTED) if name not in referred)
-    forget(store)
+    store.remove(f"{QUARANTINE_FOLDER}/{name}" for name in store.names(QUARANTINE_FOLDER))
     store.sweep()
-    return content
+
+
+def _totals(receipts: Sequence[Receipt]) -> dict[str, Any]:
+    served: Counter[str] = Counter()
+    for receipt in receipts:
+        served.update(receipt.served)
+    names = ("rows", "rejected", "incomplete", "tokens", "generated_tokens", "npu_busy_us", "size")
+    sums = {name: sum(getattr(receipt, name) for receipt in receipts) for name in names}
+    return {**sums, "served": dict(served.most_common())}
 
 
 def _file(receipt: Receipt) -> dict[str, Any]:
@@ -248,3 +227,52 @@ class BulkReport:
             "served": dict(self.served),
             "rows_per_second": round(self.rows_now / self.seconds, 1) if self.seconds else 0.0,
         }
+
+
+class Progress:
+    """The progress of a run: sums over the fragments that are committed, by this run and before.
+
+    `quarantined` says why fragments were given up, by their ids.
+    """
+
+    def __init__(self, fragments: int) -> None:
+        self.fragments = fragments
+        self.done = 0
+        self.rows = 0
+        self.rejected = 0
+        self.incomplete = 0
+        self.rows_now = 0
+        self.running = 0
+        self.failures = 0
+        self.lost = 0
+        self.served: Counter[str] = Counter()
+        self.quarantined: dict[str, str] = {}
+
+    def add(self, receipt: Receipt, *, before: bool = False) -> None:
+        """Add a committed fragment; `before`: of an earlier run. Fragments that others committed do not count as this
+        run's.
+        """
+        self.done += 1
+        self.rows += receipt.rows
+        self.rejected += receipt.rejected
+        self.incomplete += receipt.incomplete
+        if receipt.won and not before:
+            self.rows_now += receipt.rows
+            self.served.update(receipt.served)
+
+    def report(self, code: ExitCode, message: str, **more: Any) -> BulkReport:
+        """The report of a run that ends so."""
+        return BulkReport(
+            exit_code=code,
+            message=message,
+            fragments=self.fragments,
+            done=self.done,
+            rows=self.rows,
+            rejected=self.rejected,
+            rows_now=self.rows_now,
+            quarantined=dict(self.quarantined),
+            served=dict(self.served.most_common()),
+            failures=self.failures,
+            lost=self.lost,
+            **more,
+        )

@@ -10,7 +10,8 @@ import contextlib
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Self
 
 from backend_client.bulk import plan as plans
 from backend_client.bulk.answers import Unanswered, cancelled
@@ -21,12 +22,12 @@ from backend_client.bulk.output import (
     SUCCESS,
     BulkReport,
     ExitCode,
-    Quarantined,
+    Progress,
     Receipt,
     finish,
+    read_quarantined,
     read_receipts,
-    record,
-    recorded,
+    record_quarantined,
 )
 from backend_client.bulk.readers.source import InputChanged
 from backend_client.bulk.request import BulkRequest
@@ -49,35 +50,6 @@ _FIRST_PAUSE_S = 1.0
 _LAST_PAUSE_S = 30.0
 
 
-class Progress:
-    """The progress of a run: sums over the fragments that are committed, by this run and before."""
-
-    def __init__(self, fragments: int) -> None:
-        self.fragments = fragments
-        self.done = 0
-        self.rows = 0
-        self.rejected = 0
-        self.incomplete = 0
-        self.rows_now = 0
-        self.running = 0
-        self.failures = 0
-        self.lost = 0
-        self.served: Counter[str] = Counter()
-        self.quarantined: list[Quarantined] = []
-
-    def add(self, receipt: Receipt, *, before: bool = False) -> None:
-        """Add a committed fragment; `before`: of an earlier run. Fragments that others committed do not count as this
-        run's.
-        """
-        self.done += 1
-        self.rows += receipt.rows
-        self.rejected += receipt.rejected
-        self.incomplete += receipt.incomplete
-        if receipt.won and not before:
-            self.rows_now += receipt.rows
-            self.served.update(receipt.served)
-
-
 class TooManyRejected(NPUError):
     """More rows were rejected than the job allows."""
 
@@ -85,8 +57,8 @@ class TooManyRejected(NPUError):
 class Driver:
     """One run over the fragments that have no file yet.
 
-    `attempts`: a fragment that failed so often is quarantined, deaths of earlier processes included, and `keep` is
-    called with it. `report` is called after each change. `check` raises TooManyRejected.
+    `attempts`: a fragment that failed so often is quarantined, deaths of earlier processes included. `report` is called
+    after each change. `check` raises TooManyRejected.
     """
 
     def __init__(
@@ -97,7 +69,6 @@ class Driver:
         attempts: int,
         report: Callable[[Progress], None],
         check: Callable[[Progress], None],
-        keep: Callable[[Quarantined], Awaitable[None]] | None = None,
         history: History | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -108,18 +79,15 @@ class Driver:
         self._attempts = attempts
         self._report = report
         self._check = check
-        self._keep = keep
-        self._kept = 0
         self._sleep = sleep
-        self._failed: Counter[str] = Counter()
+        self._failed = Counter(self._history.deaths)
 
     async def run(self, fragments: Iterable[Fragment]) -> None:
         """Process all of them. Raises the first error that would meet every fragment; nothing runs on after that."""
-        waiting = deque(fragment for fragment in fragments if not self._deadly(fragment))
+        waiting = deque(fragment for fragment in fragments if not self._given_up(fragment, "its process died"))
         running: dict[asyncio.Task[Receipt], Fragment] = {}
         changed = asyncio.create_task(self._executor.changed())
         try:
-            await self._keep_quarantined()
             while waiting or running:
                 while waiting and len(running) < self._executor.slots:
                     fragment = waiting.popleft()
@@ -135,28 +103,20 @@ class Driver:
                         waiting.append(fragment)
                 self._progress.lost = self._history.lost + self._executor.lost
                 self._report(self._progress)
-                await self._keep_quarantined()
         finally:
             await cancelled([*running, changed])
             self._progress.running = 0
 
-    async def _keep_quarantined(self) -> None:
-        new = self._progress.quarantined[self._kept :]
-        self._kept = len(self._progress.quarantined)
-        if self._keep is not None:
-            for given_up in new:
-                await self._keep(given_up)
-
-    def _deadly(self, fragment: Fragment) -> bool:
-        """Whether it has killed its process as often as it may fail; then it is quarantined."""
-        deaths = self._history.deaths.get(fragment.id, 0)
-        if deaths < self._attempts:
+    def _given_up(self, fragment: Fragment, reason: str) -> bool:
+        """Quarantine a fragment that has failed as often as it may."""
+        if self._failed[fragment.id] < self._attempts:
             return False
-        self._progress.quarantined.append(Quarantined(fragment, deaths, "its process died"))
+        place = f"{fragment.file.url} {fragment.start}-{fragment.stop}"
+        self._progress.quarantined[fragment.id] = f"{place}: {reason[:300]}"
         return True
 
     async def _attempt(self, fragment: Fragment) -> Receipt:
-        failed = self._failed[fragment.id]
+        failed = self._failed[fragment.id] - self._history.deaths.get(fragment.id, 0)
         if failed:
             await self._sleep(min(_FIRST_PAUSE_S * 2 ** (failed - 1), _LAST_PAUSE_S))
         return await self._executor.submit(fragment)
@@ -172,15 +132,11 @@ class Driver:
             raise ConfigurationError(str(error))
         if isinstance(error, _FATAL) or not isinstance(error, Exception):
             raise error
-        self._failed[fragment.id] += 1
         self._progress.failures += 1
-        failed = self._failed[fragment.id] + self._history.deaths.get(fragment.id, 0)
         # A request that was not answered for long enough has had its attempts: those of the whole fragment cost more.
-        if failed < self._attempts and not isinstance(error, Unanswered):
-            return True
+        self._failed[fragment.id] += self._attempts if isinstance(error, Unanswered) else 1
         reason = "its worker died" if isinstance(error, WorkerLost) else f"{type(error).__name__}: {error}"
-        self._progress.quarantined.append(Quarantined(fragment, failed, reason[:300]))
-        return False
+        return not self._given_up(fragment, reason)
 
 
 # How many rejected rows a job accepts: checked while it runs, and judged when it is complete.
@@ -233,27 +189,29 @@ _JOB, _PLAN = "job.json", "_plan.json"
 class OpenedJob:
     """A job of an output: all `fragments`, those of this shard (`mine`), and of these the ones without a file (`todo`).
 
-    `receipts` are those of earlier runs, by fragment.
+    `receipts` are those of earlier runs, by fragment; `progress` has the sums over them.
     """
 
-    job: BulkJob
     store: Store
     fragments: list[Fragment]
     mine: list[Fragment]
     todo: list[Fragment]
-    receipts: dict[str, Receipt] = field(default_factory=dict)
+    receipts: dict[str, Receipt]
+    progress: Progress
 
-    def progress(self) -> Progress:
-        """Read the receipts of the fragments that have a file, and return the sums over them."""
-        progress = Progress(len(self.mine))
-        todo = {fragment.id for fragment in self.todo}
-        done = [fragment for fragment in self.mine if fragment.id not in todo]
-        self.receipts = read_receipts(self.store, done)
-        for receipt in self.receipts.values():
+    @classmethod
+    def read(cls, store: Store, plan: bytes, shard: tuple[int, int] | None) -> Self:
+        """The job of an output that has a plan."""
+        fragments = plans.load(plan)
+        mine, present = of_shard(fragments, shard), store.names()
+        done = [part for part in mine if part.name in present]
+        receipts = read_receipts(store, done)
+        progress = Progress(len(mine))
+        for receipt in receipts.values():
             progress.add(receipt, before=True)
         # A writer may have died before its receipt: the fragment is done all the same.
         progress.done = len(done)
-        return progress
+        return cls(store, fragments, mine, [part for part in mine if part.name not in present], receipts, progress)
 
     def finish_if_complete(self) -> bool:
         """Write `_SUCCESS` if every fragment of the job has a file; return whether the job is complete."""
@@ -266,12 +224,7 @@ class OpenedJob:
         return True
 
 
-def was_completed(store: Store) -> bool:
-    """Whether an earlier run has completed the job of this output."""
-    return all(store.has(name) for name in (SUCCESS, _JOB, _PLAN))
-
-
-async def describe(request: BulkRequest, store: Store, worker: Executor) -> BulkJob:
+async def _describe(request: BulkRequest, store: Store, worker: Executor) -> BulkJob:
     """Return the job of the output, which is created for the request if there is none.
 
     Raises ConfigurationError when the output holds another job than the request asks for.
@@ -299,7 +252,7 @@ async def describe(request: BulkRequest, store: Store, worker: Executor) -> Bulk
     return stored
 
 
-def open_job(request: BulkRequest, job: BulkJob, store: Store) -> OpenedJob:
+def _open(request: BulkRequest, job: BulkJob, store: Store) -> OpenedJob:
     """Plan the fragments of the job unless its output has a plan. Raises ConfigurationError if the input changed."""
     data = store.read(_PLAN)
     if data is None:
@@ -308,22 +261,7 @@ def open_job(request: BulkRequest, job: BulkJob, store: Store) -> OpenedJob:
             raise ConfigurationError("the input changed while the job was planned: run it again")
         store.create(_PLAN, plans.dump(plans.plan(files, job.rows_per_fragment)))
         data = store.read(_PLAN) or b""
-    return _split(request, job, store, plans.load(data))
-
-
-def read_job(request: BulkRequest, store: Store) -> OpenedJob:
-    """Return the job of an output without changing it. Raises ConfigurationError if the output has no job."""
-    data = store.read(_JOB)
-    stored = store.read(_PLAN)
-    if data is None or stored is None:
-        raise ConfigurationError(f"{request.out} holds no job")
-    return _split(request, BulkJob.load(data, f"{request.out}/{_JOB}"), store, plans.load(stored))
-
-
-def _split(request: BulkRequest, job: BulkJob, store: Store, fragments: list[Fragment]) -> OpenedJob:
-    mine = of_shard(fragments, request.shard)
-    present = store.names()
-    return OpenedJob(job, store, fragments, mine, [part for part in mine if part.name not in present])
+    return OpenedJob.read(store, data, request.shard)
 
 
 # A run of a job from its request to its report.
@@ -355,9 +293,9 @@ async def run_job(
     try:
         store = await in_daemon_thread(lambda: open_store(request.out), "open output")
         finished = await in_daemon_thread(lambda: _check_output(store, request.out), "look at output")
-        described = await describe(request, store, worker)
-        job = await in_daemon_thread(lambda: open_job(request, described, store), "plan")
-        progress = await in_daemon_thread(job.progress, "read receipts")
+        described = await _describe(request, store, worker)
+        job = await in_daemon_thread(lambda: _open(request, described, store), "plan")
+        progress = job.progress
         report(progress)
         if job.todo:
             if finished:  # Somebody removed files of it.
@@ -366,35 +304,25 @@ async def run_job(
             excluded = (await worker.probe(described)).excluded
             await worker.begin(described)
             try:
-                await _drive(request, job, progress, worker, report, history)
+                await _drive(request, job, worker, report, history)
             except TooManyRejected as error:
                 code, message = ExitCode.TOO_MANY_REJECTED, error.message
     finally:
         await worker.close()
-    if code is ExitCode.COMPLETE and progress.quarantined:
-        code, message = ExitCode.QUARANTINED, _QUARANTINED.format(len(progress.quarantined))
+    if progress.quarantined:
+        # The report names them in any case: the record is for `status`, so a failure to write it is no error.
+        with contextlib.suppress(OSError):
+            await in_daemon_thread(lambda: record_quarantined(store, progress.quarantined), "keep quarantined")
+        if code is ExitCode.COMPLETE:
+            code, message = ExitCode.QUARANTINED, _QUARANTINED.format(len(progress.quarantined))
     success = code is ExitCode.COMPLETE and await in_daemon_thread(job.finish_if_complete, "finish")
     if success:
         # A job that is complete may still have more rejections than this run allows.
         code, message = verdict(request.max_rejected, progress)
         if finished and not job.todo:
             message = message or _NOTHING_LEFT
-    return BulkReport(
-        exit_code=code,
-        fragments=len(job.mine),
-        done=progress.done,
-        rows=progress.rows,
-        rejected=progress.rejected,
-        rows_now=progress.rows_now,
-        seconds=round(time.monotonic() - began, 3),
-        quarantined={part.fragment.id: str(part) for part in progress.quarantined},
-        served=dict(progress.served.most_common()),
-        excluded=excluded,
-        failures=progress.failures,
-        lost=progress.lost,
-        success=success,
-        message=message,
-    )
+    seconds = round(time.monotonic() - began, 3)
+    return progress.report(code, message, success=success, excluded=excluded, seconds=seconds)
 
 
 async def status(request: BulkRequest) -> BulkReport:
@@ -407,73 +335,39 @@ async def status(request: BulkRequest) -> BulkReport:
 
 def _read_status(request: BulkRequest) -> BulkReport:
     store = open_store(request.out)
-    job = read_job(request, store)
-    progress = job.progress()
-    success = store.read(SUCCESS) is not None
-    quarantined = recorded(store, job.todo)
-    code, message = verdict(request.max_rejected, progress)
-    if quarantined:
-        code, message = ExitCode.QUARANTINED, _QUARANTINED.format(len(quarantined))
+    plan = store.read(_PLAN)
+    if plan is None:
+        raise ConfigurationError(f"{request.out} holds no job")
+    job = OpenedJob.read(store, plan, request.shard)
+    job.progress.quarantined = read_quarantined(store, job.todo)
+    code, message = verdict(request.max_rejected, job.progress)
+    if job.progress.quarantined:
+        code, message = ExitCode.QUARANTINED, _QUARANTINED.format(len(job.progress.quarantined))
     elif job.todo:
         code, message = ExitCode.INCOMPLETE, "the job is not complete: the same command without --status continues"
-    return BulkReport(
-        exit_code=code,
-        quarantined=quarantined,
-        message=message,
-        fragments=progress.fragments,
-        done=progress.done,
-        rows=progress.rows,
-        rejected=progress.rejected,
-        success=success,
-    )
+    return job.progress.report(code, message, success=store.has(SUCCESS))
 
 
 def _check_output(store: Store, out: str) -> bool:
     """Return whether an earlier run has completed the job: its output may be read-only. Other outputs are tried."""
-    finished = was_completed(store)
+    finished = all(store.has(name) for name in (SUCCESS, _JOB, _PLAN))
     if not finished:
         prove_exclusive(store, out)
     return finished
 
 
 async def _drive(
-    request: BulkRequest,
-    job: OpenedJob,
-    progress: Progress,
-    worker: Executor,
-    report: OnProgress,
-    history: History | None,
+    request: BulkRequest, job: OpenedJob, worker: Executor, report: OnProgress, history: History | None
 ) -> None:
-    """Process the fragments that are left. Raises TooManyRejected, also for the rejections of earlier runs."""
+    """Process the fragments that are left: first all that are not suspects of a death, then each suspect alone.
+
+    Raises TooManyRejected, also for the rejections of earlier runs.
+    """
     check = rejection_check(request.max_rejected, job.mine)
-    keep = _keeper(job.store)
-    driver = Driver(
-        worker,
-        progress,
-        attempts=request.attempts,
-        report=report,
-        check=check,
-        keep=keep,
-        history=history,
-    )
-    check(progress)
-    for together in _apart(job.todo, history):
-        await driver.run(together)
-
-
-def _apart(fragments: list[Fragment], history: History | None) -> list[list[Fragment]]:
-    """The fragments in groups that are processed together: first all that are not suspects, then each suspect alone."""
+    check(job.progress)
+    driver = Driver(worker, job.progress, attempts=request.attempts, report=report, check=check, history=history)
     suspects = history.suspects if history is not None else frozenset()
-    return [
-        [fragment for fragment in fragments if fragment.id not in suspects],
-        *([fragment] for fragment in fragments if fragment.id in suspects),
-    ]
-
-
-def _keeper(store: Store) -> Callable[[Quarantined], Awaitable[None]]:
-    async def keep(given_up: Quarantined) -> None:
-        # The report names it in any case: the record is for `status`, so a failure to write it is no error.
-        with contextlib.suppress(OSError):
-            await in_daemon_thread(lambda: record(store, given_up), "keep quarantined")
-
-    return keep
+    await driver.run([fragment for fragment in job.todo if fragment.id not in suspects])
+    for fragment in job.todo:
+        if fragment.id in suspects:
+            await driver.run([fragment])

@@ -201,9 +201,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--ray", metavar="ADDRESS", help="work on the actors of this Ray cluster")
     parser.add_argument("--start-nodes", action="store_true", help="with --ray: each actor starts a node of its own")
     parser.add_argument("--rows-per-fragment", type=int, metavar="ROWS", help="rows that are committed at once")
-    parser.add_argument(
-        "--window", type=int, default=2, help="fragments at once (2); on Ray one for each actor"
-    )
+    parser.add_argument("--window", type=int, default=2, help="fragments at once (2); on Ray one for each actor")
     parser.add_argument("--concurrency", type=int, help="requests under way at once (3 batches or 8 prompts a node)")
     parser.add_argument("--attempts", type=int, default=3, help="failures of a fragment until it is quarantined (3)")
     parser.add_argument("--max-rejected", type=float, default=0.001, metavar="SHARE", help="of the rows (0.001)")

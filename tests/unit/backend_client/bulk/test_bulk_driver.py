@@ -7,8 +7,8 @@ import pytest
 
 from backend_client.bulk.answers import Unanswered
 from backend_client.bulk.inputs import Fragment, InputFile
-from backend_client.bulk.output import Receipt
-from backend_client.bulk.run import Driver, Progress, TooManyRejected
+from backend_client.bulk.output import Progress, Receipt
+from backend_client.bulk.run import Driver, TooManyRejected
 from backend_client.bulk.stores import OutputFailed
 from backend_client.bulk.worker import WorkerLost
 from backend_client.errors import ConfigurationError
@@ -70,7 +70,7 @@ async def test_a_failed_fragment_is_tried_again_after_a_pause():
     executor = ScriptedExecutor({30: [OSError("no answer"), WorkerLost()]})
     progress, pauses = await drive(executor)
     assert executor.attempts[30] == 3
-    assert (progress.done, progress.failures, progress.lost, progress.quarantined) == (10, 2, 1, [])
+    assert (progress.done, progress.failures, progress.lost, progress.quarantined) == (10, 2, 1, {})
     assert pauses == [1.0, 2.0]
 
 
@@ -78,16 +78,15 @@ async def test_a_fragment_that_kills_its_worker_each_time_is_quarantined_and_the
     executor = ScriptedExecutor({30: [WorkerLost()] * 9})
     progress, _ = await drive(executor)
     assert executor.attempts[30] == 3
-    (quarantined,) = progress.quarantined
-    assert (quarantined.fragment, quarantined.attempts, quarantined.reason) == (FRAGMENTS[3], 3, "its worker died")
+    assert progress.quarantined == {FRAGMENTS[3].id: "file:///in.parquet 30-40: its worker died"}
     assert progress.done == 9
 
 
 async def test_a_fragment_with_a_row_that_nobody_answered_is_quarantined_at_once_and_the_others_are_done():
     executor = ScriptedExecutor({30: [Unanswered("not answered for 600 s")]})
     progress, pauses = await drive(executor)
-    (quarantined,) = progress.quarantined
-    assert (quarantined.fragment, quarantined.reason) == (FRAGMENTS[3], "Unanswered: not answered for 600 s")
+    reason = "file:///in.parquet 30-40: Unanswered: not answered for 600 s"
+    assert progress.quarantined == {FRAGMENTS[3].id: reason}
     assert (executor.attempts[30], progress.done, pauses) == (1, 9, [])
 
 
