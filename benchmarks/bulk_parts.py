@@ -10,8 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from backend_client.bulk import BulkRequest, run_job
-from backend_client.bulk import plan as plans
-from backend_client.bulk.inputs import Fragment, InputFile, list_inputs, listing_digest
+from backend_client.bulk.inputs import Fragment, InputFile, dump_plan, list_inputs, listing_digest
 from backend_client.bulk.output import Receipt
 from backend_client.settings import ClientSettings
 
@@ -67,7 +66,7 @@ def complete_output(source, out, fragments):
     job = request.job(listing_digest(files), model="made-up", space="made-up", dimensions=384)
     (out / "job.json").write_bytes(job.dump())
     parts = empty_fragments(files[0], fragments)
-    (out / "_plan.json").write_bytes(plans.dump(parts))
+    (out / "_plan.json").write_bytes(dump_plan(parts))
     for part in parts:
         (out / part.name).touch()
         receipt = Receipt(fragment=part.id, rows=1, rejected=0, size=0, sha256="0" * 64)

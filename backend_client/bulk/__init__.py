@@ -12,8 +12,8 @@ extra `bulk` (`pip install 'npu-node[bulk]'`). See docs/cluster.md.
 # May import every package of the client but `cli`. Begin reading with `run.run_job`, then `worker` and `process` (one
 # fragment), `job` (what the output depends on) and `stores` (who wins).
 
+from backend_client.bulk.job import BulkRequest
 from backend_client.bulk.output import BulkReport, ExitCode, Progress
-from backend_client.bulk.request import BulkRequest
 from backend_client.bulk.run import TooManyRejected, run_job, status
 from backend_client.bulk.stores import OutputFailed
 

@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from backend_client.bulk.inputs import InputFile
+from backend_client.bulk.inputs import InputChanged, InputFile
 from backend_client.bulk.job import BulkJob
 from backend_client.bulk.optional import need
 from backend_client.bulk.readers import columns_in, json_lines
-from backend_client.bulk.readers.source import InputChanged
 from backend_client.errors import ConfigurationError
 from backend_client.lifetime import map_in_daemon_threads
 

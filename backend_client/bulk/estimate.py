@@ -8,11 +8,9 @@ from decimal import Decimal
 from typing import Any
 
 from backend_client.bulk.columns import with_columns
-from backend_client.bulk.inputs import Fragment, check_apart, list_inputs, of_shard
-from backend_client.bulk.job import BulkJob, Chunk
-from backend_client.bulk.plan import plan
+from backend_client.bulk.inputs import Fragment, check_apart, list_inputs, of_shard, plan
+from backend_client.bulk.job import BulkJob, BulkRequest, Chunk
 from backend_client.bulk.readers import read
-from backend_client.bulk.request import BulkRequest
 from backend_client.bulk.worker import Worker
 from backend_client.lifetime import in_daemon_thread
 from backend_client.settings import ClientSettings

@@ -1,14 +1,19 @@
-"""Fragments: the units of work of a job, and how files are cut into them. Pure: the same on every machine."""
+"""The input of a job: its files, how they are opened, and the fragments that they are cut into.
+
+Fragments are the units of work. The same files make the same ones on every machine.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import itertools
 import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -244,3 +249,139 @@ def lines(files: list[InputFile]) -> Iterator[str]:
     for form in sorted({file.form for file in files}):
         some = [file for file in files if file.form == form]
         yield f"{len(some)} {form} ({sum(file.size for file in some) / 1e6:.1f} MB)"
+
+
+# Opening files, which keeps apart a store that fails from content that is damaged.
+
+
+class InputChanged(OSError):
+    """The file is no longer the one that the job was planned from."""
+
+
+class InputSource(io.RawIOBase):
+    """A file opened for reading. `failure` is the error of the store, where it was that which ended a reader.
+
+    Decoders report a read that failed and bytes that make no sense alike; only the second is the file's own fault.
+    """
+
+    def __init__(self, file: Any, size: int) -> None:
+        self._file = file
+        self._size = size
+        self.failure: OSError | None = None
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill the buffer. Raises OSError."""
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def read(self, size: int = -1) -> bytes:
+        """At most `size` bytes. Raises OSError."""
+        try:
+            data: bytes = self._file.read(size)
+        except OSError as error:
+            self.failure = error
+            raise
+        except Exception as error:
+            # fsspec's backends have exceptions of their own for what happens on the network.
+            self.failure = OSError(f"{type(error).__name__}: {error}")
+            raise self.failure from error
+        return data
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move. Raises OSError."""
+        place: int = self._file.seek(offset, whence)
+        return place
+
+    def tell(self) -> int:
+        """The place in the file."""
+        place: int = self._file.tell()
+        return place
+
+    def size(self) -> int:
+        """Bytes in all."""
+        return self._size
+
+    def close(self) -> None:
+        """Close the file."""
+        if not self.closed:
+            self._file.close()
+        super().close()
+
+
+def check_unchanged(file: InputFile) -> None:
+    """Raise InputChanged unless the file is the planned one; OSError when the store fails."""
+    try:
+        same = not changed(file)
+    except FileNotFoundError:
+        same = False
+    if not same:
+        raise InputChanged(f"{file.url} has changed since the job began: restore it, or begin another job")
+
+
+def opened(file: InputFile) -> InputSource:
+    """The file, checked to be the planned one. Raises InputChanged, OSError."""
+    check_unchanged(file)
+    system, path = file_system(file.url)
+    return InputSource(system.open(path, "rb"), file.size)
+
+
+# The plan of a job: all its fragments, from the metadata of its files. Made once and stored beside the output.
+
+_FOOTERS_AT_ONCE = 16
+
+
+def plan(files: Sequence[InputFile], rows_per_fragment: int) -> list[Fragment]:
+    """Cut every file. Reads the footers of Parquet files and nothing else.
+
+    Raises OSError when a store does not answer; a file that is no Parquet becomes a fragment with a problem.
+    """
+    with ThreadPoolExecutor(_FOOTERS_AT_ONCE, "footers") as pool:
+        parts = pool.map(lambda file: list(_cut(file, rows_per_fragment)), files)
+        return [fragment for part in parts for fragment in part]
+
+
+def _cut(file: InputFile, wanted: int) -> Iterator[Fragment]:
+    if file.form != "parquet":
+        return cut_bytes(file, wanted)
+    groups, problem = _row_groups(file)
+    return iter([Fragment(file, 0, 0, 0, problem)]) if problem else cut_parquet(file, groups, wanted)
+
+
+def _row_groups(file: InputFile) -> tuple[list[int], str]:
+    pa = need("pyarrow")
+    pq = need("pyarrow.parquet")
+    with opened(file) as source:
+        try:
+            metadata = pq.ParquetFile(source).metadata
+        except (pa.ArrowException, OSError, ValueError) as error:
+            if source.failure is not None:
+                raise source.failure from None
+            if isinstance(error, InputChanged):
+                raise
+            reason = str(error).partition("\n")[0][:200]
+            return [], f"not a complete Parquet file: {reason}"
+        return [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)], ""
+
+
+def dump_plan(fragments: Sequence[Fragment]) -> bytes:
+    """As JSON: the files, and of each fragment its file's number, range, rows and problem."""
+    files = list(dict.fromkeys(fragment.file for fragment in fragments))
+    numbers = {file: number for number, file in enumerate(files)}
+    rows = [[numbers[part.file], part.start, part.stop, part.rows, part.problem] for part in fragments]
+    return json.dumps({"files": [astuple(file) for file in files], "fragments": rows}).encode()
+
+
+def load_plan(data: bytes) -> list[Fragment]:
+    """Read `dump_plan`."""
+    stored = json.loads(data)
+    files = [InputFile(*file) for file in stored["files"]]
+    return [Fragment(files[number], *rest) for number, *rest in stored["fragments"]]

@@ -13,11 +13,20 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from backend_client.bulk import plan as plans
 from backend_client.bulk.answers import Unanswered, cancelled
 from backend_client.bulk.columns import with_columns
-from backend_client.bulk.inputs import Fragment, check_apart, list_inputs, listing_digest, of_shard
-from backend_client.bulk.job import BulkJob
+from backend_client.bulk.inputs import (
+    Fragment,
+    InputChanged,
+    check_apart,
+    dump_plan,
+    list_inputs,
+    listing_digest,
+    load_plan,
+    of_shard,
+    plan,
+)
+from backend_client.bulk.job import BulkJob, BulkRequest
 from backend_client.bulk.output import (
     SUCCESS,
     BulkReport,
@@ -29,8 +38,6 @@ from backend_client.bulk.output import (
     read_receipts,
     record_quarantined,
 )
-from backend_client.bulk.readers.source import InputChanged
-from backend_client.bulk.request import BulkRequest
 from backend_client.bulk.stores import OutputFailed, Store, open_store, prove_exclusive
 from backend_client.bulk.supervisor import History, Note
 from backend_client.bulk.worker import Executor, Worker, WorkerLost
@@ -202,7 +209,7 @@ class OpenedJob:
     @classmethod
     def read(cls, store: Store, plan: bytes, shard: tuple[int, int] | None) -> Self:
         """The job of an output that has a plan."""
-        fragments = plans.load(plan)
+        fragments = load_plan(plan)
         mine, present = of_shard(fragments, shard), store.names()
         done = [part for part in mine if part.name in present]
         receipts = read_receipts(store, done)
@@ -259,7 +266,7 @@ def _open(request: BulkRequest, job: BulkJob, store: Store) -> OpenedJob:
         files = list_inputs(request.source)
         if listing_digest(files) != job.listing:
             raise ConfigurationError("the input changed while the job was planned: run it again")
-        store.create(_PLAN, plans.dump(plans.plan(files, job.rows_per_fragment)))
+        store.create(_PLAN, dump_plan(plan(files, job.rows_per_fragment)))
         data = store.read(_PLAN) or b""
     return OpenedJob.read(store, data, request.shard)
 

@@ -8,10 +8,9 @@ from typing import Protocol, cast
 
 from backend_client.bulk.answers import Embedding, Generation, Patience
 from backend_client.bulk.inputs import Fragment
-from backend_client.bulk.job import BulkJob
+from backend_client.bulk.job import BulkJob, BulkRequest
 from backend_client.bulk.output import Receipt
 from backend_client.bulk.process import Work, process
-from backend_client.bulk.request import BulkRequest
 from backend_client.bulk.stores import Store, open_store
 from backend_client.bulk.supervisor import Note
 from backend_client.client import InferenceClient

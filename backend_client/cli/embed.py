@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from backend_client.bulk import BulkReport, BulkRequest, ExitCode, run_job
-from backend_client.bulk import plan as plans
+from backend_client.bulk.inputs import load_plan
 from backend_client.bulk.job import BulkJob
 from backend_client.bulk.optional import need
 from backend_client.cli.dataset import Bar
@@ -95,7 +95,7 @@ async def _embed_file(args: argparse.Namespace, settings: ClientSettings) -> Non
         raise NPUError(_problem(report, source, part))
     unfinished = out.with_name(out.name + ".tmp")
     job = BulkJob.load((part / "job.json").read_bytes(), str(part))
-    files = [part / fragment.name for fragment in plans.load((part / "_plan.json").read_bytes())]
+    files = [part / fragment.name for fragment in load_plan((part / "_plan.json").read_bytes())]
     _WRITERS[out.suffix](unfinished, files, job)
     unfinished.replace(out)
     shutil.rmtree(part)

@@ -7,10 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from backend_client.bulk.inputs import Fragment, InputFile
+from backend_client.bulk.inputs import Fragment, InputFile, check_unchanged
 from backend_client.bulk.job import BulkJob, Chunk, Rejection
 from backend_client.bulk.readers import csv_rows, json_lines, parquet
-from backend_client.bulk.readers.source import check_unchanged
 
 _READERS = {"parquet": parquet.read, "jsonl": json_lines.read, "csv": csv_rows.read, "txt": json_lines.read}
 _COLUMNS = {"parquet": parquet.columns, "jsonl": json_lines.columns, "csv": csv_rows.columns, "txt": json_lines.columns}

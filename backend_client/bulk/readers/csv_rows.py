@@ -6,11 +6,10 @@ import csv
 from collections.abc import Iterator
 from typing import Any
 
-from backend_client.bulk.inputs import Fragment, InputFile
+from backend_client.bulk.inputs import Fragment, InputFile, opened
 from backend_client.bulk.job import CHUNK_BYTES, BulkJob, Chunk, Rejection
 from backend_client.bulk.optional import need
 from backend_client.bulk.readers.json_lines import LONGEST_LINE, Damaged, lines
-from backend_client.bulk.readers.source import opened
 from backend_client.errors import ConfigurationError
 
 

@@ -7,10 +7,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from backend_client.bulk.inputs import Fragment, InputFile
+from backend_client.bulk.inputs import Fragment, InputFile, InputSource, opened
 from backend_client.bulk.job import CHUNK_BYTES, BulkJob, Chunk, Rejection
 from backend_client.bulk.optional import need
-from backend_client.bulk.readers.source import InputSource, opened
 
 LONGEST_LINE = 16 * 1024 * 1024
 _TOO_LONG = f"the line is longer than {LONGEST_LINE} bytes"

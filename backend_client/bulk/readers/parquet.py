@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from backend_client.bulk.inputs import Fragment, InputFile
+from backend_client.bulk.inputs import Fragment, InputFile, opened
 from backend_client.bulk.job import CHUNK_BYTES, BulkJob, Chunk, Rejection
 from backend_client.bulk.optional import need
-from backend_client.bulk.readers.source import opened
 
 _BUFFER_BYTES = 1024 * 1024
 _TOO_MANY_BYTES = 4 * CHUNK_BYTES

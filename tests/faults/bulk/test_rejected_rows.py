@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from backend_client.bulk import BulkRequest, ExitCode, run_job
-from backend_client.bulk import plan as plans
+from backend_client.bulk.inputs import load_plan
 from backend_client.bulk.job import BulkJob
 from backend_client.bulk.process import process
 from backend_client.bulk.stores import open_store
@@ -106,7 +106,7 @@ async def test_a_fragment_that_another_process_has_committed_meanwhile_is_not_do
         job = BulkJob.load((out / "job.json").read_bytes(), "job.json")
         store = open_store(str(out))
         for receipt_is_there in (True, False):
-            for fragment in plans.load((out / "_plan.json").read_bytes()):
+            for fragment in load_plan((out / "_plan.json").read_bytes()):
                 if not receipt_is_there:
                     store.remove([f"_receipts/{fragment.id}.json"])
                 receipt = await process(fragment, job, store, None)

@@ -11,7 +11,7 @@ import threading
 import psutil
 import pytest
 
-from backend_client.bulk.tied_node import TiedNode
+from backend_client.bulk.ray_executor import TiedNode
 from backend_client.errors import NPUUnavailableError
 
 NODE = """
@@ -27,7 +27,7 @@ time.sleep(600)
 """
 ACTOR = """
 import sys, time
-from backend_client.bulk.tied_node import TiedNode
+from backend_client.bulk.ray_executor import TiedNode
 node = TiedNode.start()
 print(node.url, flush=True)
 if sys.argv[1] == "stop":

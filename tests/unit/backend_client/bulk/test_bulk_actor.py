@@ -5,8 +5,7 @@ import asyncio
 import pytest
 
 from backend_client.bulk import BulkRequest, ray_executor
-from backend_client.bulk.ray_executor import Actor
-from backend_client.bulk.tied_node import TiedNode
+from backend_client.bulk.ray_executor import Actor, TiedNode
 
 REQUEST = BulkRequest(kind="embed", source="in", out="out", column="text")
 

@@ -8,8 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend_client.bulk.inputs import Fragment, InputFile, cut_bytes, cut_parquet, list_inputs, of_shard
-from backend_client.bulk.plan import dump, load, plan
+from backend_client.bulk.inputs import (
+    Fragment,
+    InputFile,
+    cut_bytes,
+    cut_parquet,
+    dump_plan,
+    list_inputs,
+    load_plan,
+    of_shard,
+    plan,
+)
 
 PARQUET = InputFile("file:///in.parquet", 1, "v", "parquet")
 
@@ -28,7 +37,7 @@ def test_a_stored_plan_is_the_same_plan(tmp_path):
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"text": "b"}'))
     (tmp_path / "c.parquet").write_bytes(b"PAR1 no")
     fragments = plan(list_inputs(str(tmp_path)), 30)
-    assert load(dump(fragments)) == fragments
+    assert load_plan(dump_plan(fragments)) == fragments
     assert [bool(fragment.problem) for fragment in fragments] == [False] * 4 + [False, True]
 
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend_client.bulk.inputs import list_inputs
-from backend_client.bulk.plan import plan
+from backend_client.bulk.inputs import list_inputs, plan
 from backend_client.bulk.readers import parquet, read
 from tests.support.bulk_rows import JOB, rows_in
 

@@ -12,8 +12,7 @@ import pytest
 from backend_client.bulk import process as processing
 from backend_client.bulk.answers import Results
 from backend_client.bulk.columns import with_columns
-from backend_client.bulk.inputs import list_inputs
-from backend_client.bulk.plan import plan
+from backend_client.bulk.inputs import list_inputs, plan
 from backend_client.bulk.readers import CHUNK_ROWS
 from backend_client.bulk.stores import open_store
 from tests.support.bulk_rows import JOB

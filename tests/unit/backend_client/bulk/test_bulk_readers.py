@@ -12,11 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend_client.bulk.inputs import BYTES_PER_ROW, list_inputs
-from backend_client.bulk.plan import plan
+from backend_client.bulk.inputs import BYTES_PER_ROW, InputChanged, list_inputs, plan
 from backend_client.bulk.readers import json_lines, read
 from backend_client.bulk.readers.json_lines import split
-from backend_client.bulk.readers.source import InputChanged
 from tests.support.bulk_rows import JOB, rows_in
 
 
@@ -198,7 +196,7 @@ def test_a_store_that_fails_is_no_damaged_file(tmp_path, monkeypatch):
         self.failure = OSError("connection reset")
         raise self.failure
 
-    monkeypatch.setattr("backend_client.bulk.readers.source.InputSource.read", fail)
+    monkeypatch.setattr("backend_client.bulk.inputs.InputSource.read", fail)
     with pytest.raises(OSError, match="connection reset"):
         rows_in(fragments)
 
