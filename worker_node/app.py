@@ -72,7 +72,7 @@ def _keys(settings: NodeSettings) -> list[str]:
 
 
 def _also_below_v3(routes: Iterable[web.RouteDef]) -> list[web.RouteDef]:
-    """The routes, and those of OpenAI's dialect once more where clients of OpenVINO Model Server look for them."""
+    """The routes, and those of OpenAI's dialect also where clients of OpenVINO Model Server look for them."""
     given = list(routes)
     return given + [
         web.RouteDef(route.method, OVMS_PREFIX + route.path.removeprefix(OPENAI_PREFIX), route.handler, route.kwargs)

@@ -221,7 +221,7 @@ async def _reloading(node: Node, source: SettingsSource | None) -> AsyncIterator
 
 
 def _allow_files(count: int) -> None:
-    """Allow so many open files, or warn: at the limit, connections could not even be refused."""
+    """Allow `count` open files, or warn: at the limit, connections could not even be refused."""
     allowed = allow_files(count)
     if allowed < count:
         log.warning("this process may open %d files; max_connections needs %d", allowed, count)

@@ -1,4 +1,4 @@
-"""The bounded jobs profile (spec: bounded-jobs): one model on the NPU, one generation at a time, proof with each.
+"""The bounded jobs profile: one model on the NPU, one generation at a time, proof with each.
 
 It may import everything but `cli`. Begin with `service`, which runs a job; `jobs` says what the jobs are, `profile`
 serves them over HTTP, `proof` runs them for the commands.

@@ -206,7 +206,7 @@ class BoundedJob:
         )
 
     def schema(self, max_new_tokens: int) -> Schema | None:
-        """The schema of the answer, in a size that so many tokens can close; None for plain text."""
+        """The schema of the answer, of a size that this many tokens can close; None for plain text."""
         return None if self.form is None else self.form(max_new_tokens // _BUDGET_STEP * _BUDGET_STEP)
 
     def grammar(self, max_new_tokens: int) -> str | None:

@@ -31,7 +31,7 @@ async def smoke(service: JobService, request: JobRequest) -> SmokeRecord:
     """Run the proof. Raises NodeError when nothing could be generated, EngineUnavailable without a readable counter."""
     counter = service.busy_time()
     if counter.value is None:
-        raise EngineUnavailable(f"the NPU's busy counter cannot be read ({counter.reason}); npu-node doctor tells more")
+        raise EngineUnavailable(f"the NPU's busy counter cannot be read ({counter.reason}); run npu-node doctor")
     await service.ready()
     warnings = await _others(service)
     result = await service.run(request)

@@ -95,7 +95,7 @@ class DeviceLock:
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
-        """Hold the lock while the block runs. Raises EngineUnavailable when it cannot be had within `wait_s`."""
+        """Hold the lock while the block runs. Raises EngineUnavailable when it is not free within `wait_s`."""
         until = time.monotonic() + self.wait_s
         try:
             async with asyncio.timeout(self.wait_s):

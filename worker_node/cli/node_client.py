@@ -165,7 +165,7 @@ def node_or_none() -> Iterator[NodeClient | None]:
 
 
 def where_no_node_runs() -> str:
-    """Where the commands looked for a node in vain, for a message."""
+    """For a message: where no node was found."""
     if os.environ.get(URL_VARIABLE, "").lower() == NO_NODE:
         return f"no node is asked ({URL_VARIABLE} is {NO_NODE})"
     return f"no node runs at {DEFAULT_URL} ({URL_VARIABLE} names another)"

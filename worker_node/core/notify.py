@@ -77,7 +77,9 @@ class ServiceManager:
         except OSError as error:
             # Once: a manager that is gone would otherwise fill the log. The node serves on without it.
             if self._heard:
-                log.warning("the service manager at %s cannot be told %s: %s", self._address, assignments[0], error)
+                log.warning(
+                    "the service manager at %s cannot be notified of %s: %s", self._address, assignments[0], error
+                )
             self._heard = False
         else:
             self._heard = True

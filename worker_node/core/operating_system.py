@@ -93,7 +93,7 @@ def unlock(file: IO[str] | int) -> None:
 
 
 def limit_memory(count: int) -> None:
-    """Limit the address space of this process to so many bytes; it leaves no core file."""
+    """Limit the address space of this process to `count` bytes; it leaves no core file."""
     resource.setrlimit(resource.RLIMIT_AS, (count, count))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 

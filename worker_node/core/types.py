@@ -78,7 +78,7 @@ class RequestContext:
     for memory, it waits at most `restart_wait_s` seconds (None: until its deadline). With `own_proof` the caller holds
     the NPU that it requires and reads its counter, so nothing is run again. With `dry_run` nothing is loaded or run:
     the routing decision is all that is wanted. `note_ignored` is called with the place of each part of the request that
-    has no effect, `note_limited` with a field of which less can be had than was asked for, and how much that is.
+    has no effect, `note_limited` with a field that asks for more than is available, and what is available.
     """
 
     request_id: str
@@ -142,7 +142,7 @@ class Sampling:
     `min_p` leaves out tokens less likely than this share of the likeliest. `presence_penalty` and `frequency_penalty`
     are subtracted from the logits of tokens that the answer holds already, once and once per occurrence;
     `repetition_penalty` divides those of the prompt and the answer. `logprobs` asks for the logarithm of each chosen
-    token's probability. `choices` is how many answers the caller wants to the one prompt, of which this is one.
+    token's probability. `choices` is how many answers to the prompt the caller wants; this is one of them.
     Within its first `min_tokens` tokens an answer does not end. `stop_token_ids` end it as stop sequences do; with
     `include_stop` what ended it is part of its text. Without `skip_special_tokens` special tokens are text too.
 

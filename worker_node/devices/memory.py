@@ -131,7 +131,7 @@ def _statistic(path: str, name: bytes) -> int | None:
 
 
 def usable_cores(cpus: Path = _CPUS) -> int:
-    """Cores of this process's affinity mask; threads of one core count as one, if the kernel tells."""
+    """Cores of this process's affinity mask; threads of one core count as one, where the kernel reports them."""
     siblings = set()
     for cpu in os.sched_getaffinity(0):
         try:

@@ -52,7 +52,7 @@ def npu_users(proc: Path = Path("/proc"), device: Path | None = None) -> list[in
         try:
             targets = [link.readlink() for link in (process / "fd").iterdir()]
         except OSError:
-            continue  # it has ended, or is somebody else's
+            continue  # it has ended, or is another user's
         if device in targets:
             found.append(int(process.name))
     return sorted(found)

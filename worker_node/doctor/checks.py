@@ -128,7 +128,7 @@ def _log(machine: ExaminedMachine) -> list[Finding]:
         )
         findings.append(error("firmware-boot", "the firmware did not boot (-110)", fix))
     if re.search(r"DEVICE_LOST|TDR|[Rr]ecover(ing|y)", text):
-        findings.append(warning("device-lost", "the log tells of a lost or reset NPU", _RELOAD))
+        findings.append(warning("device-lost", "the log reports a lost or reset NPU", _RELOAD))
     return findings or [ok("kernel-log", "nothing against the NPU in the kernel's log")]
 
 
@@ -136,7 +136,9 @@ def _node(machine: ExaminedMachine) -> list[Finding]:
     nodes = [path.name for path in machine.find(_NODE, "accel*")]
     if not nodes:
         return [
-            error("device-node", "no /dev/accel/accel*", "the kernel's driver makes it: mend the above, then reboot")
+            error(
+                "device-node", "no /dev/accel/accel*", "the kernel's driver makes it: fix the errors above, then reboot"
+            )
         ]
     ours = find_npu(machine.root / "sys/class/accel").parent.name
     name = ours if ours in nodes else nodes[0]

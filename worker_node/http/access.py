@@ -107,7 +107,7 @@ class OriginPolicy:
         )
 
     def replace(self, other: OriginPolicy) -> None:
-        """Go by another policy from the next request on."""
+        """Replace the policy, from the next request on."""
         self.bind, self.hosts, self.origins, self.guarded = other.bind, other.hosts, other.origins, other.guarded
 
     def opens_to(self, origin: str | None) -> bool:
@@ -119,7 +119,7 @@ class OriginPolicy:
         authority = _authority(request)
         if authority is not None and self.guarded and not self._is_ours(authority[0], request):
             raise Forbidden(
-                "the Host header is none of this node's names; use its address, or add the name to allowed_hosts"
+                "the Host header does not name this node; use its address, or add the name to allowed_hosts"
             )
         origin = origin_of(request)
         if origin is None or not self.guarded or self.opens_to(origin) or _same(origin, authority):
@@ -198,7 +198,7 @@ def _authority(request: web.Request) -> tuple[str, str | None] | None:
         return None
     match = _AUTHORITY.fullmatch(given[0].strip())
     if match is None:
-        raise BadRequest("the Host header is no host name or address with an optional port")
+        raise BadRequest("the Host header must be a host name or an address, with an optional port")
     host = _plain(match[1])
     # For a target that is a whole URL, this is that URL's host.
     if not request.raw_path.startswith(("/", "*")) and _plain(request.host or "") != host:

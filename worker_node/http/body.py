@@ -25,7 +25,7 @@ from worker_node.http.request_state import STATE
 from worker_node.node import Node
 
 MAX_VALUES = 50_000
-# Token ids are read in one go, and there may honestly be many: so many of them in a row count as one value.
+# Token ids cost little to parse and requests may hold many: this many numbers in a row count as one value.
 _NUMBERS_AS_ONE = 16
 
 _NUMBERS_AND_BLANKS = b"-0123456789 \t\r\n"
@@ -125,7 +125,7 @@ def limited(request: web.Request, name: str, wanted: int, available: int) -> int
     state = request[STATE]
     if state.node.settings.unknown_fields == "reject":
         raise UnsupportedParameter(
-            f"{name}: at most {available} can be had here, and the node is set to refuse requests for more "
+            f"{name}: at most {available} are available here, and the node is set to refuse requests for more "
             '(unknown_fields = "reject")',
             param=name,
         )
@@ -271,22 +271,44 @@ def _opened(data: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """`path` are keys and indices of the body; `forms` are those that were tried, each after so many parts of it."""
+    """`path` are keys and indices of the body; `forms` are those that were tried, the last one at `depth` of it."""
 
     path: tuple[int | str, ...]
     message: str
     kind: str
-    forms: tuple[tuple[int, str], ...] = ()
+    forms: tuple[str, ...] = ()
+    depth: int = 0
+
+    @property
+    def is_another_form(self) -> bool:
+        """Whether the value shows that another form was intended: by its type, or by its `type` or `role`."""
+        inner = self.path[self.depth :]
+        if not inner:
+            return True
+        if len(inner) != 1 or inner[0] not in _KINDS:
+            return False
+        return self.kind == "literal_error" or (self.kind == "missing" and inner[0] == "type")
 
 
 def explain(error: ValidationError, body: Any) -> tuple[str, str | None]:
     """Return the message, and the path of the first problem.
 
-    Where a field may have several forms, pydantic lists the problems of each. Only those of the intended form are
-    reported: the one whose `type` or `role` fits, else the one with the fewest problems.
+    Where a field may have several forms, pydantic lists the problems of each. Only those of one form are reported, the
+    one with the fewest problems among those that the value does not rule out.
     """
     found = error.errors(include_url=False, include_context=False, include_input=False)
-    problems = _meant([_located(problem["loc"], problem["msg"], problem["type"], body) for problem in found])
+    forms: dict[tuple[str, ...], list[Problem]] = {}
+    for problem in (_located(each["loc"], each["msg"], each["type"], body) for each in found):
+        forms.setdefault(problem.forms, []).append(problem)
+    problems = forms.pop((), [])
+    if forms:
+        wrong = {form for form, ones in forms.items() if any(one.is_another_form for one in ones)}
+        possible = [
+            ones for form, ones in forms.items() if not any(form[: length + 1] in wrong for length in range(len(form)))
+        ]
+        problems += (
+            min(possible, key=lambda ones: len(ones)) if possible else [_of_no_form([one for ones in forms.values() for one in ones])]
+        )
     parts = [f"{where}: {p.message}" if (where := _path(p.path)) else p.message for p in problems[:_SHOWN]]
     if len(problems) > _SHOWN:
         parts.append(f"and {len(problems) - _SHOWN} more problems")
@@ -294,62 +316,36 @@ def explain(error: ValidationError, body: Any) -> tuple[str, str | None]:
 
 
 def _located(location: Sequence[int | str], message: str, kind: str, body: Any) -> Problem:
-    """Take the names of forms out of a location: what is no key of the body at its place."""
+    """Take the names of forms out of a location: parts that are not keys or indices of the body."""
     path: list[int | str] = []
-    forms: list[tuple[int, str]] = []
-    here = body
+    forms: list[str] = []
+    depth, here = 0, body
     for number, part in enumerate(location):
         inside = isinstance(here, dict) and part in here
         inside = inside or (isinstance(here, list) and isinstance(part, int) and part < len(here))
         missing = kind == "missing" and number == len(location) - 1
         if not inside and not missing:
-            forms.append((len(path), str(part)))
+            forms.append(str(part))
+            depth = len(path)
             continue
         path.append(part)
         here = here[part] if inside else None
     if kind in _OBJECTS:
         # Pydantic's message names a class of ours.
         message = f"{_EXPECTED}an object"
-    return Problem(tuple(path), message, kind, tuple(forms))
+    return Problem(tuple(path), message, kind, tuple(forms), depth)
 
 
-def _meant(problems: list[Problem], level: int = 0) -> list[Problem]:
-    """Of each field with several forms, the problems of one form; `level` counts such fields from the outside."""
-    told: list[Problem] = []
-    groups: dict[tuple[int | str, ...], list[Problem]] = {}
-    for problem in problems:
-        if len(problem.forms) <= level:
-            told.append(problem)
-        else:
-            groups.setdefault(problem.path[: problem.forms[level][0]], []).append(problem)
-    for group in groups.values():
-        told += _of_one_form(group, level)
-    return told
-
-
-def _of_one_form(problems: list[Problem], level: int) -> list[Problem]:
-    forms: dict[str, list[Problem]] = {}
-    for problem in problems:
-        forms.setdefault(problem.forms[level][1], []).append(problem)
-    possible = [form for form in forms.values() if not any(_is_another_form(problem, level) for problem in form)]
-    if possible:
-        return min((_meant(form, level + 1) for form in possible), key=len)
-    kinds = [problem for problem in problems if problem.path[-1:] and problem.path[-1] in _KINDS]
-    first = (kinds or problems)[0]
-    expected = dict.fromkeys(p.message for p in (kinds or problems) if p.path == first.path)
+def _of_no_form(problems: list[Problem]) -> Problem:
+    """The problem of a value that is ruled out in every form: what was expected in its `type`, or in its place."""
+    deepest = max(problem.depth for problem in problems)
+    problems = [problem for problem in problems if problem.depth == deepest]
+    kinds = [problem for problem in problems if problem.path[-1:] and problem.path[-1] in _KINDS] or problems
+    first = kinds[0]
+    expected = dict.fromkeys(problem.message for problem in kinds if problem.path == first.path)
     if all(message.startswith(_EXPECTED) for message in expected):
-        return [Problem(first.path, _EXPECTED + " or ".join(m.removeprefix(_EXPECTED) for m in expected), first.kind)]
-    return [Problem(first.path, " or ".join(expected), first.kind)]
-
-
-def _is_another_form(problem: Problem, level: int) -> bool:
-    """Whether the value shows that another form was intended: by its type, or by its `type` field."""
-    inner = problem.path[problem.forms[level][0] :]
-    if not inner:
-        return len(problem.forms) == level + 1
-    if len(inner) != 1 or inner[0] not in _KINDS:
-        return False
-    return problem.kind == "literal_error" or (problem.kind == "missing" and inner[0] == "type")
+        return Problem(first.path, _EXPECTED + " or ".join(m.removeprefix(_EXPECTED) for m in expected), first.kind)
+    return Problem(first.path, " or ".join(expected), first.kind)
 
 
 def _path(location: Sequence[int | str]) -> str:

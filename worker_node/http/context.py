@@ -69,7 +69,7 @@ def _note_ignored(request: web.Request, place: str) -> None:
 
 
 def _note_limited(request: web.Request, name: str, most: int) -> None:
-    """List a field as limited, or refuse it where the node is strict. A body that nobody sifts lists nothing."""
+    """List a field as limited, or refuse it where the node is strict. Bodies of the native API list nothing."""
     if request[STATE].ignored is not None:
         limited(request, name, most + 1, most)
 
@@ -77,7 +77,9 @@ def _note_limited(request: web.Request, name: str, most: int) -> None:
 def _min_new_tokens(headers: Mapping[str, str]) -> int:
     header = headers.get("X-NPU-Min-New-Tokens", "1")
     if not _TOKENS.fullmatch(header) or int(header) < 1:
-        raise BadRequest("X-NPU-Min-New-Tokens is a whole number of tokens, at least 1", param="X-NPU-Min-New-Tokens")
+        raise BadRequest(
+            "X-NPU-Min-New-Tokens must be a whole number of tokens, at least 1", param="X-NPU-Min-New-Tokens"
+        )
     return int(header)
 
 
@@ -100,7 +102,7 @@ def _choice(headers: Mapping[str, str], name: str, kind: type[E]) -> E | None:
     for value in kind:
         if value.casefold() == header.strip().casefold():
             return value
-    raise BadRequest(f"{name} is one of {', '.join(kind)}", param=name)
+    raise BadRequest(f"{name} must be one of {', '.join(kind)}", param=name)
 
 
 def route_headers(route: Route, npu_busy_delta_us: int | None = None, *, shared: bool = False) -> dict[str, str]:

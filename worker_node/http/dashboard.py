@@ -80,7 +80,7 @@ class EventLog:
                 continue
             word, level = _WORDS[status.state]
             if before is not None and status.restarts > before[1] and status.state is EngineState.READY:
-                # It fell and came back between two looks.
+                # It restarted between two observations.
                 self.add(name, "restarted", "bad", status.reason)
             elif before is None or status.state is not before[0]:
                 self.add(name, word, level, status.reason if status.reason != word else None)

@@ -55,7 +55,7 @@ def _handler(app: web.Application, path: str) -> Handler:
         if route.resource is not None and route.method == "POST" and is_inference(route.handler)
     }
     if path not in handlers:
-        raise BadRequest(f"path is one of {', '.join(sorted(handlers))}", param="path")
+        raise BadRequest(f"path must be one of {', '.join(sorted(handlers))}", param="path")
     return handlers[path]
 
 

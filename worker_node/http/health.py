@@ -127,7 +127,7 @@ def _npu(node: Node) -> dict[str, Any]:
         if reading.value is None
     }
     if share is None:
-        reasons["utilisation"] = busy.reason or "there is no earlier look at the counter to compare with"
+        reasons["utilisation"] = busy.reason or "the counter was read only once"
     return {
         "emulated": node.npu.emulated,
         "busy_time_us": busy.value,

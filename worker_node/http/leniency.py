@@ -122,7 +122,7 @@ SHARED_FIELDS = frozenset((*OPTIONS, *ACCOUNTING))
 class Ignored:
     """The fields of one request that had no effect, by path without indices; at most a few are kept by name.
 
-    `limited` are fields of which less than was asked for can be had, with how much that is.
+    `limited` are fields that asked for more than is available, with what is available.
     """
 
     names: set[str] = field(default_factory=set)

@@ -124,7 +124,7 @@ def process_footprint(pid: int | None) -> tuple[int | None, int | None]:
     except OSError:
         return None, None
     memory = resident_memory(pid)
-    return (None, None) if memory is None else (memory, files)  # it may end between the two looks
+    return (None, None) if memory is None else (memory, files)  # it may end between the two reads
 
 
 def routes() -> list[web.RouteDef]:
@@ -143,7 +143,7 @@ class NodeCollector(Collector):
         self._node = node
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: the metrics are known only when they are read."""
+        """Return no metrics: they are known only when they are read."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
@@ -157,7 +157,7 @@ class NodeCollector(Collector):
         info = GaugeMetricFamily("npu_node_info", "The node's version; always 1", labels=("version", "openvino"))
         info.add_metric((__version__, node.probe.openvino or ""), 1)
         yield info
-        status = GaugeMetricFamily("npu_node_status", "1 for the status that /health tells", labels=("status",))
+        status = GaugeMetricFamily("npu_node_status", "1 for the status in /health", labels=("status",))
         now = node_status(node)
         for name in STATUSES:
             status.add_metric((name,), float(name == now))

@@ -1,4 +1,4 @@
-"""Models: what there are, loading, unloading, removing, pulling, and reading their settings again (spec: models).
+"""Models: what there are, loading, unloading, removing, pulling, and reloading their settings.
 
 GET /models, POST and DELETE below it; GET /v1/models as OpenAI has it; POST /admin/reload.
 """
@@ -37,7 +37,7 @@ from worker_node.manager.served import ModelState, ServedModel
 from worker_node.models.directory import InstalledModel
 from worker_node.registry import Task, task_of, tasks
 
-# Pulls that have ended of which the state is kept.
+# How many ended pulls are kept.
 _KEPT = 100
 
 
@@ -86,7 +86,7 @@ async def _load(request: web.Request) -> web.Response:
     manager = request.app[NODE].manager
     model = await manager.resolve(request.match_info["id"], deadline_of(request))
     await manager.force_load(model)
-    # One turn of the manager tells whether it fits at all.
+    # The manager decides in its next turn whether it fits at all.
     await manager.decided()
     if (refusal := model.placements[0].residency.refusal) is not None:
         raise InsufficientMemory(refusal)
@@ -245,7 +245,7 @@ def _installed(model: InstalledModel) -> dict[str, Any]:
 
 
 def _state(model: ServedModel) -> str:
-    """As the spec names it: `installed` before the first load, `unloaded` after one."""
+    """`installed` before the first load, `unloaded` after one."""
     state = model.state()
     states = {placement.engine.status.state for placement in model.placements}
     if state is ModelState.FAILED and EngineState.QUARANTINED in states:
@@ -260,7 +260,7 @@ def _device(placement: Placement) -> dict[str, Any]:
 
 
 def _task(model: InstalledModel) -> Task | None:
-    """The task that serves it; None for a model whose task is not installed any more."""
+    """The task that serves it; None for a model whose task is no longer installed."""
     return tasks().get(model.kind)
 
 
@@ -364,7 +364,9 @@ class PullJobs:
     def find(self, job_id: str) -> PullJob:
         """The job of that id. Raises ResponseNotFound."""
         if job_id not in self._jobs:
-            raise ResponseNotFound(f"there is no job {job_id[:100]!r}, or not any more", param="id")
+            raise ResponseNotFound(
+                f"there is no job {job_id[:100]!r}; ended jobs are forgotten after a while", param="id"
+            )
         return self._jobs[job_id]
 
 
@@ -417,7 +419,7 @@ class NodeModels(Reply):
 
 
 class ModelChange(Reply):
-    """POST /models/{id}/load and /unload: the state from which it goes on."""
+    """POST /models/{id}/load and /unload: the state that the change begins from."""
 
     id: str
     state: str

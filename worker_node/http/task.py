@@ -44,7 +44,7 @@ class TaskApi:
 
     `operations` describe the routes in /openapi.json. `errors` gives the form of errors at paths whose clients expect
     another than their prefix has. `metrics` declares the task's own metrics, which are then there from the start.
-    `fields` are those of other servers' requests that the task's bodies know without having a use for them: the metric
+    `fields` are those of other servers' requests that the task's bodies know and do not use: the metric
     of ignored fields names them. `prepare` gives the application what the routes need beside the node.
     """
 

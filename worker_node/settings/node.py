@@ -105,7 +105,7 @@ class NodeSettings(BaseSettings):
         "server (11435 by custom)",
     )
     api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
-        default=(), description="keys of which each request must carry one; better in a file"
+        default=(), description="API keys; each request must carry one; better in a file"
     )
     api_keys_file: Path | None = Field(
         default=None,

@@ -67,7 +67,7 @@ class _Embed(EncoderTask):
         self, installed: InstalledModel, wanted: ModelSettings, values: dict[str, Any], *, emulated: bool
     ) -> Shapes:
         if values.pop("npu_packing", False):
-            log.warning("model %s: npu_packing has no effect any more: each text has a row of its own", wanted.name)
+            log.warning("model %s: npu_packing has no effect: each text has a row of its own", wanted.name)
         return super().static_shapes(installed, wanted, values, emulated=emulated)
 
 

@@ -181,7 +181,7 @@ class OpenAIEmbeddingsBody(DialectBody):
         return most is not None or self.truncate in (True, "END")
 
     def texts(self) -> tuple[str | tuple[int, ...], ...]:
-        """The texts, of which one may stand without a list around it."""
+        """The texts; a single one may come without a list around it."""
         if isinstance(self.input, str):
             return (self.input,)
         texts: list[str | tuple[int, ...]] = []
@@ -294,7 +294,7 @@ async def _run(
     return reply, Loading(reply.loading_s)
 
 
-# The forms of replies with vectors, as /openapi.json tells them.
+# The forms of replies with vectors, as /openapi.json describes them.
 
 
 class NativeUsage(Reply):

@@ -146,7 +146,7 @@ class TranscriptionModel(ServedModel):
 
     @property
     def multilingual(self) -> bool:
-        """Whether it can be told a language, and translates."""
+        """Whether it takes a language, and translates."""
         return bool(self.languages)
 
     def facts(self) -> Mapping[str, Any]:

@@ -30,7 +30,7 @@ _NEEDED = (
     "generation_config.json",
     "preprocessor_config.json",
 )
-# A window of 30 s has so many encoder positions, which is what the size of a request is counted in.
+# Encoder positions of a window of 30 s; the size of a request is counted in positions.
 POSITIONS = 1500
 # Silero's network for voice activity, as its package has it. It is installed as a model, but takes no requests.
 VOICE_MODEL, VOICE_KIND, VOICE_FILE = "silero-vad", "voice-activity", "silero_vad_16k_sequence.onnx"

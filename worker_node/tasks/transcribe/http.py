@@ -202,7 +202,7 @@ async def read_form(request: web.Request, path: Path, most_bytes: int) -> Upload
     except _MALFORMED:
         if request.transport is None:
             raise ConnectionResetError("the client left before its body was read") from None
-        raise BadRequest("the body is no multipart/form-data as its headers say") from None
+        raise BadRequest("the body is not multipart/form-data as its headers say") from None
     if form.size is None:
         raise BadRequest("file is missing", param="file")
     if form.size == 0:

@@ -38,7 +38,7 @@ _FILE = "file"
 
 
 class AudioDecoder:
-    """One process for each, started when the first upload needs it: nobody's decoding waits for the other."""
+    """A process for each, started when the first upload needs it: decoding never waits for voice detection."""
 
     def __init__(self) -> None:
         self._decoding = PreparationPool(_LIMITS, _DECODING)
@@ -55,7 +55,7 @@ class AudioDecoder:
         return float(decoded)
 
     async def find_speech(self, pcm: Path, voice: Voice, deadline: float) -> list[Window]:
-        """Where somebody speaks in what `decode` wrote, in order; raises as `decode`."""
+        """Where there is speech in what `decode` wrote, in order; raises as `decode`."""
         rules = voice.rules
         found = await self._listening.run(
             find_speech,
@@ -83,7 +83,7 @@ class SpeechMetrics:
             return Counter(f"npu_node_{name}", text, ("model", "device"), registry=registry)
 
         self.heard = counter("audio_seconds", "Seconds of audio given to speech models")
-        self._skipped = counter("audio_skipped_seconds", "Seconds of audio left out because nobody speaks in them")
+        self._skipped = counter("audio_skipped_seconds", "Seconds of audio left out because they hold no speech")
 
     def transcribed(self, route: Route, heard_s: float, skipped_s: float) -> None:
         """Count a finished request."""
@@ -158,7 +158,7 @@ async def find_model(services: Services, wanted: TranscriptionRequest, context: 
             )
     elif wanted.language is not None and wanted.language not in model.languages:
         known = ", ".join(sorted(model.languages))
-        raise UnsupportedParameter(f"language is one of {known}", param="language")
+        raise UnsupportedParameter(f"language must be one of {known}", param="language")
     if not context.dry_run:
         reject_if_full(model.placements, 1, context)
     return model
@@ -192,7 +192,7 @@ async def transcribe(
             run = _Run(services, model, context, wanted, pcm, regions, began, operation)
             result = await run.begin(seconds)
             yield result
-            if not result.complete:  # a reply that streams has told of the error itself, or its reader has left
+            if not result.complete:  # a streamed reply has reported the error itself, or its reader has left
                 return
             usage = Usage(max(1, round(run.heard_s * RATE) // SAMPLES_PER_POSITION), result.tokens)
             operation.answered(usage, busy_us=result.busy_us, busy_shared=result.busy_shared)
@@ -220,7 +220,8 @@ async def explain(services: Services, context: RequestContext, wanted: Transcrip
 class _Run:
     """The windows of one transcription, in order: of the whole recording, or of its regions of speech.
 
-    Each is transcribed alone, with the caller's prompt: told what was said before it, a small model gives no times.
+    Each is transcribed alone, with the caller's prompt: after the text of an earlier window, a small model gives no
+    times.
     """
 
     def __init__(
@@ -243,7 +244,7 @@ class _Run:
         """Do the first window with speech, which decides device and language, and return what goes on from there."""
         first, answer = await self._next()
         if answer is None:
-            # Nobody speaks: still the answer names a device, which must have been asked.
+            # Without speech the answer still names a device, which must have run something.
             answer = await self._ask(bytes(SAMPLE_BYTES * RATE))
         transcript = answer.result
         self._language = self._language or transcript.language
@@ -280,7 +281,7 @@ class _Run:
         result.timing = replace(result.timing, inference=result.timing.inference + answer.timing.inference)
 
     async def _next(self, after: Route | None = None) -> tuple[SpokenPart | None, Answer[Transcript] | None]:
-        """The next window in which somebody speaks; (None, None) when the audio is over."""
+        """The next window with speech; (None, None) when the audio is over."""
         while (window := await asyncio.to_thread(next_window, self._pcm, self._regions)) is not None:
             samples = await asyncio.to_thread(read_samples, self._pcm, window)
             self.heard_s += window.seconds

@@ -1,4 +1,4 @@
-"""Voice activity: where in a recording somebody speaks, so that silence is not given to the speech model."""
+"""Voice activity: where a recording has speech, so that silence is not given to the speech model."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class _VisionChat(ServedTask):
         )
 
     def admission(self, options: EngineOptions) -> AdmissionLimits:  # noqa: ARG002
-        """Units are requests, of which one runs at a time."""
+        """Units are requests; one runs at a time."""
         return AdmissionLimits(_MAX_OUTSTANDING, sequences=1)
 
     def static_shapes(

@@ -85,7 +85,7 @@ async def explain(models, request):
 async def test_every_path_on_offer_is_tried(explain):
     told = await explain("/nowhere", {})
     assert told.status == 400
-    offered = told.body["error"]["message"].removeprefix("path is one of ").split(", ")
+    offered = told.body["error"]["message"].removeprefix("path must be one of ").split(", ")
     assert set(offered) == set(BODIES) | set(TRANSLATIONS), (
         "a dialect was added or removed: give its path a request here"
     )
