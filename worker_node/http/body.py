@@ -306,9 +306,10 @@ def explain(error: ValidationError, body: Any) -> tuple[str, str | None]:
         possible = [
             ones for form, ones in forms.items() if not any(form[: length + 1] in wrong for length in range(len(form)))
         ]
-        problems += (
-            min(possible, key=lambda ones: len(ones)) if possible else [_of_no_form([one for ones in forms.values() for one in ones])]
-        )
+        if possible:
+            problems = problems + min(possible, key=len)
+        else:
+            problems.append(_of_no_form([one for ones in forms.values() for one in ones]))
     parts = [f"{where}: {p.message}" if (where := _path(p.path)) else p.message for p in problems[:_SHOWN]]
     if len(problems) > _SHOWN:
         parts.append(f"and {len(problems) - _SHOWN} more problems")
