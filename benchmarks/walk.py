@@ -20,6 +20,8 @@ from backend_client.testing import FakeFleet
 from worker_node.server import running_node
 from worker_node.settings import NodeSettings
 
+# What the node does beside requests (readings for the dashboard, heartbeats) falls into some: the shortest walk counts.
+WALKS = 5
 EMBEDDING, CHAT = "/embeddings", "/v1/chat/completions"
 
 
@@ -41,9 +43,12 @@ class Walk:
         if event == "call" and frame.f_code.co_filename.startswith(self._root):
             self.calls.append(frame.f_code.co_filename[len(self._root) :])
 
+    @property
+    def changes(self):
+        return sum(before != after for before, after in zip(self.calls, self.calls[1:], strict=False))
+
     def show(self, title):
-        changes = sum(before != after for before, after in zip(self.calls, self.calls[1:], strict=False))
-        print(f"{title}: {len(set(self.calls))} files, {changes} changes, {len(self.calls)} calls")
+        print(f"{title}: {len(set(self.calls))} files, {self.changes} changes, {len(self.calls)} calls")
         if "-v" in sys.argv:
             for file, count in Counter(self.calls).most_common():
                 print(f"  {count:4d} {file}")
@@ -81,10 +86,15 @@ async def edge():
             # The first requests wait for the model; the second is warm.
             assert await post(path) == 200
             await post(path)
-            await asyncio.sleep(0.5)
-            with Walk(worker_node) as walk:
-                await post(path)
-            walk.show(f"one warm {path}" + (", 8 tokens streamed" if path == CHAT else ""))
+            walks = []
+            for _ in range(WALKS):
+                await asyncio.sleep(0.5)
+                with Walk(worker_node) as walk:
+                    await post(path)
+                walks.append(walk)
+            min(walks, key=lambda walk: walk.changes).show(
+                f"one warm {path}" + (", 8 tokens streamed" if path == CHAT else "")
+            )
 
 
 if __name__ == "__main__":

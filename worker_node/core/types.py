@@ -73,7 +73,8 @@ class Priority(StrEnum):
 class RequestContext:
     """What every request carries, whatever its dialect.
 
-    `arrived` and `deadline` are absolute monotonic times; `require_device` forbids every other placement. A generation
+    `arrived` and `deadline` are absolute monotonic times; `require_device` forbids every other placement; an
+    `interactive` request goes before batch work. A generation
     needs room for `min_new_tokens` after its prompt. For an engine that is started at start-up or after a crash, and
     for memory, it waits at most `restart_wait_s` seconds (None: until its deadline). With `own_proof` the caller holds
     the NPU that it requires and reads its counter, so nothing is run again. With `dry_run` nothing is loaded or run:
@@ -84,7 +85,7 @@ class RequestContext:
     request_id: str
     arrived: float
     deadline: float
-    priority: Priority = Priority.INTERACTIVE
+    interactive: bool = True
     require_device: Device | None = None
     min_new_tokens: int = 1
     restart_wait_s: float | None = None
@@ -92,11 +93,6 @@ class RequestContext:
     dry_run: bool = False
     note_ignored: Callable[[str], None] = field(default=lambda _place: None, compare=False, repr=False)
     note_limited: Callable[[str, int], None] = field(default=lambda _name, _most: None, compare=False, repr=False)
-
-    @property
-    def interactive(self) -> bool:
-        """Whether it goes before batch work."""
-        return self.priority is Priority.INTERACTIVE
 
     def restart_by(self, now: float) -> float:
         """Until when a request that begins to wait at `now` waits for an engine that no request has loaded."""

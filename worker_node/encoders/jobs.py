@@ -39,9 +39,6 @@ class RowJob(msgspec.Struct, frozen=True, tag="rows", array_like=True):
     interactive: bool = True
     second: list[int] = []
 
-    def with_id(self, job_id: int) -> RowJob:
-        return msgspec.structs.replace(self, id=job_id)
-
     def timeless(self) -> RowJob:
         return RowJob(0, self.tokens, self.lengths, 0.0, second=self.second)
 

@@ -43,11 +43,10 @@ from worker_node.engines.protocol import (
     R,
     Results,
     Shutdown,
-    submission,
 )
 from worker_node.engines.restart import GrowthLimits, RestartLimits
 from worker_node.engines.watchdog import CallTimes, Liveness, LivenessLimits, cause_of_death, stopped
-from worker_node.engines.wire import CorruptFrame, FrameBuffer, encode, received_events
+from worker_node.engines.wire import CorruptFrame, FrameBuffer, encode, received_events, submission
 
 log = logging.getLogger(__name__)
 
@@ -208,17 +207,21 @@ class EngineProcess(asyncio.Protocol):
 
     def run(self, job: Job, result: type[R], *, suspect: bool = False) -> JobResults[R]:
         """See `Engine.run`. The job may be blamed for the death of the process if it is `suspect`: not a canary's."""
-        job, queue = job.with_id(next(self._ids)), JobQueue()
-        self.send(submission(job))
+        job = msgspec.structs.replace(job, id=next(self._ids))  # type: ignore[type-var]  # each task's job is a struct
+        queue = JobQueue()
+        self._send(submission(job))
         self.accepted += 1
         self._jobs.add(job, queue, suspect=suspect)
         return JobResults(self, job, result, queue)
 
     def send(self, command: Command) -> None:
         """Send a command. Raises EngineUnavailable when the process has ended."""
+        self._send(encode(command))
+
+    def _send(self, frame: bytes) -> None:
         if not self.up:
             raise EngineUnavailable(f"{self._spec.model_id} on {self._spec.device}: the engine process has ended")
-        self._write(encode(command))
+        self._write(frame)
 
     def cancel(self, job_id: int) -> None:
         """Cancel a job if the engine still holds it."""
@@ -404,9 +407,8 @@ class JobResults(Generic[R]):
         self._queue = queue
         self._ended = False
         # One timer for the whole job: a stream has a result for each token.
-        late = DeadlineExceeded("the deadline passed while the engine worked on the request")
         left = max(0.0, job.deadline - time.monotonic())
-        self._timer = asyncio.get_running_loop().call_later(left, queue.put_nowait, late)
+        self._timer = asyncio.get_running_loop().call_later(left, self._expire)
 
     def __aiter__(self) -> Self:
         return self
@@ -430,6 +432,9 @@ class JobResults(Generic[R]):
         """Cancel the job if it has not ended."""
         if not self._ended:
             self._end()
+
+    def _expire(self) -> None:
+        self._queue.put_nowait(DeadlineExceeded("the deadline passed while the engine worked on the request"))
 
     def _end(self) -> None:
         self._ended = True

@@ -57,10 +57,6 @@ class Job(Protocol):
     @property
     def interactive(self) -> bool: ...
 
-    def with_id(self, job_id: int) -> Self:
-        """Return the same job under another id."""
-        ...
-
     def timeless(self) -> Self:
         """Return the job without its id and the time and room that it has: equal for a request that is sent again."""
         ...
@@ -71,11 +67,6 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True):
 
     id: int
     body: msgspec.Raw
-
-
-def submission(job: Job) -> Submit:
-    """Return the command that hands over `job`."""
-    return Submit(job.id, msgspec.Raw(_encoder.encode(job)))
 
 
 class Result(msgspec.Struct, frozen=True, array_like=True):

@@ -10,7 +10,7 @@ import struct
 
 import msgspec
 
-from worker_node.engines.protocol import Command, EngineSpec, Event
+from worker_node.engines.protocol import Command, EngineSpec, Event, Job, Submit
 
 LENGTH = struct.Struct("<I")
 # Far above any real frame (2,048 vectors of 4,096 floats are 32 MiB): a larger one means that the stream is corrupt.
@@ -31,6 +31,11 @@ def encode(message: Command | Event | EngineSpec) -> bytes:
     """Return the frame that carries `message`."""
     body = _encoder.encode(message)
     return LENGTH.pack(len(body)) + body
+
+
+def submission(job: Job) -> bytes:
+    """Return the frame that hands over `job`."""
+    return encode(Submit(job.id, msgspec.Raw(_encoder.encode(job))))
 
 
 def decode_command(body: bytes) -> Command:

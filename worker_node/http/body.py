@@ -99,7 +99,8 @@ B = TypeVar("B", bound=Body)
 async def read_body(request: web.Request, model: type[B]) -> B:
     """Return the validated body. Raises BadRequest, PayloadTooLarge, RequestTimeout, DeadlineExceeded."""
     state = request[STATE]
-    data = await read_bytes(request, _most_bytes(state.node, images=model.takes_images))
+    large = request.content_length is None or request.content_length > state.node.settings.max_body_bytes
+    data = await read_bytes(request, _most_bytes(state.node, images=large and model.takes_images))
     if not data:
         raise BadRequest("the request has no body; send a JSON object")
     check_structure(data)

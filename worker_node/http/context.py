@@ -44,11 +44,11 @@ def request_context(request: web.Request) -> RequestContext:
     return RequestContext(
         request_id=state.id,
         arrived=state.arrived,
-        deadline=deadline_of(request),
-        priority=_choice(headers, "X-Priority", Priority) or Priority.INTERACTIVE,
+        interactive=_choice(headers, "X-Priority", Priority) is not Priority.BATCH,
         require_device=_choice(headers, "X-NPU-Require-Device", Device),
         min_new_tokens=_min_new_tokens(headers),
         restart_wait_s=_restart_wait_s(headers),
+        deadline=deadline_of(request),
         dry_run=state.dry_run is not None,
         note_ignored=partial(_note_ignored, request),
         note_limited=partial(_note_limited, request),

@@ -90,28 +90,35 @@ class EventStream(FrameStream):
     def __init__(self, request: web.Request, headers: dict[str, str], *, keep_alive_s: float = 15.0) -> None:
         super().__init__(request, headers, "text/event-stream; charset=utf-8")
         self._keep_alive_s = keep_alive_s
-        self._keeper: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._comment: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         await super().__aenter__()
-        self._keeper = asyncio.create_task(self._keep_alive())
+        self._timer = asyncio.get_running_loop().call_later(self._keep_alive_s, self._keep_alive)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._keeper is not None:
-            self._keeper.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._comment is not None:
+            self._comment.cancel()
         await super().__aexit__(kind, error, trace)
 
     async def send(self, data: Any, event: str | None = None) -> None:
         """Send one event with `data` as JSON."""
         await self.write(event_frame(data, event))
 
-    async def _keep_alive(self) -> None:
+    def _keep_alive(self) -> None:
         loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(max(0.1, self._wrote_at + self._keep_alive_s - loop.time()))
-            if loop.time() - self._wrote_at >= self._keep_alive_s:
-                with contextlib.suppress(ConnectionError):
-                    await self.write(_COMMENT)
+        left = self._wrote_at + self._keep_alive_s - loop.time()
+        if left <= 0:
+            left = self._keep_alive_s
+            self._comment = loop.create_task(self._say_so())
+        self._timer = loop.call_later(max(left, 0.001), self._keep_alive)
+
+    async def _say_so(self) -> None:
+        with contextlib.suppress(ConnectionError):
+            await self.write(_COMMENT)

@@ -232,6 +232,8 @@ class Names:
 
     def find(self, name: str) -> ServedModel:
         """The model of that id, else alias of the settings, source, alias of the catalog. Raises ModelNotFound."""
+        if (exact := self._by_id.get(name)) is not None:
+            return exact
         wanted = normalise_name(name)
         found = self._by_id.get(wanted) or self._by_alias.get(wanted) or self._by_source.get(wanted)
         if found is None and (entry := self._catalog.find(name)) is not None:

@@ -105,7 +105,7 @@ class Execution:
                 async with execution.attempt(job, result) as results:
                     ...
 
-    It takes `units` places at admission; `work` returns its cost on an engine.
+    It takes `units` places at admission; `work` is its cost on an engine, which may depend on the engine's limits.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Execution:
         selection: Selection,
         *,
         units: int = 1,
-        work: WorkOf | None = None,
+        work: Work | WorkOf | None = None,
     ) -> None:
         self.selection = selection
         # Whether an attempt has ended without an error.
@@ -176,7 +176,7 @@ class Execution:
 
     def _permit_at(self, placement: Placement) -> AbstractContextManager[Permit]:
         admission, context = placement.admission, self._context
-        work = None if self._work is None else self._work(admission.limits)
+        work = self._work(admission.limits) if callable(self._work) else self._work
         return admission.permit(self._units, context.deadline, work=work, interactive=context.interactive)
 
     def _on_engine(self, placement: Placement, key: Callable[[], bytes]) -> AbstractAsyncContextManager[None]:

@@ -1,5 +1,6 @@
 """Errors of Python's own in an engine process: they have a reason and quote no request."""
 
+import msgspec
 import pytest
 
 from tests.faults.engines.test_engine_faults import collect, running, until
@@ -37,7 +38,7 @@ def test_a_text_that_no_bucket_holds_fails_alone():
     spec = EngineSpec("m", "embedding", "/", Device.NPU, "", {"npu_buckets": [16, 32]}, emulated=True)
     runner, events = static.StaticEncoder(spec), []
     for number, lengths in ((1, [33]), (2, [5, 40])):
-        runner.submit(row_job([[7] * length for length in lengths], 1e12).with_id(number))
+        runner.submit(msgspec.structs.replace(row_job([[7] * length for length in lengths], 1e12), id=number))
     assert runner.has_work
     runner.step(events.append, lambda: None)
     assert [(event.id, event.code) for event in events] == [(number, "context_length_exceeded") for number in (1, 2)]

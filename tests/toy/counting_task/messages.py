@@ -13,9 +13,6 @@ class CountJob(msgspec.Struct, frozen=True, tag="count", array_like=True):
     deadline: float
     interactive: bool = True
 
-    def with_id(self, job_id):
-        return msgspec.structs.replace(self, id=job_id)
-
     def timeless(self):
         return CountJob(0, self.texts, 0.0)
 

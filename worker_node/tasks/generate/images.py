@@ -131,17 +131,10 @@ def image_of_base64(base64: str, at: int, where: str) -> Image:
     return Image(base64, at, where)
 
 
-def images_of(messages: object) -> tuple[Image, ...]:
-    """The images of a conversation in their order; none where the prompt is a text or token ids."""
-    if not isinstance(messages, tuple):
-        return ()
-    return tuple(image for turn in messages if isinstance(turn, Message) for image in turn.images)
-
-
 def check_images(manager: ModelManager, model: GenerationModel, request: GenerationRequest) -> tuple[Image, ...]:
     """The images of a request. Raises BadRequest for images that the model does not take, naming a model that does,
     for too many, and UnsupportedParameter for what a model with vision cannot do."""
-    images = images_of(request.prompt)
+    images = request.images
     if model.images is not None:
         _check_vision(model, model.images, request)
     elif images:

@@ -65,9 +65,6 @@ class GenerateJob(msgspec.Struct, frozen=True, tag="generate", array_like=True):
         tokens = self.tokens[: count * TOKEN_BYTES]
         return GenerateJob(self.id, tokens, 1, self.deadline, ignore_eos=True, interactive=self.interactive)
 
-    def with_id(self, job_id: int) -> GenerateJob:
-        return msgspec.structs.replace(self, id=job_id)
-
     def timeless(self) -> GenerateJob:
         return msgspec.structs.replace(self, id=0, deadline=0.0, interactive=True, max_new_tokens=0)
 

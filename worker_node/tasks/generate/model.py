@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from worker_node.core.types import (
     AnswerSchema,
     GivenForm,
+    Image,
     Message,
     ModelKind,
     Rendering,
@@ -108,16 +109,9 @@ class GenerationRequest:
     rendering: Rendering = field(default_factory=Rendering)
     drop_oldest: bool = False
 
-
-def completed(sampling: Sampling, of_the_model: Mapping[str, Any] | None, limit: int) -> Sampling:
-    """The sampling with its open fields filled in: by its dialect's defaults, else by those `of_the_model`.
-
-    None of these leaves it greedy. A default length is at most `limit` tokens, and at least what the request demands.
-    """
-    if of_the_model is None:
-        return sampling
-    defaults = of_the_model if sampling.dialect_defaults is None else sampling.dialect_defaults
-    filled = {field: value for field, value in defaults.items() if field in sampling.open_fields}
-    if (length := filled.get("max_new_tokens")) is not None:
-        filled["max_new_tokens"] = max(min(length, limit), sampling.min_tokens)
-    return replace(sampling, **filled, open_fields=frozenset())
+    @property
+    def images(self) -> tuple[Image, ...]:
+        """The images of a conversation in their order; none where the prompt is a text or token ids."""
+        if not isinstance(self.prompt, tuple):
+            return ()
+        return tuple(image for turn in self.prompt for image in turn.images)

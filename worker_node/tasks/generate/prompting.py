@@ -23,13 +23,12 @@ from worker_node.tasks.generate.images import (
     check_images,
     image_decoder,
     image_prompt,
-    images_of,
     with_tags,
     without_tags,
 )
 from worker_node.tasks.generate.messages import GenerateJob, ImagePrompt, RawImage
 from worker_node.tasks.generate.metrics import ImageMetrics
-from worker_node.tasks.generate.model import GenerationModel, GenerationRequest, completed
+from worker_node.tasks.generate.model import GenerationModel, GenerationRequest
 from worker_node.tasks.generate.schemas import schema_compiler
 from worker_node.tasks.generate.tokenization import large_texts
 from worker_node.tasks.generate.tool_calls import (
@@ -122,7 +121,7 @@ async def prepare_generation(
     _check_window(model, request, count + room)
     wanted: dict[Feature, bool] = {"n": sampling.choices > 1, "logprobs": sampling.logprobs}
     demand = Demand(
-        model.id,
+        model.installed.id,
         model.placements,
         prompt_tokens=count,
         token_count=count,
@@ -174,7 +173,7 @@ class _Prompting:
         if use is not None and use.forced:
             # The answer begins where a call does, so that the model writes in the form that it was trained on.
             text += calls.opening
-        plain = without_tags(text, len(images))
+        plain = without_tags(text, len(images)) if images else text
         tokens = await texts.encode(chat, plain, special=False, deadline=deadline)
         seen = None
         if model.images is not None:
@@ -249,13 +248,17 @@ def _names(use: ToolUse) -> frozenset[str]:
 
 async def _decode_images(services: Services, model: GenerationModel, request: GenerationRequest) -> dict[str, RawImage]:
     """The pixels of the request's images by field; refuses the request before that if the queue is full."""
+    if model.images is None and not request.images:
+        if not request.context.dry_run:
+            reject_if_full(model.placements, 1, request.context)
+        return {}
     note: Note = partial(services.telemetry.own(ImageMetrics).count, model.id)
     if request.context.dry_run:
         note = _count_nothing
     try:
         images = check_images(services.manager, model, request)
     except NodeError as error:
-        for image in images_of(request.prompt):
+        for image in request.images:
             note(image, 0, error.code)
         raise
     if not request.context.dry_run:
@@ -300,6 +303,20 @@ def checked_sampling(model: GenerationModel, request: GenerationRequest) -> Samp
             param="min_tokens",
         )
     return sampling
+
+
+def completed(sampling: Sampling, of_the_model: Mapping[str, Any] | None, limit: int) -> Sampling:
+    """The sampling with its open fields filled in: by its dialect's defaults, else by those `of_the_model`.
+
+    None of these leaves it greedy. A default length is at most `limit` tokens, and at least what the request demands.
+    """
+    if of_the_model is None:
+        return sampling
+    defaults = of_the_model if sampling.dialect_defaults is None else sampling.dialect_defaults
+    filled = {field: value for field, value in defaults.items() if field in sampling.open_fields}
+    if (length := filled.get("max_new_tokens")) is not None:
+        filled["max_new_tokens"] = max(min(length, limit), sampling.min_tokens)
+    return replace(sampling, **filled, open_fields=frozenset())
 
 
 def _check_amounts(model: GenerationModel, sampling: Sampling) -> None:

@@ -18,8 +18,7 @@ from worker_node.scheduling.admission import Work
 from worker_node.serving.routing import Explained, Explanation, select_placement
 from worker_node.serving.run import Execution, Proof, Services, after_first
 from worker_node.tasks.generate.answer_text import Answer
-from worker_node.tasks.generate.images import images_of
-from worker_node.tasks.generate.messages import TokenDelta
+from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
 from worker_node.tasks.generate.metrics import count_generation, count_tokens, trace_generation
 from worker_node.tasks.generate.model import GenerationRequest, generation_model
 from worker_node.tasks.generate.prompting import PreparedGeneration, prepare_generation
@@ -42,8 +41,7 @@ async def generate(
     context = request.context
     with trace_generation(services.tracing, request) as operation, ExitStack() as in_use:
         began = time.monotonic()
-        seeing = bool(images_of(request.prompt))
-        model = await generation_model(services.manager, request.model, context.deadline, seeing=seeing)
+        model = await generation_model(services.manager, request.model, context.deadline, seeing=bool(request.images))
         in_use.enter_context(model.activity.used_by(context))
         prepared = await prepare_generation(services, model, request)
         tokenize_s = time.monotonic() - began
@@ -51,11 +49,11 @@ async def generate(
         selection = await select_placement(prepared.demand, context)
         operation.routed(selection.route)
         job = prepared.job(selection.placement)
-        work = Work(prepared.prompt.count, job.max_new_tokens)
-        with Execution(prepared.demand, context, selection, work=lambda _limits: work).admitted() as execution:
-            proof = Proof.of(selection.route, context, strict=services.require_proof)
+        work = Work(prepared.demand.prompt_tokens, job.max_new_tokens)
+        proof = Proof.of(selection.route, context, strict=services.require_proof)
+        with Execution(prepared.demand, context, selection, work=work).admitted() as execution:
             run = GenerationRun(
-                services.telemetry, operation, prepared, execution, proof, tokenize_s, whole=whole, index=index
+                services.telemetry, operation, prepared, job, execution, proof, tokenize_s, whole=whole, index=index
             )
             async with AsyncExitStack() as stack:
                 run.events = await stack.enter_async_context(aclosing(run.answer()))
@@ -76,7 +74,7 @@ class ChoiceEvent(NamedTuple):
 class GenerationRun:
     """A generation that has been routed and admitted: its headers are known, its `events` are still to come.
 
-    It waited for `loading_s` seconds for its model to be loaded.
+    `model` is the id of its model; it waited for `loading_s` seconds for it to be loaded.
     """
 
     events: AsyncGenerator[ChoiceEvent, None]
@@ -86,6 +84,7 @@ class GenerationRun:
         telemetry: Telemetry,
         operation: Operation,
         prepared: PreparedGeneration,
+        job: GenerateJob,
         execution: Execution,
         proof: Proof,
         tokenize_s: float,
@@ -96,22 +95,26 @@ class GenerationRun:
         self._telemetry = telemetry
         self._operation = operation
         self._prepared = prepared
+        self._job = job
         self._execution = execution
         self._proof = proof
         self._tokenize_s = tokenize_s
         self._whole = whole
         self._index = index
+        self.model = prepared.demand.model
         self.loading_s = execution.selection.loading_s
 
     @property
     def route(self) -> Route:
         """The current route; a retry may change it until part of the answer has been sent."""
-        return replace(self._execution.route, unproven=self._proof.unread)
+        return self._proven(self._execution.selection.route)
 
     def head(self) -> Route:
         """The route for a head that is sent before the first token: from then on it stays on that device."""
-        self._execution.pin_device()
-        return self.route
+        return self._proven(self._execution.pin_device())
+
+    def _proven(self, route: Route) -> Route:
+        return replace(route, unproven=True) if self._proof.unread else route
 
     def check_places(self, count: int) -> None:
         """Raise BadRequest for more answers at once than the model has places for: not all would ever be admitted."""
@@ -129,15 +132,16 @@ class GenerationRun:
         For an answer that is sent as a whole all pieces come at its end: a retry starts it from its beginning.
         """
         operation, execution, prepared, index = self._operation, self._execution, self._prepared, self._index
-        operation.submitted(execution.selection.placement.engine)
         # Here as well as around the block: a reply that streams renders the error itself, inside of the block.
         with execution.naming_route(), operation.watch():
+            operation.submitted(execution.selection.placement.engine)
+            job = self._job
             while not execution.done:
                 answer, held = self._new_answer(), list[ChoiceEvent]()
                 # Admission and metrics hear of the first token, of the end, and from time to time between them.
                 report_at = 0.0
                 try:
-                    async with execution.attempt(prepared.job(execution.selection.placement), TokenDelta) as deltas:
+                    async with execution.attempt(job, TokenDelta) as deltas:
                         async for delta in deltas:
                             execution.sent = not self._whole
                             pieces = answer.push(delta)
@@ -156,20 +160,26 @@ class GenerationRun:
                                 break
                 finally:
                     self._count_tokens(answer)
-            self._proof.check(answer.busy_us)
+                if not execution.done:
+                    job = prepared.job(execution.selection.placement)
+            if self._proof.required:
+                self._proof.check(answer.busy_us)
             for event in held:
                 yield event
             for piece in answer.flush():
                 yield ChoiceEvent(index, piece, answer.tokens)
-            finished = answer.finished(prepared.request.context.arrived, self._tokenize_s)
-            count_generation(self._telemetry, execution.route, finished)
-            operation.answered(
-                finished.usage,
-                finish_reason=finished.finish_reason.value,
-                busy_us=finished.npu_busy_delta_us,
-                busy_shared=finished.npu_busy_shared,
-            )
-            yield ChoiceEvent(index, finished, answer.tokens)
+            yield ChoiceEvent(index, self._finished(answer), answer.tokens)
+
+    def _finished(self, answer: Answer) -> Finished:
+        finished = answer.finished(self._prepared.request.context.arrived, self._tokenize_s)
+        count_generation(self._telemetry, self._execution.selection.route, finished)
+        self._operation.answered(
+            finished.usage,
+            finish_reason=finished.finish_reason.value,
+            busy_us=finished.npu_busy_delta_us,
+            busy_shared=finished.npu_busy_shared,
+        )
+        return finished
 
     def _new_answer(self) -> Answer:
         prepared = self._prepared
@@ -179,27 +189,28 @@ class GenerationRun:
             prepared.request.sampling,
             deepcopy(prepared.prompt.parser),
             single_call=use is not None and use.single,
-            prompt_tokens=prepared.prompt.count,
+            prompt_tokens=prepared.demand.prompt_tokens,
         )
 
     def _report(self, answer: Answer, delta: TokenDelta, at: float, *, ended: bool) -> None:
         """Record the tokens since the last report; with the first of them, that the engine works on the request."""
         operation, permit = self._operation, self._execution.permit
         if answer.first_token is None:
-            self._proof.check(delta.busy_us)
+            if self._proof.required:
+                self._proof.check(delta.busy_us)
             answer.first_token = time.monotonic()
             answer.started = delta.started or answer.submitted
             operation.started(answer.started)
             operation.first_token(at)
         permit.progressed(answer.unreported, at=at, prefilled=(delta.prefilled, delta.prefill_s))
-        self._count_tokens(answer)
         if ended:
-            operation.ended(at)
             permit.answered()
+            operation.ended(at)
+        self._count_tokens(answer)
 
     def _count_tokens(self, answer: Answer) -> None:
         if answer.unreported:
-            count_tokens(self._telemetry, self._execution.route, answer.unreported)
+            count_tokens(self._telemetry, self._execution.selection.route, answer.unreported)
             answer.unreported = 0
 
 

@@ -52,6 +52,10 @@ class ChatTokenizer:
         if template is not None:
             self._check_template(template)
         self.context_limit = context_limit
+        # The model's own template, in Jinja: whether it has a place for tools, and knows of reasoning.
+        self.chat_template = self._renderer.template
+        self.takes_tools = "tools" in self.chat_template
+        self.can_think = "think" in self.chat_template
         self._table = list(self._detokenizer.vocabulary)
         self._special: dict[int, bytes] = {}
         self.end_tokens = frozenset({self._renderer.special_ids["eos"]})
@@ -125,21 +129,6 @@ class ChatTokenizer:
         bare, whole = (self._graph.encode("a", special=special) for special in (False, True))
         at = next((n for n in range(len(whole)) if whole[n : n + len(bare)] == bare), 0)
         return self.decode(whole[:at], skip_special_tokens=False) if at else ""
-
-    @property
-    def chat_template(self) -> str:
-        """The model's own template, in Jinja."""
-        return self._renderer.template
-
-    @property
-    def takes_tools(self) -> bool:
-        """Whether the model's own template has a place for tools."""
-        return "tools" in self.chat_template
-
-    @property
-    def can_think(self) -> bool:
-        """Whether the model's own template knows of reasoning before the answer."""
-        return "think" in self.chat_template
 
     def render(
         self,

@@ -1,5 +1,6 @@
 """Row-level bookkeeping of embedding jobs: every row comes back to its own job, and its cost with it."""
 
+import msgspec
 import numpy as np
 
 from worker_node.encoders.jobs import RowJob, RowJobs, RunCost, row_job
@@ -11,7 +12,7 @@ ONE = BatchLimits(max_rows=1)
 
 
 def job(job_id, *rows, deadline=FAR):
-    return row_job(rows, deadline).with_id(job_id)
+    return msgspec.structs.replace(row_job(rows, deadline), id=job_id)
 
 
 def run(jobs, batch, length, cost=None):

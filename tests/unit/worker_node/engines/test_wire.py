@@ -21,7 +21,6 @@ from worker_node.engines.protocol import (
     OutcomeBatch,
     Shutdown,
     results_of,
-    submission,
 )
 from worker_node.engines.wire import (
     LENGTH,
@@ -33,6 +32,7 @@ from worker_node.engines.wire import (
     decode_event,
     decode_spec,
     encode,
+    submission,
 )
 from worker_node.tasks.generate.messages import GenerateJob, Step, TokenDelta
 
@@ -46,7 +46,6 @@ OUTCOMES = [
     OutcomeBatch([RowResult(6, b"\x00" * 8, 1.0, 0.5), Step([TokenDelta(7, [3])])]),
 ]
 COMMANDS = [
-    *map(submission, JOBS),
     Cancel(3),
     Shutdown(),
 ]
@@ -73,7 +72,7 @@ def test_an_event_comes_back_equal(event):
 
 @pytest.mark.parametrize("job", JOBS)
 def test_a_job_comes_back_equal(job):
-    (body,) = FrameBuffer().feed(encode(submission(job)))
+    (body,) = FrameBuffer().feed(submission(job))
     submitted = decode_command(body)
     assert (submitted.id, msgspec.msgpack.decode(submitted.body, type=type(job))) == (job.id, job)
 

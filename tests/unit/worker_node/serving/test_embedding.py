@@ -9,7 +9,7 @@ import pytest
 from tests.support.services import services_of
 from tests.support.task_engine import TaskEngine, encoded
 from worker_node.core.errors import Overloaded
-from worker_node.core.types import Device, ModelKind, Priority, RequestContext
+from worker_node.core.types import Device, ModelKind, RequestContext
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
@@ -70,14 +70,14 @@ async def test_the_priority_of_a_request_is_that_of_its_texts_and_of_its_place()
     served = services()
     (placement,) = served.manager.models[0].placements
 
-    async def ask(priority, *texts):
+    async def ask(interactive, *texts):
         now = time.monotonic()
-        await embed(served, EmbeddingRequest(RequestContext("req_1", now, now + 60, priority), texts))
+        await embed(served, EmbeddingRequest(RequestContext("req_1", now, now + 60, interactive), texts))
 
-    await ask(Priority.BATCH, (1,))
-    await ask(Priority.INTERACTIVE, (2,))
+    await ask(False, (1,))
+    await ask(True, (2,))
     assert placement.engine.priorities == [False, True]
     with placement.admission.permit(6, time.monotonic() + 60):
         with pytest.raises(Overloaded, match="for batch work"):
-            await ask(Priority.BATCH, (3,))
-        await ask(Priority.INTERACTIVE, (4,))
+            await ask(False, (3,))
+        await ask(True, (4,))

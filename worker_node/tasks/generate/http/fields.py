@@ -11,7 +11,7 @@ from pydantic import Field
 from pydantic_core import PydanticCustomError
 
 from worker_node.core.errors import BadRequest
-from worker_node.core.types import AnswerSchema, GivenForm, Priority, Rendering, RequestContext, Sampling
+from worker_node.core.types import AnswerSchema, GivenForm, Rendering, RequestContext, Sampling
 from worker_node.http import parameters
 from worker_node.http.body import DialectBody
 from worker_node.http.leniency import ACCOUNTING, Table, Unsupported, hints
@@ -149,7 +149,7 @@ class SamplingFields(GuidedFields, SamplingBody):
 
     def urgency(self, context: RequestContext) -> RequestContext:
         """The context with the priority of vLLM's field: what is above 0 may wait and is batch work."""
-        return context if (self.priority or 0) <= 0 else replace(context, priority=Priority.BATCH)
+        return context if (self.priority or 0) <= 0 else replace(context, interactive=False)
 
     def sampling(self, *, logprobs: bool, **override: Any) -> Sampling:
         """How to sample, with some fields overridden. Raises BadRequest."""

@@ -79,7 +79,9 @@ def routes() -> list[web.RouteDef]:
 async def _chat(request: web.Request) -> Ask:
     context = request_context(request)
     body = await read_body(request, ChatBody)
-    top = limited(request, "top_logprobs", body.top_logprobs or 0, known_alternatives(body.temperature))
+    top = body.top_logprobs or 0
+    if top:
+        top = limited(request, "top_logprobs", top, known_alternatives(body.temperature))
     return _ask(request, body, body.requests(context), partial(_Chat, body, top))
 
 
@@ -115,7 +117,7 @@ class _Rendered(Renderer):
         self._choices_per_prompt = body.n or 1
         self._with_usage = bool(options.include_usage)
         self._usage_in_chunks = bool(options.continuous_usage_stats)
-        self._fields = {"id": new_id(self.id_prefix), "created": int(time.time()), "model": choices.routes[0].model}
+        self._fields = {"id": new_id(self.id_prefix), "created": int(time.time()), "model": choices.runs[0].model}
         # Without usage the JSON around the choice is the same in every chunk.
         self._head = b"data: " + orjson.dumps(self._object(self.chunk_kind, []))[:-2]
         self._ends: list[Finished] = []
@@ -130,7 +132,8 @@ class _Rendered(Renderer):
             return b"" if part is None else self._chunk(part, event.tokens)
         self._ends.append(event.event)
         complete = len(self._ends) == len(self._choices.runs)
-        busy = busy_fields(self._ends) if complete else {}
+        measured = complete and any(end.npu_busy_delta_us is not None for end in self._ends)
+        busy = busy_fields(self._ends) if measured else {}
         last = self._chunk(self._closing(event.choice, event.event), event.tokens, {} if self._with_usage else busy)
         if not complete:
             return last
@@ -208,10 +211,8 @@ class ChatBody(SamplingFields):
         if self.modalities is not None and self.modalities != ["text"]:
             raise BadRequest('modalities: must be ["text"]; nothing else is supported', param="modalities")
         request = GenerationRequest(
-            self.urgency(context),
-            conversation(self.messages),
-            self.sampling(logprobs=bool(self.logprobs)),
-            self.model,
+            prompt=conversation(self.messages),
+            model=self.model,
             tool_use=self._tool_use(),
             grammar=self.held_to(schema_of(self.response_format)),
             split_reasoning=True,
@@ -221,10 +222,14 @@ class ChatBody(SamplingFields):
                 add_generation_prompt=self.add_generation_prompt,
                 continue_final_message=self.continue_final_message,
             ),
+            context=self.urgency(context),
+            sampling=self.sampling(logprobs=bool(self.logprobs)),
         )
-        return repeated(request, self.n or 1)
+        return repeated(request, self.n) if self.n and self.n > 1 else [request]
 
     def _tool_use(self) -> ToolUse | None:
+        if self.tools is None and self.tool_choice is None:
+            return None
         tools = [
             tool_of(tool.function, f"tools[{index}].function", strict=tool.function.strict is True)
             for index, tool in enumerate(self.tools or [])

@@ -47,8 +47,8 @@ class Renderer(ABC):
     def whole(self, events: Sequence[ChoiceEvent]) -> dict[str, Any]:
         """The reply without a stream."""
 
-    def close(self) -> None:  # noqa: B027  (only a dialect that stores answers needs it)
-        """The stream has ended, or its reader has left."""
+    def abandon(self) -> None:  # noqa: B027  (only a dialect that stores answers needs it)
+        """The reader has left before the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,9 @@ def answering(parse: Callable[[web.Request], Awaitable[Ask | web.StreamResponse]
                     except NodeError as error:
                         stream.failed(error)
                         await stream.write(renderer.failure(error))
-            finally:
-                renderer.close()
+            except BaseException:
+                renderer.abandon()
+                raise
             return stream.response
 
     return inference(answer)

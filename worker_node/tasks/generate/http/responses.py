@@ -102,7 +102,7 @@ class _Rendered(Renderer):
         self._conversation.begin(whole)
         return whole
 
-    def close(self) -> None:
+    def abandon(self) -> None:
         if not self._ended:
             self._items.end("incomplete")
             self._end(self._response.stopped(self._items, "cancelled"))
