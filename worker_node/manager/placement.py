@@ -41,8 +41,6 @@ class Residency:
     on_request: bool = False
     unload_when_idle: bool = False
     unloading: bool = False
-    # Its engine has ended, and the next placement is being loaded for that.
-    down: bool = False
     # It is wanted whether or not a request waits for it.
     insisted: bool = False
     # Why the last load request was refused, and why the present one waits for memory.
@@ -51,12 +49,10 @@ class Residency:
     # Its first load compiles for an NPU, which takes minutes or hours.
     cold: bool = False
     waiters: int = 0
-    patient: int = 0
     loading_since: float | None = None
     load_s: float | None = None
     ready_at: float = 0.0
     loads: int = 0
-    ahead_s: float = 0.0
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -112,7 +108,7 @@ class Residency:
     def ready_in(self) -> float:
         """Seconds until a load that is wanted or going on is likely to have ended."""
         if self.loading_since is None:
-            return self.ahead_s + self.expected_load_s()
+            return self.expected_load_s()
         return max(0.5, self.loading_since + self.expected_load_s() - self.clock())
 
 
@@ -171,19 +167,14 @@ class Placement:
             self.engine.wake()
 
     @contextmanager
-    def awaited(self, *, patient: bool) -> Iterator[None]:
-        """Count a request that waits for the engine while the block runs; a load that nobody waits for is not begun.
-
-        `patient`: it also waits for memory that other models use.
-        """
+    def awaited(self) -> Iterator[None]:
+        """Count a request that waits for the engine while the block runs; a load that nobody waits for is not begun."""
         residency = self.residency
         residency.waiters += 1
-        residency.patient += patient
         try:
             yield
         finally:
             residency.waiters -= 1
-            residency.patient -= patient
             unstarted = self.engine.status.state is EngineState.UNLOADED
             if unstarted and not residency.waiters and not residency.insisted:
                 residency.cancel_load_request()
@@ -192,7 +183,7 @@ class Placement:
 
     async def settled(self, deadline: float) -> None:
         """Wait until the engine is ready, or known not to be soon. Raises DeadlineExceeded, InsufficientMemory."""
-        with self.awaited(patient=True):
+        with self.awaited():
             self.raise_refusal()
             while self.state is EngineState.STARTING or self._returns:
                 if not await first_change([self], deadline):

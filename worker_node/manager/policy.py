@@ -53,8 +53,6 @@ class Unit:
     keep_until: float | None = None
     # It is unloaded as soon as it is idle.
     unload_when_idle: bool = False
-    # Requests that wait for its load also wait for others to become idle; else the load is refused if it does not fit.
-    patient: bool = False
 
     @property
     def evictable(self) -> bool:
@@ -178,7 +176,7 @@ class _Memory:
         short = unit.memory - (budget - claimed - self._held(unit.pool, staying=True))
         if short > sum(other.memory for other in self._evictable(unit.pool)):
             holding = [*(u for u in self._units if self._holds(u, unit.pool)), *claims]
-            return [], Refusal(unit.key, unit.memory, budget, tuple(u.key for u in holding), waits=unit.patient), False
+            return [], Refusal(unit.key, unit.memory, budget, tuple(u.key for u in holding), waits=True), False
         evicted = [(other.key, Why.ROOM) for other in self._evict(unit.pool, short)]
         claims.append(unit)
         return evicted, None, unit.memory <= budget - claimed - self._held(unit.pool, staying=False)

@@ -8,7 +8,6 @@ import math
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 
 from worker_node.devices.memory import resident_memory
 from worker_node.engines.protocol import EngineState
@@ -32,7 +31,6 @@ _STATES = {
     EngineState.FAILED: UnitState.DOWN,
     EngineState.STOPPED: UnitState.UNLOADING,
 }
-_DOWN = frozenset({EngineState.BACKING_OFF, EngineState.QUARANTINED, EngineState.FAILED})
 # No process is to come soon: others may use the memory.
 _GIVEN_UP = frozenset({EngineState.QUARANTINED, EngineState.FAILED})
 
@@ -193,7 +191,6 @@ class Reconciler:
         snapshot: list[Unit] = []
         turning_over = False
         for number, model in enumerate((*self._names.models, *self.unserved)):
-            self._load_fallback(model)
             for placement in model.placements:
                 unit = self._observe(model, placement)
                 if unit.key in units:  # a later form that is being loaded, or an earlier one that finishes its requests
@@ -203,10 +200,7 @@ class Reconciler:
                     turning_over = True
                 units[unit.key] = (model, placement)
                 snapshot.append(unit)
-        if turning_over:
-            snapshot = [replace(unit, patient=True) for unit in snapshot]
         self._awaited = turning_over or any(unit.wanted_since is not None or unit.unload_when_idle for unit in snapshot)
-        self._estimate_waits(snapshot, units)
         now = self._clock()
         plan = decide(snapshot, self.budgets, now)
         for key in plan.loads:
@@ -258,36 +252,11 @@ class Reconciler:
             pinned=residency.pinned,
             keep_until=self._keep_alives.until(model),
             unload_when_idle=residency.unload_when_idle,
-            patient=residency.patient > 0,
         )
-
-    @staticmethod
-    def _load_fallback(model: ServedModel) -> None:
-        """Load the next placement when an engine goes down."""
-        for placement, following in pairwise(model.placements):
-            down = placement.engine.status.state in _DOWN
-            if down and not placement.residency.down and following.engine.status.state is EngineState.UNLOADED:
-                following.residency.request_load()
-            placement.residency.down = down
-
-    @staticmethod
-    def _estimate_waits(snapshot: list[Unit], units: dict[Key, tuple[ServedModel, Placement]]) -> None:
-        """Set for each engine that waits for its turn how long the loads before it on its device will take."""
-        ahead: dict[str, float] = {}
-        for unit in snapshot:
-            if unit.state is UnitState.LOADING:
-                ahead[unit.device] = ahead.get(unit.device, 0.0) + units[unit.key][1].residency.ready_in()
-        waiting = [u for u in snapshot if u.state is UnitState.UNLOADED and u.wanted_since is not None]
-        for unit in sorted(waiting, key=lambda u: u.wanted_since or 0.0):
-            residency, before = units[unit.key][1].residency, ahead.get(unit.device, 0.0)
-            if residency.ahead_s != before:
-                residency.ahead_s = before
-                residency.changed()
-            ahead[unit.device] = before + residency.expected_load_s()
 
     def _load(self, model: ServedModel, placement: Placement) -> None:
         residency = placement.residency
-        residency.unload_when_idle, residency.ahead_s = False, 0.0
+        residency.unload_when_idle = False
         seconds = residency.expected_load_s()
         duration = "for the first time, which takes minutes" if math.isinf(seconds) else f"{seconds:.0f} s"
         log.info("loading %s on %s: about %.0f MB, %s", model.id, placement.device, residency.memory / _MB, duration)

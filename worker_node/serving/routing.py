@@ -53,7 +53,7 @@ class PlacementStatus:
     `prompt_limit` bounds the prompt and `total_limit` prompt and output together, both in tokens; `lacks` is what it
     can never do. `obstacle` says why it cannot serve now, `detail` in words; None means that it can. Otherwise it is
     likely to be ready in `ready_in` seconds (inf: unknown; None: not soon, or not by itself), `on_request`: because a
-    request has or would have it loaded. `shortage` says why it waits for memory.
+    request has or would have it loaded. `shortage` says why its load waits for memory or was refused.
     """
 
     device: Device
@@ -85,7 +85,7 @@ class PlacementStatus:
             ready_in=ready_in,
             # A process that grew too large would serve if it had been left alone.
             on_request=placement.residency.on_request or status.replacing or placement.state is EngineState.UNLOADED,
-            shortage=placement.residency.shortage,
+            shortage=placement.residency.shortage or placement.residency.refusal,
         )
 
     def holds(self, demand: Demand) -> bool:
@@ -279,8 +279,7 @@ async def _wait(decision: Decision, demand: Demand, context: RequestContext, uni
     placement = demand.placements[index]
     with (
         placement.admission.waiting(units, interactive=context.interactive),
-        # A caller who can go elsewhere does not wait for memory.
-        placement.awaited(patient=context.restart_wait_s != 0.0),
+        placement.awaited(),
     ):
         # Only once: where memory does not hold it beside the other one, each further try would be refused, too.
         _load(demand, decision.load)

@@ -97,7 +97,6 @@ def test_any_snapshot_keeps_the_promises():
                 pinned=rng.random() < 0.2,
                 keep_until=rng.choice([None, rng.uniform(100, 300)]),
                 unload_when_idle=rng.random() < 0.2,
-                patient=rng.random() < 0.3,
             )
             for number in range(rng.randint(0, 8))
             for device in rng.sample(["NPU", "GPU", "CPU"], rng.randint(1, 2))
@@ -125,24 +124,21 @@ def test_any_snapshot_keeps_the_promises():
 def test_the_refusal_names_what_is_in_the_way():
     pinned, busy = unit("pinned", pinned=True), unit("busy", busy=True)
     wanted = unit("wanted", UNLOADED, wanted_since=1.0)
-    plan = decide([pinned, busy, wanted], {"host": 250}, 1.0)
-    assert plan.refusals == (Refusal(wanted.key, 100, 250, (pinned.key, busy.key)),)
-    patient = unit("wanted", UNLOADED, wanted_since=1.0, patient=True)
-    short = Refusal(patient.key, 100, 250, (pinned.key, busy.key), waits=True)
-    assert decide([pinned, busy, patient], {"host": 250}, 1.0).refusals == (short,), "it waits until that is idle"
+    short = Refusal(wanted.key, 100, 250, (pinned.key, busy.key), waits=True)
+    assert decide([pinned, busy, wanted], {"host": 250}, 1.0).refusals == (short,), "it waits until that is idle"
     loading, leaving = unit("loading", LOADING, memory=80), unit("leaving", UnitState.UNLOADING, memory=20)
     plan = decide(
         [loading, leaving, Unit(("wanted", "NPU"), "NPU", "host", 100, UNLOADED, wanted_since=1.0)], {"host": 150}, 1.0
     )
     assert [refusal.in_the_way for refusal in plan.refusals] == [(loading.key, leaving.key)]
-    hopeless = unit("wanted", UNLOADED, wanted_since=1.0, patient=True, memory=200)
+    hopeless = unit("wanted", UNLOADED, wanted_since=1.0, memory=200)
     assert [r.in_the_way for r in decide([pinned, busy, hopeless], {"host": 250}, 1.0).refusals] == [(pinned.key,)]
 
 
 def test_a_load_that_waits_for_models_in_use_keeps_no_memory_from_others():
     busy = unit("busy", busy=True)
-    large = unit("large", UNLOADED, wanted_since=1.0, memory=150, patient=True)
-    small = unit("small", UNLOADED, wanted_since=2.0, memory=50, patient=True)
+    large = unit("large", UNLOADED, wanted_since=1.0, memory=150)
+    small = unit("small", UNLOADED, wanted_since=2.0, memory=50)
     plan = decide([busy, large, small], {"host": 200}, 3.0)
     assert plan.loads == (small.key,)
     assert [refusal.key for refusal in plan.refusals if refusal.waits] == [large.key]
