@@ -1,5 +1,5 @@
 """How long things live: a call until its deadline or until its client closes, a stream within one event loop, a
-background task until it is cancelled.
+background task until it is cancelled, a thread until its work is done.
 """
 
 from __future__ import annotations
@@ -10,18 +10,30 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from concurrent.futures import Future
+import weakref
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
+from functools import partial
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from backend_client.errors import ClientClosed, ConfigurationError
 from backend_client.options import LONGEST_S
 
-_GRACE_S = 1.0
+A = TypeVar("A")
+R = TypeVar("R")
+T = TypeVar("T")
 Clock = Callable[[], float]
+log = logging.getLogger(__name__)
+
+# How long work may take to end by itself when its client closes.
+_GRACE_S = 1.0
+# Between restarts of a background task; one that ran for long before it failed starts with the shortest pause again.
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 5.0
+_STABLE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +148,6 @@ class OpenCalls:
                 pass
 
 
-# What belongs to one event loop: closed before that loop ends, even if nobody closes it, and of no use in another.
-
-T = TypeVar("T")
-
-
 def before_loop_ends(close: Callable[[], Awaitable[None]], name: str) -> asyncio.Task[None]:
     """Await `close` when the tasks of the running loop are cancelled, as `asyncio.run` does at its end.
 
@@ -157,32 +164,29 @@ def before_loop_ends(close: Callable[[], Awaitable[None]], name: str) -> asyncio
 
 
 class OneLoop(AsyncGenerator[T, None]):
-    """An async generator that is read in the process and the event loop that began to read it.
+    """An async generator that is read in the event loop that began to read it.
 
-    asyncio ends the generators of a loop that ends: read in the next loop, what is left would be missing. In a forked
-    child they hold the parent's connections.
+    asyncio ends the generators of a loop that ends: read in the next loop, what is left would be missing.
     """
 
     def __init__(self, items: AsyncGenerator[T, None]) -> None:
         self._items = items
-        self._begun: tuple[int, asyncio.AbstractEventLoop] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._ended = False
 
     def check(self) -> None:
         """Raise ConfigurationError where it was begun elsewhere and has not ended."""
         if not self._ended and self._elsewhere:
-            forked = self._begun is not None and self._begun[0] != os.getpid()
-            where = "in the parent of this process" if forked else "in another event loop"
-            raise ConfigurationError(f"this stream was begun {where} and cannot be continued here; begin a new one")
+            raise ConfigurationError("this stream was begun in another event loop or process; begin a new one here")
 
     @property
     def _elsewhere(self) -> bool:
-        return self._begun is not None and self._begun != (os.getpid(), asyncio.get_running_loop())
+        return self._loop not in {None, asyncio.get_running_loop()}
 
     async def asend(self, _: None) -> T:
         """The next item. Raises ConfigurationError, see `check`."""
         self.check()
-        self._begun = os.getpid(), asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
         try:
             return await anext(self._items)
         except StopAsyncIteration:
@@ -198,16 +202,6 @@ class OneLoop(AsyncGenerator[T, None]):
         if not self._elsewhere:
             await self._items.aclose()
         self._ended = True
-
-
-# Background tasks that never end silently: one that fails or returns is logged and restarted with backoff.
-
-log = logging.getLogger(__name__)
-
-_FIRST_PAUSE_S = 0.1
-_LONGEST_PAUSE_S = 5.0
-# A task that ran this long before it failed starts with the shortest pause again.
-_STABLE_S = 30.0
 
 
 def supervise(work: Callable[[], Awaitable[None]], name: str) -> asyncio.Task[None]:
@@ -249,14 +243,8 @@ def _place(error: Exception) -> str:
     return f"failed with {type(error).__name__}{where}"
 
 
-# Blocking calls of the system that may hang for long, such as the resolver or a file on a network mount.
-
-A = TypeVar("A")
-R = TypeVar("R")
-
-
 class DaemonThread:
-    """Runs functions one after another, in a thread of its own, until `end`.
+    """Runs functions that may hang, such as the resolver's, one after another in a thread of its own, until `end`.
 
     Unlike with `asyncio.to_thread`, a call that hangs neither uses up the caller's thread pool nor holds up the end of
     the event loop or of the interpreter.
@@ -266,11 +254,15 @@ class DaemonThread:
         self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
-    async def run(self, function: Callable[[], R]) -> R:
-        """The result of a function. One that has begun runs to its end, also when the caller is cancelled."""
+    def submit(self, function: Callable[[], R]) -> Future[R]:
+        """Run a function after those that were submitted before."""
         future: Future[R] = Future()
         self._work.put((future, function))
-        return await asyncio.wrap_future(future)
+        return future
+
+    async def run(self, function: Callable[[], R]) -> R:
+        """The result of a function. One that has begun runs to its end, also when the caller is cancelled."""
+        return await asyncio.wrap_future(self.submit(function))
 
     def end(self) -> None:
         """End the thread after the functions that it was given."""
@@ -327,31 +319,135 @@ class Shared:
 def map_in_daemon_threads(function: Callable[[A], R], items: Sequence[A], at_once: int, name: str) -> list[R]:
     """Run a function on each item, some at once, and return the results in the items' order. Blocking.
 
-    Raises the first error, and begins no other item after it. Unlike those of an executor, its threads do not hold up
-    the end of the interpreter.
+    Raises the first error. Unlike those of an executor, its threads do not hold up the end of the interpreter.
     """
-    waiting: SimpleQueue[int] = SimpleQueue()
-    for number in range(len(items)):
-        waiting.put(number)
-    results: dict[int, R] = {}
-    failed: list[Exception] = []
+    threads = [DaemonThread(name) for _ in range(min(at_once, len(items)))]
+    futures = [threads[number % at_once].submit(partial(function, item)) for number, item in enumerate(items)]
+    try:
+        return [future.result() for future in futures]
+    finally:
+        for future in futures:
+            future.cancel()
+        for thread in threads:
+            thread.end()
 
-    def run() -> None:
-        while not failed:
-            try:
-                number = waiting.get_nowait()
-            except Empty:
+
+class LoopThread:
+    """Runs coroutines for any other thread, in an event loop in a thread of its own that starts with the first of them.
+
+    `close` awaits `closing` in the loop and ends the loop; so do the end of the interpreter and the garbage collector.
+    """
+
+    def __init__(self, name: str, closing: Callable[[], Awaitable[None]]) -> None:
+        self._name = name
+        self._closing = closing
+        self._loop: _Loop | None = None
+        self._starting = threading.Lock()
+
+    def run(self, work: Coroutine[Any, Any, R]) -> R:
+        """Run a coroutine there and wait for it. An interrupt of the waiting thread cancels it.
+
+        Raises ClientClosed after `close` and when the loop is closed meanwhile; ConfigurationError in the loop's own
+        thread, which would wait for itself, and in a forked child, which has neither the thread nor its connections.
+        """
+        loop = self._loop
+        if loop is None:
+            with self._starting:
+                loop = self._loop = self._loop or self._start()
+        problem = None
+        if loop.pid != os.getpid():
+            problem = "this client was used before this process was forked; make one in each process"
+        elif threading.current_thread() is loop.thread:
+            problem = "a blocking client cannot be called from its own event loop"
+        if problem is not None:
+            work.close()
+            raise ConfigurationError(problem)
+        future = loop.submit(work)
+        try:
+            return future.result()
+        except CancelledError:
+            if not loop.closing:
+                raise
+        except BaseException:
+            future.cancel()
+            raise
+        finally:
+            loop.futures.discard(future)
+        raise ClientClosed("this client was closed during the call")
+
+    def close(self) -> None:
+        """End the loop and its thread. Calls of other threads end at once with ClientClosed."""
+        with self._starting:
+            loop = self._loop = self._loop or self._start()
+        loop.end()
+
+    def _start(self) -> _Loop:
+        loop = _Loop(self._name, self._closing)
+        # Of the loop and not of this object, which is garbage when it is called.
+        weakref.finalize(self, loop.end)
+        return loop
+
+
+class _Loop:
+    """The loop of a LoopThread. It outlives that, whose end cancels the work that is left."""
+
+    def __init__(self, name: str, closing: Callable[[], Awaitable[None]]) -> None:
+        self.pid = os.getpid()
+        self.closing = False
+        self.futures: set[Future[Any]] = set()
+        self._on_close = closing
+        self._lock = threading.Lock()
+        self._loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.thread.start()
+
+    def submit(self, work: Coroutine[Any, Any, R]) -> Future[R]:
+        """Begin to run a coroutine. Raises ClientClosed."""
+        # Under the lock, so that nothing is handed to a loop that has begun to end: nobody would ever run it.
+        with self._lock:
+            if not self.closing:
+                future = asyncio.run_coroutine_threadsafe(work, self._loop)
+                self.futures.add(future)
+                return future
+        work.close()
+        raise ClientClosed("this client is closed; make a new one")
+
+    def end(self) -> None:
+        """Close what runs in the loop, and end it. In a forked child there is nothing to end."""
+        if os.getpid() != self.pid:
+            return
+        if threading.current_thread() is self.thread:
+            # The garbage collector happened to run in the loop's own thread, which cannot wait for itself.
+            threading.Thread(target=self.end).start()
+            return
+        with self._lock:
+            if self.closing:
                 return
-            try:
-                results[number] = function(items[number])
-            except Exception as error:  # noqa: BLE001  (it is raised in the calling thread)
-                failed.append(error)
+            self.closing = True
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self.thread.join()
+        self._loop.close()
+        for future in list(self.futures):
+            future.cancel()
 
-    threads = [threading.Thread(target=run, name=name, daemon=True) for _ in range(min(at_once, len(items)))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failed:
-        raise failed[0]
-    return [results[number] for number in range(len(items))]
+    def _run(self) -> None:
+        while True:
+            try:
+                self._loop.run_forever()
+            except (KeyboardInterrupt, SystemExit):
+                # Raised by a caller's callback: the task has it, and its caller gets it there. The other calls go on.
+                continue
+            return
+
+    async def _close(self) -> None:
+        await self._on_close()
+        pending = asyncio.all_tasks() - {asyncio.current_task()}
+        if pending:
+            # Work that closing has ended gets the time to raise its own error.
+            await asyncio.wait(pending, timeout=_GRACE_S if self.futures else 0)
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+        await self._loop.shutdown_asyncgens()
+        await self._loop.shutdown_default_executor()

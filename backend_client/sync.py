@@ -28,7 +28,7 @@ from backend_client.client import ClientStatus, NodeStatus
 from backend_client.cloud.ledger import Ledger
 from backend_client.embed_many import Progress
 from backend_client.errors import ClientClosed
-from backend_client.loop_thread import LoopThread
+from backend_client.lifetime import LoopThread
 from backend_client.options import ClientOptions
 from backend_client.results import (
     CallOptions,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -54,18 +53,12 @@ class Runtime:
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
         self._end: asyncio.Task[None] | None = None
-        self._pid = os.getpid()
-        # Connections and tasks of the parent of a forked process. They are kept, because closing them here would write
-        # to the parent's connections.
-        self._inherited: list[object] = []
 
     def start(self) -> Running:
         """Start to probe, if that has not been done. Raises ClientClosed, or ConfigurationError while another loop has
         it.
         """
         loop = asyncio.get_running_loop()
-        if os.getpid() != self._pid:
-            self._restart_after_fork()
         running = self._running
         if running is not None and running.loop is loop and not self._closed:
             return running
@@ -73,8 +66,8 @@ class Runtime:
             raise ClientClosed("this client is closed; make a new one")
         if running is not None and not running.loop.is_closed():
             raise ConfigurationError(
-                "this client belongs to another event loop, which has not ended; make one per loop, or use "
-                "backend_client.sync"
+                "this client belongs to another event loop, which has not ended, or to a process that forked this "
+                "one; make a client for each process and event loop, or use backend_client.sync"
             )
         if running is not None:
             self._forget()
@@ -93,13 +86,6 @@ class Runtime:
             follower = Follower(self._lists, self.pool.nodes, add=self.add, remove=self.remove)
             self._follower = supervise(lambda: self._follow(follower, prober), "node discovery")
         return running
-
-    def _restart_after_fork(self) -> None:
-        """Restart in a forked child: the running parts belong to the parent. Bindings of spaces and models stay."""
-        self._pid = os.getpid()
-        self._inherited += [self._running, self._follower, self._closing, self._end]
-        self._rng.seed()
-        self._forget()
 
     def _forget(self) -> None:
         """Nothing runs any more, and what was known of the nodes' health is out of date."""

@@ -14,7 +14,7 @@ from openai import APIConnectionError, AsyncOpenAI, DefaultAsyncHttpxClient, Ope
 
 from backend_client.calls import BaseClient
 from backend_client.errors import ClientClosed, DeadlineExceeded
-from backend_client.loop_thread import LoopThread
+from backend_client.lifetime import LoopThread
 from backend_client.sdk.routes import OpenAIRoutes
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from backend_client.errors import ConnectionLost, NodeUnreachable
 from backend_client.http.messages import Reply, WireCall
 from backend_client.http.sse import Event, EventParser
 from backend_client.http.transport import Transport
-from backend_client.loop_thread import LoopThread
+from backend_client.lifetime import LoopThread
 from backend_client.settings import ClientSettings
 from backend_client.testing.node import NOT_FOUND, PATHS, Answer, FakeNode, Sent, Step, event_bytes
 

@@ -1,7 +1,6 @@
-"""Event loops that end before the client does, forks, and closing at any moment: nothing is left, and nobody warns."""
+"""Event loops that end before the client does, and closing at any moment: nothing is left, and nobody warns."""
 
 import asyncio
-import threading
 import time
 
 import psutil
@@ -166,73 +165,6 @@ print("8")
 
 def test_an_interpreter_ends_in_silence_whatever_was_left_open(fleet):
     assert run_strictly(LEFT_OPEN.replace("NODES", str([node.url for node in fleet]))) == "8\n"
-
-
-FORKS = {
-    "before its first call": "",
-    "with a call under way in another thread": """
-thread = threading.Thread(target=wait)
-thread.start()
-while not os.path.exists(begun):
-    time.sleep(0.005)
-""",
-}
-FORKING = """
-import os, sys, threading, time, traceback
-from backend_client.sync import NPUClient
-from backend_client.errors import DeadlineExceeded
-
-url, begun = sys.argv[1:]
-client = NPUClient([url])
-thread = None
-def wait():
-    global error
-    try:
-        client.chat([{{"role": "user", "content": "wait"}}], timeout=4)
-    except DeadlineExceeded as caught:
-        error = caught
-{before}
-child = os.fork()
-if child == 0:
-    code = 1
-    try:
-        code = 0 if len(client.embed("text")) == 8 else 2
-        client.close()
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(code)
-_, status = os.waitpid(child, 0)
-assert os.waitstatus_to_exitcode(status) == 0, status
-assert len(client.embed("text")) == 8
-if thread:
-    thread.join()
-    assert "deadline" in str(error), error
-client.close()
-print("8")
-"""
-
-
-@pytest.mark.parametrize("when", FORKS)
-def test_a_client_works_on_both_sides_of_a_fork(fleet, tmp_path, when):
-    begun = tmp_path / "begun"
-    node = fleet[0]
-    if FORKS[when]:
-        node.script(hang())
-    finished = threading.Event()
-
-    def tell():
-        while not finished.wait(0.005):
-            if fleet.sent("/v1/chat/completions"):
-                begun.touch()
-
-    teller = threading.Thread(target=tell)
-    teller.start()
-    try:
-        assert run_strictly(FORKING.format(before=FORKS[when]), node.url, str(begun)) == "8\n"
-    finally:
-        finished.set()
-        teller.join()
 
 
 async def whole_stream(client):

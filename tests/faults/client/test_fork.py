@@ -1,116 +1,108 @@
-"""Clients that were made, and used, before the process forked."""
+"""One client for each process: one that was made before a fork works in the child, one that was used there does not."""
 
 import subprocess
 import sys
 
+import pytest
+
 from backend_client.testing import FakeFleet
-from tests.faults.scripted_node import ScriptedNode
-from tests.faults.served import served_in_thread
 
-BLOCKING = """
-import os, sys, traceback
-from backend_client.sync import NPUClient
+IN_CHILD = """
+import asyncio, os, sys, traceback
+from backend_client import ConfigurationError, NPUClient, sync
 
-client = NPUClient([sys.argv[1]])
-before = client.embed("text")
-child = os.fork()
-if child == 0:
-    code = 1
+url = sys.argv[1]
+
+def child(work):
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0, status
+
+def refused(call):
     try:
-        code = 0 if client.embed("text") == before else 2
-        client.close()
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(code)
-_, status = os.waitpid(child, 0)
-assert os.waitstatus_to_exitcode(status) == 0, status
-assert client.embed("text") == before
-client.close()
+        call()
+    except ConfigurationError as error:
+        assert "process" in str(error), error
+    else:
+        raise AssertionError("it was used in both processes")
 """
 
-AWAITED = """
-import asyncio, os, sys
-from backend_client import NPUClient
+UNUSED = """
+client = sync.NPUClient([url])
 
-client = NPUClient([sys.argv[1]])
-before = asyncio.run(client.embed("text"))
-child = os.fork()
-if child == 0:
-    code = 1
-    try:
-        code = 0 if asyncio.run(client.embed("text")) == before else 2
-    finally:
-        os._exit(code)
-_, status = os.waitpid(child, 0)
-assert os.waitstatus_to_exitcode(status) == 0, status
+def work():
+    assert len(client.embed("text")) == 8
+    client.close()
+
+child(work)
+work()
 """
 
-
-STREAMING = """
-import os, sys, traceback
-from backend_client import ClientSettings, sync
-
-client = sync.NPUClient([sys.argv[1]])
-openai = sync.openai(ClientSettings(nodes=[sys.argv[1]]))
+USED = """
+client = sync.NPUClient([url])
 question = [{"role": "user", "content": "Where?"}]
 streams = [
     client.stream("prompt"),
     client.stream_chat(question),
     client.embed_stream([f"text {index}" for index in range(500)]),
-    openai.chat.completions.create(model="fake-writer", messages=question, stream=True),
 ]
 begun = [next(stream) for stream in streams]
-child = os.fork()
-if child == 0:
-    code = 1
-    try:
-        for stream in streams:
-            try:
-                next(stream)
-            except Exception as error:
-                assert "begun in the parent of this process" in str(error), error
-            else:
-                raise AssertionError("a stream was read in the child")
-            stream.close()
-        assert client.embed("text")
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(code)
-_, status = os.waitpid(child, 0)
-assert os.waitstatus_to_exitcode(status) == 0, status
-tokens, chat, vectors, chunks = map(list, streams)
+
+def work():
+    refused(lambda: client.embed("text"))
+    for stream in streams:
+        refused(lambda: next(stream))
+    client.close()
+
+child(work)
+tokens, chat, vectors = map(list, streams)
 text = "The capital is Paris."
 assert begun[0] + "".join(tokens) == text
 assert begun[1].text + "".join(delta.text for delta in chat) == text
 assert sum(len(batch.vectors) for batch in [begun[2], *vectors]) == 500
-assert "".join(chunk.choices[0].delta.content or "" for chunk in [begun[3], *chunks] if chunk.choices) == text
 client.close()
-openai.close()
+"""
+
+AWAITED = """
+client = NPUClient([url])
+assert len(asyncio.run(client.embed("text"))) == 8
+
+def work():
+    assert len(asyncio.run(client.embed("text"))) == 8
+
+child(work)
+
+async def forked_inside():
+    await client.embed("text")
+    loop = asyncio.get_running_loop()
+
+    def work():
+        asyncio.events._set_running_loop(None)
+        refused(lambda: asyncio.run(client.embed("text")))
+
+    child(work)
+
+asyncio.run(forked_inside())
 """
 
 
-def run_with_node(program):
-    with served_in_thread(ScriptedNode()) as url:
-        done = subprocess.run(
-            [sys.executable, "-c", program, url], capture_output=True, text=True, check=False, timeout=60
-        )
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_blocking_client_works_in_both_processes():
-    run_with_node(BLOCKING)
-
-
-def test_an_awaited_client_works_in_the_child():
-    run_with_node(AWAITED)
-
-
-def test_a_stream_is_read_in_the_process_that_began_it():
+@pytest.mark.parametrize("program", [UNUSED, USED, AWAITED], ids=["made before the fork", "used before it", "awaited"])
+def test_a_client_belongs_to_the_process_that_uses_it_first(program):
     with FakeFleet(1) as fleet:
         done = subprocess.run(
-            [sys.executable, "-c", STREAMING, fleet[0].url], capture_output=True, text=True, check=False, timeout=60
+            [sys.executable, "-c", IN_CHILD + program, fleet[0].url],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
         )
     assert done.returncode == 0, done.stderr

@@ -191,7 +191,7 @@ def test_calls_that_race_with_close_never_hang(url):
 def test_what_is_not_closed_is_collected_without_a_warning(url):
     client = sync.NPUClient([url])
     client.embed("text")
-    name = client._thread._thread.name
+    name = client._thread._loop.thread.name
     del client
     until = time.monotonic() + 30
     while name in {thread.name for thread in threading.enumerate()}:
