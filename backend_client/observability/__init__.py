@@ -146,12 +146,14 @@ class ObservedBackend:
         self._asked: Source = asked
 
     async def embed(self, job: EmbedJob) -> EmbedBatch:
+        """Embed, observed."""
         with self._observed(job) as seen:
             batch = await self.inner.embed(seen.traced(job))
             seen.answered(batch, batch.usage, "")
         return batch
 
     async def exchange(self, job: Exchange) -> RawReply:
+        """Send a request, observed."""
         with self._observed(job) as seen:
             reply = await self.inner.exchange(seen.traced(job))
             seen.answered(reply, reply.usage, finish_reason_in(reply.body if isinstance(reply.body, dict) else None))
@@ -165,6 +167,7 @@ class ObservedBackend:
             return _follow(events, seen, observed.pop_all())
 
     async def close(self) -> None:
+        """Close what is inside."""
         await self.inner.close()
 
     @contextmanager
