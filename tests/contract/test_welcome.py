@@ -36,15 +36,6 @@ def test_it_names_the_addresses_and_the_models_with_their_state():
     ]
 
 
-def test_without_a_model_it_says_how_one_is_loaded():
-    assert printed(URL).splitlines()[-1] == "  none configured; a request for an installed model loads it"
-
-
-def test_an_address_of_all_interfaces_is_shown_as_one_that_can_be_called():
-    assert f"{URL}/dashboard" in printed("http://0.0.0.0:8081")
-    assert "http://[::1]:8081/dashboard" in printed("http://[::]:8081")
-
-
 def test_a_node_with_keys_shows_where_the_key_goes_and_shows_no_key():
     text = printed(URL, keys=("secret-key",), a=[READY])
     assert "-H 'Authorization: Bearer KEY'" in text

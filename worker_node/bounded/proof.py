@@ -10,6 +10,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from worker_node.bounded.jobs import JOBS, JobRequest, make_request
 from worker_node.bounded.service import REFERENCE_MODEL, JobService
 from worker_node.core.errors import EngineUnavailable
@@ -117,7 +119,7 @@ async def measure_jobs(service: JobService, repeat: int) -> JobsReport:
             nulls += JOBS[name].form is not None and result.payload["json"] is None
         jobs[name] = {
             "p50_s": round(statistics.median(seconds), 2),
-            "p95_s": round(percentile(seconds, 0.95), 2),
+            "p95_s": round(float(np.percentile(seconds, 95)), 2),
             "max_s": round(max(seconds), 2),
             "limit_s": WARM_LIMIT_S[name],
             "json_null": nulls,
@@ -151,9 +153,3 @@ def judge(cold_s: float, jobs: dict[str, dict[str, float]]) -> list[str]:
         elif figures["p50_s"] >= figures["limit_s"]:
             problems.append(f"{name} took {figures['p50_s']:.1f} s, accepted is less than {figures['limit_s']:g}")
     return problems
-
-
-def percentile(values: list[float], share: float) -> float:
-    """The smallest value that at least this share of the values does not exceed."""
-    ordered = sorted(values)
-    return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]

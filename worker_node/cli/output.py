@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from worker_node.core.types import Progress
 
 _BAR_WIDTH = 16
-# On narrower terminals name, and stage or amount, are all that is legible on a line.
-_WIDE = 60
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -67,9 +65,6 @@ def progress_display(title: str, console: Console | None = None) -> Iterator[Pro
         TextColumn("{task.fields[amount]}", table_column=Column(no_wrap=True, min_width=len("92.9 MB of 92.9 MB"))),
         TimeElapsedColumn(),
     )
-    if console.width < _WIDE:
-        brief = TextColumn("{task.fields[brief]}", table_column=_one_line(ratio=1))
-        columns = (SpinnerColumn(), TextColumn("[bold]{task.fields[title]}", table_column=_one_line(ratio=1)), brief)
     with Progress(*columns, console=console, transient=True, expand=True) as shown:
         yield _Bar(shown, title)
 
@@ -94,12 +89,12 @@ class _Bar:
     def __init__(self, progress: rich_progress.Progress, title: str) -> None:
         self._progress = progress
         self._title = title
-        self._task = progress.add_task("starting", total=None, title=title, amount="", brief="")
+        self._task = progress.add_task("starting", total=None, title=title, amount="")
         self._total: int | None = None
 
     def stage(self, name: str, total: int | None = None) -> None:
         self._total = total
-        self._progress.reset(self._task, total=total, description=name, title=self._title, amount="", brief=name)
+        self._progress.reset(self._task, total=total, description=name, title=self._title, amount="")
 
     def update(self, done: int) -> None:
         from worker_node.models.sources.disk import in_gigabytes
@@ -109,7 +104,7 @@ class _Bar:
         # While a file is moved into place it may be counted twice.
         done = min(done, self._total)
         amount = f"{in_gigabytes(done)} of {in_gigabytes(self._total)}"
-        self._progress.update(self._task, completed=done, amount=amount, brief=amount)
+        self._progress.update(self._task, completed=done, amount=amount)
 
 
 def _one_line(ratio: int) -> Column:

@@ -50,22 +50,6 @@ async def test_the_watchdog_hears_that_the_loop_turns_and_how_the_node_is(addres
             assert await hear(sock) == ["WATCHDOG=1", "STATUS=draining"]
 
 
-async def test_a_loop_that_stands_still_is_not_told_alive(address):
-    with manager_at(address) as sock:
-        async with ServiceManager(address, watchdog_s=3600).attended(lambda: "ready"):
-            await hear(sock)
-            with pytest.raises(BlockingIOError):
-                sock.recv(4096)
-
-
-async def test_the_beat_ends_with_the_block(address):
-    with manager_at(address):
-        before = asyncio.all_tasks()
-        async with ServiceManager(address, watchdog_s=0.02).attended(lambda: "ready"):
-            assert asyncio.all_tasks() - before
-        assert asyncio.all_tasks() == before
-
-
 async def test_without_a_manager_nothing_is_told():
     manager = ServiceManager.from_environment({})
     async with manager.attended(lambda: "ready"):
@@ -79,13 +63,6 @@ async def test_a_manager_that_is_gone_is_logged_once_and_does_no_harm(tmp_path, 
             manager.stopping()
     assert len([record for record in caplog.records if record.name == "worker_node.core.notify"]) == 1
     assert "nobody" in caplog.text
-
-
-async def test_a_manager_that_does_not_read_does_not_block_the_node(tmp_path):
-    with manager_at(str(tmp_path / "full")):
-        manager = ServiceManager(str(tmp_path / "full"))
-        for _ in range(10_000):
-            manager.stopping()
 
 
 def test_the_variables_are_taken_away_from_the_engines():

@@ -5,11 +5,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from worker_node.bounded.jobs import SMOKE, bounded
-from worker_node.bounded.proof import WARM_LIMIT_S, judge, measure_jobs, percentile, smoke
+from worker_node.bounded.proof import WARM_LIMIT_S, judge, measure_jobs, smoke
 from worker_node.bounded.service import REFERENCE_MODEL, BoundedResult
 from worker_node.core.errors import EngineUnavailable
 from worker_node.devices.npu import Reading
@@ -84,11 +82,6 @@ async def test_a_counter_that_moves_while_nothing_runs_is_not_exclusive():
     assert told.startswith("the delta is not exclusive: the counter moves while nothing")
 
 
-async def test_what_the_engine_saw_of_others_is_told():
-    record = await smoke(ScriptedService([10], exclusive=False), REQUEST)
-    assert "more than this generation" in record.facts["warnings"][0]
-
-
 async def test_other_processes_on_the_npu_are_named(monkeypatch):
     monkeypatch.setattr("worker_node.bounded.proof.npu_users", lambda: [4711])
     record = await smoke(ScriptedService([10]), REQUEST)
@@ -128,13 +121,6 @@ def test_figures_beyond_the_accepted_times_are_named(cold, changes, words):
     else:
         (problem,) = problems
         assert words in problem
-
-
-@given(st.lists(st.floats(0, 100), min_size=1, max_size=60), st.floats(0.01, 1))
-def test_a_percentile_is_the_smallest_value_that_covers_the_share(values, share):
-    found = percentile(values, share)
-    assert sum(value <= found for value in values) >= share * len(values) - 1e-9
-    assert sum(value < found for value in values) < share * len(values) + 1e-9
 
 
 class TimedService:

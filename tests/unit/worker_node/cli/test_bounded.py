@@ -1,7 +1,5 @@
 """`bench --jobs` and `smoke` as a person and as a program read them; the service behind them is scripted."""
 
-import json
-
 import pytest
 
 from worker_node.bounded.proof import JobsReport, SmokeRecord
@@ -41,22 +39,6 @@ def test_bench_exits_by_what_is_accepted_and_what_failed(answers, capsys, accept
     assert ("no evidence" in printed.err) is (accepted is None)
 
 
-def test_bench_for_people_is_a_line_a_job(answers, capsys):
-    answers(JobsReport(accepted=True, figures=FIGURES))
-    main(["bench", "--jobs"])
-    assert capsys.readouterr().out.splitlines() == [
-        "qwen2.5-1.5b-instruct, first generation 9.5 s (limit 15)",
-        "title             p50   1.25 s   p95    2.5 s   limit 5 s",
-        "summary           p50   1.25 s   p95    2.5 s   limit 10 s",
-    ]
-
-
-def test_bench_as_json_is_all_figures_and_the_verdict(answers, capsys):
-    answers(JobsReport(accepted=False, figures=FIGURES))
-    assert main(["bench", "--jobs", "--json"]) == 1
-    assert json.loads(capsys.readouterr().out) == FIGURES | {"accepted": False}
-
-
 def test_bench_of_nothing_is_wrong_usage(capsys):
     for arguments in (["bench"], ["bench", "--jobs", "--repeat", "0"]):
         with pytest.raises(SystemExit) as ended:
@@ -76,9 +58,3 @@ def test_smoke_for_people_is_a_fact_a_line_and_warnings_apart(answers, capsys, p
         ["npu_busy_delta_us", "812"],
     ]
     assert printed.err == "npu-node: warning: the delta is not exclusive: 4711\n"
-
-
-def test_smoke_as_json_is_the_record(answers, capsys):
-    answers(SmokeRecord(passed=True, facts=FACTS))
-    assert main(["smoke", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == FACTS

@@ -72,33 +72,6 @@ def test_a_pull_on_a_small_disk_says_what_it_needs_and_what_is_free(mounted):
     )
 
 
-def test_a_pull_to_a_read_only_file_system(mounted):
-    prefix, disk = mounted
-    status, told = command("pull", "smollm2", "--model-store", disk / "models", before=prefix("ro"))
-    assert status == 1
-    assert told.startswith(f"smollm2-135m-instruct: the file system is read-only ({disk}/models); set {_STORE}")
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("list",),
-        ("serve", "--port", "0"),
-        # The same handler of the same error, after two seconds of imports each.
-        pytest.param(("pull", "smollm2"), marks=pytest.mark.long),
-        pytest.param(("doctor",), marks=pytest.mark.long),
-    ],
-)
-def test_a_home_that_may_not_be_entered(tmp_path, arguments):
-    (tmp_path / "home").mkdir(mode=0)
-    before = as_possible(*_WITHOUT_RIGHTS, "env")
-    home = tmp_path / "home"
-    status, told = command(*arguments, before=before, HOME=str(home))
-    assert status == 1
-    assert f"may not use {home}/" in told
-    assert _STORE in told
-
-
 @pytest.mark.parametrize("closed", ["", "all-minilm-l6-v2"])
 def test_a_model_that_another_user_keeps_to_himself_is_not_called_missing(tmp_path, closed):
     before = as_possible(*_WITHOUT_RIGHTS, "env")
@@ -175,8 +148,3 @@ def test_a_reader_that_has_seen_enough_ends_the_command_quietly(tmp_path):
     )
     os.close(writing)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
-
-
-def test_no_command_shows_the_help(capsys):
-    assert main([]) == 0
-    assert "commands:" in capsys.readouterr().out

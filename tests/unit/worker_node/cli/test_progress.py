@@ -29,17 +29,6 @@ def test_a_bar_takes_one_line_of_any_width(width):
     assert "92.0 MB of 92.9 MB" in lines[0]
 
 
-def test_on_a_narrow_terminal_it_is_the_name_and_how_far_it_is():
-    calls = ("stage", "downloading openvino-qwen2.5-coder 1.0.0", 92_871_040), ("update", 92_000_000)
-    (line,) = shown(40, *calls)
-    assert len(line) <= 40
-    assert "openvino-qwen2" in line
-    assert "92.0 MB of 92.9 MB" in line
-    (line,) = shown(40, *calls, ("stage", "converting"))
-    assert "converting" in line
-    assert "MB" not in line
-
-
 def test_it_never_shows_more_than_all():
     (line,) = shown(100, ("stage", "downloading", 92_871_040), ("update", 185_000_000))
     assert "92.9 MB of 92.9 MB" in line

@@ -2,18 +2,13 @@
 
 import asyncio
 import contextlib
-from types import SimpleNamespace
 
 import pytest
 from aiohttp import web
 
-from worker_node.app import make_app
-from worker_node.bounded.profile import _app as bounded_app
 from worker_node.core.errors import Overloaded
 from worker_node.http.connection import ConnectionLimits, Connections, admit_connection
 from worker_node.http.errors import error_response
-from worker_node.server import Profile, running_node
-from worker_node.settings import NodeSettings
 
 NEVER = 3600.0
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -127,16 +122,6 @@ async def test_between_requests_a_connection_has_the_keepalive_time(begun):
         assert await rest(reader) == b""
 
 
-async def test_a_request_that_takes_longer_than_the_header_may_is_not_cut():
-    async with serving(header=0.5) as served:
-        reader, _ = await served.connect(HOLD)
-        await served.held.acquire()
-        silent, _ = await served.connect()
-        await rest(silent)  # the time for a header is over
-        served.go.set()
-        assert b"done" in await reader.readuntil(b"done")
-
-
 async def test_idle_connections_keep_nobody_out():
     async with serving(most=8, spare=8) as served:
         silent = [await served.connect(b"GET" if index % 2 else b"") for index in range(40)]
@@ -228,16 +213,3 @@ async def test_malformed_http_gets_a_typed_error_and_the_connection_is_closed(se
         assert b"aiohttp" not in head
         assert b"Python" not in head
         assert [error.code for error in served.noted] == ["invalid_request"]
-
-
-@pytest.mark.parametrize("make", [make_app, lambda node: bounded_app(node, SimpleNamespace())], ids=["full", "bounded"])
-async def test_every_application_ends_the_time_for_the_header_with_the_request(make):
-    profile = Profile(lambda _machine: [], make, starts_parts=False)
-    async with running_node(NodeSettings(port=0, header_timeout_s=0.3), profile) as (_, url):
-        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
-        for pause in (0.6, 0):
-            writer.write(b"GET /none HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            assert b" 404 " in await reader.readuntil(b"\r\n")
-            await reader.readuntil(b"}")
-            await asyncio.sleep(pause)
-        writer.close()

@@ -108,37 +108,6 @@ async def test_a_request_of_any_dialect_is_explained_and_nothing_runs(explain, p
     assert (place["device"], place["holds"], place["obstacle"]) == ("CPU", True, None)
 
 
-@pytest.mark.parametrize("explain", [EngineState.UNLOADED], indirect=True, ids=["unloaded"])
-@pytest.mark.parametrize("path", BODIES)
-async def test_a_model_that_the_request_would_wait_for_is_not_loaded(explain, path):
-    told = await explain(path, BODIES[path])
-    assert (told.status, told.body["device"], told.body["loads"]) == (200, "CPU", True)
-    assert told.body["placements"][0]["obstacle"] == "model_loading"
-    told = await explain(path, BODIES[path], **{"X-Request-Timeout-Ms": "1000"})
-    assert (told.body["device"], told.body["loads"]) == (None, False)
-    assert told.body["refusal"]["code"] == "model_loading"
-
-
-@pytest.mark.parametrize("path", BODIES)
-async def test_the_headers_of_the_explained_request_count_in_any_dialect(explain, path):
-    told = await explain(path, BODIES[path], **{"X-NPU-Require-Device": "NPU"})
-    assert (told.status, told.body["device"]) == (200, None)
-    assert told.body["require_device"] == Device.NPU
-    assert told.body["refusal"]["code"] == "npu_unavailable"
-
-
-@pytest.mark.parametrize("path", BODIES)
-async def test_a_request_that_would_be_refused_is_refused_here_with_its_reason(explain, path):
-    told = await explain(path, BODIES[path] | {"model": "nobody-has-this"})
-    assert (told.status, told.body["error"]["code"]) == (404, "model_not_found")
-
-
-@pytest.mark.parametrize("path", TRANSLATIONS)
-async def test_a_translation_is_refused_by_a_model_that_knows_english_only(explain, path):
-    told = await explain(path, {"model": HEARER})
-    assert (told.status, told.body["error"]["code"]) == (400, "unsupported_parameter")
-
-
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [

@@ -16,7 +16,6 @@ from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
 
 # What one request of `task_models.request` gives: two documents, half a second of sound, four tokens.
-MADE = {RANKER: {"documents": 2}, HEARER: {"seconds of audio": 0}, SEER: {"tokens": 4}}
 COUNTERS = {
     RANKER: {"npu_node_reranked_documents_total": 2.0},
     HEARER: {"npu_node_audio_seconds_total": 0.5, "npu_node_audio_skipped_seconds_total": 0.0},
@@ -29,11 +28,6 @@ COUNTERS = {
 }
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 REMOTE = "https://images.test/a.png"
-FACTS = {
-    RANKER: {"kind": "rerank", "documents_limit": 1000},
-    HEARER: {"kind": "transcription", "languages": ["en"], "translates": False, "skips_silence": False},
-    SEER: {"kind": "generation"},
-}
 
 
 class Engine:
@@ -67,24 +61,6 @@ async def get(client, path):
     async with client.get(path) as reply:
         assert reply.status == 200
         return await reply.json() if "json" in reply.content_type else await reply.text()
-
-
-async def test_health_the_dashboard_and_the_lists_tell_of_each(client):
-    for path in ("/health", "/dashboard/state"):
-        models = {model["id"]: model for model in (await get(client, path))["models"]}
-        assert models.keys() == MODELS.keys()
-        for name, facts in FACTS.items():
-            assert models[name] | facts == models[name], path
-            assert (models[name]["state"], models[name]["engines"][0]["device"]) == ("ready", "CPU")
-    state = await get(client, "/dashboard/state")
-    assert state["made"] == MADE
-    assert {(route["model"], route["reason"], route["count"]) for route in state["routes"]} == {
-        (name, "preferred", 1) for name in MODELS
-    }
-    listed = {model["id"]: model["capabilities"] for model in (await get(client, "/v1/models"))["data"]}
-    for name, task in ((RANKER, "rerank"), (HEARER, "transcribe"), (SEER, "generate")):
-        assert listed[name], name
-        assert (await get(client, f"/models/{name}"))["task"] == task
 
 
 async def test_the_metrics_that_rules_and_dashboards_read_count_each(client):

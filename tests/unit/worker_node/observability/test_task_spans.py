@@ -185,39 +185,3 @@ async def test_a_transcription_that_fails_is_an_error_and_counts_as_none(traced,
         metrics = await world.metrics()
         assert "npu_node_audio_seconds_total{" not in metrics
         assert "npu_node_e2e_request_latency_seconds_count{" not in metrics
-
-
-async def test_a_reranking_that_fails_is_an_error(traced):
-    async with traced(Engine(fails=1)) as world:
-        path, body = request(RANKER, SECRET)
-        status, _ = await world.post(path, **body)
-        assert status == 504
-        span = await world.finished(f"rerank {RANKER}")
-        assert span.attributes["error.type"] == "deadline_exceeded"
-        assert world.stages(f"rerank {RANKER}") == {"tokenize": 1, "route": 1, "queue": 1}
-        assert no_text(world)
-
-
-@pytest.mark.parametrize("waits", [1, 2], ids=["for the first passage", "in the middle"])
-async def test_a_reader_of_speech_who_leaves_is_no_error(traced, waits):
-    engine = Engine(waits=waits)
-    async with traced(engine) as world:
-        call = asyncio.create_task(world.post("/v1/audio/transcriptions", data=form(stream=True)))
-        await engine.waiting.wait()
-        call.cancel()
-        await asyncio.gather(call, return_exceptions=True)
-        span = await world.finished(f"transcribe {HEARER}")
-        assert span.attributes["npu.abandoned"]
-        assert "error.type" not in span.attributes
-        assert "npu_node_audio_seconds_total{" not in await world.metrics()
-
-
-async def test_what_is_only_explained_leaves_no_span_of_its_task(traced):
-    async with traced(Engine()) as world:
-        for path, body in (
-            ("/v2/rerank", {"model": RANKER, "query": "a", "documents": ["b"]}),
-            ("/v1/audio/transcriptions", {"model": HEARER}),
-        ):
-            status, text = await world.post("/route/explain", json={"path": path, "body": body})
-            assert status == 200, text
-        assert not {name for name in world.recorded.spans if name.startswith(("rerank", "transcribe"))}

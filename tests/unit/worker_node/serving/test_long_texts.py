@@ -87,17 +87,6 @@ def test_of_a_text_with_next_to_no_tokens_a_million_characters_are_looked_at(who
     assert beginning(whole, text[:1_000_000], LIMIT, 256) == text[:1_000_000]
 
 
-async def test_a_word_that_is_one_token_is_not_cut_into_others(embedder, whole):
-    known = tokenizers.Tokenizer.from_str(whole.to_str())
-    known.enable_truncation(LIMIT)
-    for place in range(150, 260, 10):
-        text = "a " * 6 + " " * (place - 12) + "ab" * 500 + " c b"
-        assert await embedder.encode([text, "a " * 5000], truncate=True) == [
-            known.encode(text).ids,
-            known.encode("a " * 5000).ids,
-        ]
-
-
 async def test_ordinary_requests_do_not_wait_for_very_large_ones():
     threads, proceed = TokenizingThreads(), threading.Event()
     forever = time.monotonic() + 60
@@ -113,10 +102,6 @@ async def test_cut_texts_have_the_tokens_of_the_tokenizers_own_truncation(embedd
     known = tokenizers.Tokenizer.from_str(whole.to_str())
     known.enable_truncation(LIMIT)
     assert await embedder.encode(texts, truncate=True) == [known.encode(text).ids for text in texts]
-
-
-async def test_a_text_of_spaces_and_little_else_is_not_too_long(embedder):
-    assert await embedder.encode([" " * 200_000 + "a"], truncate=False) == [[1, 3, 2]]
 
 
 async def test_tokens_are_counted_up_to_a_size_and_beyond_it_only_found_too_many(embedder):
@@ -137,14 +122,6 @@ async def test_a_deadline_ends_the_wait_for_a_thread_and_the_work_in_it(embedder
     assert await asyncio.to_thread(work.left.wait, 10)
     with pytest.raises(DeadlineExceeded):
         await embedder.encode(["a " * 30_000], truncate=True, deadline=time.monotonic() - 1)
-
-
-async def test_a_caller_who_leaves_ends_the_work():
-    threads, work = TokenizingThreads(), UntilAbandoned()
-    working = asyncio.create_task(threads.run(work, 10, time.monotonic() + 60))
-    await asyncio.to_thread(work.begun.wait, 10)
-    working.cancel()
-    assert await asyncio.to_thread(work.left.wait, 10)
 
 
 async def test_more_characters_than_may_wait_are_refused_and_one_request_never_is():
