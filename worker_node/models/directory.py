@@ -209,27 +209,6 @@ def read_model(directory: Path) -> InstalledModel:
     return InstalledModel(**known | {"canary": canary}, path=directory, digest=digest, installed_at=installed_at)
 
 
-_CONSTANT = re.compile(rb'offset="(\d+)" size="(\d+)"')
-
-
-def check_weights(directory: Path) -> None:
-    """Raise ConfigurationError when a graph needs more bytes than its weights have: OpenVINO's own error names no file.
-
-    A directory with a manifest is not looked at: the manifest has the sizes, and they are checked with it.
-    """
-    if (directory / MANIFEST_FILE).is_file():
-        return
-    for graph in sorted(directory.glob("openvino*.xml")):
-        ends = (int(offset) + int(size) for offset, size in _CONSTANT.findall(graph.read_bytes()))
-        weights, needed = graph.with_suffix(".bin"), max(ends, default=0)
-        found = weights.stat().st_size if weights.is_file() else 0
-        if found < needed:
-            raise ConfigurationError(
-                f"{weights}: {found} bytes, and {graph.name} needs {needed}; the file is truncated or missing: copy it "
-                "again"
-            )
-
-
 TOKENIZER_CONFIG = "tokenizer_config.json"
 TOKENIZER_GRAPH = "openvino_tokenizer.xml"
 _TEMPLATE_FILES = ("chat_template.jinja", "template.jinja")

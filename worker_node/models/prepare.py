@@ -76,36 +76,24 @@ def prepare(spec: PullSpec, downloads: Path, work: Path, progress: Progress) -> 
         room.mkdir(parents=True, exist_ok=True)
     arrived = _fetch(spec, downloads, work, progress)
     reference = spec.reference
+    entry = reference if isinstance(reference, CatalogEntry) else None
     job = ConversionJob(
         source=str(arrived.directory),
         target=str(target),
         scratch=str(scratch),
         id=spec.model_id,
         format=arrived.format,
-        licence=arrived.licence,
+        licence=arrived.licence if entry is None else entry.licence,
         origin=arrived.origin,
         source_sha256=arrived.hashes,
         movable=arrived.movable,
-        kind=spec.kind,
-        quantization=spec.quantization,
+        kind=spec.kind if entry is None else entry.kind,
+        quantization=spec.quantization if entry is None else spec.quantization or entry.quantization,
         pooling=spec.pooling,
         normalize=spec.normalize,
+        aliases=() if isinstance(reference, CatalogEntry) else (reference.alias,),
+        entry=entry,
     )
-    if isinstance(reference, CatalogEntry):
-        job = msgspec.structs.replace(
-            job,
-            licence=reference.licence,
-            kind=reference.kind,
-            family=reference.family,
-            quantization=spec.quantization or reference.quantization,
-            context_limit=reference.context_limit,
-            canary=reference.canary,
-            max_prompt_len=reference.max_prompt_len,
-            prompts=reference.prompts,
-            matryoshka=reference.matryoshka,
-        )
-    else:
-        job = msgspec.structs.replace(job, aliases=(reference.alias,))
     convert(job, progress)
     return target
 

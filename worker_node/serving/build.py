@@ -35,7 +35,7 @@ from worker_node.engines.watchdog import LivenessLimits
 from worker_node.manager.placement import Placement, Residency
 from worker_node.manager.served import FailedModel, ServedModel
 from worker_node.models.catalog import normalise_name
-from worker_node.models.directory import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel, check_weights
+from worker_node.models.directory import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel
 from worker_node.models.in_place import apparent_kind, open_directory
 from worker_node.models.store import ModelStore
 from worker_node.registry import tasks
@@ -166,7 +166,6 @@ def build_on_demand(machine: Machine, installed: InstalledModel) -> ServedModel:
     """
     if installed.kind not in tasks():
         raise ModelNotFound(f"model {installed.id} is a part of other models: no task serves it", param="model")
-    check_weights(installed.path)
     places = tuple(PlacementSettings(device=device, load="lazy") for device in machine.devices())
     return build_model(installed, ModelSettings(name=installed.id, placements=places), machine)
 
@@ -199,7 +198,6 @@ def installed_model(wanted: ModelSettings, store: ModelStore, settings: NodeSett
                 pooling=vectors.pooling,
                 normalize=vectors.normalize,
             )
-        check_weights(installed.path)
     except ModelNotFound as error:
         missing = wanted.error("name", f"it {not_installed(wanted.name, settings.model_store)}")
         raise UnusableFiles(missing.message, installed=False) from error

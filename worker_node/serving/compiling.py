@@ -15,7 +15,7 @@ from worker_node.devices.npu import npu_source
 from worker_node.devices.probe import probe
 from worker_node.engines.options import BlobOptions, engine_for
 from worker_node.engines.protocol import EngineState
-from worker_node.models.directory import InstalledModel, check_weights
+from worker_node.models.directory import InstalledModel
 from worker_node.serving.build import Machine, build_model
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
 
@@ -31,7 +31,6 @@ async def compile_ahead(
     """
     _check_kind(installed)
     _check_target(out)
-    check_weights(installed.path)
     place = PlacementSettings(device=Device.NPU, load="lazy", plugin_config=_plugin_config(wanted))
     options = {name: value for name, value in wanted.options.items() if name != "blobs"}
     wanted = wanted.model_copy(update={"placements": (place,), "options": options})

@@ -61,15 +61,16 @@ def _convert(job: ConversionJob, stage: Callable[[str], None]) -> Converted:
 
 
 def _write_manifest(job: ConversionJob, converted: Converted) -> None:
-    target = Path(job.target)
+    target, entry = Path(job.target), job.entry
+    limit = converted.context_limit if entry is None else min(converted.context_limit, entry.context_limit)
     write_manifest(
         target,
         Manifest(
             version=MANIFEST_VERSION,
             id=job.id,
             kind=converted.kind,
-            family=job.family or converted.family,
-            context_limit=min(converted.context_limit, job.context_limit or converted.context_limit),
+            family=converted.family if entry is None else entry.family,
+            context_limit=limit,
             quantization=converted.quantization,
             licence=job.licence,
             source=job.origin,
@@ -78,8 +79,8 @@ def _write_manifest(job: ConversionJob, converted: Converted) -> None:
             made_with={name: metadata.version(name) for name in _MAKERS},
             dimensions=converted.dimensions,
             space=converted.space,
-            canary=converted.canary,
-            max_prompt_len=job.max_prompt_len,
+            canary=None if entry is None else entry.canary,
+            max_prompt_len=None if entry is None else entry.max_prompt_len,
             aliases=job.aliases,
             prompts=dict(converted.prompts),
             matryoshka=converted.matryoshka,

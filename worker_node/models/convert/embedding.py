@@ -193,7 +193,6 @@ def _adopt_generation(job: ConversionJob, source: Path, stage: Callable[[str], N
         family=known.family,
         quantization=known.quantization,
         context_limit=known.context_limit,
-        canary=job.canary,
     )
 
 

@@ -423,7 +423,9 @@ def prompts_of(directory: Path, job: ConversionJob) -> Mapping[str, str]:
         kind: next((prompt for name in names if (prompt := declared.get(name))), "") for kind, names in _NAMES.items()
     }
     # Empty ones are what sentence-transformers writes for a model that declares none.
-    return found if any(found.values()) else job.prompts
+    if any(found.values()) or job.entry is None:
+        return found if any(found.values()) else {}
+    return job.entry.prompts
 
 
 def matryoshka_of(directory: Path, job: ConversionJob, dimensions: int) -> tuple[int, ...]:
@@ -433,7 +435,8 @@ def matryoshka_of(directory: Path, job: ConversionJob, dimensions: int) -> tuple
     """
     path = directory / "config.json"
     declared = read_json(path, _Sizes).matryoshka_dimensions if path.is_file() else None
-    return tuple(sorted({size for size in declared or job.matryoshka if 0 < size < dimensions}))
+    of_catalog = () if job.entry is None else job.entry.matryoshka
+    return tuple(sorted({size for size in declared or of_catalog if 0 < size < dimensions}))
 
 
 _FLOATS = {"F32": np.float32, "F16": np.float16, "F64": np.float64}

@@ -57,7 +57,6 @@ def convert_gguf(job: ConversionJob, stage: Callable[[str], None]) -> Converted:
         family=family_of(gguf.architecture, template),
         quantization=quantization,
         context_limit=gguf.hyperparameter("context_length"),
-        canary=job.canary,
     )
 
 

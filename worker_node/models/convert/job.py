@@ -16,8 +16,8 @@ import msgspec
 
 from worker_node.core.errors import NodeError
 from worker_node.core.types import Progress
-from worker_node.models.catalog import Quantization, SourceFormat
-from worker_node.models.directory import GenerationCanary, InstalledModel
+from worker_node.models.catalog import CatalogEntry, Quantization, SourceFormat
+from worker_node.models.directory import InstalledModel
 from worker_node.models.sources.disk import storage_problem
 from worker_node.registry import load, tasks
 
@@ -30,7 +30,7 @@ class ConversionJob(msgspec.Struct, frozen=True, kw_only=True):
 
     What is None is read from the files themselves. `origin` and `source_sha256` go into the manifest as they are.
     `pooling` (an `encoder.Pooling`) and `normalize` count for encoders whose files do not specify them.
-    `prompts` and `matryoshka` are those of the catalog, for encoders whose files declare none.
+    `entry` is the model of the catalog, whose facts go before those of the files, but for what encoders declare.
     `movable` files may be moved out of `source` instead of copied.
     """
 
@@ -44,16 +44,11 @@ class ConversionJob(msgspec.Struct, frozen=True, kw_only=True):
     source_sha256: dict[str, str]
     movable: bool = False
     kind: str | None = None
-    family: str | None = None
     quantization: Quantization | None = None
-    context_limit: int | None = None
-    canary: GenerationCanary | None = None
-    max_prompt_len: int | None = None
     pooling: str | None = None
     normalize: bool | None = None
     aliases: tuple[str, ...] = ()
-    prompts: dict[str, str] = {}
-    matryoshka: tuple[int, ...] = ()
+    entry: CatalogEntry | None = None
 
 
 class Stage(msgspec.Struct, frozen=True, tag="stage"):
@@ -134,7 +129,6 @@ class Converted:
     context_limit: int
     dimensions: int | None = None
     space: str | None = None
-    canary: GenerationCanary | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)
     matryoshka: tuple[int, ...] = ()
 

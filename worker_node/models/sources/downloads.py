@@ -232,7 +232,7 @@ def fetch_file(
             try:
                 hub.utils.hf_raise_for_status(refused.response)
             except Exception as error:
-                raise _hub_error(error, reference, file.path) from error
+                raise _hub_error(error, reference) from error
             raise
     found = file_sha256(path)
     declared, actual = (file.sha256, found) if file.sha256 else (file.git_sha1, _git_blob_sha1(path))
@@ -268,14 +268,14 @@ def _endpoint() -> str:
     return os.environ.get("HF_ENDPOINT") or str(_huggingface_hub().constants.ENDPOINT)
 
 
-def _hub_error(error: Exception, reference: HubReference, file: str | None = None) -> ModelError:
+def _hub_error(error: Exception, reference: HubReference) -> ModelError:
     """The error to raise for one of huggingface_hub's or its HTTP client's."""
     import httpx2  # noqa: PLC0415 (huggingface_hub's)
 
     if (full := disk_full(error)) is not None:
         return full
     status = getattr(getattr(error, "response", None), "status_code", None)
-    reason = _refusal(error, reference, file, status)
+    reason = _refusal(error, reference, status)
     if reason is None and status == 429:
         reason = "too many requests to the hub (429); wait, or set HF_TOKEN for a higher limit"
     elif reason is None and status is not None:
@@ -285,7 +285,7 @@ def _hub_error(error: Exception, reference: HubReference, file: str | None = Non
     return DownloadFailed(f"{reference}: {reason or f'{type(error).__name__}: {_text(error)}'}")
 
 
-def _refusal(error: Exception, reference: HubReference, file: str | None, status: int | None) -> str | None:  # noqa: PLR0911
+def _refusal(error: Exception, reference: HubReference, status: int | None) -> str | None:
     """What the hub says that it has not, or does not give."""
     from huggingface_hub import errors, get_token  # noqa: PLC0415 (an extra)
 
@@ -301,8 +301,6 @@ def _refusal(error: Exception, reference: HubReference, file: str | None, status
                 f"it is gated (401): accept its licence at {page} with your account, then set HF_TOKEN to a token of "
                 "this account (for a service: in its environment) and pull again"
             )
-        case errors.DisabledRepoError():
-            return "the hub has disabled this repository (403)"
         case errors.RepositoryNotFoundError():
             private = "the account of your token may not read it" if token else "it is private: set HF_TOKEN"
             return f"there is no such repository ({status}), or {private}; check the name ORG/REPO"
@@ -311,10 +309,6 @@ def _refusal(error: Exception, reference: HubReference, file: str | None, status
                 f"the repository has no revision {reference.revision!r}: name a branch, a tag or a full commit hash "
                 f"(see {page}/commits/main)"
             )
-        case errors.EntryNotFoundError() if status == 404:
-            return f"{file} is listed but not there (404); pull again"
-        case errors.OfflineModeIsEnabled():
-            return "HF_HUB_OFFLINE is set, so nothing is downloaded; unset it"
     if status in {401, 403}:
         how = "rejects the token (HF_TOKEN): it is wrong or has expired" if token else "wants a token: set HF_TOKEN"
         return f"the hub {how} ({status})"

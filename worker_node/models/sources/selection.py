@@ -69,18 +69,7 @@ DEFAULT_TAGS = ("Q4_K_M", "Q8_0")
 _OPENVINO_SUFFIXES = frozenset({".xml", ".json", ".jinja"})
 _ENCODER_FILES = ("tokenizer.json", "config.json")
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
-_TAG = re.compile(
-    r"(?:^|[-._/])(?P<tag>(?:I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|MXFP4(?:_MOE)?|BF16|F16|F32))\.gguf$", re.IGNORECASE
-)
 _PROJECTOR = "mmproj"
-# What the graphs of other kinds of model are called.
-_OTHER_GRAPHS = {
-    "openvino_language_model.xml": "a vision-language model",
-    "openvino_encoder_model.xml": "a model of encoder and decoder (speech or translation)",
-    "openvino_decoder_model.xml": "a model of encoder and decoder (speech or translation)",
-    "openvino_transformer.xml": "an image generation model",
-    "openvino_unet_model.xml": "an image generation model",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,18 +96,12 @@ def select(listing: Listing, tag: str | None = None) -> Selection:
     raise _unusable(listing, top)
 
 
-def quantization_of(path: str) -> str | None:
-    """The quantization that the name of a GGUF file ends in, in capital letters."""
-    found = _TAG.search(path)
-    return found["tag"].upper() if found else None
-
-
 def _openvino(listing: Listing, top: dict[str, RemoteFile]) -> Selection:
     if MODEL_FILE not in top:
-        kinds = [kind for name, kind in _OTHER_GRAPHS.items() if name in top] or ["a kind of model"]
+        graphs = ", ".join(sorted(name for name in top if name.endswith(".xml")))
         raise SourceRejected(
-            f"{listing.name} holds {kinds[0]} ({', '.join(sorted(n for n in top if n.endswith('.xml')))}), which this "
-            f"node does not serve: text generation and embedding models have one {MODEL_FILE}"
+            f"{listing.name} holds {graphs}, a kind of model which this node does not serve: text generation and "
+            f"embedding models have one {MODEL_FILE}"
         )
     needed = GENERATION_FILES if "openvino_detokenizer.xml" in top else (MODEL_FILE, WEIGHTS_FILE, *_ENCODER_FILES)
     if missing := [name for name in needed if name not in top]:
@@ -138,20 +121,19 @@ def _openvino(listing: Listing, top: dict[str, RemoteFile]) -> Selection:
 
 def _choose_gguf(listing: Listing, ggufs: list[RemoteFile], tag: str | None) -> RemoteFile:
     whole = [file for file in ggufs if _PROJECTOR not in file.path.lower() and not _SPLIT.search(file.path)]
-    tags = sorted({found for file in whole if (found := quantization_of(file.path))})
     for wanted in (tag,) if tag else DEFAULT_TAGS:
-        for file in whole:
-            if wanted.upper() == quantization_of(file.path) or file.path in {wanted, f"{wanted}.gguf"}:
-                return file
+        # After a mark: Q4_0 is not IQ4_0.
+        ending = re.compile(rf"(?:.*[-._/])?{re.escape(wanted)}(?:\.gguf)?", re.IGNORECASE)
+        if (found := next((file for file in whole if ending.fullmatch(file.path)), None)) is not None:
+            return found
     if tag is None and len(whole) == 1:
         return whole[0]
     if not whole:
         split = " in one piece (split files cannot be read; there are some)" if ggufs else ""
         raise SourceRejected(f"{listing.name} holds no GGUF file{split}; leave the quantization out of the name")
     wanted = f"has no {tag}" if tag else f"has neither {' nor '.join(DEFAULT_TAGS)}"
-    raise SourceRejected(
-        f"{listing.name} {wanted}; it has {', '.join(tags) or 'files of other names'}: add one as :NAME"
-    )
+    names = ", ".join(sorted(file.path for file in whole))
+    raise SourceRejected(f"{listing.name} {wanted}; it has {names}: add the end of a name, as :Q6_K")
 
 
 def _unusable(listing: Listing, top: dict[str, RemoteFile]) -> SourceRejected:

@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 
 from worker_node.core.errors import ConversionFailed
@@ -13,12 +14,6 @@ pytestmark = pytest.mark.slow
 
 JOB = ConversionJob(
     source="", target="", scratch="", id="m", format="safetensors", licence="", origin="", source_sha256={}
-)
-CARD = ConversionJob(
-    **{name: getattr(JOB, name) for name in ("source", "target", "scratch", "id", "format", "licence", "origin")},
-    source_sha256={},
-    prompts={"query": "card: ", "document": ""},
-    matryoshka=(16,),
 )
 
 
@@ -39,11 +34,11 @@ def test_prompts_are_those_of_the_files(tmp_path, declared, expected):
 
 
 def test_the_catalog_has_the_prompts_and_sizes_of_models_whose_files_declare_none(tmp_path):
-    assert prompts_of(tmp_path, CARD) == CARD.prompts
-    assert matryoshka_of(tmp_path, CARD, 32) == (16,)
-    entry = Catalog.load().resolve("e5-small")
-    assert entry.prompts == {"query": "query: ", "document": "passage: "}
-    assert 512 in Catalog.load().resolve("mxbai-embed-large").matryoshka
+    e5, mxbai = (
+        msgspec.structs.replace(JOB, entry=Catalog.load().resolve(name)) for name in ("e5-small", "mxbai-embed-large")
+    )
+    assert prompts_of(tmp_path, e5) == {"query": "query: ", "document": "passage: "}
+    assert 512 in matryoshka_of(tmp_path, mxbai, 1024)
 
 
 def test_a_model_whose_pooling_leaves_the_prompt_out_has_none_here(tmp_path):
