@@ -4,7 +4,6 @@ import asyncio
 
 import numpy as np
 import pytest
-from aiohttp import web
 
 from backend_client import (
     ClientSettings,
@@ -18,8 +17,6 @@ from backend_client import (
     sync,
 )
 from backend_client.fleet.breaker import BreakerState
-from tests.faults.scripted_node import ANSWER, ScriptedNode, vectors_for
-from tests.faults.served import served_in_thread
 
 DEAD = "http://127.0.0.1:1"
 
@@ -135,50 +132,6 @@ def test_a_client_that_is_built_wrongly_says_so_at_once(build, message):
     assert "nter2" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "given", [iter, tuple, np.array, lambda texts: (text for text in texts), lambda texts: dict.fromkeys(texts).keys()]
-)
-async def test_any_ordered_iterable_of_texts_is_embedded(client, given):
-    texts = [f"text {index}" for index in range(150)]
-    np.testing.assert_array_equal(await client.embed_many(given(texts)), vectors_for(texts))
-
-
-async def test_none_means_not_given_and_numpy_numbers_are_numbers(scripted, client):
-    await client.generate(
-        "p",
-        timeout=np.float32(5),
-        max_new_tokens=np.int64(9),
-        temperature=0.5,
-        stop=("x",),
-        top_p=None,
-        seed=None,
-        raw=None,
-        priority=None,
-        model=None,
-        local_only=None,
-    )
-    [body] = scripted.bodies
-    assert body | {"model": ""} == {
-        "prompt": "p",
-        "model": "",
-        "max_new_tokens": 9,
-        "temperature": 0.5,
-        "stop": ["x"],
-        "stream": True,
-    }
-
-
-@pytest.mark.parametrize("seconds", [1e12, 1e308])
-async def test_the_longest_timeout_is_one_that_nodes_accept(scripted, client, seconds):
-    await client.embed("text", timeout=seconds)
-    assert 999_000_000 < int(scripted.requests[0].headers["X-Request-Timeout-Ms"]) <= 999_999_999
-
-
-async def test_a_time_that_is_up_is_a_deadline_and_not_a_mistake(client):
-    with pytest.raises(TimeoutError):
-        await client.embed("text", timeout=-1)
-
-
 async def test_the_cloud_is_not_billed_for_a_misspelt_option(cloud):
     settings = CloudSettings(base_url=cloud.url, api_key="sk-cloud", chat_model="m")
     async with InferenceClient(NPUClient([DEAD]), CloudClient(settings)) as client, CloudClient(settings) as direct:
@@ -188,25 +141,3 @@ async def test_the_cloud_is_not_billed_for_a_misspelt_option(cloud):
             with pytest.raises(InvalidArgument):
                 calls.stream("prompt", temprature=1)
     assert not cloud.requests
-
-
-async def test_one_malformed_reply_is_no_connection_failure(scripted, client):
-    """Two connection failures open the breaker; replies that cannot be read count as a 500 does."""
-
-    async def garbage(_):
-        return web.Response(body=b"{", content_type="application/json") if len(scripted.requests) <= 3 else None
-
-    scripted.respond = garbage
-    with pytest.raises(Exception, match="not JSON"):
-        await client.generate("prompt")
-    assert client.status()[0].breaker is BreakerState.CLOSED
-    assert (await client.generate("prompt")).text == "".join(ANSWER)
-
-
-def test_the_blocking_client_checks_arguments_as_well():
-    with served_in_thread(ScriptedNode()) as url, sync.NPUClient([url]) as client:
-        np.testing.assert_array_equal(client.embed_many(iter(["a", "b"])), vectors_for(["a", "b"]))
-        with pytest.raises(InvalidArgument, match="for one text"):
-            client.embed_many("hello")
-        with pytest.raises(InvalidArgument, match="stream"):
-            client.generate("p", stream=True)

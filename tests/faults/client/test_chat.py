@@ -7,18 +7,14 @@ from aiohttp import web
 from pydantic import BaseModel
 
 from backend_client import (
-    CloudClient,
-    CloudSettings,
-    InferenceClient,
     InvalidArgument,
-    NPUClient,
     NPUUnavailableError,
     RequestRejected,
     StreamInterrupted,
 )
-from backend_client.errors import InvalidAnswer, NotOffered, SpendCapReached
+from backend_client.errors import InvalidAnswer
 from tests.faults.chat_node import TOOL
-from tests.faults.scripted_node import ANSWER, WRITER, choice, data_event, error_response
+from tests.faults.scripted_node import ANSWER, WRITER, choice, data_event
 
 QUESTION = [{"role": "user", "content": "Where?"}]
 TEXT = "".join(ANSWER)
@@ -59,13 +55,6 @@ async def test_a_chat_has_its_text_its_usage_and_who_answered(client, chats):
     [headers] = [headers for _, chat in chats for headers in chat.headers]
     assert (headers["X-Request-ID"], headers["X-A"]) == ("mine", "b")
     assert pickle.loads(pickle.dumps(reply)) == reply  # noqa: S301
-
-
-async def test_image_parts_pass_as_they_are(client, chats):
-    """Also to a model that may not read them: the node decides."""
-    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-    await client.chat([{"role": "user", "content": [{"type": "text", "text": "What?"}, image]}], model=WRITER)
-    assert bodies(chats)[0]["messages"][0]["content"][1] == image
 
 
 async def test_tool_calls_are_typed(client):
@@ -193,47 +182,12 @@ async def test_tokens_are_counted_by_the_node(client, chats):
     assert sorted([*body] for body in bodies(chats)) == [["messages", "model"], ["prompt", "model"]]
 
 
-async def test_options_of_a_stream_that_are_no_object_are_for_the_node_to_refuse(client, chats):
-    await client.post("/v1/chat/completions", {"model": WRITER, "messages": QUESTION, "stream_options": 5})
-    assert bodies(chats)[0]["stream_options"] == 5
-
-
-async def test_what_no_node_offers_is_refused_before_anything_is_sent(client, chats):
-    for call in (client.rerank("q", ["a", "b"]), client.transcribe(b"RIFF")):
-        with pytest.raises(NotOffered, match="no node offers"):
-            await call
-    assert not bodies(chats)
-
-
 async def test_a_raw_reply_has_its_headers(client):
     reply = await client.post("/v1/chat/completions", {"model": WRITER, "messages": QUESTION})
     assert reply.body["choices"][0]["message"]["content"] == TEXT
     assert (reply.status, reply.headers["x-model"]) == (200, WRITER)
     with pytest.raises(InvalidArgument, match="path"):
         await client.post("/api/delete", {})
-
-
-@pytest.mark.parametrize(
-    ("body", "option", "sent"),
-    [
-        ({"model": "fake-writer"}, {}, "fake-writer"),
-        ({"model": "fake-writer"}, {"model": None}, "fake-writer"),
-        ({"model": "fake-writer"}, {"model": "fake-viewer"}, "fake-viewer"),
-        ({"model": None}, {}, "fake-viewer"),
-        ({}, {}, "fake-viewer"),
-    ],
-)
-async def test_the_model_in_a_body_goes_before_the_default_of_a_view(fleet, body, option, sent):
-    async with fleet.async_client() as client:
-        view = client.with_options(model="fake-viewer")
-        await view.post("/v1/chat/completions", {**body, "messages": QUESTION}, **option)
-    fleet.assert_sent("/v1/chat/completions", times=1, model=sent)
-
-
-async def test_the_model_in_a_body_is_checked(client, chats):
-    with pytest.raises(InvalidArgument, match="model must be"):
-        await client.post("/v1/chat/completions", {"model": 5, "messages": QUESTION})
-    assert not bodies(chats)
 
 
 async def test_a_view_has_other_defaults_and_the_same_connections(client, chats):
@@ -244,36 +198,3 @@ async def test_a_view_has_other_defaults_and_the_same_connections(client, chats)
     assert view.backend is client.backend
     with pytest.raises(InvalidArgument, match="temperature"):
         client.with_options(temperature=1)
-
-
-def settings_of(cloud, **more):
-    return CloudSettings(base_url=cloud.url, api_key="k", chat_model="chat", **more)
-
-
-async def test_a_chat_goes_to_the_cloud_when_no_node_can_serve(chats, cloud):
-    async def fail(_):
-        return error_response(503, "engine_unavailable")
-
-    for _, chat in chats:
-        chat.respond = fail
-    npu = NPUClient([node.url for node, _ in chats])
-    async with InferenceClient(npu, CloudClient(settings_of(cloud))) as client:
-        reply = await client.chat(QUESTION, timeout=4)
-        assert (reply.text, reply.source, reply.usage.prompt_tokens) == (TEXT, "cloud", 13)
-        assert len(reply.attempts) > 1
-        stream = client.stream_chat(QUESTION, timeout=4)
-        assert "".join([delta.text async for delta in stream]) == TEXT
-        assert stream.result.source == "cloud"
-        assert (client.ledger.cloud.calls, client.ledger.cloud.prompt_tokens) == (2, 26)
-        with pytest.raises(NPUUnavailableError, match="local_only"):
-            await client.chat(QUESTION, timeout=4, local_only=True)
-    assert cloud.bodies[0]["messages"] == QUESTION
-
-
-async def test_an_image_is_reserved_at_what_it_may_cost(cloud):
-    image = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
-    prices = {"chat": {"input": 1, "output": 1}}
-    async with CloudClient(settings_of(cloud, prices=prices, spend_cap="0.02")) as client:
-        assert (await client.chat(QUESTION)).text == TEXT
-        with pytest.raises(SpendCapReached):
-            await client.chat([{"role": "user", "content": [image]}])

@@ -3,19 +3,13 @@
 import pydantic
 import pytest
 
-import backend_client
 from backend_client import (
-    CloudClient,
-    CloudSettings,
     ConfigurationError,
-    InferenceClient,
     NPUClient,
-    NPUUnavailableError,
     RequestRejected,
 )
-from backend_client.errors import NotOffered
 from backend_client.http.forms import writing_kind
-from backend_client.testing import FakeFleet, drop, status
+from backend_client.testing import FakeFleet
 from tests.faults.scripted_node import WRITER as TEXT_MODEL
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
@@ -65,24 +59,6 @@ async def test_every_method_for_chats_reaches_the_model_that_reads_images(fleet,
     assert all(request.body["messages"] == PICTURE for request in fleet.requests)
 
 
-def test_the_blocking_client_sends_images_too(fleet):
-    with fleet.client() as client:
-        assert client.chat(PICTURE).text == "It is red."
-        assert [delta.text for delta in client.stream_chat(PICTURE, model=VIEWER)] == ["It ", "is ", "red."]
-    assert models(fleet) == [VIEWER] * 2
-
-
-async def test_the_openai_sdk_sends_images_too(fleet):
-    async with backend_client.openai(fleet.settings()) as sdk:
-        reply = await sdk.chat.completions.create(model=VIEWER, messages=PICTURE)
-        assert reply.choices[0].message.content == "It is red."
-        stream = await sdk.chat.completions.create(model=VIEWER, messages=PICTURE, stream=True)
-        assert (
-            "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]) == "It is red."
-        )
-    assert models(fleet) == [VIEWER] * 2
-
-
 async def test_texts_without_a_model_go_to_the_one_for_generation_and_images_to_the_one_for_vision(fleet):
     async with fleet.async_client() as client:
         await client.chat(TEXT)
@@ -113,14 +89,6 @@ async def test_images_for_a_model_that_reads_none_are_refused_by_the_node_and_no
     assert models(fleet) == [WRITER]
 
 
-async def test_a_fleet_without_a_model_for_vision_says_so_and_is_sent_nothing(fleet):
-    fleet[0].offers = {"embedding", "generation"}
-    async with fleet.async_client() as client:
-        with pytest.raises(NotOffered, match="vision"):
-            await client.chat(PICTURE)
-    fleet.assert_nothing_sent()
-
-
 async def test_several_models_for_vision_are_no_default(scripted):
     scripted.viewers = [VIEWER, "another-viewer"]
     async with NPUClient([scripted.url]) as client:
@@ -132,18 +100,6 @@ async def test_several_models_for_vision_are_no_default(scripted):
         with pytest.raises(ConfigurationError, match="another-viewer, fake-viewer"):
             await client.generate("prompt")
     assert [body["model"] for body in scripted.bodies] == [TEXT_MODEL]
-
-
-async def test_a_chat_with_images_fails_over_to_another_node():
-    with FakeFleet(2) as fleet:
-        async with fleet.async_client() as client:
-            await client.health()
-            for node in fleet:
-                node.script(drop())
-            for _ in range(8):
-                assert (await client.chat(PICTURE)).text
-        # Each of the two faults cost one request more.
-        fleet.assert_sent("/v1/chat/completions", times=10)
 
 
 @pytest.mark.parametrize(
@@ -161,17 +117,3 @@ async def test_a_chat_with_images_fails_over_to_another_node():
 )
 def test_an_image_anywhere_in_a_request_requires_a_model_for_vision(kind, body):
     assert writing_kind(body) == kind
-
-
-@pytest.mark.parametrize("local_only", [True, False])
-async def test_images_go_to_the_cloud_by_the_rules_for_texts(fleet, cloud, local_only):
-    settings = CloudSettings(base_url=cloud.url, api_key="sk-cloud", chat_model="cloud-chat")
-    fleet[0].script(*[status(503, "npu_unavailable")] * 20)
-    async with InferenceClient(fleet.async_client(), CloudClient(settings), local_only=local_only) as client:
-        for messages in (TEXT, PICTURE):
-            if local_only:
-                with pytest.raises(NPUUnavailableError, match="local_only is set"):
-                    await client.chat(messages, timeout=0.5)
-            else:
-                assert (await client.chat(messages)).source == "cloud"
-    assert [body["messages"] for body in cloud.bodies] == ([] if local_only else [TEXT, PICTURE])

@@ -1,8 +1,6 @@
 """`npu-client` in the hands of somebody who has not read anything: keys, addresses, files, the operating system."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 from aiohttp import web
@@ -55,18 +53,6 @@ def test_a_missing_key_and_a_wrong_one_are_told_apart(keyed, monkeypatch, capsys
     assert call in capsys.readouterr().err
 
 
-def test_the_right_key_leaves_nothing_to_say(keyed, monkeypatch, capsys):
-    monkeypatch.setenv("NPU_CLIENT_API_KEY", KEY)
-    assert main(["--node", keyed, "health"]) == 0
-    assert "key" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("flags", [["--concurrency", "0"], ["--calls", "0"], ["--calls", "-3"]])
-def test_a_measurement_without_calls_is_wrong_usage(capsys, flags):
-    assert main(["bench", *flags]) == 2
-    assert capsys.readouterr().err == "npu-client: --calls and --concurrency are at least 1\n"
-
-
 def test_a_node_is_given_without_a_scheme(capsys):
     with served_in_thread(ScriptedNode()) as url:
         assert main(["--node", url.removeprefix("http://"), "health"]) == 0
@@ -88,14 +74,6 @@ def test_settings_may_stand_before_the_command_and_behind_it(tmp_path, capsys):
 def test_a_node_without_its_port_is_told_what_is_missing(capsys, node):
     assert main(["health", "--node", node]) == 1
     assert "  nodes: the port is missing: a node is given as host:port" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("node", [":9", "127.0.0.1:99999", "", "ftp://10.0.0.1:1", "http://", "[::1:8081", "a b:1"])
-def test_what_is_no_address_is_told_what_one_looks_like(capsys, node):
-    assert main(["health", "--node", node]) == 1
-    err = capsys.readouterr().err
-    assert "  nodes: a node is given as host:port, http://host:port or https://host:port" in err
-    assert err.count("\n") == 2
 
 
 def test_no_command_shows_the_help(capsys):
@@ -133,17 +111,3 @@ def test_an_output_that_cannot_be_written_is_one_sentence(tmp_path, capsys):
     err = capsys.readouterr().err
     assert err.startswith(f"npu-client: the directory {out.parent} of the output does not exist")
     assert err.count("\n") == 1
-
-
-def test_a_full_output_is_one_sentence():
-    with open("/dev/full", "w") as full:  # noqa: PTH123
-        done = subprocess.run(
-            [sys.executable, "-m", "backend_client", "--node", "127.0.0.1:1", "health"],
-            env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert "no space left on device" in done.stderr

@@ -3,10 +3,8 @@
 import pytest
 from aiohttp import web
 
-import backend_client
 from backend_client import (
     ClientOptions,
-    ClientSettings,
     CloudClient,
     CloudSettings,
     NPUClient,
@@ -15,10 +13,9 @@ from backend_client import (
 )
 from backend_client.errors import CloudUnavailable, ModelNotFound
 from backend_client.options import BreakerOptions
-from tests.faults.scripted_node import ANSWER, EMBEDDER, WRITER, ScriptedNode, choice, data_event, vectors_for
+from tests.faults.scripted_node import EMBEDDER, WRITER, ScriptedNode, choice, data_event, vectors_for
 
 QUESTION = [{"role": "user", "content": "Where?"}]
-TEXT = "".join(ANSWER)
 # No trial within a test.
 LONG = ClientOptions(breaker=BreakerOptions(base=600.0, longest_model=600.0))
 OTHER = "tiny-other"
@@ -73,24 +70,6 @@ async def test_a_node_alone_with_its_report_locks_out_nobody_and_is_locked_out_b
         lengths, tried = await outcomes(client)
     assert lengths == {8}
     assert {(one.url, "ok"), (two.url, "ok")} <= tried <= {(one.url, "ok"), (two.url, "ok"), (other.url, "BadReply")}
-
-
-async def test_the_sdk_gets_no_vectors_of_another_length_either(pair):
-    async def embed(request):
-        node = next(node for node in pair if node.url.endswith(f":{request.url.port}"))
-        rows = [{"index": 0, "embedding": vectors_for(["text"], node.answers)[0].tolist()}]
-        headers = {"X-Space": node.space, "X-Model": EMBEDDER}
-        return web.json_response({"object": "list", "model": EMBEDDER, "data": rows, "usage": {}}, headers=headers)
-
-    liar, honest = [ScriptedNode(), ScriptedNode()]
-    liar.answers = 2
-    pair[:] = [liar, honest]
-    for node in pair:
-        node.more_routes = [web.post("/v1/embeddings", embed)]
-    async with liar.running(), honest.running(), backend_client.openai(ClientSettings(nodes=urls(pair))) as openai:
-        for _ in range(10):
-            reply = await openai.embeddings.create(model=EMBEDDER, input=[1, 2, 3], encoding_format="float")
-            assert len(reply.data[0].embedding) == 8
 
 
 @pytest.mark.parametrize(
@@ -194,25 +173,10 @@ async def test_the_answer_of_another_device_than_was_required_is_answered_by_ano
         assert tried == ["BadReply"]
 
 
-async def test_counting_tokens_needs_no_device(chat_client, chats):
-    assert await chat_client.count_tokens("Where?", require_device="NPU") == 8
-    [headers] = [headers for _, chat in chats for headers in chat.headers]
-    assert "X-NPU-Require-Device" not in headers
-
-
 async def streamed(stream):
     """The result of a stream, of which every piece was read."""
     assert [piece async for piece in stream]
     return stream.result
-
-
-async def test_so_it_is_through_the_sdk(liars):
-    async with backend_client.openai(ClientSettings(nodes=[node.url for node, _ in liars])) as openai:
-        for _ in range(6):
-            reply = await openai.chat.completions.create(model=WRITER, messages=QUESTION)
-            assert (reply.model, reply.choices[0].message.content) == (WRITER, TEXT)
-            stream = await openai.chat.completions.create(model=WRITER, messages=QUESTION, stream=True)
-            assert {chunk.model async for chunk in stream} == {WRITER}
 
 
 async def test_a_name_that_health_lists_is_answered_by_its_model(chats, chat_client):
@@ -277,13 +241,3 @@ async def test_a_cloud_that_answers_as_another_model_is_not_believed(cloud, aske
                 await call("Where?")
         with pytest.raises((CloudUnavailable, StreamInterrupted), match=f"another model answered than {asked}"):
             [_ async for _ in client.stream("Where?")]
-
-
-async def test_vectors_of_the_cloud_have_one_length(cloud):
-    async with cloud_of(cloud, "embedder") as client:
-        assert len(await client.embed("text")) == 8
-        cloud.dimensions = 16
-        with pytest.raises(CloudUnavailable, match="16 dimensions, those of their space have 8"):
-            await client.embed("text")
-        cloud.dimensions = 8
-        assert len(await client.embed("text")) == 8

@@ -4,7 +4,6 @@ import asyncio
 
 import numpy as np
 import pytest
-from aiohttp import web
 
 from backend_client import (
     ClientOptions,
@@ -16,7 +15,6 @@ from backend_client.options import ProbeOptions
 from tests.faults.scripted_node import EMBEDDER, WRITER, vectors_for
 
 TEXTS = [f"text {index}" for index in range(64 * 12)]
-SPACES = {"model-a": "space-of-a", "model-b": "space-of-b"}
 
 
 OFTEN = ClientOptions(probe=ProbeOptions(interval=0.05))
@@ -66,14 +64,6 @@ async def test_a_default_that_was_used_stays_when_the_fleet_gets_a_second_model(
         assert client.spaces == {EMBEDDER: "space-a"}
 
 
-async def test_a_second_generation_model_makes_that_default_ambiguous_too(scripted):
-    scripted.writers = [WRITER, "another-writer"]
-    async with NPUClient([scripted.url]) as client:
-        with pytest.raises(ConfigurationError, match=f"another-writer, {WRITER}"):
-            await client.generate("prompt")
-        assert (await client.generate("prompt", model=WRITER)).text
-
-
 async def test_a_model_that_failed_before_its_kind_was_known_leaves_the_node_usable(scripted):
     """As nodes report a configured model whose files are missing."""
     scripted.failed = ["broken"]
@@ -94,15 +84,3 @@ async def test_a_model_with_two_spaces_is_bound_to_the_same_whichever_node_answe
 
 
 # The default model
-
-
-@pytest.mark.parametrize("model", [None, EMBEDDER])
-async def test_a_node_without_models_is_unavailable_and_not_one_that_lacks_the_model(scripted, model):
-    async def bare(_):
-        return web.json_response({"status": "ready", "version": "test", "devices": [], "models": [], "npu": {}})
-
-    scripted.health_respond = bare
-    async with NPUClient([scripted.url]) as client:
-        with pytest.raises(NPUUnavailableError, match="has no models") as caught:
-            await client.embed("text", model=model)
-    assert type(caught.value) is NPUUnavailableError

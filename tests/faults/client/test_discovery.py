@@ -15,7 +15,6 @@ from backend_client.fleet.discovery import Follower, find_nodes, srv_nodes
 from backend_client.http.addresses import NodeAddress, parse_nodes
 from backend_client.http.transport import RememberingResolver
 from backend_client.lifetime import Shared
-from tests.faults.scripted_node import WRITER
 
 QUICK = ClientOptions(discovery_interval=0.02)
 
@@ -88,12 +87,6 @@ async def test_a_name_is_a_node_for_each_host(monkeypatch, addresses, expected):
     assert await find_nodes(NodeAddress("dns", "npu.internal", 8081), Shared()) == expected
 
 
-async def test_a_name_can_be_called(scripted):
-    port = scripted.url.rpartition(":")[2]
-    async with NPUClient([f"dns://127.0.0.1:{port}"]) as client:
-        assert (await client.embed_result("text")).node == scripted.url
-
-
 @pytest.fixture
 def hanging(monkeypatch):
     """The system's resolver hangs for npu.internal until the test ends."""
@@ -109,18 +102,6 @@ async def test_a_resolver_that_hangs_is_named_and_not_waited_for(hanging):  # ta
             await client.embed("text")
 
 
-async def test_the_nodes_of_other_sources_do_not_wait_for_a_resolver_that_hangs(hanging, pair, tmp_path, monkeypatch):
-    monkeypatch.setattr(discovery, "LIMIT_S", 60.0)
-    listed = tmp_path / "nodes"
-    listed.write_text(pair[0].url)
-    nodes = ["dns://npu.internal:8081", listed.as_uri(), pair[1].url]
-    async with asyncio.timeout(30), NPUClient(nodes) as client:
-        # A default model, or the space of an embedding, is decided only when every node is known.
-        assert await client.generate("prompt", model=WRITER)
-        while len(urls(client)) < 2:
-            await asyncio.sleep(0.01)
-
-
 async def test_connections_use_the_last_addresses_while_the_resolver_hangs(monkeypatch):
     resolver = RememberingResolver()
     resolving(monkeypatch, ["10.0.0.1"])
@@ -131,12 +112,6 @@ async def test_connections_use_the_last_addresses_while_the_resolver_hangs(monke
     assert await resolver.resolve("npu.internal", 8081) == first
     released.set()
     await resolver.close()
-
-
-async def test_a_node_is_called_by_its_host_name(scripted):
-    port = scripted.url.rpartition(":")[2]
-    async with NPUClient([f"http://localhost:{port}"]) as client:
-        assert await client.embed("text")
 
 
 class _NameServer(asyncio.DatagramProtocol):
@@ -208,26 +183,6 @@ async def test_a_node_leaves_only_when_its_source_leaves_it_out_twice_and_fixed_
         await follower.look()
         seen.append("".join(sorted(url[7] for url in fleet)))
     assert seen == members
-
-
-async def test_a_file_that_is_emptied_or_half_written_keeps_its_nodes_in_service(pair, tmp_path, caplog):
-    listed = tmp_path / "nodes"
-    whole = f"{pair[0].url}\n{pair[1].url}\n"
-    listed.write_text(whole)
-    source = NodeAddress("file", path=str(listed))
-    members = set()
-    follower = Follower([source], [], add=members.update, remove=members.difference_update)
-    await follower.look()
-    for size in (0, 10, len(pair[0].url) + 1, len(whole) - 3):
-        listed.write_text(whole[:size])
-        await follower.look()
-        assert {pair[0].url, pair[1].url} <= members, size
-        listed.write_text(whole)
-        await follower.look()
-    await follower.look()
-    assert members == {pair[0].url, pair[1].url}
-    assert f"the nodes stay as they are: {source} names no node" in caplog.text
-    await follower.close()
 
 
 def test_what_is_no_node_is_refused():

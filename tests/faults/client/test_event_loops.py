@@ -62,41 +62,6 @@ def test_a_client_works_in_one_loop_after_another(client, fleet, caplog, last):
     assert [record.message for record in caplog.records if record.name == "asyncio"] == []
 
 
-def test_a_call_that_the_end_of_its_loop_interrupts_leaves_the_next_loop_alone(client, fleet):
-    for node in fleet:
-        node.script(hang())
-    asyncio.run(leave_a_call(client))
-    for node in fleet:
-        node.clear()
-    assert asyncio.run(client.embed("text"))
-    asyncio.run(client.close())
-
-
-def test_a_loop_that_was_closed_without_a_word_is_followed_by_another(client):
-    loop = asyncio.new_event_loop()
-    loop.run_until_complete(client.health())
-    for task in asyncio.all_tasks(loop):
-        task.cancel()
-    loop.run_until_complete(asyncio.sleep(0.05))
-    assert asyncio.run(client.embed("text"))
-    loop.run_until_complete(client.embed("text"))
-    with pytest.raises(ConfigurationError, match="has not ended"):
-        asyncio.run(client.embed("text"))
-    loop.run_until_complete(client.close())
-    loop.close()
-
-
-async def test_a_service_that_cancels_all_tasks_can_go_on(client):
-    vector = await client.embed("text")
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
-    assert await client.embed("text") == vector
-    await client.close()
-    assert asyncio.all_tasks() == {asyncio.current_task()}
-
-
 def test_the_cloud_is_reached_from_one_loop_after_another(cloud):
     settings = ClientSettings(
         nodes=["http://127.0.0.1:9"], cloud={"base_url": cloud, "api_key": "k", "chat_model": "m"}

@@ -162,12 +162,3 @@ async def test_what_is_no_reply_of_a_node_is_retried_elsewhere(pair_of, name):
     assert {attempt.node for attempt in failed} == {proxy.url}
     assert {attempt.outcome for attempt in failed} <= {"BadReply", "ConnectionLost"}
     assert last.node == pair_of.sound
-
-
-async def test_early_hints_and_slow_closes_are_no_faults(pair_of):
-    proxy = pair_of.proxy
-    proxy.fault = Fault(before=b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n", close_after=5.0, bandwidth=50_000)
-    async with NPUClient([proxy.url]) as client:
-        for _ in range(3):
-            assert (await client.embed_result(TEXT)).attempts[0].outcome == "ok"
-        assert client.status()[0].usable

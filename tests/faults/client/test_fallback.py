@@ -5,13 +5,10 @@ from collections import Counter
 from decimal import Decimal
 
 import numpy as np
-import openai
 import pytest
 from aiohttp import web
 
-import backend_client
 from backend_client import (
-    ClientSettings,
     CloudClient,
     CloudSettings,
     InferenceClient,
@@ -25,7 +22,6 @@ from backend_client.errors import (
     CloudRejected,
     CloudUnavailable,
     ModelNotFound,
-    NotOffered,
     SpendCapReached,
 )
 from tests.faults.scripted_node import ANSWER, choice, data_event, error_response, vectors_for
@@ -133,37 +129,6 @@ async def test_a_model_that_no_node_has_goes_to_the_cloud_if_that_has_it(fleet, 
     # Nothing is retried: a node may be asked once whether it knows the name as an alias.
     asked = Counter((request.node, request.body["model"]) for request in fleet.requests)
     assert all(times == 1 for times in asked.values())
-
-
-async def test_a_task_without_a_model_is_caught_as_unavailable(fleet):
-    for node in fleet:
-        node.offers.discard("rerank")
-    async with NPUClient(fleet.urls) as client:
-        with pytest.raises(NPUUnavailableError) as caught:
-            await client.rerank("query", ["document"])
-    for node in fleet:
-        node.offers.add("rerank")
-    assert isinstance(caught.value, NotOffered)
-    assert not fleet.requests
-
-
-async def test_the_sdk_gets_404_for_a_model_that_neither_a_node_nor_the_cloud_has(fleet, cloud):
-    async with backend_client.openai(ClientSettings(nodes=fleet.urls, cloud=settings(cloud))) as sdk:
-        with pytest.raises(openai.NotFoundError) as caught:
-            await sdk.chat.completions.create(model="medium", messages=[{"role": "user", "content": "prompt"}])
-    assert caught.value.code == "model_not_found"
-    assert not cloud.requests
-
-
-async def test_the_sdk_gets_the_clouds_refusal_and_not_what_nodes_answered_before(scripted, cloud):
-    async def refuse(_):
-        return error_response(400, "invalid_request")
-
-    # The node has no route for chats, and answers 404 as an HTTP server does.
-    cloud.respond = refuse
-    async with backend_client.openai(ClientSettings(nodes=[scripted.url], cloud=settings(cloud))) as sdk:
-        with pytest.raises(openai.BadRequestError, match="the cloud at"):
-            await sdk.chat.completions.create(messages=[{"role": "user", "content": "prompt"}], model="")
 
 
 async def test_vectors_of_other_dimensions_than_the_space_has_are_refused(scripted, cloud):
@@ -301,15 +266,6 @@ async def test_truncation_stays_with_the_nodes(scripted, cloud):
     async with CloudClient(settings(cloud)) as direct:
         with pytest.raises(CloudRejected, match="cannot truncate"):
             await direct.embed("text", truncate=True)
-
-
-async def test_a_cap_is_kept_for_models_without_a_price(cloud):
-    prices = {"cloud-chat": {"input": 2, "output": 8}, "cloud-minilm": {"input": 1}}
-    async with CloudClient(settings(cloud, prices=prices, spend_cap=1)) as direct:
-        with pytest.raises(SpendCapReached, match="lacks dear-model"):
-            await direct.generate("prompt", model="dear-model")
-        assert (await direct.generate("prompt")).text
-    assert len(cloud.requests) == 1
 
 
 async def test_the_deadline_covers_the_fallback(scripted, cloud):

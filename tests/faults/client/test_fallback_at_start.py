@@ -57,17 +57,6 @@ async def test_nodes_in_another_space_do_not_answer_afterwards(port, cloud, mode
             assert not node.requests
 
 
-async def test_calls_without_a_model_stay_in_the_clouds_space_though_the_named_model_is_in_another(port, cloud):
-    async with starting(f"http://127.0.0.1:{port}", cloud) as client:
-        await client.embed("text")
-        async with ScriptedNode(space="space-b").running(port=port):
-            await until_served(client)
-            assert (await client.embed_result("text", model=EMBEDDER)).space == "space-b"
-            assert (await client.embed_result("text")).space == "space-a"
-            with pytest.raises(VectorSpaceMismatch, match="nodes answer in space-b"):
-                await client.embed("text", local_only=True)
-
-
 @pytest.mark.parametrize("model", [None, EMBEDDER])
 async def test_an_answer_of_the_cloud_is_dropped_if_nodes_have_bound_the_model_meanwhile(port, cloud, model):
     async with starting(f"http://127.0.0.1:{port}", cloud) as client:
@@ -80,14 +69,6 @@ async def test_an_answer_of_the_cloud_is_dropped_if_nodes_have_bound_the_model_m
         cloud.respond = node_comes_back
         with pytest.raises(VectorSpaceMismatch, match="nodes answer in space-b"):
             await client.embed("text", model=model)
-
-
-async def test_the_space_is_assumed_for_one_name_alone(port, cloud):
-    async with starting(f"http://127.0.0.1:{port}", cloud) as client:
-        await client.embed("text", model=EMBEDDER)
-        with pytest.raises(NPUUnavailableError, match=r"no node has reported the vector space yet"):
-            await client.embed("text", model="another")
-        assert len(cloud.requests) == 1
 
 
 async def test_nothing_is_assumed_once_a_node_has_reported_a_space(scripted, cloud):

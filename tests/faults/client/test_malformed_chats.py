@@ -5,7 +5,7 @@ from aiohttp import web
 
 from backend_client import ClientOptions, CloudClient, CloudSettings, NPUClient, NPUUnavailableError, StreamInterrupted
 from backend_client.errors import CloudError
-from tests.faults.chat_node import TOOL, ChatNode
+from tests.faults.chat_node import ChatNode
 from tests.faults.scripted_node import ANSWER, ScriptedNode, data_event
 
 QUESTION = [{"role": "user", "content": "Where?"}]
@@ -21,13 +21,6 @@ def once(chats, reply):
 
     for _, chat in chats:
         chat.respond = respond
-
-
-@pytest.mark.parametrize("body", [{}, {"count": "8"}, {"count": True}, {"count": -1}, [], None, "8"])
-async def test_a_malformed_token_count_is_followed_by_another_nodes(chat_client, chats, body):
-    once(chats, web.json_response(body))
-    assert await chat_client.count_tokens("Where?") == 8
-    assert sum(len(chat.bodies) for _, chat in chats) == 2
 
 
 MALFORMED = [
@@ -87,15 +80,6 @@ async def test_a_malformed_chat_of_the_cloud_is_a_typed_error(cloud, event):
         cloud.respond = whole
         with pytest.raises(CloudError, match="not a chat completion"):
             await client.chat(QUESTION)
-
-
-async def test_a_chat_without_a_function_name_is_answered_by_the_other_node(chat_client, chats):
-    call = {"index": 0, "id": "call_1", "function": {"arguments": "{}"}}
-    events = [{"choices": [{"index": 0, "delta": {"tool_calls": [call]}, "finish_reason": "tool_calls"}]}]
-    once(chats, stream_of(*events))
-    reply = await chat_client.chat(QUESTION, tools=[TOOL])
-    assert reply.tool_calls[0].name == "weather"
-    assert len(reply.attempts) == 2
 
 
 def in_turn(chats, *replies):

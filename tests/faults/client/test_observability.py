@@ -19,12 +19,7 @@ from backend_client import (
     StreamInterrupted,
     sync,
 )
-from backend_client.errors import CloudError
-from backend_client.http.messages import Exchange
-from backend_client.lifetime import Deadline
 from backend_client.observability import Metrics, instrument
-from backend_client.observability.attributes import operation_name
-from backend_client.sdk.routes import PATHS
 from backend_client.testing import FakeFleet
 from tests.faults.scripted_node import ANSWER, EMBEDDER, WRITER, ScriptedNode, error_response, sse
 from tests.faults.served import served_in_thread
@@ -122,44 +117,6 @@ async def test_rankings_and_transcriptions_are_operations_of_their_own(observed)
         assert observed.value("gen_ai_client_token_usage_count", **labels, type="output") is None
 
 
-@pytest.mark.parametrize(
-    ("path", "operation"),
-    [
-        ("/v1/embeddings", "embeddings"),
-        ("/v1/rerank", "rerank"),
-        ("/v2/rerank", "rerank"),
-        ("/v1/audio/transcriptions", "transcribe"),
-        ("/v1/audio/translations", "transcribe"),
-        ("/tokenize", "tokenize"),
-        ("/detokenize", "detokenize"),
-        ("/v1/completions", "text_completion"),
-        ("/v1/chat/completions", "chat"),
-        ("/v1/responses", "chat"),
-    ],
-)
-def test_every_path_of_the_sdk_over_the_fleet_has_its_operation(path, operation):
-    assert path in PATHS
-    kind = "embedding" if operation == "embeddings" else "generation"
-    job = Exchange(path=path, kind=kind, deadline=Deadline.after(1, lambda: 0.0), request_id="r")
-    assert operation_name(job) == operation
-
-
-async def test_a_raw_prompt_is_a_text_completion_as_nodes_call_it(scripted, observed):
-    async with observed(NPUClient([scripted.url])) as client:
-        await client.generate("Once", raw=True, seed=0, max_new_tokens=5, stop="an unlikely secret")
-        [_ async for _ in client.stream("Once", raw=True)]
-        await client.generate("Once", raw=False)
-    names = ["text_completion", "text_completion", "chat"]
-    assert [span.name for span in observed.spans] == names
-    assert [span.attributes["gen_ai.operation.name"] for span in observed.spans] == names
-    asked = observed.spans[0].attributes
-    assert (asked["gen_ai.request.seed"], asked["gen_ai.request.max_tokens"]) == (0, 5)
-    assert asked["gen_ai.usage.output_tokens"] == 5
-    assert "an unlikely secret" not in observed.spans[0].to_json()
-    of_raw = {"operation": "text_completion", "source": "npu", "model": WRITER}
-    assert observed.value("gen_ai_client_token_usage_sum", **of_raw, type="output") == 10
-
-
 async def test_retries_and_failures_are_counted(scripted, observed):
     async def fail_once(_):
         return error_response(503, "engine_unavailable", retry_after_ms=1) if len(scripted.requests) < 2 else None
@@ -231,21 +188,6 @@ def test_a_blocking_client_is_observed_within_the_callers_span(observed):
     assert embeddings.parent.span_id == caller.context.span_id
 
 
-async def test_a_failure_that_is_none_of_the_clients_own_is_told_too(scripted, observed, monkeypatch):
-    async def broken(_):
-        raise ZeroDivisionError
-
-    async with observed(NPUClient([scripted.url])) as client:
-        monkeypatch.setattr(client.backend, "exchange", broken)
-        with pytest.raises(ZeroDivisionError):
-            await client.generate("prompt")
-    [span] = observed.spans
-    assert span.attributes["error.type"] == "ZeroDivisionError"
-    assert span.attributes["gen_ai.provider.name"] == "npu-node"
-    failed = {"operation": "chat", "source": "", "model": "", "error": "ZeroDivisionError"}
-    assert observed.value("gen_ai_client_operation_duration_seconds_count", **failed) == 1
-
-
 async def test_what_the_cloud_cost_is_told(scripted, cloud, observed):
     prices = {"cloud-chat": {"input": 1, "output": 2}}
     settings = CloudSettings(base_url=cloud.url, api_key="sk", chat_model="cloud-chat", prices=prices, spend_cap=5)
@@ -275,32 +217,6 @@ async def test_the_cloud_shows_as_the_source(cloud, observed):
         "cloud-chat",
     )
     assert server_of(span) == host_and_port(cloud.url)
-
-
-@pytest.mark.parametrize("behind", [True, False], ids=["after the fleet", "by itself"])
-async def test_a_call_that_failed_names_whom_it_asked_last(cloud, observed, behind):
-    async def fail(_):
-        return web.Response(status=500)
-
-    cloud.respond = fail
-    settings = CloudSettings(base_url=cloud.url, api_key="sk", chat_model="cloud-chat")
-    last = CloudClient(settings)
-    async with observed(InferenceClient(NPUClient(["http://127.0.0.1:1"]), last) if behind else last) as client:
-        with pytest.raises((NPUUnavailableError, CloudError)):
-            await client.generate("prompt")
-    [span] = observed.spans
-    assert span.attributes["gen_ai.provider.name"] == "openai"
-    assert server_of(span) == host_and_port(cloud.url)
-
-
-async def test_a_call_that_the_cloud_refuses_unasked_names_the_cloud(cloud, observed):
-    async with observed(CloudClient(CloudSettings(base_url=cloud.url, api_key="sk", chat_model="c"))) as client:
-        with pytest.raises(CloudError):
-            await client.generate("prompt", raw=True)
-    [span] = observed.spans
-    assert span.attributes["gen_ai.provider.name"] == "openai"
-    assert "server.address" not in span.attributes
-    assert not cloud.requests
 
 
 async def test_a_stream_that_breaks_off_or_is_left_ends_its_span(scripted, observed):

@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import openai as sdk
 import pytest
-from aiohttp import web
 
 import backend_client
 from backend_client import ClientSettings, sync
@@ -52,13 +51,6 @@ async def test_a_chat_streamed_or_not_is_what_the_sdk_expects(openai):
     assert [chunk.usage.prompt_tokens async for chunk in stream if chunk.usage] == [7]
 
 
-async def test_the_body_of_a_streaming_response_is_the_callers_to_read(openai):
-    async with openai.chat.completions.with_streaming_response.create(model=WRITER, messages=QUESTION) as raw:
-        assert not raw.is_closed
-        assert (await raw.parse()).choices[0].message.content == TEXT
-    assert raw.is_closed
-
-
 async def test_tools_and_headers_pass(openai, fleet):
     raw = await openai.chat.completions.with_raw_response.create(
         model=WRITER, messages=QUESTION, tools=[TOOL], extra_headers={"X-Request-ID": "mine"}
@@ -77,64 +69,11 @@ async def test_embeddings_are_those_of_the_node(openai):
     assert plain.data[0].embedding == reply.data[0].embedding
 
 
-async def test_embeddings_of_another_space_are_refused(openai, fleet):
-    await openai.embeddings.create(model=EMBEDDER, input="one")
-    for node, _ in fleet:
-        node.space = "space-b"
-    with pytest.raises(sdk.InternalServerError, match="vector space"):
-        await openai.embeddings.create(model=EMBEDDER, input="one")
-
-
-@pytest.mark.parametrize("given", [[1, 2, 3], [[1, 2], [3]], ["one", "two", "three"]])
-@pytest.mark.parametrize("fault", ["a row less", "a row more", "rows of other places", "an empty row", "no rows"])
-async def test_what_is_not_a_vector_for_each_input_is_answered_by_the_other_node(given, fault):
-    count = 1 if isinstance(given[0], int) else len(given)
-    asked = []
-
-    def embedding(index, wrong):
-        vector = [] if wrong and fault == "an empty row" else [0.5] * 8
-        return {
-            "object": "embedding",
-            "index": index + (wrong and fault == "rows of other places"),
-            "embedding": vector,
-        }
-
-    async def embed(request):
-        asked.append((await request.json())["input"])
-        wrong = len(asked) == 1
-        rows = count + {"a row less": -1, "a row more": 1}.get(fault, 0) * wrong
-        data = None if wrong and fault == "no rows" else [embedding(index, wrong) for index in range(rows)]
-        headers = {"X-Space": "space-a", "X-Model": EMBEDDER}
-        return web.json_response({"object": "list", "model": EMBEDDER, "data": data, "usage": {}}, headers=headers)
-
-    nodes = [ScriptedNode(), ScriptedNode()]
-    for node in nodes:
-        node.more_routes = [web.post("/v1/embeddings", embed)]
-    one, two = nodes
-    async with one.running(), two.running(), backend_client.openai(ClientSettings(nodes=[one.url, two.url])) as openai:
-        # `dimensions` keeps texts on this route too.
-        reply = await openai.embeddings.create(model=EMBEDDER, input=given, dimensions=8, encoding_format="float")
-    assert [row.index for row in reply.data] == list(range(count))
-    assert asked == [given] * 2
-
-
 async def test_the_models_are_those_of_all_nodes(openai):
     assert sorted([model.id async for model in openai.models.list()]) == [EMBEDDER, WRITER]
     assert (await openai.models.retrieve(WRITER)).id == WRITER
     with pytest.raises(sdk.NotFoundError):
         await openai.models.retrieve("nothing")
-
-
-async def test_another_node_answers_when_one_fails(openai, fleet):
-    async def fail(_):
-        return error_response(500, "internal_error")
-
-    fleet[0][1].respond = fail
-    for _ in range(6):
-        assert (await openai.chat.completions.create(model=WRITER, messages=QUESTION)).choices[
-            0
-        ].message.content == TEXT
-    assert len(fleet[1][1].bodies) == 6
 
 
 async def test_refusals_and_failures_are_the_sdks_errors(openai, fleet):
@@ -313,28 +252,6 @@ async def test_a_closed_sdk_raises_its_own_errors(fleet):
         [chunk async for chunk in stream]
     with pytest.raises(sdk.OpenAIError, match="closed"):
         await openai.embeddings.create(model=EMBEDDER, input="text")
-
-
-def test_a_closed_blocking_sdk_raises_its_own_errors():
-    with FakeFleet(1) as fleet:
-        openai = sync.openai(fleet.settings())
-        stream = openai.chat.completions.create(model="fake-writer", messages=QUESTION, stream=True)
-        next(stream)
-        openai.close()
-        with pytest.raises(sdk.OpenAIError, match="closed"):
-            list(stream)
-        with pytest.raises(sdk.OpenAIError, match="closed"):
-            openai.embeddings.create(model="fake-embedder", input="text")
-
-
-async def test_an_sdk_that_belongs_to_another_event_loop_raises_its_own_error(openai):
-    await openai.embeddings.create(model=EMBEDDER, input="text")
-
-    async def elsewhere():
-        await openai.embeddings.create(model=EMBEDDER, input="text")
-
-    with pytest.raises(sdk.OpenAIError, match="belongs to another event loop"):
-        await asyncio.to_thread(asyncio.run, elsewhere())
 
 
 def test_closing_a_blocking_sdk_ends_its_calls_with_its_own_error():

@@ -86,15 +86,6 @@ def test_vectors_are_yielded_while_the_source_is_stuck(client, elsewhere):
         assert [len(batch.vectors) for batch in stream] == [6]
 
 
-async def test_vectors_are_yielded_while_an_asynchronous_source_is_stuck(fleet):
-    with Stuck(TEXTS) as source:
-        async with fleet.async_client() as client, asyncio.timeout(WAIT_S):
-            stream = client.embed_stream(source.later())
-            assert len((await anext(stream)).vectors) == BATCH
-            source.released.set()
-            assert [len(batch.vectors) async for batch in stream] == [6]
-
-
 @pytest.mark.parametrize("make", [broken, broken_later])
 async def test_a_source_that_fails_does_so_after_the_vectors_of_all_its_texts(fleet, make):
     rows = []
@@ -103,14 +94,6 @@ async def test_a_source_that_fails_does_so_after_the_vectors_of_all_its_texts(fl
             async for batch in client.embed_stream(make(TEXTS)):
                 rows.extend(batch.vectors)
     np.testing.assert_array_equal(rows, [fake_vector(text) for text in TEXTS])
-
-
-def test_a_stream_is_left_while_its_source_is_stuck(client, elsewhere):
-    with Stuck(TEXTS) as source:
-        stream = client.embed_stream(source)
-        next(stream)
-        assert source.reached.wait(WAIT_S)
-        elsewhere.submit(stream.close).result(WAIT_S)
 
 
 def test_closing_the_client_ends_a_stream_whose_source_is_stuck(client, elsewhere):
@@ -122,16 +105,6 @@ def test_closing_the_client_ends_a_stream_whose_source_is_stuck(client, elsewher
             streamed.result(WAIT_S)
 
 
-async def test_closing_an_asynchronous_client_ends_a_stream_whose_source_is_stuck(fleet):
-    with Stuck([]) as source:
-        client = fleet.async_client()
-        streamed = asyncio.ensure_future(anext(client.embed_stream(source)))
-        assert await asyncio.to_thread(source.reached.wait, WAIT_S)
-        await client.close()
-        with pytest.raises(ClientClosed):
-            await streamed
-
-
 READERS = pytest.mark.parametrize("read", [iter, Stuck.later])
 
 
@@ -141,28 +114,6 @@ async def test_the_deadline_of_embed_many_holds_while_its_source_is_stuck(fleet,
         async with fleet.async_client() as client, asyncio.timeout(WAIT_S):
             with pytest.raises(DeadlineExceeded, match="after 0 texts had been read; increase `timeout`"):
                 await client.embed_many(read(source), timeout=0.05)
-
-
-@READERS
-async def test_embed_many_is_cancelled_while_its_source_is_stuck(fleet, read):
-    with Stuck(TEXTS) as source:
-        async with fleet.async_client() as client, asyncio.timeout(WAIT_S):
-            call = asyncio.ensure_future(client.embed_many(read(source)))
-            assert await asyncio.to_thread(source.reached.wait, WAIT_S)
-            call.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await call
-
-
-@READERS
-async def test_closing_ends_embed_many_while_its_source_is_stuck(fleet, read):
-    with Stuck(TEXTS) as source:
-        client = fleet.async_client()
-        call = asyncio.ensure_future(client.embed_many(read(source)))
-        assert await asyncio.to_thread(source.reached.wait, WAIT_S)
-        await client.close()
-        with pytest.raises(ClientClosed):
-            await call
 
 
 @pytest.mark.parametrize("make", [broken, broken_later])

@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 
 from backend_client import NPUClient
-from backend_client.errors import BadReply
-from backend_client.http.transport import RequestIds
 from tests.faults.chat_node import chunk
 from tests.faults.scripted_node import EMBEDDER, WRITER, choice, data_event, done_event, sse, vectors_for
 
@@ -149,14 +147,6 @@ async def test_a_surplus_reply_is_refused_its_connection_closed_and_the_request_
         assert client.status()[0].usable
 
 
-async def test_the_attempts_name_the_surplus_reply():
-    async with Doubling() as node, NPUClient([node.url]) as client:
-        await client.embed("one")
-        node.surplus = 1
-        result = await client.embed_result("two")
-        assert [attempt.outcome for attempt in result.attempts] == ["BadReply", "ok"]
-
-
 @pytest.mark.parametrize("identity", [NONE, OWN])
 async def test_nodes_that_repeat_no_ids_and_proxies_that_give_their_own_are_served(identity):
     async with Doubling(identity) as node, NPUClient([node.url]) as client:
@@ -200,39 +190,3 @@ async def test_what_comes_on_a_free_connection_is_no_answer(identity):
         assert np.array_equal(np.array(result.vector, "<f4"), vectors_for(["two"])[0])
         assert [attempt.outcome for attempt in result.attempts] == ["ok"]
         assert node.connections == 2
-
-
-def test_only_the_ids_of_its_last_probe_say_whether_a_node_repeats_ids():
-    ids = RequestIds()
-
-    def accepts(sent, received, *, by_node=True):
-        ids.send(sent)
-        try:
-            ids.check("node", sent, received, by_node=by_node)
-        except BadReply:
-            return False
-        return True
-
-    assert accepts("a", "of-the-proxy")
-    assert accepts("b", None)
-    # The reply to another request of this client.
-    assert not accepts("c", "a")
-    ids.probed("node", "p", "p")
-    assert accepts("d", "d")
-    assert not accepts("e", None)
-    assert not accepts("f", "foreign")
-    # A proxy's own refusal, which tells nothing of the pairing.
-    assert accepts("g", None, by_node=False)
-    assert not accepts("h", "a", by_node=False)
-    # From now on a proxy gives requests ids of its own.
-    ids.probed("node", "q", "own-1")
-    assert accepts("i", "own-2")
-
-
-def test_the_memory_of_ids_is_bounded():
-    ids = RequestIds()
-    for index in range(10_000):
-        ids.send(str(index))
-    with pytest.raises(BadReply):
-        ids.check("node", "other", "9999", by_node=True)
-    ids.check("node", "other", "0", by_node=True)

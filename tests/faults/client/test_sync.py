@@ -1,10 +1,8 @@
 """The blocking twins: from threads, beside a running loop, and at the end of the interpreter."""
 
 import asyncio
-import gc
 import itertools
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -44,15 +42,6 @@ def test_a_stream_can_be_left(url):
         assert client.embed("text")
 
 
-def test_threads_share_a_stream(url):
-    with sync.NPUClient([url]) as client, ThreadPoolExecutor(4) as threads:
-        for _ in range(20):
-            stream = client.stream("prompt")
-            parts = list(threads.map(list, [stream] * 4))
-            assert sorted(itertools.chain(*parts)) == sorted(ANSWER)
-            assert stream.result.text == "".join(ANSWER)
-
-
 def test_another_thread_may_close_a_stream_that_waits_for_its_next_piece():
     node = ScriptedNode()
     arrived = threading.Event()
@@ -82,36 +71,11 @@ def test_texts_are_embedded_as_they_come(url):
         assert client.health()[0].in_flight == 0
 
 
-def test_the_status_needs_no_answer_of_anybody(url):
-    with sync.NPUClient([url]) as client:
-        assert not client.healthz().serving
-        client.embed("text")
-        assert client.healthz().nodes == {url: "ready"}
-        assert [(node.url, node.usable) for node in client.status()] == [(url, True)]
-    with sync.InferenceClient.from_settings(settings_without_nodes()) as client:
-        assert client.healthz().nodes_usable == 0
-
-
-def test_a_closed_client_serves_nothing(url):
-    cloud = {"api_key": "sk-test", "chat_model": "cloud-chat", "base_url": "http://127.0.0.1:9/v1"}
-    with sync.InferenceClient.from_settings(nodes=[url], cloud=cloud) as client:
-        client.embed("text")
-        assert client.healthz().serving
-        client.close()
-        status = client.healthz()
-        assert (status.serving, status.nodes_usable, status.nodes) == (False, 0, {url: "unknown"})
-
-
 def test_many_threads_share_a_client(url):
     with sync.NPUClient([url]) as client, ThreadPoolExecutor(16) as threads:
         texts = [f"text {index}" for index in range(200)]
         vectors = np.float32(list(threads.map(client.embed, texts)))
     np.testing.assert_array_equal(vectors, vectors_for(texts))
-
-
-async def test_it_can_be_called_while_a_loop_runs_elsewhere(url):
-    with sync.NPUClient([url]) as client:
-        assert len(await asyncio.to_thread(client.embed, "text")) == 8
 
 
 def test_the_fallback_has_its_twin():
@@ -186,18 +150,6 @@ def test_calls_that_race_with_close_never_hang(url):
             barrier.wait()
             client.close()
             assert all(isinstance(call.result(timeout=30), ClientClosed) for call in calls)
-
-
-def test_what_is_not_closed_is_collected_without_a_warning(url):
-    client = sync.NPUClient([url])
-    client.embed("text")
-    name = client._thread._loop.thread.name
-    del client
-    until = time.monotonic() + 30
-    while name in {thread.name for thread in threading.enumerate()}:
-        assert time.monotonic() < until
-        gc.collect()  # again: it does nothing while the collector runs in another thread
-        time.sleep(0.005)
 
 
 def test_the_interpreter_ends_at_once_and_clean(url):

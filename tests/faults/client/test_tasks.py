@@ -1,7 +1,5 @@
 """Reranking over real sockets, and what both further tasks share: typed results, faults, nodes that offer neither."""
 
-import asyncio
-import inspect
 import pickle
 
 import pytest
@@ -12,13 +10,10 @@ from backend_client import (
     CloudSettings,
     InferenceClient,
     InvalidArgument,
-    NPUClient,
     NPUUnavailableError,
-    RequestRejected,
-    sync,
 )
-from backend_client.errors import NotOffered, PayloadTooLarge
-from backend_client.testing import FakeFleet, drop, hang, status
+from backend_client.errors import NotOffered
+from backend_client.testing import FakeFleet, status
 from backend_client.testing.node import json_answer, route_headers
 from tests.faults.client.retried import until_retried
 
@@ -109,36 +104,6 @@ async def test_what_is_no_ranking_of_these_documents_is_answered_by_the_other_no
     assert result.documents[0].index == 1
 
 
-@pytest.mark.parametrize("fault", [drop(), status(500), status(503, "engine_unavailable")])
-async def test_a_failed_node_is_followed_by_the_other(client, fleet, fault):
-    fleet[0].script(fault)
-    result = await until_retried(lambda: client.rerank("q", DOCUMENTS))
-    assert [attempt.node for attempt in result.attempts] == fleet.urls
-    fleet[0].clear()
-
-
-async def test_a_call_ends_at_its_deadline(client, fleet):
-    for node in fleet:
-        node.script(hang(), hang(), hang())
-    with pytest.raises(NPUUnavailableError):
-        await client.transcribe(AUDIO, timeout=0.2)
-    with pytest.raises(NPUUnavailableError):
-        await client.rerank("q", DOCUMENTS, timeout=0.2)
-
-
-async def test_refusals_are_typed_and_change_no_health(client, fleet):
-    for node in fleet:
-        node.script(status(413, "payload_too_large"))
-    with pytest.raises(PayloadTooLarge):
-        await client.transcribe(AUDIO)
-    for node in fleet:
-        node.clear()
-        node.script(status(400, "invalid_audio"))
-    with pytest.raises(RequestRejected):
-        await client.transcribe(AUDIO)
-    assert [node.usable for node in client.status()] == [True, True]
-
-
 async def test_what_no_node_offers_reaches_none_and_costs_no_time(fleet):
     with FakeFleet(2) as bare:
         for node in bare:
@@ -149,14 +114,6 @@ async def test_what_no_node_offers_reaches_none_and_costs_no_time(fleet):
                     with pytest.raises(NotOffered):
                         await call
         bare.assert_nothing_sent()
-
-
-async def test_one_node_of_two_that_offers_it_gets_every_request(fleet):
-    with FakeFleet(2) as mixed:
-        mixed[0].offers = {"embedding"}
-        async with mixed.async_client() as client:
-            results = await asyncio.gather(*(client.rerank("q", ["a", "b"]) for _ in range(8)))
-        assert {result.node for result in results} == {mixed[1].url}
 
 
 async def test_the_cloud_is_never_asked_and_the_error_says_so(cloud):
@@ -190,13 +147,3 @@ async def test_a_translation_and_the_newer_form_of_rerank_go_over_the_fleet(flee
     assert said.text == "It is raining in Paris."
     assert [result["index"] for result in ranked["results"]] == [1, 2, 0]
     assert [request.path for request in fleet.requests] == ["/v1/audio/translations", "/v2/rerank"]
-
-
-def test_the_blocking_twin_has_both(fleet, tmp_path):
-    (tmp_path / "a.wav").write_bytes(AUDIO)
-    with fleet.client() as client:
-        assert client.rerank("capital of France", DOCUMENTS).documents[0].index == 1
-        assert client.transcribe(tmp_path / "a.wav").text == "It is raining in Paris."
-    for name in ("rerank", "transcribe"):
-        of_both = [inspect.signature(getattr(kind, name)).parameters for kind in (NPUClient, sync.NPUClient)]
-        assert [str(value) for value in of_both[0].values()] == [str(value) for value in of_both[1].values()]

@@ -1,6 +1,5 @@
 """The test doubles that users of the package get."""
 
-import asyncio
 import os
 import socket
 import subprocess
@@ -10,9 +9,7 @@ import numpy as np
 import pytest
 
 from backend_client import NPUUnavailableError, RequestRejected, StreamInterrupted
-from backend_client.sync import InferenceClient
 from backend_client.testing import FakeFleet, cut, drop, fake_vector, hang, status
-from tests.support.strictly import run_strictly
 
 QUESTION = [{"role": "user", "content": "Where?"}]
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
@@ -65,20 +62,6 @@ async def test_a_route_that_a_fake_node_lacks_is_refused_as_nodes_do(memory):
                 await client.post("/v1/completions", {"prompt": "a"})
 
 
-async def test_callers_who_leave_are_no_errors_in_the_log_of_a_test(fleet, caplog):
-    async with fleet.async_client() as client:
-        await client.health()
-        for turns in range(40):
-            call = asyncio.ensure_future(client.chat(QUESTION))
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            call.cancel()
-            await asyncio.gather(call, return_exceptions=True)
-        # All that was sent has been answered, as far as anybody waited.
-        await client.embed("text")
-    assert not [record for record in caplog.records if record.levelname == "ERROR"]
-
-
 def test_answers_and_tool_calls_are_chosen(fleet):
     for node in fleet:
         node.answer = lambda body: body["messages"][0]["content"].upper()
@@ -110,14 +93,6 @@ def test_a_killed_node_refuses_and_comes_back_on_its_port():
         assert client.embed("text", timeout=20)
 
 
-def test_settings_name_the_nodes(fleet, monkeypatch):
-    for name, value in fleet.environment().items():
-        monkeypatch.setenv(name, value)
-    with InferenceClient.from_settings() as client:
-        assert client.embed("text")
-    assert list(fleet.settings().nodes) == fleet.urls
-
-
 def test_the_plugin_gives_a_fixture(tmp_path):
     (tmp_path / "conftest.py").write_text('pytest_plugins = ["backend_client.testing.plugin"]\n')
     (tmp_path / "test_it.py").write_text(
@@ -131,20 +106,3 @@ def test_the_plugin_gives_a_fixture(tmp_path):
     alone = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # the plugins of this project's tests take seconds
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=alone)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-JUST_ACCEPTED = """
-import socket
-from backend_client.testing import FakeFleet
-
-for _ in range(10):
-    with FakeFleet(1) as fleet:
-        host, _, port = fleet[0].url.removeprefix("http://").partition(":")
-        made = [socket.create_connection((host, int(port))) for _ in range(4)]
-    for connection in made:
-        connection.close()
-"""
-
-
-def test_a_fleet_that_ends_closes_the_connections_that_it_has_just_accepted():
-    run_strictly(JUST_ACCEPTED)

@@ -3,7 +3,6 @@
 import asyncio
 import ssl
 import subprocess
-from datetime import UTC, datetime, timedelta
 
 import aiohttp
 import pytest
@@ -43,23 +42,6 @@ def issue(directory, authority, name):
     return cert, key
 
 
-def issue_dated(directory, authority, first_day, last_day):
-    """A certificate of the authority that is valid between two days, counted from today, with its key."""
-    cert, key, request, config = (directory / f"dated.{end}" for end in ("pem", "key", "csr", "cnf"))
-    config.write_text(
-        f"[ca]\ndefault_ca = own\n[own]\ndatabase = {directory}/index\nnew_certs_dir = {directory}\n"
-        "default_md = sha256\npolicy = any\nrand_serial = yes\n"
-        f"x509_extensions = keys\n[any]\ncommonName = supplied\n[keys]\n{_KEYS}"
-    )
-    (directory / "index").touch()
-    new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", key)
-    openssl("req", *new_key, "-subj", "/CN=dated", "-out", request)
-    days = [f"{datetime.now(UTC) + timedelta(days=day):%y%m%d%H%M%SZ}" for day in (first_day, last_day)]
-    signed_by = ("-cert", authority, "-keyfile", authority.with_suffix(".key"), "-config", config)
-    openssl("ca", "-batch", *signed_by, "-startdate", days[0], "-enddate", days[1], "-in", request, "-out", cert)
-    return cert, key
-
-
 def make_authority(directory, name):
     cert, key = directory / f"{name}.pem", directory / f"{name}.key"
     new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", key)
@@ -90,23 +72,6 @@ async def test_a_node_with_a_certificate_of_the_authority_is_used(pki):
             with pytest.raises(NPUUnavailableError, match=r"its certificate cannot be verified: .*; see ca_file"):
                 await client.embed("text", timeout=3)
     assert len(node.requests) == 3
-
-
-async def test_a_node_whose_certificate_turns_bad_is_a_dead_node(pki, tmp_path):
-    """Its connections that are open go on; each new one fails, and the work is done elsewhere."""
-    directory, authority, (cert, key), _ = pki
-    stranger = make_authority(tmp_path, "stranger")
-    tls = ServerTls(cert, key, None)
-    async with (
-        ScriptedNode().running(tls=tls.context) as turning,
-        ScriptedNode().running(tls=ServerTls(*issue(directory, authority, "other"), None).context) as good,
-        NPUClient([turning.url, good.url], ca_file=authority) as client,
-    ):
-        await client.health()
-        tls._current = ServerTls(*issue(tmp_path, stranger, "bad"), None).context
-        results = await asyncio.gather(*(client.embed_result(f"text {index}") for index in range(20)))
-        assert {result.attempts[-1].outcome for result in results} == {"ok"}
-        assert good.requests
 
 
 async def test_a_node_with_a_client_authority_admits_only_its_certificates(pki):
@@ -196,15 +161,6 @@ def test_files_that_cannot_be_used_are_said_at_the_start(pki, tmp_path):
         with pytest.raises(ConfigurationError) as caught:
             NPUClient(["https://127.0.0.1:1"], **wrong)
         assert "key'" not in str(caught.value)
-
-
-def test_an_encrypted_key_is_refused_and_its_password_is_never_asked_for(pki, tmp_path):
-    """OpenSSL asks for it on the terminal, and the node would stand still."""
-    (_, _, (cert, key), _) = pki
-    encrypted = tmp_path / "encrypted.key"
-    openssl("pkcs8", "-topk8", "-in", key, "-out", encrypted, "-passout", "pass:secret")
-    with pytest.raises(NodeConfigurationError, match="the key is encrypted"):
-        ServerTls(cert, encrypted, None)
 
 
 async def test_each_node_gets_its_own_key(pair):

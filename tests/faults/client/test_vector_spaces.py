@@ -7,7 +7,7 @@ import pytest
 
 from backend_client import CloudClient, CloudSettings, InferenceClient, NPUClient, NPUUnavailableError
 from backend_client.errors import EmbedManyUnavailable, VectorSpaceMismatch
-from tests.faults.scripted_node import ScriptedNode, vectors_in
+from tests.faults.scripted_node import vectors_in
 
 TEXTS = [f"text {index}" for index in range(64 * 12)]
 SPACES = {"model-a": "space-of-a", "model-b": "space-of-b"}
@@ -39,15 +39,6 @@ async def test_a_space_bound_to_an_alias_decides_which_node_serves_it(nodes, cal
         result = await calls.many([node.url for node in nodes], model="prod", spaces={"prod": space})
         assert result.space == space
         assert_one_space(result)
-
-
-@pytest.mark.parametrize("spelling", ["prod", "Prod", "prod:latest"])
-async def test_every_spelling_of_a_bound_name_is_bound(nodes, calls, spelling):
-    for node in nodes:
-        node.aliases |= {"Prod": node.aliases["prod"], "prod:latest": node.aliases["prod"]}
-    result = await calls.many([node.url for node in nodes], model=spelling, spaces={"prod": "space-of-b"})
-    assert result.space == "space-of-b"
-    assert_one_space(result)
 
 
 async def test_a_bound_model_is_not_bypassed_by_a_node_that_uses_its_name_as_an_alias(pair, calls):
@@ -99,43 +90,6 @@ async def test_a_reload_of_all_nodes_in_the_middle_fails_the_rest_and_keeps_one_
     np.testing.assert_array_equal(error.vectors[done], vectors_in("space-of-a", TEXTS)[done])
 
 
-async def test_a_node_that_restarts_with_another_meaning_of_the_alias_serves_none_of_the_rest(calls):
-    """The second node dies in its third request and comes back at the same address."""
-    async with ScriptedNode().running() as first:
-        first.embedders, first.aliases = dict(SPACES), {"prod": "model-a"}
-        second = ScriptedNode()
-        second.embedders, second.aliases = dict(SPACES), {"prod": "model-a"}
-        restarted = asyncio.Event()
-
-        async def die(request):
-            if len(second.requests) == 3:
-                second.aliases = {"prod": "model-b"}
-                request.transport.abort()
-                restarted.set()
-
-        async def hold(_):
-            if second.requests:
-                await restarted.wait()
-
-        async with second.running():
-            second.respond, first.respond = die, hold
-            result = await calls.many([first.url, second.url], model="prod")
-    assert result.space == "space-of-a"
-    assert_one_space(result)
-
-
-async def test_a_stream_of_batches_ends_when_the_space_changes(nodes):
-    node = nodes[0]
-    change(node, "prod", "model-b", after=3)
-    async with NPUClient([node.url]) as client:
-        batches = []
-        with pytest.raises(NPUUnavailableError):
-            async for batch in client.embed_stream(TEXTS, model="prod"):
-                batches.append(batch)  # noqa: PERF401  (what came before the error counts)
-    assert batches
-    assert {batch.space for batch in batches} == {"space-of-a"}
-
-
 async def test_two_calls_of_one_client_have_one_space(nodes):
     node = nodes[0]
     async with NPUClient([node.url]) as client:
@@ -168,14 +122,3 @@ async def test_the_cloud_continues_only_in_the_space_of_the_alias(nodes, cloud):
     assert {body["model"] for body in cloud.bodies} == {"cloud-a"}
     assert cloud.url in result.served
     assert len(result.served) > 1
-
-
-async def test_the_cloud_is_not_asked_for_a_space_that_only_the_new_meaning_has(nodes, cloud):
-    for node in nodes:
-        node.aliases = {"prod": "model-a"}
-        change(node, "prod", "model-b", after=2)
-    async with fallback(nodes, cloud, {"space-of-b": "cloud-b"}) as client:
-        with pytest.raises(EmbedManyUnavailable, match="space-of-a") as caught:
-            await client.embed_many(TEXTS, model="prod")
-    assert caught.value.space == "space-of-a"
-    assert not cloud.requests

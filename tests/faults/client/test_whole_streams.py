@@ -1,7 +1,6 @@
 """A stream is an answer only with its end: one that stops, or ends without a reason, is interrupted with its text."""
 
 import json
-from codecs import BOM_UTF8
 
 import openai as sdk
 import pytest
@@ -58,18 +57,6 @@ async def test_a_chat_that_ends_without_a_reason_is_interrupted(chat_client, cha
         assert (caught.value.partial_text, tokens.result) == ("so far", None)
 
 
-@pytest.mark.parametrize("events", UNFINISHED.values(), ids=UNFINISHED)
-async def test_the_sdk_raises_at_the_end_of_one(chats, events):
-    async with backend_client.openai(ClientSettings(nodes=[node.url for node, _ in chats])) as openai:
-        once(chats, reply_of(*events))
-        stream = await openai.chat.completions.create(model=WRITER, messages=QUESTION, stream=True)
-        seen = []
-        with pytest.raises(sdk.APIError) as caught:
-            async for chunk in stream:
-                seen += [chunk.choices[0].delta.content]
-        assert (seen[0], caught.value.code) == ("so far", "stream_interrupted")
-
-
 @pytest.mark.parametrize("reason", [None, "", 5, "abort"])
 async def test_a_generation_that_ends_without_a_reason_is_interrupted(pair, reason):
     asked = []
@@ -104,21 +91,6 @@ async def test_a_response_that_ends_before_it_is_complete_is_interrupted():
             async for event in stream:
                 seen += [event.type]
     assert seen == ["response.created", "response.output_text.delta"]
-
-
-async def test_a_byte_order_mark_loses_no_event(chat_client, chats, cloud, scripted):
-    async def marked(_):
-        body = BOM_UTF8 + sse("token", {"text": "Par"}) + sse("token", {"text": "is"}) + sse("done", done_event())
-        return web.Response(body=body, content_type="text/event-stream")
-
-    scripted.respond = marked
-    async with NPUClient([scripted.url]) as client:
-        assert (await client.generate("prompt")).text == "Paris"
-    cloud.respond = always(lambda: reply_of(PART, END, head=BOM_UTF8))
-    async with cloud_client(cloud) as direct:
-        for client in (chat_client, direct):
-            once(chats, reply_of(PART, END, head=BOM_UTF8))
-            assert [delta.text async for delta in client.stream_chat(QUESTION)] == ["so far"]
 
 
 def call_part(arguments, name="weather"):

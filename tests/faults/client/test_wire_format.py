@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from backend_client import ConfigurationError, NPUClient, NPUUnavailableError, RequestRejected, StreamInterrupted
+from backend_client import NPUClient, NPUUnavailableError, RequestRejected, StreamInterrupted
 from backend_client.errors import AuthenticationFailed, ContextLengthExceeded, EmbedManyFailed, PayloadTooLarge
 from tests.faults.scripted_node import ANSWER, EMBEDDER, WRITER, done_event, error_response, sse, vectors_for
 
@@ -30,15 +30,6 @@ async def test_an_embedding_request_carries_the_key_the_deadline_and_one_id(scri
     assert scripted.bodies == [{"texts": ["text"], "model": EMBEDDER}]
 
 
-async def test_the_vector_is_that_of_the_text(scripted, client):
-    result = await client.embed_result("text")
-    np.testing.assert_array_equal(np.float32(result.vector), vectors_for(["text"])[0])
-    assert (result.source, result.node, result.device, result.space) == ("npu", scripted.url, "CPU", "space-a")
-    assert result.usage.prompt_tokens == 7
-    assert [attempt.outcome for attempt in result.attempts] == ["ok"]
-    assert await client.embed("text") == result.vector
-
-
 async def test_retries_of_one_call_have_the_same_id(scripted, client):
     async def fail_twice(_):
         return error_response(503, "engine_unavailable", retry_after_ms=1) if len(scripted.requests) < 3 else None
@@ -47,26 +38,6 @@ async def test_retries_of_one_call_have_the_same_id(scripted, client):
     result = await client.embed_result("text")
     assert len({request.headers["X-Request-ID"] for request in scripted.requests}) == 1
     assert [attempt.code for attempt in result.attempts] == ["engine_unavailable", "engine_unavailable", None]
-
-
-async def test_embed_many_keeps_the_order_over_batches(scripted, client):
-    texts = [f"text {index}" for index in range(1000)]
-    seen = []
-    vectors = await client.embed_many(texts, progress=lambda done, total: seen.append((done, total)))
-    assert vectors.dtype == np.float32
-    np.testing.assert_array_equal(vectors, vectors_for(texts))
-    assert len(scripted.requests) == 16
-    assert seen[-1] == (1000, 1000)
-
-
-async def test_embed_many_of_nothing_is_empty(client):
-    assert (await client.embed_many([])).shape[0] == 0
-
-
-async def test_a_batch_that_is_too_large_is_halved(scripted, client):
-    scripted.max_texts = 10
-    texts = [f"text {index}" for index in range(100)]
-    np.testing.assert_array_equal(await client.embed_many(texts), vectors_for(texts))
 
 
 async def large_texts_refused(request):
@@ -85,17 +56,6 @@ async def test_the_good_half_of_a_batch_that_is_too_large_is_kept(scripted, clie
     assert (failure.start, failure.stop, type(failure.error)) == (30, 31, PayloadTooLarge)
     good = [*range(30), *range(31, 40)]
     np.testing.assert_array_equal(caught.value.vectors[good], vectors_for([texts[row] for row in good]))
-
-
-async def test_a_stream_yields_the_good_half_of_a_batch_that_is_too_large(scripted, client):
-    scripted.respond = large_texts_refused
-    texts = [f"text {index}" for index in range(40)]
-    texts[30] = "x" * 1001
-    rows = []
-    with pytest.raises(PayloadTooLarge):
-        async for batch in client.embed_stream(texts):
-            rows.extend(batch.vectors)
-    np.testing.assert_array_equal(rows, vectors_for(texts[:30]))
 
 
 async def test_embed_many_reports_exactly_what_failed(scripted, client):
@@ -182,18 +142,6 @@ async def test_the_device_at_the_end_of_a_stream_counts(scripted, client, head, 
         await client.generate("prompt", require_device="CPU", timeout=20)
 
 
-async def test_a_stream_of_unknown_events_alone_is_no_answer(scripted, client):
-    async def other(request):
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        await response.write(b"data: [DONE]\n\n" * 3)
-        return response
-
-    scripted.respond = other
-    with pytest.raises(NPUUnavailableError, match="the stream ended before the answer began"):
-        await client.generate("prompt", timeout=20)
-
-
 @pytest.mark.parametrize(
     ("status", "code", "error"),
     [
@@ -228,18 +176,3 @@ async def test_text_that_is_none_is_refused_here(client):
         await client.embed_many(["a", 1])
     with pytest.raises(RequestRejected, match="not Unicode"):
         await client.embed("\ud800")
-
-
-async def test_a_large_text_is_sent_without_a_warning(scripted, client):
-    """aiohttp warns of large bodies in one piece, and warnings are errors in many test suites."""
-    text = "word " * 400_000
-    assert (await client.embed_result(text)).attempts[0].outcome == "ok"
-    assert (await client.generate(text)).text == "".join(ANSWER)
-    assert scripted.bodies[0]["texts"] == [text]
-
-
-async def test_a_closed_client_says_so(client):
-    await client.embed("text")
-    await client.close()
-    with pytest.raises(ConfigurationError, match="closed"):
-        await client.embed("text")
