@@ -8,7 +8,6 @@ import pytest
 
 from backend_client import ClientSettings, CloudClient, ConfigurationError, InferenceClient, NPUClient
 from backend_client.errors import ClientClosed, StreamInterrupted
-from backend_client.testing import hang
 from tests.faults.scripted_node import ScriptedCloud
 from tests.faults.served import served_in_thread
 from tests.support.strictly import run_strictly
