@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import signal
 import sys
 import time
@@ -23,31 +22,23 @@ from typing import Any, Self
 from backend_client.bulk import BulkReport, BulkRequest, ExitCode, Progress, run_job, status
 from backend_client.bulk.estimate import Estimate, estimate
 from backend_client.bulk.supervisor import History, Note, supervise, supported
+from backend_client.cli.flags import add_sampling, sampling
 from backend_client.cli.main import WrongUsage, reported
 from backend_client.errors import ConfigurationError
 from backend_client.settings import ClientSettings
 
-_WIDTH, _LEAST_WIDTH = 24, 6
 _EVERY_S = {"terminal": 0.2, "json": 5.0, "log": 30.0}
 
 
 class Bar:
     """A progress line on standard error: redrawn in a terminal, else a new line every 30 s.
 
-    In JSON, an object a line on standard output. `columns` are those of the terminal.
+    In JSON, an object a line on standard output.
     """
 
-    def __init__(
-        self,
-        *,
-        as_json: bool,
-        clock: Callable[[], float] = time.monotonic,
-        columns: Callable[[], int] | None = None,
-    ) -> None:
+    def __init__(self, *, as_json: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self._form = "json" if as_json else "terminal" if sys.stderr.isatty() else "log"
-        self._every = _EVERY_S[self._form]
         self._clock = clock
-        self._columns = columns or _terminal_columns
         self._began = clock()
         # Of a run that takes less, a log has the report only.
         self._last = self._began if self._form == "log" else float("-inf")
@@ -68,7 +59,7 @@ class Bar:
         if self._before is None:
             self._before, self._began = progress.done, now
         last = self._form != "log" and progress.done == progress.fragments
-        if now - self._last < self._every and not last:
+        if now - self._last < _EVERY_S[self._form] and not last:
             return
         self._last = now
         seconds = max(now - self._began, 1e-9)
@@ -84,37 +75,20 @@ class Bar:
             }
             print(json.dumps({"event": "progress", **shown, **more, **times}), flush=True)
         elif self._form == "log":
-            print(f"npu-client: {', '.join(_parts(progress, rate, remaining))}", file=sys.stderr, flush=True)
+            print(f"npu-client: {progress_line(progress, rate, remaining)}", file=sys.stderr, flush=True)
         else:
-            line = bar_line(progress, rate, remaining, self._columns())
+            # Shorter than a line of what standard error is, so that it can be drawn over.
+            columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80
+            line = progress_line(progress, rate, remaining)[: columns - 1]
             print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def _terminal_columns() -> int:
-    """The width of what standard error is: standard output may be a file, or another terminal."""
-    try:
-        return os.get_terminal_size(sys.stderr.fileno()).columns
-    except (OSError, ValueError):
-        return shutil.get_terminal_size().columns
-
-
-def bar_line(progress: Progress, rate: float, remaining: float | None, columns: int = 80) -> str:
-    """The bar: `[####....] 12/40 fragments, 300 rows/s, 2:13 left, 1 rejected`.
-
-    Shorter than `columns`, so that it can be drawn over: the bar gives way first, then the end of the line.
-    """
-    share = progress.done / progress.fragments if progress.fragments else 1.0
-    text = ", ".join(_parts(progress, rate, remaining))
-    width = min(_WIDTH, columns - len(text) - 4)
-    bar = f"[{'#' * round(share * width)}{'.' * (width - round(share * width))}] " if width >= _LEAST_WIDTH else ""
-    return f"{bar}{text}"[: columns - 1]
-
-
-def _parts(progress: Progress, rate: float, remaining: float | None) -> list[str]:
+def progress_line(progress: Progress, rate: float, remaining: float | None) -> str:
+    """`12/40 fragments, 300 rows/s, 2:13 left, 1 rejected`."""
     parts = [f"{progress.done}/{progress.fragments} fragments", f"{rate:.0f} rows/s"]
     parts.append(f"{clock_time(remaining)} left" if remaining is not None else f"{progress.running} under way")
     counts = {"rejected": progress.rejected, "failed": progress.failures, "quarantined": len(progress.quarantined)}
-    return parts + [f"{count} {name}" for name, count in counts.items() if count]
+    return ", ".join(parts + [f"{count} {name}" for name, count in counts.items() if count])
 
 
 def clock_time(seconds: float) -> str:
@@ -159,12 +133,23 @@ def show_estimate(estimate: Estimate, *, as_json: bool) -> None:
         print(f"{estimate.sample_rejected} rows of the sample would be rejected")
 
 
-# `npu-client embed-dataset` and `generate-dataset`: every row of many files, over the fleet.
-#
-# Interrupted anywhere, the same command continues. Exit status: 0 complete, 1 failed, 2 wrong usage, 3 some fragments
-# are quarantined, 4 too many rows were rejected, 5 (of --status) not complete yet, 130 interrupted.
-
-_SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
+# Flags with the names of fields of a request.
+_OF_THE_REQUEST = (
+    "kind",
+    "source",
+    "out",
+    "id_column",
+    "model",
+    "require_device",
+    "rows_per_fragment",
+    "window",
+    "concurrency",
+    "attempts",
+    "max_rejected",
+    "patience",
+    "timeout",
+    "allow_cloud",
+)
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -178,11 +163,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     columns.add_argument("--prompt-column", help="the column with the prompts (prompt)")
     columns.add_argument("--messages-column", help="the column with conversations: lists of messages, or their JSON")
     generate.add_argument("--max-tokens", type=int, help="tokens of each answer")
-    generate.add_argument("--temperature", type=float)
-    generate.add_argument("--top-p", type=float)
-    generate.add_argument("--top-k", type=int)
-    generate.add_argument("--seed", type=int)
-    generate.add_argument("--stop", action="append", help="end the answer before this; may be given again")
+    add_sampling(generate)
     generate.add_argument("--response-schema", type=Path, metavar="FILE", help="JSON Schema that every answer follows")
     generate.set_defaults(run=run, start=start, kind="generate")
     for parser in (embed, generate):
@@ -286,32 +267,20 @@ def _request(args: argparse.Namespace) -> BulkRequest:
         raise ConfigurationError("--start-nodes needs --ray")
     messages = args.kind == "generate" and args.messages_column is not None
     if args.kind == "embed":
-        column, options = args.text_column, {"truncate": True} if args.truncate else {}
+        column = args.text_column
+        options: dict[str, Any] = {"truncate": True} if args.truncate else {}
     else:
         column = args.messages_column or args.prompt_column or "prompt"
-        options = {name: value for name in _SAMPLING if (value := getattr(args, name)) is not None}
+        options = sampling(args, "max_tokens")
         if args.response_schema is not None:
             options["response_schema"] = _schema(args.response_schema)
     return BulkRequest(
-        kind=args.kind,
-        source=args.source,
-        out=args.out,
         column=column,
         messages=messages,
-        id_column=args.id_column,
         keep=None if args.keep_columns is None else _columns(args.keep_columns),
-        model=args.model,
-        require_device=args.require_device,
         options=options,
-        rows_per_fragment=args.rows_per_fragment,
         shard=_shard(args.shard),
-        window=args.window,
-        concurrency=args.concurrency,
-        attempts=args.attempts,
-        max_rejected=args.max_rejected,
-        patience=args.patience,
-        timeout=args.timeout,
-        allow_cloud=args.allow_cloud,
+        **{name: getattr(args, name) for name in _OF_THE_REQUEST},
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from backend_client.results import CallOptions
 
@@ -22,6 +23,21 @@ def call_options(args: argparse.Namespace) -> CallOptions:
     return CallOptions(
         model=args.model, timeout=args.timeout, priority=args.priority, require_device=args.require_device
     )
+
+
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    """The options of generation that are named alike everywhere."""
+    parser.add_argument("--temperature", type=float)
+    parser.add_argument("--top-p", type=float)
+    parser.add_argument("--top-k", type=int)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--stop", action="append", help="end the answer before this; may be given again")
+
+
+def sampling(args: argparse.Namespace, *more: str) -> dict[str, Any]:
+    """The options of generation that were given, and `more` of them."""
+    names = (*more, "temperature", "top_p", "top_k", "seed", "stop")
+    return {name: value for name in names if (value := getattr(args, name)) is not None}
 
 
 def text_or_stdin(words: list[str]) -> str:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
 
-from backend_client.cli.flags import add_call_options, call_options, text_or_stdin
+from backend_client.cli.flags import add_call_options, add_sampling, call_options, sampling, text_or_stdin
 from backend_client.client import InferenceClient
 from backend_client.results import GenerateResult
 from backend_client.settings import ClientSettings
-
-_SAMPLING = ("max_new_tokens", "temperature", "top_p", "top_k", "seed", "stop", "raw")
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -19,11 +16,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser("generate", help="answer a prompt", description=__doc__)
     parser.add_argument("prompt", nargs="*", help="the prompt; without one, standard input")
     parser.add_argument("--max-new-tokens", type=int)
-    parser.add_argument("--temperature", type=float)
-    parser.add_argument("--top-p", type=float)
-    parser.add_argument("--top-k", type=int)
-    parser.add_argument("--seed", type=int)
-    parser.add_argument("--stop", action="append", help="end the answer before this; may be given again")
+    add_sampling(parser)
     parser.add_argument("--raw", action="store_true", default=None, help="skip the model's chat template")
     add_call_options(parser)
     parser.set_defaults(run=run)
@@ -31,10 +24,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 async def run(args: argparse.Namespace, settings: ClientSettings) -> int:
     """Print the answer on standard output, what it took on standard error."""
-    sampling: dict[str, Any] = {name: value for name in _SAMPLING if (value := getattr(args, name)) is not None}
+    options = sampling(args, "max_new_tokens", "raw")
     async with (
         InferenceClient.from_settings(settings) as client,
-        client.stream(text_or_stdin(args.prompt), **sampling, **call_options(args)) as stream,
+        client.stream(text_or_stdin(args.prompt), **options, **call_options(args)) as stream,
     ):
         async for piece in stream:
             print(piece, end="", flush=True)
