@@ -150,8 +150,8 @@ class Results:
     `refused` says of a row why it has none. `tokens` counts those of all inputs; `served` rows by node and device.
     """
 
-    def __init__(self, count: int, values: Any) -> None:
-        self.values = values
+    def __init__(self, count: int, job: BulkJob) -> None:
+        self.values: Any = [None] * count if job.kind == "generate" else np.zeros((count, job.dimensions), np.float32)
         self.tokens = 0
         self.refused: dict[int, str] = {}
         self.served: Counter[str] = Counter()
@@ -181,45 +181,74 @@ class Results:
         return pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
 
 
-# Embedding the texts of a chunk.
+class Work:
+    """What is done with the inputs of rows. At most `slots` requests are on their way at once, over all chunks."""
+
+    def __init__(self, client: InferenceClient, job: BulkJob, slots: int, patience: float) -> None:
+        self.client = client
+        self.job = job
+        self._slots = asyncio.Semaphore(slots)
+        self._patience = Patience(patience)
+        # Two requests for each that may be on its way, so that the nodes never wait.
+        self.rows_ahead = 2 * slots * self.rows_per_request
+
+    @property
+    def rows_per_request(self) -> int:
+        """How many rows a request has at most."""
+        return 1
+
+    def problem(self, value: Any) -> str:
+        """Why a value cannot be sent; "" when it can."""
+        return text_problem(value)
+
+    def requests(self, inputs: Sequence[Any], rows: list[int]) -> list[list[int]]:
+        """The rows of each request."""
+        raise NotImplementedError
+
+    async def serve(self, inputs: Sequence[Any], rows: Sequence[int], results: Results) -> None:
+        """Send one request, and keep what comes back."""
+        raise NotImplementedError
+
+    async def run(self, inputs: Sequence[Any]) -> Results:
+        """The results of the inputs, and why some were refused. Raises what `Patience.serve` raises."""
+        results = Results(len(inputs), self.job)
+        results.refused = {row: problem for row, value in enumerate(inputs) if (problem := self.problem(value))}
+
+        async def part(rows: Sequence[int]) -> None:
+            async with self._slots:
+                await self._patience.serve(
+                    rows, lambda some: self.serve(inputs, some, results), results.refused.__setitem__
+                )
+
+        sent = [row for row in range(len(inputs)) if row not in results.refused]
+        await together(part(rows) for rows in self.requests(inputs, sent))
+        return results
 
 
-class Embedding:
-    """Embeds chunks in batches; at most `slots` of them are on their way at once, over all chunks."""
+class Embedding(Work):
+    """Embeds texts in batches."""
 
     def __init__(
         self, client: InferenceClient, job: BulkJob, options: EmbedOptions, slots: int, patience: float
     ) -> None:
-        self._client = client
-        self._job = job
+        super().__init__(client, job, slots, patience)
         self._options = options
-        self._slots = asyncio.Semaphore(slots)
-        self._patience = Patience(patience)
-        self._batch = client.npu.options.batch
-        # Two requests for each that may be on its way.
-        self.rows_ahead = 2 * slots * self._batch.texts
 
-    async def run(self, inputs: Sequence[Any]) -> Results:
-        """The vectors of the texts. Raises what `Patience.serve` raises."""
-        results = Results(len(inputs), np.zeros((len(inputs), self._job.dimensions), np.float32))
-        results.refused = {row: problem for row, value in enumerate(inputs) if (problem := text_problem(value))}
-        sent = [row for row in range(len(inputs)) if row not in results.refused]
+    @property
+    def rows_per_request(self) -> int:
+        return self.client.npu.options.batch.texts
 
-        async def serve(rows: Sequence[int]) -> None:
-            batch = await self._client.embed_batch([inputs[row] for row in rows], **self._options)
-            results.values[rows] = batch.vectors
-            results.tokens += batch.usage.prompt_tokens
-            results.put_origin(rows, batch)
-            for row in rows:
-                results.put(row, space=batch.space)
+    def requests(self, inputs: Sequence[Any], rows: list[int]) -> list[list[int]]:
+        parts = cut([inputs[row] for row in rows], self.client.npu.options.batch)
+        return [rows[start:stop] for start, stop in parts]
 
-        async def part(rows: Sequence[int]) -> None:
-            async with self._slots:
-                await self._patience.serve(rows, serve, results.refused.__setitem__)
-
-        parts = cut([inputs[row] for row in sent], self._batch)
-        await together(part(sent[start:stop]) for start, stop in parts)
-        return results
+    async def serve(self, inputs: Sequence[Any], rows: Sequence[int], results: Results) -> None:
+        batch = await self.client.embed_batch([inputs[row] for row in rows], **self._options)
+        results.values[rows] = batch.vectors
+        results.tokens += batch.usage.prompt_tokens
+        results.put_origin(rows, batch)
+        for row in rows:
+            results.put(row, space=batch.space)
 
 
 def text_problem(value: Any) -> str:
@@ -238,11 +267,8 @@ def text_problem(value: Any) -> str:
     return ""
 
 
-# Answering the prompts, or conversations, of a chunk.
-
-
-class Generation:
-    """Answers row by row; at most `slots` rows are on their way at once.
+class Generation(Work):
+    """Answers row by row.
 
     A job with a schema, or with messages, goes the way of chats; a plain prompt that of `generate`.
     """
@@ -250,18 +276,14 @@ class Generation:
     def __init__(
         self, client: InferenceClient, job: BulkJob, options: CallOptions, slots: int, patience: float
     ) -> None:
-        self._client = client
-        self._job = job
+        super().__init__(client, job, slots, patience)
         self._common: dict[str, Any] = dict(options)
         self._sampling = dict(job.options)
         self._schema = self._sampling.pop("response_schema", None)
         self._validator: Any = None if self._schema is None else schema_validator(self._schema)
-        self._slots = asyncio.Semaphore(slots)
-        self._patience = Patience(patience)
-        self.rows_ahead = 2 * slots
 
-    def _problem(self, value: Any) -> str:
-        if not self._job.messages:
+    def problem(self, value: Any) -> str:
+        if not self.job.messages:
             return text_problem(value)
         try:
             messages = conversation(value)
@@ -273,33 +295,36 @@ class Generation:
             return "the messages hold a lone surrogate, or what is not JSON"
         return ""
 
-    async def run(self, inputs: Sequence[Any]) -> Results:
-        """The answers. Raises what `Patience.serve` raises."""
-        results = Results(len(inputs), [None] * len(inputs))
-        results.refused = {row: problem for row, value in enumerate(inputs) if (problem := self._problem(value))}
+    def requests(self, inputs: Sequence[Any], rows: list[int]) -> list[list[int]]:  # noqa: ARG002
+        return [[row] for row in rows]
 
-        async def serve(rows: Sequence[int]) -> None:
-            for row in rows:
-                self._put(results, row, await self._answer(inputs[row]))
-
-        async def part(row: int) -> None:
-            async with self._slots:
-                await self._patience.serve([row], serve, results.refused.__setitem__)
-
-        await together(part(row) for row in range(len(inputs)) if row not in results.refused)
-        return results
+    async def serve(self, inputs: Sequence[Any], rows: Sequence[int], results: Results) -> None:
+        for row in rows:
+            answer = await self._answer(inputs[row])
+            usage = answer.usage
+            results.values[row] = answer.text
+            results.put(
+                row,
+                num_input_tokens=usage.prompt_tokens,
+                num_generated_tokens=usage.completion_tokens,
+                finish_reason=answer.finish_reason,
+            )
+            if self._schema is not None and answer.finish_reason == "length":
+                results.put(row, error="the answer was cut at max_tokens, so it does not match the schema")
+            results.tokens += usage.prompt_tokens
+            results.put_origin([row], answer)
 
     async def _answer(self, value: Any) -> GenerateResult | ChatResult:
-        if not self._job.messages and self._schema is None:
+        if not self.job.messages and self._schema is None:
             sampling = {
                 {"max_tokens": "max_new_tokens"}.get(name, name): given for name, given in self._sampling.items()
             }
-            return await self._client.generate(value, **sampling, **self._common)
-        messages = conversation(value) if self._job.messages else [{"role": "user", "content": value}]
+            return await self.client.generate(value, **sampling, **self._common)
+        messages = conversation(value) if self.job.messages else [{"role": "user", "content": value}]
         if self._schema is None:
-            return await self._client.chat(messages, **self._sampling, **self._common)
+            return await self.client.chat(messages, **self._sampling, **self._common)
         form = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": self._schema}}
-        result = await self._client.chat(messages, response_format=form, **self._sampling, **self._common)
+        result = await self.client.chat(messages, response_format=form, **self._sampling, **self._common)
         if result.finish_reason != "length" and not self._matches(result.text):
             raise InvalidAnswer(
                 "the answer does not match the schema", text=result.text, finish_reason=result.finish_reason
@@ -311,16 +336,6 @@ class Generation:
             return bool(self._validator.is_valid(json.loads(text)))
         except (ValueError, RecursionError):
             return False
-
-    def _put(self, results: Results, row: int, answer: GenerateResult | ChatResult) -> None:
-        results.values[row] = answer.text
-        usage = answer.usage
-        results.put(row, num_input_tokens=usage.prompt_tokens, num_generated_tokens=usage.completion_tokens)
-        results.put(row, finish_reason=answer.finish_reason)
-        if self._schema is not None and answer.finish_reason == "length":
-            results.put(row, error="the answer was cut at max_tokens, so it does not match the schema")
-        results.tokens += usage.prompt_tokens
-        results.put_origin([row], answer)
 
 
 def conversation(value: Any) -> list[dict[str, Any]]:

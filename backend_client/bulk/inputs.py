@@ -6,7 +6,6 @@ Fragments are the units of work. The same files make the same ones on every mach
 from __future__ import annotations
 
 import hashlib
-import io
 import itertools
 import json
 import os
@@ -15,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from backend_client.bulk.optional import file_system, need
 from backend_client.errors import ConfigurationError
@@ -258,30 +257,24 @@ class InputChanged(OSError):
     """The file is no longer the one that the job was planned from."""
 
 
-class InputSource(io.RawIOBase):
+class InputSource:
     """A file opened for reading. `failure` is the error of the store, where it was that which ended a reader.
 
     Decoders report a read that failed and bytes that make no sense alike; only the second is the file's own fault.
     """
 
-    def __init__(self, file: Any, size: int) -> None:
+    def __init__(self, file: Any) -> None:
         self._file = file
-        self._size = size
         self.failure: OSError | None = None
 
-    def readable(self) -> bool:
-        """It is."""
-        return True
+    def __enter__(self) -> Self:
+        return self
 
-    def seekable(self) -> bool:
-        """It is."""
-        return True
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
 
-    def readinto(self, buffer: Any) -> int:
-        """Fill the buffer. Raises OSError."""
-        data = self.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
     def read(self, size: int = -1) -> bytes:
         """At most `size` bytes. Raises OSError."""
@@ -295,26 +288,6 @@ class InputSource(io.RawIOBase):
             self.failure = OSError(f"{type(error).__name__}: {error}")
             raise self.failure from error
         return data
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move. Raises OSError."""
-        place: int = self._file.seek(offset, whence)
-        return place
-
-    def tell(self) -> int:
-        """The place in the file."""
-        place: int = self._file.tell()
-        return place
-
-    def size(self) -> int:
-        """Bytes in all."""
-        return self._size
-
-    def close(self) -> None:
-        """Close the file."""
-        if not self.closed:
-            self._file.close()
-        super().close()
 
 
 def check_unchanged(file: InputFile) -> None:
@@ -331,7 +304,7 @@ def opened(file: InputFile) -> InputSource:
     """The file, checked to be the planned one. Raises InputChanged, OSError."""
     check_unchanged(file)
     system, path = file_system(file.url)
-    return InputSource(system.open(path, "rb"), file.size)
+    return InputSource(system.open(path, "rb"))
 
 
 # The plan of a job: all its fragments, from the metadata of its files. Made once and stored beside the output.

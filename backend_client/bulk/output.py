@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from enum import IntEnum
 from typing import Any, Self
@@ -125,7 +124,6 @@ def _reason(data: bytes) -> str:
 # The end of a job: when every fragment has a file, counts and checksums of all of them are written once.
 
 SUCCESS = "_SUCCESS"
-_REBUILT_AT_ONCE = 8
 
 
 def finish(store: Store, fragments: Sequence[Fragment], known: Mapping[str, Receipt]) -> None:
@@ -135,10 +133,9 @@ def finish(store: Store, fragments: Sequence[Fragment], known: Mapping[str, Rece
     """
     receipts = {**known, **read_receipts(store, [part for part in fragments if part.id not in known])}
     missing = [fragment for fragment in fragments if fragment.id not in receipts]
-    with ThreadPoolExecutor(_REBUILT_AT_ONCE, "receipts") as pool:
-        for receipt in pool.map(lambda fragment: rebuilt(store, fragment), missing):
-            store.put(receipt.name, receipt.dump())
-            receipts[receipt.fragment] = receipt
+    for receipt in [rebuilt(store, fragment) for fragment in missing]:
+        store.put(receipt.name, receipt.dump())
+        receipts[receipt.fragment] = receipt
     every = [receipts[fragment.id] for fragment in fragments]
     content = {
         "format": FORMAT,

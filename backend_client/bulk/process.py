@@ -13,12 +13,12 @@ import itertools
 import json
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from backend_client.bulk.answers import Results, cancelled
+from backend_client.bulk.answers import Results, Work, cancelled
 from backend_client.bulk.columns import conform, schema_of
 from backend_client.bulk.inputs import Fragment
 from backend_client.bulk.job import RESULT_TYPES, BulkJob, Chunk, Rejection
@@ -32,16 +32,6 @@ R = TypeVar("R")
 
 # The disk, the quota or the largest file is full; the file system is read-only.
 _LASTING = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
-
-
-class Work(Protocol):
-    """What is done with the inputs of rows. So many rows should be under way for the nodes never to wait."""
-
-    rows_ahead: int
-
-    async def run(self, inputs: Sequence[Any]) -> Results:
-        """The results of the inputs, and why some were refused."""
-        ...
 
 
 async def process(fragment: Fragment, job: BulkJob, store: Store, work: Work) -> Receipt:

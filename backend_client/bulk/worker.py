@@ -6,11 +6,11 @@ import asyncio
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-from backend_client.bulk.answers import Embedding, Generation, Patience
+from backend_client.bulk.answers import Embedding, Generation, Patience, Work
 from backend_client.bulk.inputs import Fragment
 from backend_client.bulk.job import BulkJob, BulkRequest
 from backend_client.bulk.output import Receipt
-from backend_client.bulk.process import Work, process
+from backend_client.bulk.process import process
 from backend_client.bulk.stores import Store, open_store
 from backend_client.bulk.supervisor import Note
 from backend_client.client import InferenceClient
@@ -71,7 +71,6 @@ class Worker:
                 return Probe(request.model or answer.model, "", 0)
             result = await client.embed_result("a", **options)
             model = request.model or result.model
-            self._check_dimensions(client, result.space)
             return Probe(
                 model, result.space, len(result.vector), await self._excluded(client, result.model, result.space)
             )
@@ -154,16 +153,6 @@ class Worker:
             priority="batch",
             require_device=request.require_device,
         )
-
-    def _check_dimensions(self, client: InferenceClient, space: str) -> None:
-        """Raise ConfigurationError where nodes disagree on the length of vectors: job.json would keep either one."""
-        models = ((node.url, model) for node in client.npu.status() for model in node.models)
-        lengths = {url: model.dimensions for url, model in models if model.space == space}
-        if client.npu.backend.runtime.bindings.dimensions(space) is None and any(lengths.values()):
-            told = ", ".join(f"{url} {length}" for url, length in lengths.items())
-            raise ConfigurationError(
-                f"the nodes report vectors of different lengths for the space {space}: {told}; leave out those that err"
-            )
 
     def _served_by_cloud(self, job: BulkJob | None) -> Probe | None:
         """What a node would have answered, where that is known and the cloud can serve the job without nodes."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from backend_client.bulk.inputs import Fragment, InputFile, opened
@@ -11,7 +10,6 @@ from backend_client.bulk.job import CHUNK_BYTES, BulkJob, Chunk, Rejection
 from backend_client.bulk.optional import need
 
 _BUFFER_BYTES = 1024 * 1024
-_TOO_MANY_BYTES = 4 * CHUNK_BYTES
 
 
 def read(fragment: Fragment, job: BulkJob, size: int) -> Iterator[Chunk]:
@@ -24,17 +22,11 @@ def read(fragment: Fragment, job: BulkJob, size: int) -> Iterator[Chunk]:
             # A buffer makes it read pages one after another; without one, all of a row group is in memory.
             file = pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER_BYTES, page_checksum_verification=True)
             size = _rows_at_once(file.metadata, fragment, size)
-            while position < fragment.stop:
-                for table in _tables(file, replace(fragment, start=position), job, size):
-                    yield _chunk(table, position, job)
-                    position += table.num_rows
-                    if table.nbytes > _TOO_MANY_BYTES and size > 1:
-                        # Rows that take little room in the file, as a dictionary, or that are larger than most.
-                        size = max(1, size * CHUNK_BYTES // table.nbytes)
-                        break
-                else:
-                    if position < fragment.stop:
-                        raise ValueError("it has fewer rows than its footer says")
+            for table in _tables(file, fragment, job, size):
+                yield _chunk(table, position, job)
+                position += table.num_rows
+            if position < fragment.stop:
+                raise ValueError("it has fewer rows than its footer says")
         except (pa.ArrowException, OSError, ValueError) as error:
             if source.failure is not None:
                 raise source.failure from error

@@ -51,13 +51,6 @@ def test_a_node_that_answers_shorter_vectors_decides_nothing(data_set):
     assert {row["model"] for row in rows.values()} == {EMBEDDER}
 
 
-def test_nodes_that_disagree_begin_no_job(data_set, capsys):
-    status, out = data_set("embed-dataset", node(), node(reported=4, answered=4))
-    assert status == 1
-    assert "vectors of different lengths" in capsys.readouterr().err
-    assert not (out / "job.json").exists()
-
-
 def test_the_answers_of_another_model_are_in_no_row(data_set):
     liar, honest = node(), node()
     liar.answers_as = "tiny-other"

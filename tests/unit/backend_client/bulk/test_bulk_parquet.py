@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend_client.bulk.inputs import list_inputs, plan
-from backend_client.bulk.readers import parquet, read
+from backend_client.bulk.readers import parquet
 from tests.support.bulk_rows import JOB, rows_in
 
 
@@ -54,18 +54,6 @@ def test_a_damaged_row_group_rejects_the_rows_that_are_left(tmp_path):
     found, rejected = rows_in(plan(list_inputs(str(path)), 100))
     assert sum(rejection.count for rejection in rejected) + len(found) == 300
     assert {place for place, _ in found} >= {*range(100), *range(200, 300)}
-
-
-def test_a_row_group_of_few_bytes_that_unfolds_is_read_in_smaller_parts_from_there_on(tmp_path):
-    text = "x" * 200_000
-    pq.write_table(pa.table({"text": [text] * 1500, "id": list(range(1500))}), tmp_path / "in.parquet")
-    (fragment,) = plan(list_inputs(str(tmp_path / "in.parquet")), 10**6)
-    sizes, ids = [], []
-    for chunk in read(fragment, JOB):
-        sizes.append(chunk.table.nbytes)
-        ids += chunk.ids
-    assert ids == list(range(1500))
-    assert max(sizes[1:]) < 10_000_000
 
 
 @pytest.mark.parametrize("size", [2, 5, 100])
