@@ -129,27 +129,6 @@ def answers(runner, jobs, *, later=None):
     return tokens
 
 
-# Some 20 steps with prompts, which take seconds on busy cores.
-def test_a_long_prompt_that_makes_way_again_and_again_loses_nothing_of_what_was_computed(runner):
-    prompt = np.arange(5000, 6200, dtype="<i4")
-    runner.submit(GenerateJob(60, prompt.tobytes(), 1, FAR, ignore_eos=True))
-    computing = alone = 0
-    finished = []
-    while 60 not in finished:
-        if not (computing + alone) % 3:
-            short = np.roll(prompt, computing + alone)[:40]
-            runner.submit(GenerateJob(61 + computing + alone, short.tobytes(), 4, FAR, ignore_eos=True))
-        finished += ended(step(runner))
-        in_pipeline = 60 in runner._running or 60 in finished
-        computing += in_pipeline
-        alone += not in_pipeline
-    assert alone, "short work had steps of its own"
-    # 1,200 tokens in steps of 256, of which short work takes some; one lost would be computed again.
-    assert computing <= 7
-    while runner.has_work:
-        step(runner)
-
-
 def test_a_seed_repeats_an_answer_in_full_precision_on_one_thread_beside_other_requests(store):
     """With less, or on more threads, the numbers depend on how many tokens a step computes: docs/clients.md."""
     installed = store.get("smollm2-135m-instruct")

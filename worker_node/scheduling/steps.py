@@ -6,7 +6,6 @@ gets no more prompts than fill its next steps, in the order of `prompts`; when t
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -16,15 +15,8 @@ from worker_node.scheduling.prompts import J, Prompt
 # has another to be filled up with.
 _STEPS_AHEAD = 2
 _PROMPTS_AHEAD = 2
-# A prompt of more steps than this makes way for short work now and then, until its last step.
-_LONG_STEPS = 4
-# The share of the time that short work gets for itself beside long prompts. A step with a piece of a long prompt takes
-# many times as long as one without, so without this each token of an answer would.
-_SHORT_SHARE = 1 / 3
 # A multiple of the tokens of a block of the KV cache, whatever the device.
 BLOCK_TOKENS = 32
-# What a short prompt takes of the KV cache beside its tokens: its last block, and the beginning of its answer.
-_CACHE_ROUNDING = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,42 +75,6 @@ def end_of_part(prompt: Prompt[J], limits: StepLimits, free: int) -> int:
         return prompt.job.prompt_tokens
     computed = prompt.job.prompt_tokens - prompt.left
     return (computed + max(free, BLOCK_TOKENS)) // BLOCK_TOKENS * BLOCK_TOKENS
-
-
-def makes_way(prompt: Prompt[J], limits: StepLimits) -> bool:
-    """Whether a prompt takes so many steps that short work gets time beside it."""
-    return limits.split and prompt.job.prompt_tokens > _LONG_STEPS * limits.tokens and prompt.left > limits.tokens
-
-
-def without_long(chosen: Sequence[Prompt[J]], limits: StepLimits) -> list[Prompt[J]]:
-    """Return the prompts of a step that is reserved for short work.
-
-    The pipeline reserved KV cache for all of the long prompts. The short ones must fit into the unused part of it:
-    otherwise the pipeline would overwrite parts of the long prompts and compute these again.
-    """
-    unused = sum(prompt.left for prompt in chosen if makes_way(prompt, limits))
-    short = [prompt for prompt in chosen if not makes_way(prompt, limits)]
-    if not unused:
-        return short
-    needed = itertools.accumulate(prompt.left + _CACHE_ROUNDING for prompt in short)
-    return [prompt for prompt, tokens in zip(short, needed, strict=True) if tokens <= unused]
-
-
-@dataclass(slots=True)
-class ShortTurns:
-    """The time that short work is owed for steps with a piece of a long prompt; never more than for one such step."""
-
-    owed_s: float = 0.0
-
-    def stepped(self, seconds: float, *, long_share: float, beside: bool) -> None:
-        """A step took so long, of its prompt tokens `long_share` those of long prompts; `beside` short work or not."""
-        if not beside:
-            self.owed_s = 0.0
-        elif long_share:
-            # The last tokens of a part are few, and do not pay for the step before.
-            self.owed_s = max(self.owed_s, seconds * long_share * _SHORT_SHARE / (1 - _SHORT_SHARE))
-        else:
-            self.owed_s = max(0.0, self.owed_s - seconds)
 
 
 @dataclass(slots=True)

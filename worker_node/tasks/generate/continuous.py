@@ -40,14 +40,11 @@ from worker_node.scheduling.prompts import JobQueue, Prompt, batch_sequences
 from worker_node.scheduling.steps import (
     BLOCK_TOKENS,
     PrefillMeter,
-    ShortTurns,
     StepLimits,
     choose_prompts,
     computed_in_step,
     end_of_part,
     in_order,
-    makes_way,
-    without_long,
 )
 from worker_node.tasks.generate.messages import GenerateJob, Step, TokenDelta
 from worker_node.tasks.generate.options import ContinuousOptions
@@ -68,7 +65,6 @@ class ContinuousRunner:
         self._running: dict[int, Running] = {}
         self._limits = StepLimits(self._options.max_num_batched_tokens, self._options.dynamic_split_fuse)
         self._batch_limit = batch_sequences(self._options.max_num_seqs)
-        self._short_turns = ShortTurns()
         self._prefills = PrefillMeter()
         kept = self._options.prefix_cache_tokens
         self._prefixes = PrefixHits(kept // BLOCK_TOKENS) if kept else PrefixHits()
@@ -135,9 +131,6 @@ class ContinuousRunner:
                 if prompt.job.id not in self._running:
                     self._hand_over(prompt, prompt.job.prompt_tokens, emit)
             return
-        short = without_long(chosen, self._limits)
-        if (short or decoding) and self._short_turns.owed_s:
-            chosen = short
         free = self._limits.tokens - len(decoding) - sum(r.left for r in self._running.values() if not r.started)
         for prompt in chosen:
             if prompt.job.id in self._running:
@@ -233,22 +226,13 @@ class ContinuousRunner:
         seconds = time.monotonic() - began
         self._steps += 1
         self._stepped += len(self._running)
-        long_tokens = short_prompts = 0
         for running, tokens in zip(prompts, taken, strict=True):
             prompt = running.prompt
             running.left = max(1, running.left - tokens)
-            if makes_way(prompt, self._limits):
-                long_tokens += tokens
-            else:
-                short_prompts += 1
             if tokens:
                 prompt.begun = began if prompt.begun is None else prompt.begun
                 self._queue.computed(prompt, tokens)
-        computed = sum(taken)
-        self._short_turns.stepped(
-            seconds, long_share=long_tokens / max(1, computed), beside=decoding + short_prompts > 0
-        )
-        self._prefills.stepped(seconds, computed, decoding)
+        self._prefills.stepped(seconds, sum(taken), decoding)
 
     def _decoding(self) -> int:
         """How many answers are being generated."""

@@ -3,7 +3,6 @@
 import pytest
 
 from tests.unit.worker_node.scheduling.virtual import Request, SequenceWorld, SingleWorld
-from worker_node.scheduling.prompts import JobQueue
 
 STEP_S, TOKEN_S, STEP_TOKENS = 0.02, 2e-3, 256
 FULL_STEP_S = STEP_S + TOKEN_S * STEP_TOKENS
@@ -64,17 +63,6 @@ def test_a_chat_begins_within_three_steps_beside_six_long_prompts(interactive):
     assert max(request.ended for request in long) < 6 * LONG_S * 2
 
 
-def test_every_chat_would_wait_for_minutes_if_prompts_were_computed_in_order_of_arrival(monkeypatch):
-    """What the tests of this file would miss if the virtual engine were kinder than GenAI."""
-    world = engine()
-    monkeypatch.setattr(JobQueue, "ranked", lambda queue, _tokens: list(queue._interactive))
-    at = first_tokens(world)
-    chat = Request(40, answer=16, limit=64)
-    call(world, *(once(Request(LONG, answer=1, limit=1)) for _ in range(6)), once(chat, 1.0))
-    world.run(1000)
-    assert delays(world, at, [chat])[0] > 5 * LONG_S
-
-
 def test_the_wait_that_a_chat_is_told_leaves_long_prompts_out():
     world = engine(max_wait_s=30.0)
     at = first_tokens(world)
@@ -90,26 +78,6 @@ def test_the_wait_that_a_chat_is_told_leaves_long_prompts_out():
     assert max(delays(world, at, chats)) <= 3 * FULL_STEP_S
     assert late.outcome == "refused", "it would wait for the long prompts before it"
     assert late.predicted > 2 * LONG_S
-
-
-def test_an_answer_goes_on_beside_long_prompts():
-    world = engine()
-    at = first_tokens(world)
-    call(world, *(once(Request(LONG, answer=1, limit=1)) for _ in range(3)))
-    chat = Request(40, answer=60, limit=60)
-    call(world, once(chat, 1.0))
-    world.run(1000)
-    decoding = chat.ended - chat.arrived - delays(world, at, [chat])[0]
-    # One token for each step with a piece of a long prompt, and a third of the time for tokens alone.
-    assert decoding < 60 * FULL_STEP_S / 6
-
-
-def test_one_stream_costs_a_long_prompt_a_third_of_the_time_at_most():
-    world = engine()
-    long = Request(LONG, answer=1, limit=1)
-    call(world, once(Request(40, answer=3000, limit=3000)), once(long, 1.0))
-    world.run(1000)
-    assert long.ended - long.arrived < LONG_S * 1.5 * 1.15
 
 
 def test_endless_short_prompts_leave_a_quarter_to_the_oldest_long_one():

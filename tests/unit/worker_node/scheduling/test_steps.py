@@ -1,4 +1,4 @@
-"""What a continuous-batching pipeline is given for its next steps, and the time that is kept for decoding."""
+"""What a continuous-batching pipeline is given for its next steps."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,10 @@ import pytest
 from worker_node.scheduling.prompts import Prompt
 from worker_node.scheduling.steps import (
     PrefillMeter,
-    ShortTurns,
     StepLimits,
     choose_prompts,
     computed_in_step,
     in_order,
-    without_long,
 )
 
 LIMITS = StepLimits(tokens=256)
@@ -66,35 +64,6 @@ def test_a_step_computes_prompts_in_order_beside_the_tokens_of_running_answers()
     assert computed_in_step([100, 8000, 50], 6, LIMITS) == [100, 150, 0]
     assert computed_in_step([100], 300, LIMITS) == [0]
     assert computed_in_step([200, 100, 50], 0, StepLimits(256, split=False)) == [200, 0, 50]
-
-
-def test_short_work_is_owed_a_third_of_the_time_and_no_more_than_for_one_step():
-    turns = ShortTurns()
-    for _ in range(10):
-        turns.stepped(3.0, long_share=1.0, beside=True)
-    assert turns.owed_s == pytest.approx(1.5)
-    turns.stepped(1.0, long_share=0.0, beside=True)
-    assert turns.owed_s == pytest.approx(0.5)
-    turns.stepped(1.0, long_share=0.0, beside=True)
-    assert turns.owed_s == 0.0
-    turns.stepped(3.0, long_share=0.5, beside=True)
-    assert turns.owed_s == pytest.approx(0.75)
-    turns.stepped(3.0, long_share=1.0, beside=False)
-    assert turns.owed_s == 0.0
-
-
-def test_a_step_for_short_work_leaves_out_long_prompts_until_their_last_step():
-    ranked = prompts(40, 8000, 8000)
-    ranked[2].left = 256
-    assert without_long(ranked, LIMITS) == [ranked[0], ranked[2]]
-    short = prompts(40, 1000, 600)
-    assert without_long(short, LIMITS) == short
-
-
-def test_short_work_does_not_need_the_cache_in_which_a_long_prompt_is():
-    ranked = prompts(*[200] * 9, 8000)
-    ranked[9].left = 1000
-    assert without_long(ranked, LIMITS) == ranked[:3]
 
 
 def test_the_time_of_decoding_is_not_counted_as_that_of_prompts():
