@@ -6,6 +6,7 @@ encoders share."""
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
@@ -18,7 +19,6 @@ from annotated_types import Ge, Gt, Le, Len
 from worker_node.core.types import Device
 from worker_node.engines.options import BlobOptions, EngineOptions, Option
 from worker_node.engines.protocol import TOKEN_DTYPE, VECTOR_DTYPE, EngineStats, Outcome
-from worker_node.scheduling.prompts import Deadlines
 from worker_node.scheduling.texts import BatchLimits, TextQueue, Waiting
 
 INPUT_IDS = "input_ids"
@@ -143,7 +143,8 @@ class RowJobs:
     rows: int = 0
     _running: int = 0
     _open: dict[int, _Open] = field(default_factory=dict)
-    _deadlines: Deadlines = field(default_factory=Deadlines)
+    # No deadline of an open job is before this.
+    _soonest: float = math.inf
 
     def __len__(self) -> int:
         return len(self._open)
@@ -157,7 +158,7 @@ class RowJobs:
         tokens = np.frombuffer(job.tokens, TOKEN_DTYPE)
         rows = np.split(tokens, np.cumsum(job.lengths)[:-1])
         self._open[job.id] = _Open(job, rows, missing=len(rows), waiting=len(rows))
-        self._deadlines.add(job.id, job.deadline)
+        self._soonest = min(self._soonest, job.deadline)
         for row, length in enumerate(job.lengths):
             self.queue.add(Waiting(job.id, row, length, job.interactive))
 
@@ -169,11 +170,15 @@ class RowJobs:
         if job.waiting:
             for row in range(len(job.rows)):
                 self.queue.remove(job_id, row)
-        self._deadlines.compact(self._open, len(self._open))
 
     def expire(self, now: float) -> list[int]:
         """Cancel the jobs whose deadline passed while rows of them waited; return their ids."""
-        late = [job_id for job_id in self._deadlines.due(now, self._open) if self._open[job_id].waiting]
+        if now < self._soonest:
+            return []
+        late = [job_id for job_id, held in self._open.items() if held.waiting and held.job.deadline <= now]
+        self._soonest = min(
+            (held.job.deadline for held in self._open.values() if held.job.deadline > now), default=math.inf
+        )
         for job_id in late:
             self.cancel(job_id)
         return late
@@ -244,7 +249,6 @@ class RowJobs:
         for job_id, job in touched.items():
             if job.missing == 0 and job.vectors is not None and job.started is not None:
                 del self._open[job_id]
-                self._deadlines.compact(self._open, len(self._open))
                 yield RowResult(
                     job_id,
                     job.vectors.tobytes(),

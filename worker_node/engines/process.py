@@ -14,7 +14,6 @@ import socket
 import subprocess
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Generic, Self, cast
 
@@ -96,21 +95,6 @@ class EngineLimits:
     canary_interval_s: float = 300.0
     restart: RestartLimits = field(default_factory=RestartLimits)
     growth: GrowthLimits = field(default_factory=GrowthLimits)
-
-
-# On each device one engine at a time loads.
-FREE: AbstractAsyncContextManager[object] = nullcontext()
-
-
-class LoadingSlots:
-    """One slot for each device, granted in order of request."""
-
-    def __init__(self) -> None:
-        self._locks: dict[str, asyncio.Lock] = {}
-
-    def slot(self, device: str) -> AbstractAsyncContextManager[object]:
-        """What an engine of the device holds while it loads."""
-        return self._locks.setdefault(device, asyncio.Lock())
 
 
 class EngineProcess(asyncio.Protocol):

@@ -12,7 +12,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
@@ -21,7 +20,6 @@ from worker_node.core.errors import DeadlineExceeded, EngineDied, EngineUnavaila
 from worker_node.devices.memory import KERNEL, MemoryReader
 from worker_node.engines.isolation import BY_ITSELF, Blame, Suspects
 from worker_node.engines.process import (
-    FREE,
     Canary,
     CanaryFailed,
     EngineLimits,
@@ -73,7 +71,7 @@ class EngineEnd:
 class SupervisedEngine:
     """An `Engine` in a child process that is restarted when it dies or hangs.
 
-    A `lazy` one stays unloaded until `wake` is called. Its processes load while they hold `slot`.
+    A `lazy` one stays unloaded until `wake` is called.
     """
 
     def __init__(
@@ -83,7 +81,6 @@ class SupervisedEngine:
         limits: EngineLimits,
         *,
         lazy: bool = False,
-        slot: AbstractAsyncContextManager[object] = FREE,
         suspects: Suspects | None = None,
         memory: MemoryReader = KERNEL,
     ) -> None:
@@ -92,7 +89,6 @@ class SupervisedEngine:
         self._name = f"{spec.model_id} on {spec.device}"
         self._canary = canary
         self._limits = limits
-        self._slot = slot
         self._suspects = Suspects() if suspects is None else suspects
         self._memory = memory
         self._policy = RestartPolicy(limits.restart)
@@ -232,19 +228,18 @@ class SupervisedEngine:
 
     async def _one_process(self) -> EngineEnd:
         """Load and serve with one process until it ends or has to be replaced."""
-        async with self._slot:
-            process = await EngineProcess.spawn(self.spec, self._limits, self._suspects, self._times, self._memory)
-            self._process = process
-            try:
-                loaded = await process.load()
-            except LoadRefused as error:
-                return EngineEnd(End.REFUSED, f"cannot be loaded: {error}")
-            except TimeoutError:
-                return EngineEnd(End.CRASHED, await process.wait_closed())
-            except EngineDied:
-                what = "" if self.spec.loads is None else f" {self.spec.loads}"
-                reason = f"{await process.wait_closed()} while loading{what}"
-                return EngineEnd(End.CRASHED, reason, from_outside=process.killed_from_outside)
+        process = await EngineProcess.spawn(self.spec, self._limits, self._suspects, self._times, self._memory)
+        self._process = process
+        try:
+            loaded = await process.load()
+        except LoadRefused as error:
+            return EngineEnd(End.REFUSED, f"cannot be loaded: {error}")
+        except TimeoutError:
+            return EngineEnd(End.CRASHED, await process.wait_closed())
+        except EngineDied:
+            what = "" if self.spec.loads is None else f" {self.spec.loads}"
+            reason = f"{await process.wait_closed()} while loading{what}"
+            return EngineEnd(End.CRASHED, reason, from_outside=process.killed_from_outside)
         watchdog = asyncio.create_task(process.watch(), name=f"watchdog {self.spec.model_id}")
         try:
             end, reason = await self._serve(process, loaded)

@@ -7,9 +7,8 @@ so the oldest is guaranteed a share of the tokens, too."""
 
 from __future__ import annotations
 
-import heapq
 import sys
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -141,39 +140,6 @@ class BatchCredit:
         self.balance = min(self.balance, 0)
 
 
-_SLACK = 64
-
-
-@dataclass(slots=True)
-class Deadlines:
-    """Finds waiting jobs whose deadline has passed, in O(log n) a job.
-
-    Jobs that stopped waiting stay in the heap until they are due or outnumber the others.
-    """
-
-    _heap: list[tuple[float, int]] = field(default_factory=list)
-
-    def add(self, job_id: int, deadline: float) -> None:
-        """Add a job that waits; `deadline` is on the caller's clock."""
-        heapq.heappush(self._heap, (deadline, job_id))
-
-    def due(self, now: float, waiting: Container[int]) -> list[int]:
-        """Remove and return the ids of the jobs in `waiting` whose deadline has passed, earliest first."""
-        late: list[int] = []
-        while self._heap and self._heap[0][0] <= now:
-            _, job_id = heapq.heappop(self._heap)
-            # A job that was put back is in the heap twice, and comes out of it twice in a row.
-            if job_id in waiting and late[-1:] != [job_id]:
-                late.append(job_id)
-        return late
-
-    def compact(self, waiting: Container[int], count: int) -> None:
-        """Forget the jobs that are not in `waiting`, which has `count` of them, if they are the most."""
-        if len(self._heap) > 2 * count + _SLACK:
-            self._heap = [entry for entry in self._heap if entry[1] in waiting]
-            heapq.heapify(self._heap)
-
-
 @dataclass(slots=True)
 class JobQueue(Generic[J]):
     """Jobs whose prompt is not computed: interactive ones first, the shortest rest first within a priority."""
@@ -181,7 +147,6 @@ class JobQueue(Generic[J]):
     credit: BatchCredit = field(default_factory=BatchCredit)
     _interactive: PromptLine[J] = field(default_factory=PromptLine)
     _batch: PromptLine[J] = field(default_factory=PromptLine)
-    _deadlines: Deadlines = field(default_factory=Deadlines)
     _arrivals: int = 0
 
     def __len__(self) -> int:
@@ -194,21 +159,20 @@ class JobQueue(Generic[J]):
         """Add a job that waits."""
         self._arrivals += 1
         self._line(job).add(Prompt(job, self._arrivals, job.prompt_tokens))
-        self._deadlines.add(job.id, job.deadline)
 
     def remove(self, job_id: int) -> Prompt[J] | None:
         """Remove a job whose prompt is computed or whose caller has left; None if it is not queued."""
         prompt = self._interactive.remove(job_id) or self._batch.remove(job_id)
-        if prompt is not None:
-            if not self._batch:
-                self.credit.nothing_waits()
-            self._deadlines.compact(self, len(self))
+        if prompt is not None and not self._batch:
+            self.credit.nothing_waits()
         return prompt
 
     def expired(self, now: float) -> list[Prompt[J]]:
         """Take out and return all jobs whose deadline has passed."""
-        late = [self.remove(job_id) for job_id in self._deadlines.due(now, self)]
-        return [prompt for prompt in late if prompt is not None]
+        late = [prompt for line in (self._interactive, self._batch) for prompt in line if prompt.job.deadline <= now]
+        for prompt in late:
+            self.remove(prompt.job.id)
+        return late
 
     def ranked(self, step_tokens: int) -> list[Prompt[J]]:
         """All prompts, the one to compute first at the front; one step computes `step_tokens` of it.

@@ -27,7 +27,7 @@ from worker_node.engines.options import (
     engines,
     options_of,
 )
-from worker_node.engines.process import Canary, EngineLimits, LoadingSlots
+from worker_node.engines.process import Canary, EngineLimits
 from worker_node.engines.protocol import EngineSpec
 from worker_node.engines.restart import GrowthLimits, RestartLimits, default_growth
 from worker_node.engines.supervisor import SupervisedEngine
@@ -67,7 +67,6 @@ class Machine:
     settings: NodeSettings
     probe: Probe
     npu: NpuSource
-    slots: LoadingSlots = field(default_factory=LoadingSlots)
     export_blobs: Path | None = None
 
     def devices(self) -> tuple[Device, ...]:
@@ -323,7 +322,6 @@ class _PlacedModel:
             self.canary(plan.prompt_limit),
             _engine_limits(machine.settings),
             lazy=True,
-            slot=machine.slots.slot(device.value),
             suspects=self.suspects,
         )
 

@@ -2,14 +2,13 @@
 
 import asyncio
 
-import msgspec
 import psutil
 import pytest
 
 from tests.faults.engines.test_engine_faults import QUICK, RUNNER, collect, no_canary, until
 from worker_node.core.errors import EngineUnavailable
 from worker_node.core.types import Device, ModelKind
-from worker_node.engines.process import CanaryFailed, EngineLimits, LoadingSlots
+from worker_node.engines.process import CanaryFailed, EngineLimits
 from worker_node.engines.protocol import EngineSpec, EngineState
 from worker_node.engines.restart import RestartLimits
 from worker_node.engines.supervisor import SupervisedEngine
@@ -111,35 +110,6 @@ async def test_an_engine_is_loaded_when_woken_and_again_after_it_was_unloaded():
             assert not psutil.pid_exists(status.pid)
     finally:
         await engine.stop()
-
-
-async def test_engines_that_share_a_slot_load_one_after_another(tmp_path):
-    order = tmp_path / "order"
-    order.write_text("wait")
-    slot = LoadingSlots().slot("CPU")
-    runner = "tests.support.scripted_runner:ScriptedRunner"
-    spec = EngineSpec("scripted", ModelKind.GENERATION, "/", Device.CPU, runner, {"on_load": str(order)})
-    first, second = (SupervisedEngine(spec, no_canary, EngineLimits(), slot=slot) for _ in range(2))
-    other = LoadingSlots().slot("CPU")
-    quick = SupervisedEngine(msgspec.structs.replace(spec, options={}), no_canary, EngineLimits(), slot=other)
-    engines = (first, second, quick)
-    for engine in engines:
-        engine.start()
-    try:
-        # It started last, and is ready: the second one would be, too, if it did not wait for the first.
-        await until(quick, EngineState.READY)
-        assert [engine.status.state for engine in (first, second)] == [EngineState.STARTING] * 2
-        order.write_text("die")
-        # Its pause before the next start is short: what it counts stays.
-        async with asyncio.timeout(100):
-            while not first.status.restarts:
-                await asyncio.sleep(0.01)
-        order.write_text("go")
-        await until(second, EngineState.READY)
-        await until(first, EngineState.READY)
-    finally:
-        for engine in engines:
-            await engine.stop()
 
 
 async def test_unloading_waits_for_nobody_and_harms_nobody():

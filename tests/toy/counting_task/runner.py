@@ -13,7 +13,6 @@ from counting_task.options import CountingOptions
 from worker_node.core.types import Device
 from worker_node.devices.npu import busy_meter
 from worker_node.engines.protocol import EngineStats, Failed, Loaded
-from worker_node.scheduling.prompts import Deadlines
 
 
 class CountingRunner:
@@ -24,7 +23,6 @@ class CountingRunner:
         self._spec = spec
         self._options = msgspec.convert(spec.options, CountingOptions)
         self._jobs = {}
-        self._deadlines = Deadlines()
 
     @property
     def has_work(self):
@@ -41,14 +39,13 @@ class CountingRunner:
 
     def submit(self, job):
         self._jobs[job.id] = job
-        self._deadlines.add(job.id, job.deadline)
 
     def cancel(self, job_id):
         self._jobs.pop(job_id, None)
 
     def step(self, emit, poll):
         now = time.monotonic()
-        for late in self._deadlines.due(now, self._jobs):
+        for late in [job.id for job in self._jobs.values() if job.deadline <= now]:
             del self._jobs[late]
             emit(Failed(late, "deadline_exceeded", "the deadline passed while the texts were counted"))
         for job in list(self._jobs.values()):
