@@ -6,24 +6,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
-    AsyncIterator,
     Awaitable,
     Callable,
-    Coroutine,
     Iterable,
     Iterator,
     Sequence,
     Sized,
 )
-from itertools import accumulate, islice
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from backend_client import arguments
 from backend_client.errors import (
@@ -55,17 +52,10 @@ class OneSpace:
         dimensions = part.vectors.shape[1]
         if self.space is None:
             self.space, self.dimensions = part.space, dimensions
-        if part.space != self.space:
+        if (part.space, dimensions) != (self.space, self.dimensions):
             raise VectorSpaceMismatch(
-                f"{part.node} answered in the vector space {part.space}, earlier vectors of this call are in "
-                f"{self.space}",
-                attempts=part.attempts,
-                request_id=part.request_id,
-            )
-        if dimensions != self.dimensions:
-            raise VectorSpaceMismatch(
-                f"{part.node} answered with {dimensions} dimensions, earlier vectors of this call have "
-                f"{self.dimensions}",
+                f"{part.node} answered in the vector space {part.space} with {dimensions} dimensions, earlier vectors "
+                f"of this call are in {self.space} with {self.dimensions}",
                 attempts=part.attempts,
                 request_id=part.request_id,
             )
@@ -77,39 +67,30 @@ class Assembly:
 
     def __init__(self) -> None:
         self._one = OneSpace()
-        self._vectors: npt.NDArray[np.float32] | None = None
-        self._tokens = 0
-        self._served = Counter[str]()
-        self._attempts: dict[int, tuple[Attempt, ...]] = {}
+        self._parts: dict[int, EmbedBatch] = {}
 
     def put(self, start: int, part: EmbedBatch) -> None:
         """Fill the rows from `start` on. Raises VectorSpaceMismatch."""
-        self._one.admit(part)
-        rows = len(part.vectors)
-        self._grow(start + rows)[start : start + rows] = part.vectors
-        self._tokens += part.usage.prompt_tokens
-        self._served[part.node] += rows
-        self._attempts[start] = part.attempts
-
-    def _grow(self, least: int, *, spare: bool = True) -> npt.NDArray[np.float32]:
-        """The vectors, with at least so many rows; without `spare` exactly so many."""
-        vectors = np.empty((0, self._one.dimensions), np.float32) if self._vectors is None else self._vectors
-        if least > len(vectors) or not spare:
-            # In place: the system moves large blocks without copying them.
-            vectors.resize((least + least // 2 if spare else least, self._one.dimensions), refcheck=False)
-        self._vectors = vectors
-        return vectors
+        self._parts[start] = self._one.admit(part)
 
     def result(self, count: int) -> EmbedManyResult:
-        """All rows. Only when every row of `count` texts has been put."""
-        if self._vectors is not None:
-            self._grow(count, spare=False)
+        """All rows, of `count` texts. Those that were not put hold anything."""
+        vectors = np.empty((count if self._parts else 0, self._one.dimensions), np.float32)
+        tokens, served, attempts = 0, Counter[str](), list[Attempt]()
+        for start in sorted(self._parts):
+            # Released one by one: a million vectors fit into memory once, but perhaps not twice.
+            part = self._parts.pop(start)
+            rows = len(part.vectors)
+            vectors[start : start + rows] = part.vectors
+            tokens += part.usage.prompt_tokens
+            served[part.node] += rows
+            attempts += part.attempts
         return EmbedManyResult(
-            vectors=np.empty((0, 0), np.float32) if self._vectors is None else self._vectors,
+            vectors=vectors,
             space=self._one.space,
-            usage=Usage(self._tokens),
-            served=dict(self._served),
-            attempts=tuple(attempt for start in sorted(self._attempts) for attempt in self._attempts[start]),
+            usage=Usage(tokens),
+            served=dict(served),
+            attempts=tuple(attempts),
         )
 
     def failure(self, count: int, failures: Sequence[BatchFailure]) -> NPUError:
@@ -118,26 +99,20 @@ class Assembly:
         """
         failures = sorted(failures, key=lambda failure: failure.start)
         first = failures[0]
-        if self._vectors is None and len({type(failure.error) for failure in failures}) == 1:
-            return first.error
-        if self._vectors is not None:
-            vectors = self._grow(count, spare=False)
+        vectors = None
+        if self._parts:
+            vectors = self.result(count).vectors
             for failure in failures:
                 vectors[failure.start : failure.stop] = np.nan
+        elif len({type(failure.error) for failure in failures}) == 1:
+            return first.error
         failed = sum(failure.stop - failure.start for failure in failures)
         unavailable = all(isinstance(failure.error, NPUUnavailableError) for failure in failures)
         kind = EmbedManyUnavailable if unavailable else EmbedManyFailed
         rows = f"{failed} of {count} texts were not embedded, in {len(failures)} batches; "
         where = f"{rows}texts {first.start} to {first.stop - 1}: " if failed else ""
-        return kind(
-            f"{where}{first.error.message}",
-            vectors=self._vectors,
-            space=self._one.space,
-            failures=failures,
-        )
+        return kind(f"{where}{first.error.message}", vectors=vectors, space=self._one.space, failures=failures)
 
-
-# `embed_many`: split many texts into batches, run some at a time, put the vectors back in order.
 
 Source = Iterable[str] | AsyncIterable[str]
 """Texts; what is a list was checked."""
@@ -172,12 +147,132 @@ class Batcher:
 
 def cut(texts: Sequence[str], options: BatchOptions) -> list[tuple[int, int]]:
     """The batches of a sequence as (start, stop)."""
-    batcher = Batcher(options)
-    sizes = [len(batch) for text in texts if (batch := batcher.add(text)) is not None]
+    stops = list(accumulate(len(batch) for batch in _batches(texts, Batcher(options))))
+    return list(pairwise([0, *stops]))
+
+
+def _batches(texts: Iterable[str], batcher: Batcher) -> Iterator[list[str]]:
+    """The batches of texts; an error of their source is raised after those of the texts before it."""
+    problem = None
+    try:
+        for text in texts:
+            if (full := batcher.add(text)) is not None:
+                yield full
+    except Exception as error:  # noqa: BLE001  (raised below)
+        problem = error
     if rest := batcher.rest():
-        sizes.append(len(rest))
-    stops = list(accumulate(sizes))
-    return [(stop - size, stop) for size, stop in zip(sizes, stops, strict=True)]
+        yield rest
+    if problem is not None:
+        raise problem
+
+
+async def _batches_as_they_come(texts: AsyncIterable[str], batcher: Batcher) -> AsyncGenerator[list[str], None]:
+    problem, index = None, 0
+    try:
+        async for text in texts:
+            if (full := batcher.add(arguments.text(text, f"texts[{index}]"))) is not None:
+                yield full
+            index += 1
+    except Exception as error:  # noqa: BLE001  (raised below)
+        problem = error
+    if rest := batcher.rest():
+        yield rest
+    if problem is not None:
+        raise problem
+
+
+def _checked(texts: Iterable[str]) -> Iterator[str]:
+    for index, text in enumerate(arguments.ordered(texts)):
+        yield arguments.text(text, f"texts[{index}]")
+
+
+Part = tuple[int, EmbedBatch] | BatchFailure
+"""A batch and the number of its first text, or why there is none."""
+
+
+class _Run:
+    """Reads the texts of one call and embeds them, a few batches at a time. Waiting ends with `calls`.
+
+    Only the caller waits for a slow source: it is read in a thread of its own, or in a task if it is asynchronous.
+    A list is in memory and was checked. `read` counts texts; `late` says that the time was up before all were read.
+    """
+
+    def __init__(self, texts: Source, embed: EmbedTexts, options: BatchOptions, calls: OpenCalls) -> None:
+        self._embed = embed
+        self._calls = calls
+        self._thread: DaemonThread | None = None
+        self._later: AsyncGenerator[list[str], None] | None = None
+        self._batches: Iterator[list[str]] = iter(())
+        if isinstance(texts, AsyncIterable):
+            self._later = _batches_as_they_come(texts, Batcher(options))
+        elif isinstance(texts, list):
+            self._batches = _batches(texts, Batcher(options))
+        else:
+            self._batches = _batches(_checked(texts), Batcher(options))
+            self._thread = DaemonThread("read texts")
+        self._reading: asyncio.Task[list[str] | None] | None = None
+        self._running: list[asyncio.Task[list[Part]]] = []
+        self._ended = False
+        self._problem: BaseException | None = None
+        self.read = 0
+        self.late = False
+
+    async def next(self, limit: int, until: Deadline | None = None) -> list[Part] | None:
+        """What became of the batch that ended first; None after the last one. Runs up to `limit` batches at once.
+
+        No text is read before there is room for it, nor after `until`. The error of the source is raised after the
+        last batch; at once those that every batch would meet, AuthenticationFailed and ConfigurationError.
+        """
+        while True:
+            for task in self._running:
+                if task.done():
+                    self._running.remove(task)
+                    return task.result()
+            if self._reading is not None and self._reading.done():
+                self._take(self._reading)
+            if not self._ended and until is not None and until.remaining() <= 0:
+                self._ended = self.late = True
+            if not self._ended and self._reading is None and len(self._running) < limit:
+                self._reading = asyncio.create_task(self._read())
+            waited: list[asyncio.Task[Any]] = [*self._running]
+            if self._reading is not None and not self._ended:
+                waited.append(self._reading)
+            if not waited:
+                break
+            pause = None if until is None or self._ended else until.remaining()
+            with self._calls.open():
+                await asyncio.wait(waited, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
+        if self._problem is not None:
+            raise self._problem
+        return None
+
+    async def close(self) -> None:
+        """Stop to read, and the batches that are under way."""
+        unfinished: list[asyncio.Task[Any]] = [*filter(None, [self._reading]), *self._running]
+        for task in unfinished:
+            task.cancel()
+        await asyncio.gather(*unfinished, return_exceptions=True)
+        if self._later is not None:
+            await self._later.aclose()
+        if self._thread is not None:
+            self._thread.end()
+
+    async def _read(self) -> list[str] | None:
+        if self._later is not None:
+            return await anext(self._later, None)
+        if self._thread is not None:
+            return await self._thread.run(lambda: next(self._batches, None))
+        return next(self._batches, None)
+
+    def _take(self, reading: asyncio.Task[list[str] | None]) -> None:
+        self._reading = None
+        self._problem = reading.exception()
+        batch = reading.result() if self._problem is None else None
+        if batch is None:
+            self._ended = True
+            return
+        self._running.append(asyncio.create_task(_embed_or_split(self.read, batch, self._embed)))
+        self.read += len(batch)
 
 
 async def embed_windowed(
@@ -188,109 +283,21 @@ async def embed_windowed(
     The error of the source, or of a batch, is raised when its turn comes: what was there before has been yielded by
     then. Waiting ends with `calls`.
     """
-    pending: deque[asyncio.Task[list[EmbedBatch | BatchFailure]]] = deque()
     one = OneSpace()
-    source = _Reader(texts, options)
+    ready: dict[int, list[Part]] = {}
+    due = 0
+    run = _Run(texts, embed, options, calls)
     try:
-        while pending or not source.ended:
-            if len(pending) < window:
-                source.read_on()
-            if pending and pending[0].done():
-                for part in pending.popleft().result():
+        while (parts := await run.next(window - len(ready))) is not None:
+            ready[parts[0].start if isinstance(parts[0], BatchFailure) else parts[0][0]] = parts
+            while due in ready:
+                for part in ready.pop(due):
                     if isinstance(part, BatchFailure):
                         raise part.error
-                    yield one.admit(part)
-            elif source.reading is not None and source.reading.done():
-                if batch := source.take():
-                    pending.append(asyncio.create_task(_embed_or_split(0, batch, lambda _, part: embed(part))))
-            else:
-                with calls.open():
-                    waited: list[asyncio.Future[Any]] = [*filter(None, [source.reading]), *islice(pending, 1)]
-                    await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-        if source.problem is not None:
-            raise source.problem
+                    due += len(part[1].vectors)
+                    yield one.admit(part[1])
     finally:
-        await source.close(*pending)
-
-
-class _Reader:
-    """Reads texts batch by batch, so that only the caller waits for a slow source: in a thread of its own, or in a task
-    if it is asynchronous. A list is in memory and was checked.
-
-    `reading` is the next batch, `problem` the error of the source, after which it has `ended`.
-    """
-
-    def __init__(self, texts: Source, options: BatchOptions) -> None:
-        self._batcher = Batcher(options)
-        self._read, self._close = _reader(texts, self._batcher)
-        self.reading: asyncio.Future[list[str] | None] | None = None
-        self.ended = False
-        self.problem: BaseException | None = None
-
-    def read_on(self) -> None:
-        """Begin to read the next batch, unless one is being read."""
-        if self.reading is None and not self.ended:
-            self.reading = asyncio.ensure_future(self._read())
-
-    def take(self) -> list[str]:
-        """The batch that was read; at the end those texts that fill none."""
-        reading, self.reading = self.reading, None
-        batch = None
-        if reading is not None:
-            self.problem = reading.exception()
-            batch = reading.result() if self.problem is None else None
-        self.ended = batch is None
-        return batch or self._batcher.rest()
-
-    async def close(self, *tasks: asyncio.Future[Any]) -> None:
-        """Stop reading, and the tasks that embed what was read."""
-        unfinished = [*filter(None, [self.reading]), *tasks]
-        for task in unfinished:
-            task.cancel()
-        await asyncio.gather(*unfinished, return_exceptions=True)
-        await self._close()
-
-
-def _reader(
-    texts: Source, batcher: Batcher
-) -> tuple[Callable[[], Coroutine[Any, Any, list[str] | None]], Callable[[], Awaitable[None]]]:
-    """What reads the next full batch, None at the end of the texts, when the batcher has the rest; and what closes it.
-
-    Not a context manager: as an async generator, asyncio would close it together with the one that uses it.
-    """
-    if isinstance(texts, AsyncIterable):
-        later = _batches_as_they_come(texts, batcher)
-        return lambda: _next(later), later.aclose
-    in_memory = isinstance(texts, list)
-    batches = filter(None, map(batcher.add, texts)) if in_memory else _batches(texts, batcher)
-    thread = None if in_memory else DaemonThread("read texts")
-
-    async def read() -> list[str] | None:
-        return next(batches, None) if thread is None else await thread.run(lambda: next(batches, None))
-
-    async def close() -> None:
-        if thread is not None:
-            thread.end()
-
-    return read, close
-
-
-async def _next(batches: AsyncIterator[list[str]]) -> list[str] | None:
-    return await anext(batches, None)
-
-
-def _batches(texts: Iterable[str], batcher: Batcher) -> Iterator[list[str]]:
-    for index, text in enumerate(arguments.ordered(texts)):
-        if (full := batcher.add(arguments.text(text, f"texts[{index}]"))) is not None:
-            yield full
-
-
-async def _batches_as_they_come(texts: AsyncIterable[str], batcher: Batcher) -> AsyncGenerator[list[str], None]:
-    index = 0
-    async for text in texts:
-        if (full := batcher.add(arguments.text(text, f"texts[{index}]"))) is not None:
-            yield full
-        index += 1
+        await run.close()
 
 
 async def embed_in_batches(
@@ -308,77 +315,55 @@ async def embed_in_batches(
 
     Starts with `probing` batches (one per node); each success adds another until `concurrency` run, so that a fleet
     that rejects everything gets few requests. A failed batch does not end the others, except for errors that every
-    batch would meet: AuthenticationFailed and ConfigurationError. Those, and any exception of the source or of
-    `progress`, cancel the rest and propagate unchanged. No text is read before there is room for it, nor after `until`.
+    batch would meet: AuthenticationFailed and ConfigurationError. Those, and any exception of `progress`, cancel the
+    rest and propagate unchanged; so does one of the source, once the batches before it have ended.
 
     Raises EmbedManyUnavailable when all failed batches failed for want of a node, EmbedManyFailed when some failed for
     other reasons; when every batch failed for one kind of reason, that error itself.
     """
     rows = Assembly()
     failures: list[BatchFailure] = []
-    running: set[asyncio.Future[Any]] = set()
     limit = max(1, min(concurrency, probing))
-    count = finished = 0
-    source = _Reader(texts, options)
-
-    async def embed_rows(start: int, part: Sequence[str]) -> EmbedBatch:
-        nonlocal limit
-        batch = await embed(part)
-        rows.put(start, batch)
-        limit = min(concurrency, limit + 1)
-        return batch
-
-    async def work(start: int, batch: Sequence[str]) -> None:
-        nonlocal finished
-        parts = await _embed_or_split(start, batch, embed_rows)
-        failures.extend(part for part in parts if isinstance(part, BatchFailure))
-        finished += len(batch)
-        if progress is not None:
-            progress(finished, total())
+    finished = 0
+    run = _Run(texts, embed, options, calls)
 
     def total() -> int:
-        return max(count, len(texts)) if isinstance(texts, Sized) else count
+        return max(run.read, len(texts)) if isinstance(texts, Sized) else run.read
 
     try:
-        while running or not source.ended:
-            if not source.ended and until is not None and until.remaining() <= 0:
-                source.ended = True
-                late = DeadlineExceeded(f"the call's time was up after {count} texts had been read; increase `timeout`")
-                failures.append(BatchFailure(count, total(), late))
-                count = total()
-                continue
-            if len(running) < limit:
-                source.read_on()
-            waited = running if source.ended else running.union(filter(None, [source.reading]))
-            pause = None if until is None or source.ended else until.remaining()
-            with calls.open():
-                done, _ = await asyncio.wait(waited, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
-            for task in done & running:
-                task.result()
-            running -= done
-            if source.reading in done:
-                batch = source.take()
-                if source.problem is not None:
-                    raise source.problem
-                if batch:
-                    running.add(asyncio.create_task(work(count, batch)))
-                count += len(batch)
+        while (parts := await run.next(limit, until)) is not None:
+            for part in parts:
+                if isinstance(part, BatchFailure):
+                    failures.append(part)
+                    finished += part.stop - part.start
+                    continue
+                start, batch = part
+                finished += len(batch.vectors)
+                try:
+                    rows.put(start, batch)
+                    limit = min(concurrency, limit + 1)
+                except VectorSpaceMismatch as error:
+                    failures.append(BatchFailure(start, start + len(batch.vectors), error))
+            if progress is not None:
+                progress(finished, total())
     finally:
-        await source.close(*running)
+        await run.close()
+    count = total()
+    if run.late:
+        late = DeadlineExceeded(f"the call's time was up after {run.read} texts had been read; increase `timeout`")
+        failures.append(BatchFailure(run.read, count, late))
     if failures:
         raise rows.failure(count, failures)
     return rows.result(count)
 
 
-async def _embed_or_split(
-    start: int, texts: Sequence[str], embed: Callable[[int, Sequence[str]], Awaitable[EmbedBatch]]
-) -> list[EmbedBatch | BatchFailure]:
+async def _embed_or_split(start: int, texts: Sequence[str], embed: EmbedTexts) -> list[Part]:
     """Embed the batch that begins at `start`; if it is too large for a node, its halves, and their halves.
 
     Raises only what every batch would meet: AuthenticationFailed and ConfigurationError.
     """
     try:
-        return [await embed(start, texts)]
+        return [(start, await embed(texts))]
     except (AuthenticationFailed, ConfigurationError):
         raise
     except NPUError as error:
