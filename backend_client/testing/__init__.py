@@ -1,4 +1,4 @@
-"""Test doubles for services that use this package: a fleet of scripted nodes, on real sockets or in memory.
+"""Test doubles for services that use this package: a fleet of scripted nodes on loopback.
 
     from backend_client.testing import FakeFleet, status
 
@@ -8,7 +8,6 @@
             client.embed("text")
         fleet.assert_sent("/embeddings", texts=["text"])
 
-`FakeFleet(2, memory=True)` needs no sockets; its nodes are reached by the clients that the fleet makes.
 Vectors depend on the text alone, so order and identity can be checked (`fake_vector`). For pytest there is a fixture:
 `pytest_plugins = ["backend_client.testing.plugin"]`, then `def test_it(fake_fleet): …`.
 """

@@ -1,93 +1,22 @@
-"""A fleet of scripted nodes, on real sockets or in memory: there no sockets, no threads, and the client's own code."""
+"""A fleet of scripted nodes on loopback, in a thread of its own."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
 from aiohttp import web
-from pydantic import SecretStr
 
 from backend_client import sync
 from backend_client.client import NPUClient
-from backend_client.errors import ConnectionLost, NodeUnreachable
-from backend_client.http.messages import Reply, WireCall
-from backend_client.http.sse import Event, EventParser
-from backend_client.http.transport import Transport
 from backend_client.lifetime import LoopThread
 from backend_client.settings import ClientSettings
 from backend_client.testing.node import NOT_FOUND, PATHS, Answer, FakeNode, Sent, Step, event_bytes
-
-
-class MemoryTransport(Transport):
-    """Carries requests to nodes of this process. `find` gives the node of a URL; None for one that was killed.
-
-    `key` is the API key that nodes see.
-    """
-
-    def __init__(self, find: Callable[[str], FakeNode | None], key: str) -> None:
-        self._find = find
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-
-    async def request(
-        self,
-        node: str,
-        method: str,  # noqa: ARG002  (a node has one method for each path)
-        path: str,
-        body: bytes | None,
-        headers: dict[str, str],
-        *,
-        probe: bool = False,  # noqa: ARG002  (there are no connections to wait for)
-    ) -> Reply:
-        """See Transport. A stream that was not asked for comes as its bytes."""
-        _, answer = await self._answer(node, path, headers, body or b"")
-        content = b"".join(event_bytes(*event) for event in answer.events or ())
-        return Reply(answer.status, _lower(answer.headers), content or answer.body)
-
-    async def events(self, node: str, call: WireCall) -> AsyncGenerator[Reply | Event, None]:
-        """See Transport."""
-        step, answer = await self._answer(node, call.path, call.headers("text/event-stream"), call.encoded)
-        yield Reply(answer.status, _lower(answer.headers), answer.body)
-        parser = EventParser()
-        for index, (name, data) in enumerate(answer.events or ()):
-            if step is not None and step.kind == "cut" and index == step.after:
-                raise ConnectionLost("the connection broke before the answer was complete", node=node)
-            # The other calls of the program get their turn between two pieces, as they do over a socket.
-            await asyncio.sleep(0)
-            if self._find(node) is None:
-                raise ConnectionLost("the connection broke before the answer was complete", node=node)
-            for event in parser.feed(event_bytes(name, data)):
-                yield event
-
-    async def close(self) -> None:
-        """Nothing is open."""
-
-    async def _answer(self, url: str, path: str, headers: Mapping[str, str], body: bytes) -> tuple[Step | None, Answer]:
-        await asyncio.sleep(0)
-        node = self._find(url)
-        if node is None:
-            raise NodeUnreachable("cannot connect: Connection refused", node=url)
-        if path == "/health":
-            return None, node.health()
-        if path not in PATHS:
-            return None, NOT_FOUND
-        step, answer = node.take(path, {**self._headers, **headers}, body)
-        if step is not None and step.kind == "hang":
-            await asyncio.get_running_loop().create_future()
-        if step is not None and step.kind == "drop":
-            raise ConnectionLost("the connection broke before the answer was complete", node=url)
-        return step, answer
-
-
-def _lower(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name.lower(): value for name, value in headers.items()}
-
-
-# Scripted nodes on real sockets.
 
 
 def application(node: FakeNode) -> web.Application:
@@ -131,20 +60,19 @@ async def _stream(request: web.Request, answer: Answer, step: Step | None) -> we
     return response
 
 
-# A fleet of scripted nodes: on loopback, in a thread of its own, or in memory.
-
 _TURNS = 8
+log = logging.getLogger(__name__)
 
 
 class FakeFleet:
     """Use as `with`. `fleet[0]` is a node; `requests` are what all nodes got, oldest first, without health checks.
 
-    With `memory=True` there are no sockets: only clients made by `client()` and `async_client()` reach the nodes.
+    `memory` has no effect any more.
     """
 
     def __init__(self, nodes: int = 1, *, dimensions: int = 8, memory: bool = False) -> None:
-        self._memory = memory
-        self._alive: set[str] = set()
+        if memory:
+            log.warning("FakeFleet: memory=True has no effect any more, remove it; the nodes are on loopback")
         self.requests: list[Sent] = []
         self.nodes = [FakeNode(self.requests.append, dimensions) for _ in range(nodes)]
         self._runners: dict[int, web.AppRunner] = {}
@@ -159,45 +87,29 @@ class FakeFleet:
         return [node.url for node in self.nodes]
 
     def settings(self, **values: Any) -> ClientSettings:
-        """Settings that name these nodes, which are on sockets."""
-        self._reject_memory("settings")
+        """Settings that name these nodes."""
         return ClientSettings.load(**{"nodes": self.urls, **values})
 
     def environment(self) -> dict[str, str]:
-        """Variables that name these nodes, which are on sockets, for `monkeypatch.setenv` or a process."""
-        self._reject_memory("environment")
+        """Variables that name these nodes, for `monkeypatch.setenv` or a process."""
         return {"NPU_CLIENT_NODES": ",".join(self.urls)}
 
     def client(self, **options: Any) -> sync.NPUClient:
         """A blocking client of these nodes."""
-        if not self._memory:
-            return sync.NPUClient(self.urls, **options)
-        client = sync.NPUClient.__new__(sync.NPUClient)
-        sync.Blocking.__init__(client, self.async_client(**options))
-        return client
+        return sync.NPUClient(self.urls, **options)
 
     def async_client(self, **options: Any) -> NPUClient:
         """A client of these nodes for the event loop of the caller."""
-        if self._memory:
-            key = options.get("api_key") or ""
-            text = key.get_secret_value() if isinstance(key, SecretStr) else key
-            options["transport"] = lambda: MemoryTransport(self._find, text)
         return NPUClient(self.urls, **options)
 
     def kill(self, index: int) -> None:
         """Stop a node: its connections break, and new ones are refused."""
-        if self._memory:
-            self._alive.discard(self.nodes[index].url)
-            return
         runner = self._runners.pop(index)
         self._running().run(_end(runner))
         self._kept[index] = _bound(self._ports[index])
 
     def revive(self, index: int) -> None:
         """Start a node that was stopped, on the same port."""
-        if self._memory:
-            self._alive.add(self.nodes[index].url)
-            return
         if (kept := self._kept.pop(index, None)) is not None:
             kept.close()
         self._running().run(self._start(index))
@@ -230,11 +142,6 @@ class FakeFleet:
         return iter(self.nodes)
 
     def __enter__(self) -> Self:
-        if self._memory:
-            for index, node in enumerate(self.nodes):
-                node.url = f"http://fake-node-{index}:8081"
-                self._alive.add(node.url)
-            return self
         self._thread = LoopThread("fake fleet", self._stop)
         for index in range(len(self.nodes)):
             self._thread.run(self._start(index))
@@ -243,18 +150,10 @@ class FakeFleet:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._alive.clear()
         while self._kept:
             self._kept.popitem()[1].close()
         if self._thread is not None:
             self._thread.close()
-
-    def _find(self, url: str) -> FakeNode | None:
-        return next((node for node in self.nodes if node.url == url and url in self._alive), None)
-
-    def _reject_memory(self, method: str) -> None:
-        if self._memory:
-            raise RuntimeError(f"{method}() is for nodes on sockets: nodes in memory are reached by client() alone")
 
     def _running(self) -> LoopThread:
         if self._thread is None:

@@ -60,8 +60,8 @@ async def best(client: NPUClient, question: str, passages: list[str]) -> str:
     return ranking.documents[0].text
 
 
-async def in_memory(question: str) -> str:
-    with FakeFleet(2, memory=True) as fleet:
+async def over_a_fake_fleet(question: str) -> str:
+    with FakeFleet(2) as fleet:
         async with fleet.async_client() as client:
             return (await client.chat([{"role": "user", "content": question}])).text
 

@@ -53,7 +53,7 @@ async def broken_later(texts):
 
 @pytest.fixture
 def fleet():
-    with FakeFleet(2, memory=True) as fleet:
+    with FakeFleet(2) as fleet:
         yield fleet
 
 

@@ -54,9 +54,8 @@ async def test_the_faults_are_those_that_clients_meet(fleet):
             node._steps.clear()
 
 
-@pytest.mark.parametrize("memory", [True, False])
-async def test_a_route_that_a_fake_node_lacks_is_refused_as_nodes_do(memory):
-    with FakeFleet(memory=memory) as fleet:
+async def test_a_route_that_a_fake_node_lacks_is_refused_as_nodes_do():
+    with FakeFleet() as fleet:
         async with fleet.async_client() as client:
             with pytest.raises(RequestRejected, match="not_found"):
                 await client.post("/v1/completions", {"prompt": "a"})
