@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from aiohttp import web
 
 from worker_node.http import dashboard, explain, health, metrics, models, ollama, openapi, pages
-from worker_node.http.access import API_KEYS, ApiKeys, OriginPolicy, cors_headers, guard_origins, require_key
+from worker_node.http.access import API_KEYS, ApiKeys, OriginPolicy
 from worker_node.http.connection import admit_connection
 from worker_node.http.dashboard import EventLog, Histories
 from worker_node.http.errors import OPENAI_PREFIX, OVMS_PREFIX
@@ -38,12 +38,12 @@ def make_app(node: Node) -> web.Application:
     middlewares = [
         log_requests(),
         *([traced(tracing)] if tracing.enabled else ()),
-        errors_as(error_form, admit_connection, guard_origins(origins), require_key(keys)),
+        errors_as(error_form, admit_connection, origins.check, keys.check),
     ]
     app = web.Application(middlewares=middlewares)
     app[NODE] = node
     app[API_KEYS] = keys
-    app.on_response_prepare.extend((begin_reply, describe_request, cors_headers(origins)))
+    app.on_response_prepare.extend((begin_reply, describe_request, origins.add_headers))
 
     async def close_manager(_app: web.Application) -> None:
         await node.manager.close()

@@ -13,7 +13,7 @@ from worker_node.bounded.jobs import JOBS, MAX_INPUT_CHARACTERS, parse_request
 from worker_node.bounded.service import JobService, build, choose_model, reservation
 from worker_node.bounded.settings import BoundedSettings, DeviceLock
 from worker_node.core.errors import NodeError, RouteNotFound
-from worker_node.http.access import OriginPolicy, guard_origins
+from worker_node.http.access import OriginPolicy
 from worker_node.http.body import read_bytes
 from worker_node.http.connection import admit_connection
 from worker_node.http.errors import retry_headers
@@ -93,7 +93,7 @@ def _app(node: Node, service: JobService) -> web.Application:
     """Return the application of the bounded profile: its own routes and nothing else."""
     # The log has method, path, status and time alone: a request has no id, least of all one that its caller wrote.
     log_request = log_requests(lambda _request: "-")
-    render = errors_as(lambda _path: job_error_response, admit_connection, guard_origins(OriginPolicy("127.0.0.1")))
+    render = errors_as(lambda _path: job_error_response, admit_connection, OriginPolicy("127.0.0.1").check)
     app = web.Application(middlewares=[log_request, render])
     app[NODE] = node
     app[SERVICE] = service

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import os
 import signal
 import sys
@@ -11,8 +10,6 @@ from collections.abc import Sequence
 
 from worker_node import __version__
 from worker_node.core.errors import NodeError
-
-_NETWORK = frozenset({errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ECONNREFUSED, errno.ECONNRESET})
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -105,19 +102,13 @@ def _output_problem(error: OSError) -> str | None:
 
 
 def describe(error: OSError) -> str:
-    """An error of the operating system in one sentence: what happened, where, and what to do about it."""
+    """An error of the operating system in one sentence: where, what happened, and for the store what to do."""
     from worker_node.models.sources.disk import storage_problem
 
     if (problem := storage_problem(error)) is not None:
         return problem
     where = f"{error.filename}: " if error.filename else ""
     reason = (error.strerror or str(error) or type(error).__name__).lower()
-    if error.errno in _NETWORK or isinstance(error, ConnectionError):
-        return f"{where}{reason}; check the network, the address and the proxy settings (HTTPS_PROXY, NO_PROXY)"
-    if error.errno in {errno.EMFILE, errno.ENFILE}:
-        return f"{where}{reason}; raise the limit of open files: ulimit -n 4096"
-    if error.errno in {errno.ENOMEM, errno.EAGAIN}:
-        return f"{where}{reason}; stop other programs, or raise the limits of memory and processes (ulimit -a)"
     return f"{where}{reason}"
 
 

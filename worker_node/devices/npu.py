@@ -148,18 +148,17 @@ class Counter(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
 class SysfsCounter:
-    """The kernel's busy counter for an engine's runs."""
+    """The kernel's busy counter, which the kernel advances by itself."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    path: Path
 
     def read(self) -> int | None:
-        """Cumulative busy microseconds of the whole device."""
-        return read_counter(self._path).value
+        return read_counter(self.path).value
 
     def ran(self, seconds: float) -> None:
-        """Does nothing: the kernel counts."""
+        pass
 
 
 def busy_meter(counter: str | None, *, stand_in: bool) -> BusyMeter:

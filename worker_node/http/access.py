@@ -10,7 +10,7 @@ import hashlib
 import hmac
 import ipaddress
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -20,7 +20,6 @@ from worker_node.settings import NodeSettings, is_loopback
 
 # A check of each request before its handler: it may raise, or answer the request itself.
 Check = Callable[[web.Request], web.StreamResponse | None]
-HeadHook = Callable[[web.Request, web.StreamResponse], Awaitable[None]]
 
 # Load balancers and kubelets hold no keys; these say whether the node serves, and nothing of what it serves.
 # The pages for people are the same everywhere; what the dashboard shows comes from /dashboard/state, for key holders.
@@ -48,6 +47,11 @@ class ApiKeys:
         """Replace the keys, from the next request on."""
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
 
+    def check(self, request: web.Request) -> None:
+        """Raise Unauthorized for a request without one of the keys, except on the paths that are open to all."""
+        if request.path not in OPEN_PATHS and not self.authorize(request):
+            raise Unauthorized("send one of this node's API keys as Authorization: Bearer KEY")
+
     def authorize(self, request: web.Request) -> bool:
         """Whether the request may do what key holders may. Compared in constant time, by digest."""
         if not self._digests:
@@ -72,16 +76,6 @@ def _given(request: web.Request) -> bytes:
 
 
 API_KEYS = web.AppKey("api_keys", ApiKeys)
-
-
-def require_key(keys: ApiKeys) -> Check:
-    """Admit only requests with one of the keys, except on the paths that are open to all."""
-
-    def check(request: web.Request) -> None:
-        if request.path not in OPEN_PATHS and not keys.authorize(request):
-            raise Unauthorized("send one of this node's API keys as Authorization: Bearer KEY")
-
-    return check
 
 
 @dataclass(slots=True)
@@ -114,17 +108,30 @@ class OriginPolicy:
         """Whether `cors_origins` names the origin."""
         return origin is not None and ("*" in self.origins or origin.lower() in self.origins)
 
-    def check(self, request: web.Request) -> None:
-        """Raise BadRequest for a malformed Host or Origin, Forbidden for a foreign one."""
+    def check(self, request: web.Request) -> web.StreamResponse | None:
+        """Answer the preflight requests of browsers for the origins that are let in.
+
+        Raises BadRequest for a malformed Host or Origin, Forbidden for a foreign one.
+        """
         authority = _authority(request)
         if authority is not None and self.guarded and not self._is_ours(authority[0], request):
             raise Forbidden(
                 "the Host header does not name this node; use its address, or add the name to allowed_hosts"
             )
         origin = origin_of(request)
-        if origin is None or not self.guarded or self.opens_to(origin) or _same(origin, authority):
-            return
-        raise Forbidden("requests from pages of other sites are refused; add the site to cors_origins to allow it")
+        if origin is not None and self.guarded and not self.opens_to(origin) and not _same(origin, authority):
+            raise Forbidden("requests from pages of other sites are refused; add the site to cors_origins to allow it")
+        asks = request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers
+        return _preflight(request) if asks and self.opens_to(origin) else None
+
+    async def add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
+        """For `on_response_prepare`: pages of the origins that are let in may read every reply, errors included."""
+        origin = request.headers.get("Origin")
+        if self.origins:
+            response.headers.add("Vary", "Origin")
+        if origin is not None and self.opens_to(origin):
+            response.headers["Access-Control-Allow-Origin"] = origin
+            response.headers["Access-Control-Expose-Headers"] = _EXPOSED
 
     def _is_ours(self, host: str, request: web.Request) -> bool:
         if is_loopback(host) or host == self.bind.lower() or "*" in self.hosts or host in self.hosts:
@@ -132,36 +139,6 @@ class OriginPolicy:
         if any(host.endswith(name[1:]) for name in self.hosts if name.startswith("*.")):
             return True
         return _is_wildcard(self.bind) and host == _local_address(request)
-
-
-def guard_origins(policy: OriginPolicy) -> Check:
-    """Check every request, and answer the preflight requests of browsers for the origins that are let in."""
-
-    def check(request: web.Request) -> web.StreamResponse | None:
-        policy.check(request)
-        if (
-            request.method == "OPTIONS"
-            and "Access-Control-Request-Method" in request.headers
-            and policy.opens_to(origin_of(request))
-        ):
-            return _preflight(request)
-        return None
-
-    return check
-
-
-def cors_headers(policy: OriginPolicy) -> HeadHook:
-    """For `on_response_prepare`: pages of the origins that are let in may read every reply, errors included."""
-
-    async def add(request: web.Request, response: web.StreamResponse) -> None:
-        origin = request.headers.get("Origin")
-        if policy.origins:
-            response.headers.add("Vary", "Origin")
-        if origin is not None and policy.opens_to(origin):
-            response.headers["Access-Control-Allow-Origin"] = origin
-            response.headers["Access-Control-Expose-Headers"] = _EXPOSED
-
-    return add
 
 
 def origin_of(request: web.Request) -> str | None:

@@ -19,7 +19,7 @@ from worker_node.http.request_state import STATE
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 # What replies name as their server: no version of anything.
 SERVER = "npu-node"
-_TOKENS = re.compile(r"[0-9]{1,9}")
+_WHOLE = re.compile(r"[0-9]{1,9}")
 # They tell requests apart and open nothing: not worth a system call for each.
 _IDS = random.Random()
 E = TypeVar("E", bound=StrEnum)
@@ -41,13 +41,14 @@ def request_context(request: web.Request) -> RequestContext:
     """Read the common headers. Raises BadRequest for a malformed one, DeadlineExceeded if the deadline has passed."""
     state = request[STATE]
     headers = request.headers if state.dry_run is None else state.dry_run.headers
+    restart_wait_ms = _whole(headers, "X-NPU-Restart-Wait-Ms", 0)
     return RequestContext(
         request_id=state.id,
         arrived=state.arrived,
         interactive=_choice(headers, "X-Priority", Priority) is not Priority.BATCH,
         require_device=_choice(headers, "X-NPU-Require-Device", Device),
-        min_new_tokens=_min_new_tokens(headers),
-        restart_wait_s=_restart_wait_s(headers),
+        min_new_tokens=_whole(headers, "X-NPU-Min-New-Tokens", 1) or 1,
+        restart_wait_s=None if restart_wait_ms is None else restart_wait_ms / 1000,
         deadline=deadline_of(request),
         dry_run=state.dry_run is not None,
         note_ignored=partial(_note_ignored, request),
@@ -74,25 +75,13 @@ def _note_limited(request: web.Request, name: str, most: int) -> None:
         limited(request, name, most + 1, most)
 
 
-def _min_new_tokens(headers: Mapping[str, str]) -> int:
-    header = headers.get("X-NPU-Min-New-Tokens", "1")
-    if not _TOKENS.fullmatch(header) or int(header) < 1:
-        raise BadRequest(
-            "X-NPU-Min-New-Tokens must be a whole number of tokens, at least 1", param="X-NPU-Min-New-Tokens"
-        )
-    return int(header)
-
-
-def _restart_wait_s(headers: Mapping[str, str]) -> float | None:
-    header = headers.get("X-NPU-Restart-Wait-Ms")
+def _whole(headers: Mapping[str, str], name: str, least: int) -> int | None:
+    header = headers.get(name)
     if header is None:
         return None
-    if not _TOKENS.fullmatch(header):
-        raise BadRequest(
-            "X-NPU-Restart-Wait-Ms is the longest wait for an engine that loads or restarts, in whole milliseconds",
-            param="X-NPU-Restart-Wait-Ms",
-        )
-    return int(header) / 1000
+    if not _WHOLE.fullmatch(header) or int(header) < least:
+        raise BadRequest(f"{name} must be a whole number, at least {least}", param=name)
+    return int(header)
 
 
 def _choice(headers: Mapping[str, str], name: str, kind: type[E]) -> E | None:

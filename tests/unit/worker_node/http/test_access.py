@@ -9,7 +9,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer, make_mocked_request
 
 from worker_node.core.errors import BadRequest, Forbidden
-from worker_node.http.access import OriginPolicy, cors_headers, guard_origins
+from worker_node.http.access import OriginPolicy
 from worker_node.http.middleware import errors_as
 from worker_node.settings import NodeSettings
 
@@ -29,8 +29,8 @@ async def serving(policy, monkeypatch):
     async def refuse(_request):
         raise BadRequest("wrong")
 
-    app = web.Application(middlewares=[errors_as(lambda _path: _plain_error, guard_origins(policy))])
-    app.on_response_prepare.append(cors_headers(policy))
+    app = web.Application(middlewares=[errors_as(lambda _path: _plain_error, policy.check)])
+    app.on_response_prepare.append(policy.add_headers)
     app.add_routes([web.get("/", answer), web.post("/", answer), web.post("/wrong", refuse)])
     server = TestServer(app, host="127.0.0.1")
     await server.start_server(access_log=None)
