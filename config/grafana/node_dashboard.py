@@ -203,7 +203,7 @@ def _speed(built: Dashboard) -> None:
     built.with_panel(graph("Batch size", text, "short", (rows, _PLACE)))
     written = f"sum by ({place}) (rate(npu_node_generation_tokens_total{{{_I}}}{_R}))"
     stepped = f"(sum by ({place}) (rate(npu_node_engine_rows_total{{{_I}}}{_R})) > 0)"
-    text = "Tokens that a step adds to an answer. More than 1: guesses of prompt_lookup or draft_model are accepted."
+    text = "Tokens that a step adds to an answer. More than 1: guesses of prompt_lookup are accepted."
     built.with_panel(graph("Tokens a step", text, "short", (f"{written} / {stepped}", _PLACE)))
     cache = f"npu_node_kv_cache_usage_ratio{{{_I}}}"
     text = "Of engines with a paged cache (CPU, GPU). Near 1, requests wait or are refused."

@@ -10,7 +10,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 from worker_node.core.errors import (
@@ -250,11 +249,6 @@ class ModelManager:
                 "node.toml and reload",
                 param="model",
             ) from None
-        if (user := next((model for model in self.models if _reads(model, directory)), None)) is not None:
-            raise ModelInUse(
-                f"model {directory.name} is the draft_model of {user.id}, which could not be loaded again without it; "
-                "take it out of node.toml and reload"
-            )
         models = [model for model in self.models if model.installed.path == directory]
         if in_use is WhileInUse.REFUSE and any(model.activity.idle_since is None for model in models):
             raise ModelInUse(f"model {directory.name} has requests in flight; add ?force=true to end them")
@@ -281,11 +275,6 @@ class ModelManager:
 
 def _installed(store: ModelStore) -> list[InstalledModel]:
     return store.installed()
-
-
-def _reads(model: ServedModel, directory: Path) -> bool:
-    """Whether a model's engines read the files of another one."""
-    return any(directory in placement.uses for placement in model.placements)
 
 
 @dataclass(slots=True)

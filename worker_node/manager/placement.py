@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from worker_node.core.errors import DeadlineExceeded, InsufficientMemory
@@ -122,7 +121,7 @@ class Placement:
     `lacks` is what its engine cannot do. An `on_demand` engine is loaded for the requests that need it, an `eager` one
     at start-up. `notes` say what was found when it was built, `options` what the settings set for its engine.
     `suspects` are those of the model, shared by its placements. `parts` say where each part of the model runs, if not
-    all of it runs on `device`. `uses` are the directories of other models that the engine reads when it is loaded.
+    all of it runs on `device`.
     """
 
     device: Device
@@ -137,7 +136,6 @@ class Placement:
     options: Mapping[str, Any] = field(default_factory=dict)
     lacks: frozenset[Feature] = NOTHING
     parts: Mapping[str, Device] = field(default_factory=dict)
-    uses: tuple[Path, ...] = ()
     isolation: Isolation = field(default_factory=Isolation)
     suspects: Suspects = field(default_factory=Suspects)
     residency: Residency = field(default_factory=Residency, compare=False, repr=False)

@@ -1,7 +1,7 @@
 """Which prompts a continuous-batching pipeline gets next, and how long its steps take. Pure: the caller keeps time.
 
 The pipeline computes prompts in the order in which it gets them, and one step holds a limited number of tokens. So it
-gets no more prompts than fill its next steps, in the order of `prompts`; when that order changes, they are taken back.
+gets no more prompts than fill its next steps, in the order of `prompts`.
 """
 
 from __future__ import annotations
@@ -48,12 +48,6 @@ def choose_prompts(
         ahead += prompt.left
         batch_places -= not prompt.job.interactive
     return chosen
-
-
-def in_order(current: Sequence[Prompt[J]], chosen: Sequence[Prompt[J]]) -> int:
-    """How many of the prompts in the pipeline can stay where they are; all, if the chosen ones come first in order."""
-    pairs = enumerate(zip(current, chosen, strict=False))
-    return next((index for index, (have, want) in pairs if have is not want), len(current))
 
 
 def computed_in_step(lefts: Sequence[int], decoding: int, limits: StepLimits) -> list[int]:

@@ -269,7 +269,6 @@ class _PlacedModel:
             options=plan.chosen(wanted.options),
             lacks=task.lacks(plan.options),
             parts=task.parts(plan.options),
-            uses=task.uses(plan.options),
             suspects=self.suspects,
             eager=not lazy,
             residency=Residency(
@@ -383,7 +382,7 @@ def plan_engine(
     ignored = tuple(sorted(_ignored(installed.kind, wanted, place.device, beside)))
     task = served_task(installed.kind)
     if place.device is not Device.NPU:
-        task.complete(installed, wanted, values, place.device, _memory(settings), settings.model_store)
+        task.complete(installed, wanted, values, place.device, _memory(settings))
         limit = installed.context_limit
         return EnginePlan(engine_options(declaration, values), limit, limit, ignored=ignored)
     taken = {field.name for field in fields(declaration)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -86,7 +85,6 @@ class EncoderTask(ServedTask):
         values: dict[str, Any],
         device: Device,  # noqa: ARG002
         memory: int | None,  # noqa: ARG002
-        store: Path,  # noqa: ARG002
     ) -> None:
         values["context_limit"] = installed.context_limit
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from worker_node.core.types import NOTHING, Device, Feature
@@ -116,11 +115,10 @@ class ServedTask(ABC):
         values: dict[str, Any],
         device: Device,
         memory: int | None,
-        store: Path,
     ) -> None:
         """Complete the `values` of an engine of dynamic shapes; all models together may take `memory` bytes.
 
-        `store` is where other models are found. Raises ConfigurationError.
+        Raises ConfigurationError.
         """
 
     def footprint(self, _installed: InstalledModel, _plan: EnginePlan) -> Footprint:
@@ -134,10 +132,6 @@ class ServedTask(ABC):
     def parts(self, _options: EngineOptions) -> Mapping[str, Device]:
         """The device of each part of the model, if not all of it runs on the engine's device."""
         return {}
-
-    def uses(self, _options: EngineOptions) -> tuple[Path, ...]:
-        """The directories of other models that an engine reads."""
-        return ()
 
     def notes(self, _installed: InstalledModel, _plan: EnginePlan) -> list[str]:
         """Warnings about this plan for the operator."""

@@ -1,4 +1,4 @@
-"""How generation models are built, planned and admitted: draft model, precision and memory of the KV cache, canary."""
+"""How generation models are built, planned and admitted: precision and memory of the KV cache, canary."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from worker_node.core.errors import ConfigurationError, ModelNotFound
-from worker_node.core.types import NOTHING, Device, Feature, Message, ModelKind
+from worker_node.core.types import NOTHING, Device, Feature, Message
 from worker_node.engines.options import EngineOptions
 from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
 from worker_node.engines.protocol import TOKEN_DTYPE, JobEngine
-from worker_node.models.directory import GenerationCanary, InstalledModel, read_directory, sampling_defaults
-from worker_node.models.store import ModelStore
+from worker_node.models.directory import GenerationCanary, InstalledModel, sampling_defaults
 from worker_node.scheduling.admission import AdmissionLimits
-from worker_node.serving.build import not_installed
 from worker_node.serving.run import TaskParts
 from worker_node.serving.task import EnginePlan, Footprint, ModelParts, ServedTask, Shapes, no_canary
 from worker_node.settings import ModelSettings
@@ -89,7 +86,6 @@ class _Generate(ServedTask):
     def static_shapes(
         self, installed: InstalledModel, wanted: ModelSettings, values: dict[str, Any], *, emulated: bool
     ) -> Shapes:
-        check_devices(wanted)
         prompt, response = prompt_and_response(installed, wanted, values)
         if emulated and values.get("prefill_hint") != "STATIC":
             # The largest power of two that neither exceeds the prompt.
@@ -104,13 +100,13 @@ class _Generate(ServedTask):
         values: dict[str, Any],
         device: Device,
         memory: int | None,
-        store: Path,
     ) -> None:
-        """Find the draft, size the prefix cache, and where prompts are not split, a step: it must hold any prompt.
+        """Size the prefix cache, and where prompts are not split, a step: it must hold any prompt.
 
         A longer one would never be scheduled, and hang.
         """
-        complete_draft(installed, wanted, values, store)
+        if {values.pop(option, None) for option in ("draft_model", "draft_tokens")} != {None}:
+            log.warning("model %s: draft_model has no effect any more: it cost more than it saved", wanted.name)
         complete_precision(wanted, values, device)
         values.setdefault("prefix_cache_tokens", _prefix_tokens(installed, values, device, memory))
         if values.get("dynamic_split_fuse") is not False:
@@ -128,16 +124,11 @@ class _Generate(ServedTask):
 
     def footprint(self, installed: InstalledModel, plan: EnginePlan) -> Footprint:
         match plan.options:
-            case ContinuousOptions(cache_size_gb=fixed, draft_model=draft) as options:
+            case ContinuousOptions(cache_size_gb=fixed) as options:
                 kept = options.prefix_cache_tokens if options.enable_prefix_caching else 0
                 tokens = max(min(plan.total_limit, _USUAL_TOKENS), kept or 0)
                 cache = kv_cache_bytes(installed.path, tokens) or 0
-                weights = 0
-                if draft is not None:
-                    cache += draft_cache(Path(draft), tokens)
-                    weights = int(_CONTINUOUS * draft_weights(Path(draft)))
-                # A cache of a fixed size is divided between the two models.
-                return Footprint(_CONTINUOUS, weights + (fixed * 2**30 or cache))
+                return Footprint(_CONTINUOUS, fixed * 2**30 or cache)
             case StatefulOptions():
                 return Footprint(_STATEFUL, kv_cache_bytes(installed.path, plan.total_limit) or 0)
         return Footprint()
@@ -145,25 +136,13 @@ class _Generate(ServedTask):
     def lacks(self, options: EngineOptions) -> frozenset[Feature]:
         return frozenset({"n", "logprobs"}) if isinstance(options, StatefulOptions) else NOTHING
 
-    def uses(self, options: EngineOptions) -> tuple[Path, ...]:
-        """The draft."""
-        draft = options.draft_model if isinstance(options, ContinuousOptions) else None
-        return () if draft is None else (Path(draft),)
-
     def notes(self, installed: InstalledModel, plan: EnginePlan) -> list[str]:
-        """What has no effect on the NPU, and what a prompt limit above the usual one costs there.
-
-        The cache is static, so it is taken, used or not.
-        """
-        if not isinstance(plan.options, StatefulOptions):
+        """What a prompt limit above the usual one costs on the NPU, whose cache is taken whether used or not."""
+        if not isinstance(plan.options, StatefulOptions) or plan.lengths[0] <= StatefulOptions().max_prompt_len:
             return []
-        notes = [ON_NPU] if "draft_model" in plan.ignored else []
-        if plan.lengths[0] <= StatefulOptions().max_prompt_len:
-            return notes
         size = kv_cache_bytes(installed.path, plan.total_limit)
         taken = "an unknown amount" if size is None else f"{size / 2**20:.0f} MiB"
         return [
-            *notes,
             f"max_prompt_len {plan.lengths[0]} makes a static KV cache of {plan.total_limit} tokens: {taken} of memory",
         ]
 
@@ -194,68 +173,6 @@ def _prefix_tokens(installed: InstalledModel, values: dict[str, Any], device: De
     if device is not Device.CPU:
         return 0  # a GPU takes the memory at once, and how much it has left is not known here
     return _PREFIX_TOKENS if memory is None else min(_PREFIX_TOKENS, int(memory * _PREFIX_SHARE) // token)
-
-
-# The draft model of a generation model: found, and the options that go with it decided, before anything is loaded.
-#
-# Tried with OpenVINO GenAI 2026.4.1: with a prefix cache sampled answers break its pipeline, and where a prompt is
-# split
-# over steps greedy answers differ from those without a draft. Without both, answers are the same in f32.
-
-ON_NPU = (
-    "draft_model has no effect on the NPU: with a draft OpenVINO GenAI generates past the end of an answer there; "
-    "place the model on CPU or GPU for it"
-)
-_WITHOUT = ("enable_prefix_caching", "dynamic_split_fuse")
-
-
-def complete_draft(installed: InstalledModel, wanted: ModelSettings, values: dict[str, Any], store: Path) -> None:
-    """Replace the name in `draft_model` by the model's directory, and set what cannot be used beside it.
-
-    Raises ConfigurationError when there is no such model, or another option excludes it.
-    """
-    name = values.get("draft_model")
-    if name is None:
-        return
-    if values.get("prompt_lookup"):
-        raise wanted.error("draft_model", "draft_model and prompt_lookup both guess tokens; set one of them")
-    for option in _WITHOUT:
-        if values.get(option):
-            raise wanted.error(
-                option,
-                f"{option} = true cannot be used with draft_model: OpenVINO GenAI would fail or answer wrongly; leave "
-                f"{option} out",
-            )
-        values[option] = False
-    try:
-        draft = read_directory(Path(name).expanduser()) if "/" in name else ModelStore(store).get(name)
-    except ModelNotFound as error:
-        raise wanted.error("draft_model", f"{name} {not_installed(name, store)}") from error
-    except ConfigurationError as error:
-        raise wanted.error("draft_model", error.message) from error
-    if draft.kind != ModelKind.GENERATION:
-        raise wanted.error("draft_model", f"{name} is a model for {draft.kind}; a draft must generate text")
-    if draft.path.resolve() == installed.path.resolve():
-        raise wanted.error("draft_model", f"{name} is the model itself; name a smaller one")
-    values["draft_model"] = str(draft.path)
-
-
-def check_devices(wanted: ModelSettings) -> None:
-    """Raise ConfigurationError if the model has a draft, and runs on the NPU alone."""
-    places = wanted.placements
-    alone = places is not None and all(place.device is Device.NPU for place in places)
-    if alone and wanted.options.get("draft_model") is not None:
-        raise wanted.error("draft_model", ON_NPU)
-
-
-def draft_weights(directory: Path) -> int:
-    """Bytes of a draft's weights."""
-    return sum(path.stat().st_size for path in directory.glob("*.bin"))
-
-
-def draft_cache(directory: Path, tokens: int) -> int:
-    """Bytes of a draft's KV cache for `tokens` tokens; 0 where its shape is unknown."""
-    return kv_cache_bytes(directory, tokens) or 0
 
 
 # The precision of a paged KV cache on the CPU, and the one that it needs the model to be computed in.

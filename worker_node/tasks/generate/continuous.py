@@ -44,7 +44,6 @@ from worker_node.scheduling.steps import (
     choose_prompts,
     computed_in_step,
     end_of_part,
-    in_order,
 )
 from worker_node.tasks.generate.messages import GenerateJob, Step, TokenDelta
 from worker_node.tasks.generate.options import ContinuousOptions
@@ -68,7 +67,6 @@ class ContinuousRunner:
         self._prefills = PrefillMeter()
         kept = self._options.prefix_cache_tokens
         self._prefixes = PrefixHits(kept // BLOCK_TOKENS) if kept else PrefixHits()
-        self._taken_back: set[int] = set()
         self._abandoned = AbandonedPrompts(in_cache=self._options.enable_prefix_caching)
         self._in_parts = self._options.enable_prefix_caching and self._options.dynamic_split_fuse
         self._finds_prefixes = self._in_parts and bool(kept)
@@ -117,7 +115,6 @@ class ContinuousRunner:
 
     def _arrange(self, emit: Outbox) -> None:
         """Put the prompts into the pipeline that the next steps are to compute, in their order."""
-        current = [running.prompt for running in self._running.values() if not running.started]
         decoding = [running.job for running in self._running.values() if running.started]
         chosen = choose_prompts(
             self._queue.ranked(self._limits.tokens),
@@ -126,7 +123,6 @@ class ContinuousRunner:
             batch_places=self._batch_limit - sum(not job.interactive for job in decoding),
         )
         if not self._in_parts:
-            self._take_back(current[in_order(current, chosen) :])
             for prompt in chosen:
                 if prompt.job.id not in self._running:
                     self._hand_over(prompt, prompt.job.prompt_tokens, emit)
@@ -142,20 +138,6 @@ class ContinuousRunner:
             if fits or prompt.begun is not None:
                 free -= self._hand_over(prompt, end_of_part(prompt, self._limits, free), emit)
 
-    def _take_back(self, prompts: list[Prompt[GenerateJob]]) -> None:
-        """Take prompts out of the pipeline that is without a prefix cache.
-
-        What was computed of them is lost, so what has been begun stays, but for a batch prompt once.
-        """
-        for prompt in reversed(prompts):
-            job_id = prompt.job.id
-            if prompt.begun is not None:
-                if prompt.job.interactive or job_id in self._taken_back:
-                    continue
-                self._taken_back.add(job_id)
-                prompt.left = prompt.job.prompt_tokens
-            self._running.pop(job_id).handle.cancel()
-
     def _hand_over(self, prompt: Prompt[GenerateJob], end: int, emit: Outbox) -> int:
         """Give the pipeline the first `end` tokens of a prompt; return how many of them are to be computed."""
         job = prompt.job
@@ -168,7 +150,7 @@ class ContinuousRunner:
             emit(NativeCall("begin", left, [job.id]))  # else what goes wrong here would be the last step's
         tokens = np.frombuffer(job.tokens, TOKEN_DTYPE).astype(np.int64)[None]
         try:
-            config = job_config(job, self._defaults, self._options)
+            config = generation_config(job, self._defaults, prompt_lookup=self._options.prompt_lookup)
             handle = self._pipeline.add_request(next(self._handles), ov.Tensor(tokens), config)
         except (RuntimeError, TypeError, ValueError) as error:
             self._queue.remove(job.id)
@@ -183,7 +165,6 @@ class ContinuousRunner:
 
     def cancel(self, job_id: int) -> None:
         self._queue.remove(job_id)
-        self._taken_back.discard(job_id)
         running = self._running.pop(job_id, None)
         if running is not None:
             self._abandoned.cancel(running)
@@ -192,7 +173,6 @@ class ContinuousRunner:
         """A job in the pipeline has ended."""
         del self._running[job_id]
         self._queue.remove(job_id)
-        self._taken_back.discard(job_id)
 
     def step(self, emit: Outbox, poll: Inbox) -> None:  # noqa: ARG002  (a step is short: the loop polls between)
         now = time.monotonic()
@@ -300,9 +280,6 @@ def open_pipeline(path: str, device: str, options: ContinuousOptions) -> genai.C
     scheduler.dynamic_split_fuse = options.dynamic_split_fuse
     scheduler.enable_prefix_caching = options.enable_prefix_caching
     properties = options.properties()
-    if options.draft_model is not None:
-        # GenAI divides a cache of a fixed size between the two.
-        properties["draft_model"] = genai.draft_model(options.draft_model, device, **properties)
     pipeline = genai.ContinuousBatchingPipeline(path, scheduler, device, properties)
     if options.enable_prefix_caching and not options.cache_size_gb and options.prefix_cache_tokens:
         _reserve(pipeline, options)
@@ -315,14 +292,6 @@ def _require_bf16() -> None:
         raise RuntimeError("kv_cache_precision = bf16 needs a CPU that computes in bf16; set f16, u8 or u4")
 
 
-def job_config(
-    job: GenerateJob, defaults: genai.GenerationConfig, options: ContinuousOptions
-) -> genai.GenerationConfig:
-    """The configuration for one job in the pipeline of these options. Raises RuntimeError."""
-    draft_tokens = 0 if options.draft_model is None else options.draft_tokens
-    return generation_config(job, defaults, prompt_lookup=options.prompt_lookup, draft_tokens=draft_tokens)
-
-
 def _reserve(pipeline: genai.ContinuousBatchingPipeline, options: ContinuousOptions) -> None:
     """Make a growing KV cache begin with blocks for `prefix_cache_tokens`: a prompt takes old blocks before it grows.
 
@@ -331,7 +300,7 @@ def _reserve(pipeline: genai.ContinuousBatchingPipeline, options: ContinuousOpti
     """
     half = -(-(options.prefix_cache_tokens or 0) // 2)
     job = GenerateJob(0, b"", half, deadline=0.0, ignore_eos=True)
-    config = job_config(job, pipeline.get_config(), options)
+    config = generation_config(job, pipeline.get_config(), prompt_lookup=options.prompt_lookup)
     pipeline.add_request(0, ov.Tensor(np.zeros((1, half), np.int64)), config).cancel()
     pipeline.step()
 

@@ -57,17 +57,8 @@ class ContinuousOptions(EngineOptions):
         ),
     ] = False
 
-    draft_model: Annotated[
-        str | None,
-        Option(
-            "a small model with the same tokenizer, by its name in the store or its directory, that guesses the next "
-            "tokens for this one to verify in one step; not with prompt_lookup, and not on the NPU",
-            also=("speculative_model",),
-        ),
-    ] = None
-    draft_tokens: Annotated[
-        int, Ge(1), Le(16), Option("tokens that draft_model guesses at a time", also=("num_speculative_tokens",))
-    ] = 4
+    draft_model: Annotated[str | None, Option("accepted and ignored", also=("speculative_model",))] = None
+    draft_tokens: Annotated[int, Ge(1), Le(16), Option("accepted and ignored", also=("num_speculative_tokens",))] = 4
 
     def properties(self) -> dict[str, Any]:
         """The properties for OpenVINO's plugin of the device."""

@@ -18,12 +18,11 @@ class SamplingRefused(RuntimeError):
 
 
 def generation_config(
-    job: GenerateJob, defaults: genai.GenerationConfig, *, prompt_lookup: bool = False, draft_tokens: int = 0
+    job: GenerateJob, defaults: genai.GenerationConfig, *, prompt_lookup: bool = False
 ) -> genai.GenerationConfig:
     """Return the configuration for one job; from `defaults`, the model's own, only the end tokens are taken.
 
-    `prompt_lookup`: the pipeline was opened for it. `draft_tokens`: how many its draft model guesses, 0 without one.
-    Raises SamplingRefused.
+    `prompt_lookup`: the pipeline was opened for it. Raises SamplingRefused.
     """
     values: dict[str, Any] = {
         "eos_token_id": defaults.eos_token_id,
@@ -37,8 +36,6 @@ def generation_config(
         "logprobs": int(job.logprobs),
         "do_sample": job.temperature > 0,
     }
-    if draft_tokens:
-        values["num_assistant_tokens"] = draft_tokens
     if job.grammar is not None:
         values["structured_output_config"] = genai.StructuredOutputConfig(grammar=job.grammar)
     if prompt_lookup:

@@ -3,26 +3,21 @@
 import asyncio
 import gc
 import math
-import time
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from tests.support.scripted_engines import Machine, ScriptedEngine, scripted_model
 from tests.support.services import manager_of
 from worker_node.core.errors import (
     BadRequest,
     DownloadFailed,
     InsufficientStorage,
     ModelError,
-    ModelInUse,
     ModelNotFound,
     Overloaded,
 )
 from worker_node.core.types import ModelKind, Silent
 from worker_node.manager.manager import ModelManager, Pulls
-from worker_node.manager.replacement import WhileInUse
 from worker_node.manager.served import Names
 from worker_node.models.catalog import Catalog
 from worker_node.models.store import ModelStore
@@ -108,19 +103,6 @@ async def test_an_unknown_name_is_answered_with_what_is_served_and_what_is_insta
         await manager.resolve("nothing", math.inf)
     with pytest.raises(ModelNotFound, match="models here: broken, served"):
         store.get("nothing", ["served", "broken"])
-
-
-async def test_the_draft_of_a_served_model_is_not_removed(store):
-    damaged(store)
-    user = scripted_model("writer", [ScriptedEngine("writer", "CPU", Machine())], time.monotonic)
-    with_draft = replace(user, placements=[replace(place, uses=(store.root / "broken",)) for place in user.placements])
-    manager = manager_of([with_draft], store)
-    for in_use in WhileInUse:
-        with pytest.raises(ModelInUse, match="broken is the draft_model of writer"):
-            await manager.delete("broken", in_use)
-    await manager.turnover.retire(with_draft)
-    await manager.delete("broken")
-    assert not (store.root / "broken").exists()
 
 
 class Listener:

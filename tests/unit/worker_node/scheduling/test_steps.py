@@ -10,7 +10,6 @@ from worker_node.scheduling.steps import (
     StepLimits,
     choose_prompts,
     computed_in_step,
-    in_order,
 )
 
 LIMITS = StepLimits(tokens=256)
@@ -49,15 +48,6 @@ def test_places_are_kept_and_those_of_batch_work():
     batch = prompts(10, 10, 10, interactive=False)
     assert chosen(batch, batch_places=2) == [0, 1]
     assert chosen(batch, batch_places=0) == []
-
-
-@pytest.mark.parametrize(
-    ("current", "wanted", "stay"),
-    [((), (0, 1), 0), ((0,), (0, 1), 1), ((0, 1), (0,), 2), ((1, 0), (0, 1), 0), ((0, 2, 1), (0, 1, 2), 1)],
-)
-def test_what_is_in_order_stays_in_the_pipeline(current, wanted, stay):
-    three = prompts(1, 2, 3)
-    assert in_order([three[index] for index in current], [three[index] for index in wanted]) == stay
 
 
 def test_a_step_computes_prompts_in_order_beside_the_tokens_of_running_answers():

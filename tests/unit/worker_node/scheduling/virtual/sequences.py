@@ -57,7 +57,7 @@ class SequenceWorld(World):
         self.runner._defaults = None
         self.handles = []
         self.runs, self.steps = [], 0
-        self._configs = patch.object(continuous, "job_config", lambda job, defaults, options: job)
+        self._configs = patch.object(continuous, "generation_config", lambda job, _defaults, **_options: job)
 
     def run(self, until):
         with self._configs, patch.object(continuous.ov, "Tensor", lambda array: array):

@@ -1,18 +1,17 @@
-"""How generation models are planned: their draft model, and the memory of a static KV cache."""
+"""How generation models are planned: the memory of their KV cache, and options that are ignored."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import Device, ModelKind
 from worker_node.devices.npu import NpuSource
 from worker_node.models.directory import Manifest, write_manifest
 from worker_node.models.store import ModelStore
 from worker_node.serving.build import estimate_bytes, plan_engine
 from worker_node.settings import ModelSettings, NodeSettings
-from worker_node.tasks.generate.building import GENERATE, kv_cache_bytes
+from worker_node.tasks.generate.building import kv_cache_bytes
 
 NPU = NpuSource(emulated=True, busy_counter=Path("/proc/1/fd/3"), stand_in=True)
 SHAPE = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
@@ -46,7 +45,6 @@ def install(store, name, kind=ModelKind.GENERATION, weights=1000):
 @pytest.fixture
 def store(tmp_path):
     install(tmp_path, "large", weights=100_000)
-    install(tmp_path, "small", weights=30_000)
     return tmp_path
 
 
@@ -59,62 +57,16 @@ def plan(store, device=Device.CPU, beside=(Device.CPU,), **wanted):
     return plan_engine(ModelStore(store).get("large"), settings, place, beside, node, NPU)
 
 
-@pytest.mark.parametrize("device", [Device.CPU, Device.GPU])
-def test_a_draft_is_found_by_its_name_in_the_store_or_its_directory(store, device):
-    for name in ("small", str(store / "small")):
-        options = plan(store, device, draft_model=name).options
-        assert (options.draft_model, options.draft_tokens) == (str(store / "small"), 4)
-        assert plan(store, device, draft_model=name).chosen({"draft_model"}) == {"draft_model": str(store / "small")}
-        assert GENERATE.uses(options) == (store / "small",), "it is not removed while this model is served"
-
-
-def test_what_gives_wrong_answers_beside_a_draft_is_off_and_every_prompt_fits_a_step(store):
-    options = plan(store, draft_model="small").options
-    assert (options.enable_prefix_caching, options.dynamic_split_fuse) == (False, False)
-    assert options.max_num_batched_tokens == 4096
-    without = plan(store).options
-    assert (without.enable_prefix_caching, without.dynamic_split_fuse) == (True, True)
-
-
-@pytest.mark.parametrize(
-    ("wanted", "reason"),
-    [
-        ({"draft_model": "no-such-model"}, "no-such-model is not installed .* npu-node pull no-such-model"),
-        ({"draft_model": "/no/such/directory"}, "/no/such/directory"),
-        ({"draft_model": "large"}, "large is the model itself"),
-        ({"draft_model": "small", "prompt_lookup": True}, "draft_model and prompt_lookup"),
-        ({"draft_model": "small", "enable_prefix_caching": True}, "enable_prefix_caching = true cannot be used"),
-        ({"draft_model": "small", "dynamic_split_fuse": True}, "dynamic_split_fuse = true cannot be used"),
-        ({"draft_model": "hearer"}, "hearer is a model for transcription"),
-    ],
-)
-def test_a_draft_that_cannot_be_used_is_refused_by_name(store, wanted, reason):
-    install(store, "hearer", "transcription")
-    with pytest.raises(ConfigurationError, match=reason):
-        plan(store, **wanted)
-
-
-def test_a_model_for_the_npu_alone_is_refused_with_a_draft(store):
-    with pytest.raises(ConfigurationError, match="generates past the end of an answer"):
-        plan(store, Device.NPU, [Device.NPU], draft_model="small", placements=["NPU"])
-
-
-def test_beside_another_device_the_npu_does_without_the_draft_and_says_why(store):
-    both = (Device.NPU, Device.CPU)
-    on_npu = plan(store, Device.NPU, both, draft_model="small", placements=["NPU", "CPU"])
-    (note,) = GENERATE.notes(ModelStore(store).get("large"), on_npu)
-    assert "no effect on the NPU" in note
-    assert plan(store, Device.CPU, both, draft_model="small", placements=["NPU", "CPU"]).options.draft_model
-
-
-def test_the_memory_of_both_models_is_asked_for(store):
+def test_a_cache_of_a_fixed_size_is_asked_for_and_otherwise_what_ordinary_requests_take(store):
     large = ModelStore(store).get("large")
     cache = 2 * 2 * 64 * 2 * 2048  # keys and values, layers, values a token, bytes, tokens
-    without = plan(store, enable_prefix_caching=False)
-    with_draft = plan(store, draft_model="small")
-    assert estimate_bytes(large, with_draft) - estimate_bytes(large, without) == 2 * 30_000 + cache
-    fixed = plan(store, draft_model="small", cache_size_gb=1)
-    assert estimate_bytes(large, fixed) - estimate_bytes(large, without) == 2 * 30_000 + 2**30 - cache
+    grows, fixed = plan(store, enable_prefix_caching=False), plan(store, cache_size_gb=1)
+    assert estimate_bytes(large, fixed) - estimate_bytes(large, grows) == 2**30 - cache
+
+
+def test_a_draft_is_ignored(store, caplog):
+    assert plan(store, draft_model="small", draft_tokens=3).options == plan(store).options
+    assert "draft_model has no effect" in caplog.text
 
 
 # The KV cache.

@@ -1,4 +1,4 @@
-"""Settings that change which files an engine reads (a draft model, blobs), reloaded under load: no request is lost."""
+"""Blobs that are set and left out, reloaded under load: no request is lost."""
 
 import asyncio
 import shutil
@@ -7,9 +7,8 @@ from collections import Counter
 import pytest
 
 from tests.real.test_compiled_ahead import blobs  # noqa: F401  (a fixture)
-from tests.support.cut_model import WRITER, cut
+from tests.support.cut_model import WRITER
 from tests.support.nodes import start_node
-from worker_node.models.directory import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE
 
 pytestmark = [pytest.mark.real, pytest.mark.long, pytest.mark.timeout(300)]
 
@@ -51,13 +50,9 @@ class Load:
         await asyncio.gather(*self.callers)
 
 
-async def test_drafts_and_blobs_come_and_go_under_load(quick_npu_models, blobs, store, tmp_path, http):  # noqa: F811
+async def test_blobs_come_and_go_under_load(quick_npu_models, blobs, store, tmp_path, http):  # noqa: F811
     # More than 5 s: a node whose two engines are loaded four times, and the blobs before that.
-    writer, draft, damaged = (tmp_path / name for name in ("writer", "draft", "damaged"))
-    shutil.copytree(f"{quick_npu_models['NPU_NODE_MODEL_STORE']}/{WRITER}", writer)
-    left_out = (MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE)
-    shutil.copytree(writer, draft, ignore=lambda _directory, _names: left_out)
-    cut(writer / MODEL_FILE, draft / MODEL_FILE, layers_kept=1)
+    damaged = tmp_path / "damaged"
     shutil.copytree(blobs, damaged)
     whole = (blobs / "generate.blob").read_bytes()
     (damaged / "generate.blob").write_bytes(whole[: len(whole) // 2])
@@ -78,11 +73,11 @@ async def test_drafts_and_blobs_come_and_go_under_load(quick_npu_models, blobs, 
         processes = len(node.engine_processes())
         load = Load(http, node)
         await load.goes_on()
-        write(f'draft_model = "{draft}"', f'blobs = "{blobs}"')
+        write(f'blobs = "{blobs}"')
         assert (await reloaded())["changed"] == [WRITER]
         await load.goes_on()
         # What cannot be loaded is told, and the engines that are there serve on.
-        write(f'draft_model = "{draft}"', f'blobs = "{damaged}"')
+        write(f'blobs = "{damaged}"')
         (problem,) = (await reloaded())["problems"]
         assert "generate.blob" in problem
         await load.goes_on()
