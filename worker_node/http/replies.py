@@ -79,3 +79,55 @@ class ExplanationReply(Reply):
     device: str | None
     reason: str | None
     placements: list[dict[str, Any]]
+
+
+class OpenAIModel(Reply):
+    """One model."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    capabilities: list[str]
+
+
+class OpenAIModels(Reply):
+    """GET /v1/models."""
+
+    object: Literal["list"]
+    data: list[OpenAIModel]
+
+
+class OpenAIUsage(Reply):
+    """Tokens in and out."""
+
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int = 0
+
+
+class OllamaVersion(Reply):
+    """GET /api/version."""
+
+    version: str
+
+
+class OllamaModels(Reply):
+    """GET /api/tags and /api/ps."""
+
+    models: list[dict[str, Any]]
+
+
+class OllamaShow(Reply):
+    """POST /api/show."""
+
+    details: dict[str, Any]
+    model_info: dict[str, Any]
+    capabilities: list[str]
+    modified_at: str
+
+
+class OllamaStatus(Reply):
+    """POST /api/pull."""
+
+    status: str

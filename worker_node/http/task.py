@@ -24,8 +24,7 @@ TEXT, HTML, BINARY = "text/plain", "text/html", "application/octet-stream"
 
 @dataclass(frozen=True, slots=True)
 class ApiOperation:
-    """A route: what it takes, what it gives. `replies` are by content type; None is
-    text or bytes, or what the documents of the other server say."""
+    """A route: what it takes, what it gives. `replies` are by content type; None is text or bytes."""
 
     method: str
     path: str

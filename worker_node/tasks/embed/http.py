@@ -20,7 +20,7 @@ from worker_node.http.context import request_context, route_headers, timing_ms
 from worker_node.http.leniency import ACCOUNTING, Table, Unsupported, hints
 from worker_node.http.middleware import inference
 from worker_node.http.ollama import KeepAlive, Loading, OllamaOptions, keeping, served
-from worker_node.http.replies import Reply
+from worker_node.http.replies import OpenAIUsage, Reply
 from worker_node.http.request_state import NODE, STATE
 from worker_node.http.task import BINARY, JSON, ApiOperation, TaskApi
 from worker_node.node import Node
@@ -294,7 +294,7 @@ async def _run(
     return reply, Loading(reply.loading_s)
 
 
-# The native reply, as /openapi.json describes it.
+# The forms of replies with vectors, as /openapi.json describes them.
 
 
 class NativeUsage(Reply):
@@ -314,6 +314,39 @@ class Embeddings(Reply):
     usage: NativeUsage
     timing_ms: dict[str, float | None]
     npu_busy_delta_us: int | None
+
+
+class OpenAIEmbedding(Reply):
+    """One vector, as numbers or as base64 of little-endian float32."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class OpenAIEmbeddings(Reply):
+    """POST /v1/embeddings."""
+
+    object: Literal["list"]
+    model: str
+    data: list[OpenAIEmbedding]
+    usage: OpenAIUsage
+
+
+class OllamaEmbed(Reply):
+    """POST /api/embed."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class OllamaEmbedding(Reply):
+    """POST /api/embeddings."""
+
+    embedding: list[float]
 
 
 def _routes() -> list[web.RouteDef]:
@@ -340,16 +373,16 @@ API = TaskApi(
             "post",
             "/v1/embeddings",
             "OpenAI: embed",
-            {JSON: None},
+            {JSON: OpenAIEmbeddings},
             OpenAIEmbeddingsBody,
             inference=True,
         ),
-        ApiOperation("post", "/api/embed", "Ollama: embed", {JSON: None}, EmbedBody, inference=True),
+        ApiOperation("post", "/api/embed", "Ollama: embed", {JSON: OllamaEmbed}, EmbedBody, inference=True),
         ApiOperation(
             "post",
             "/api/embeddings",
             "Ollama: embed one text",
-            {JSON: None},
+            {JSON: OllamaEmbedding},
             OllamaEmbeddingsBody,
             inference=True,
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar
 
 from aiohttp import web
-from pydantic import Field
+from pydantic import Field, RootModel
 
 from worker_node.core.errors import BadRequest, NodeError
 from worker_node.http.body import DialectBody, read_body
@@ -13,9 +13,9 @@ from worker_node.http.context import request_context, route_headers, timing_ms
 from worker_node.http.errors import OVMS_PREFIX, describe, retry_headers
 from worker_node.http.leniency import Table, Unsupported, hints
 from worker_node.http.middleware import inference
-from worker_node.http.replies import json_response
+from worker_node.http.replies import Reply, json_response
 from worker_node.http.request_state import NODE
-from worker_node.http.task import JSON, ApiOperation, TaskApi
+from worker_node.http.task import ApiOperation, TaskApi
 from worker_node.tasks.rerank.service import RerankReply, RerankRequest, declare_rerank_metrics, rerank
 
 _ONE_FIELD = "documents are ranked by their text alone; send the fields that count as one text"
@@ -147,6 +147,34 @@ def _cohere(
     }
 
 
+class RerankResult(Reply):
+    """One document."""
+
+    index: int
+    relevance_score: float
+
+
+class Reranked(Reply):
+    """Reply to `documents`, best first."""
+
+    id: str
+    model: str
+    results: list[RerankResult]
+    usage: dict[str, int]
+    meta: dict[str, Any]
+
+
+class RankedText(Reply):
+    """One text, as TEI has it."""
+
+    index: int
+    score: float
+
+
+class Ranked(RootModel[Reranked | list[RankedText]]):
+    """Either, by the form of the request."""
+
+
 _SUMMARIES = {
     "/rerank": "TEI, Cohere, Jina: rank documents",
     "/v1/rerank": "Cohere, Jina: rank documents",
@@ -156,7 +184,8 @@ _SUMMARIES = {
 API = TaskApi(
     routes=routes,
     operations=tuple(
-        ApiOperation("post", path, _SUMMARIES[path], {JSON: None}, RerankBody, inference=True) for path in PATHS
+        ApiOperation("post", path, _SUMMARIES[path], {"application/json": Ranked}, RerankBody, inference=True)
+        for path in PATHS
     ),
     errors=dict.fromkeys((*PATHS, f"{OVMS_PREFIX}rerank"), error_response),
     metrics=declare_rerank_metrics,

@@ -24,6 +24,7 @@ from worker_node.http.context import request_context, route_headers
 from worker_node.http.errors import describe_error
 from worker_node.http.leniency import Ignored
 from worker_node.http.middleware import inference
+from worker_node.http.replies import Reply
 from worker_node.http.request_state import NODE, STATE, DryRun
 from worker_node.http.sse import EventStream
 from worker_node.http.task import ApiOperation, TaskApi
@@ -248,6 +249,49 @@ async def _chunk(part: BodyPartReader, request: web.Request) -> bytes:
 
 
 _MEBIBYTE = 1 << 20
+_DURATION = Field(description="Seconds of audio")
+
+
+class Text(Reply):
+    """Reply with response_format json."""
+
+    text: str
+    usage: dict[str, Any]
+
+
+class Segment(Reply):
+    """A segment of a verbose reply. What a Whisper pipeline does not report is null."""
+
+    id: int
+    seek: int
+    start: float
+    end: float
+    text: str
+    tokens: list[int]
+    temperature: float
+    avg_logprob: float | None
+    compression_ratio: float
+    no_speech_prob: float | None
+
+
+class Word(Reply):
+    """A word of a verbose reply."""
+
+    word: str
+    start: float
+    end: float
+
+
+class VerboseText(Reply):
+    """Reply with response_format verbose_json."""
+
+    task: str
+    language: str | None
+    duration: float = _DURATION
+    text: str
+    segments: list[Segment] | None = None
+    words: list[Word] | None = None
+    usage: dict[str, Any]
 
 
 async def _transcriptions(request: web.Request) -> web.StreamResponse:
@@ -396,7 +440,7 @@ def _routes() -> list[web.RouteDef]:
     ]
 
 
-_REPLIES = {"application/json": None, "text/plain": None, "text/vtt": None, "text/event-stream": None}
+_REPLIES = {"application/json": VerboseText, "text/plain": None, "text/vtt": None, "text/event-stream": None}
 
 API = TaskApi(
     routes=_routes,

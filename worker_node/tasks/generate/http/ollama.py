@@ -41,6 +41,7 @@ from worker_node.http.ollama import (
     seconds_of,
     served,
 )
+from worker_node.http.replies import Reply
 from worker_node.http.request_state import NODE
 from worker_node.http.sse import LineStream, line
 from worker_node.manager.served import ServedModel
@@ -330,3 +331,12 @@ async def _load_or_unload(
 def _ask(request: web.Request, body: _Common, model: ServedModel, wanted: GenerationRequest, form: type[Frames]) -> Ask:
     kept = keeping(request, model, body.keep_alive)
     return Ask([wanted], partial(form, body.model), body.stream is not False, kept)
+
+
+class OllamaFrame(Reply):
+    """A frame of /api/generate or /api/chat, and its whole reply without a stream."""
+
+    model: str
+    created_at: str
+    done: bool
+    done_reason: Literal["stop", "length", "load", "unload"] | None = Field(default=None)

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
 from aiohttp import web
@@ -31,6 +31,7 @@ from worker_node.http.context import busy_fields, request_context
 from worker_node.http.errors import describe_error
 from worker_node.http.leniency import Table
 from worker_node.http.ollama import keeping
+from worker_node.http.replies import OpenAIUsage, Reply
 from worker_node.http.request_state import NODE
 from worker_node.http.sse import event_frame
 from worker_node.tasks.generate.http.conversation import (
@@ -302,6 +303,26 @@ def _delta(index: int, delta: dict[str, Any], finish: str | None = None) -> dict
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
 
 
+class ChatChoice(Reply):
+    """One answer."""
+
+    index: int
+    message: dict[str, Any]
+    logprobs: dict[str, Any] | None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+
+
+class ChatCompletion(Reply):
+    """POST /v1/chat/completions."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: OpenAIUsage
+
+
 # Completions.
 
 Ids = Annotated[list[int], Field(min_length=1)]
@@ -446,3 +467,23 @@ def _text_choice(
     index: int, text: str, logprobs: dict[str, Any] | None = None, finish: str | None = None
 ) -> dict[str, Any]:
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+
+
+class TextChoice(Reply):
+    """One continuation."""
+
+    index: int
+    text: str
+    logprobs: dict[str, Any] | None
+    finish_reason: Literal["stop", "length"]
+
+
+class Completion(Reply):
+    """POST /v1/completions."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: OpenAIUsage

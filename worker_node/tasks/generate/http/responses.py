@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 from aiohttp import web
@@ -28,6 +28,7 @@ from worker_node.http.access import API_KEYS
 from worker_node.http.body import note_ignored, read_body
 from worker_node.http.context import busy_fields, request_context
 from worker_node.http.errors import describe_error
+from worker_node.http.replies import Reply
 from worker_node.http.sse import event_frame
 from worker_node.tasks.generate.http.replies import Ask, Renderer, answering, new_id
 from worker_node.tasks.generate.http.response_store import ResponseStore, StoredItem, StoredResponse
@@ -407,3 +408,33 @@ def _index(items: Sequence[StoredItem], item_id: str) -> int:
 
 def _json(body: dict[str, Any]) -> web.Response:
     return web.Response(body=orjson.dumps(body), content_type="application/json", charset="utf-8")
+
+
+class OpenAIResponse(Reply):
+    """POST /v1/responses, and GET of one that is stored."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    model: str
+    status: Literal["completed", "incomplete", "in_progress", "failed", "cancelled"]
+    output: list[dict[str, Any]]
+    usage: dict[str, Any] | None
+
+
+class OpenAIDeleted(Reply):
+    """DELETE /v1/responses/{id}."""
+
+    id: str
+    object: Literal["response"]
+    deleted: bool
+
+
+class OpenAIItems(Reply):
+    """GET /v1/responses/{id}/input_items."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool

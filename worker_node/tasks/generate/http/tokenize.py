@@ -12,6 +12,7 @@ from worker_node.core.errors import BadRequest
 from worker_node.http.body import DialectBody, read_body
 from worker_node.http.context import request_context
 from worker_node.http.leniency import Table
+from worker_node.http.replies import Reply
 from worker_node.http.request_state import NODE
 from worker_node.tasks.generate.http.conversation import ChatMessage, conversation
 from worker_node.tasks.generate.http.fields import TOKENIZE, rendering
@@ -110,3 +111,18 @@ def _piece(data: bytes) -> str | list[int]:
 
 def _json(data: dict[str, Any]) -> web.Response:
     return web.Response(body=orjson.dumps(data), content_type="application/json", charset="utf-8")
+
+
+class Tokenized(Reply):
+    """POST /tokenize."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int] | list[dict[str, Any]]
+
+
+class Detokenized(Reply):
+    """POST /detokenize: the text, as vLLM and llama.cpp's server name it."""
+
+    prompt: str
+    content: str
