@@ -20,7 +20,7 @@ ollama = Later("ollama")
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
-SCRIPTS = Path(__file__).parent / "npm"
+SCRIPTS = Path(__file__).parents[1] / "integrations" / "npm"
 
 
 @pytest.fixture

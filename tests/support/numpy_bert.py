@@ -10,7 +10,7 @@ import numpy as np
 _erf = np.vectorize(math.erf)
 
 
-def hidden_states(tensors, heads, ids, types, *, prefix="", first_position=0, epsilon=1e-12):
+def hidden_states(tensors, heads, ids, types, *, prefix="", first_position=0, epsilon=1e-12, gelu=None):
     """Token vectors, f64 [length, hidden], of one text."""
     get = _reader(tensors, prefix)
     x = get("embeddings.word_embeddings.weight")[ids]
@@ -28,7 +28,7 @@ def hidden_states(tensors, heads, ids, types, *, prefix="", first_position=0, ep
         mixed = _linear(get, f"{name}.attention.output.dense", mixed)
         x = _norm(get, f"{name}.attention.output.LayerNorm", mixed + x, epsilon)
         wide = _linear(get, f"{name}.intermediate.dense", x)
-        wide = wide * 0.5 * (1.0 + _erf(wide / math.sqrt(2.0)))
+        wide = wide * 0.5 * (1.0 + _erf(wide / math.sqrt(2.0))) if gelu is None else gelu(wide)
         x = _norm(get, f"{name}.output.LayerNorm", _linear(get, f"{name}.output.dense", wide) + x, epsilon)
     return x
 

@@ -49,9 +49,9 @@ log = logging.getLogger(__name__)
 
 STORE_VARIABLE = "NPU_NODE_MODEL_STORE"
 
-_ID = re.compile(r"[a-z0-9][a-z0-9._-]*")
 # A directory has the name, and while it is made one with more around it: file systems take 255 bytes.
 _ID_LIMIT = 128
+_ID = re.compile(rf"[a-z0-9][a-z0-9._-]{{0,{_ID_LIMIT - 1}}}")
 
 
 def default_store_root() -> Path:
@@ -158,14 +158,8 @@ class ModelStore:
         chosen = default if model_id is None else normalise_name(model_id)
         if _ID.fullmatch(chosen) is None:
             raise BadRequest(
-                f"{chosen!r} cannot be a model's name: letters, digits, dots, - and _ can; choose one with "
-                "npu-node pull --name",
-                param="name",
-            )
-        if len(chosen) > _ID_LIMIT:
-            raise BadRequest(
-                f"{chosen[:60]}… would be the model's name: it has {len(chosen)} characters, the limit is {_ID_LIMIT}; "
-                "choose a shorter one with npu-node pull --name",
+                f"{chosen[:_ID_LIMIT]!r} cannot be a model's name: up to {_ID_LIMIT} letters, digits, dots, - and _; "
+                "choose one with npu-node pull --name",
                 param="name",
             )
         owner = self.catalog.find(chosen)

@@ -13,7 +13,7 @@ from worker_node.models.convert.job import recognised, special_file
 from worker_node.models.directory import MODEL_FILE, WEIGHTS_FILE, InstalledModel
 from worker_node.models.sources.disk import require_space
 from worker_node.models.sources.downloads import check_hash_given, fetch_file, fetch_url, file_sha256, list_repository
-from worker_node.models.sources.reference import HubReference, LocalReference, UrlReference
+from worker_node.models.sources.reference import HubReference, LocalReference, UrlReference, export_command
 from worker_node.models.sources.selection import (
     CONFIG_FILES,
     SAFETENSORS_FILE,
@@ -85,38 +85,29 @@ def fetch_configs(reference: HubReference, listing: Listing, selection: Selectio
         for file in selection.files
         if file.path in CONFIG_FILES
     }
-    if selection.format is SourceFormat.SAFETENSORS:
-        require_buildable_encoder(into, reference.repo)
-    if selection.format is SourceFormat.TASK:
-        _require_convertible(into, reference.repo)
+    try:
+        _require_convertible(into, selection.format)
+    except ConversionFailed as error:
+        reason = error.message.replace(f"{into}/", "")
+        encoder = selection.format is SourceFormat.SAFETENSORS
+        instead = f". Export it: {export_command(reference.repo, reference.model_id, encoder=True)}" if encoder else ""
+        raise SourceRejected(f"{reference.repo} cannot be converted here: {reason}{instead}") from error
     return hashes
 
 
-def _require_convertible(directory: Path, name: str) -> None:
-    """Raises SourceRejected for what the task that recognises the small files cannot convert."""
-    known = recognised(directory)
-    try:
+def _require_convertible(directory: Path, source_format: SourceFormat) -> None:
+    """Raises ConversionFailed for what the small files say."""
+    if source_format is SourceFormat.SAFETENSORS:
+        # Imports OpenVINO: only where an encoder is to be built.
+        from worker_node.models.convert.encoder import read_bert_config, read_sentence_config  # noqa: PLC0415
+
+        read_bert_config(directory)
+        read_sentence_config(directory)
+    elif source_format is SourceFormat.TASK:
+        known = recognised(directory)
         if known is None:
             raise ConversionFailed("config.json names another architecture than the hub does")
         known[1].check(directory)
-    except ConversionFailed as error:
-        reason = error.message.replace(f"{directory}/", "")
-        raise SourceRejected(f"{name} cannot be converted here: {reason}") from error
-
-
-def require_buildable_encoder(directory: Path, name: str) -> None:
-    """Raises SourceRejected, with the reason and the way out, for an encoder that the builder has no graph for."""
-    # Imports OpenVINO: only where an encoder is to be built.
-    from worker_node.models.convert.encoder import read_bert_config, read_sentence_config  # noqa: PLC0415
-    from worker_node.models.sources.reference import export_command  # noqa: PLC0415
-
-    try:
-        read_bert_config(directory)
-        read_sentence_config(directory)
-    except ConversionFailed as error:
-        command = export_command(name, name.rpartition("/")[2].lower(), encoder=True)
-        reason = error.message.replace(f"{directory}/", "")
-        raise SourceRejected(f"{name} cannot be built here: {reason}. Export it instead: {command}") from error
 
 
 def fetch_from_url(reference: UrlReference, into: Path, progress: Progress, *, insecure_no_hash: bool) -> Arrived:

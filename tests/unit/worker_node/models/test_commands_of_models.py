@@ -10,17 +10,6 @@ from worker_node.models.catalog import Catalog
 from worker_node.models.store import ModelStore
 
 
-def test_models_lists_the_catalog_and_the_store(in_process, store_root, make_bert, capsys):
-    ModelStore().convert(make_bert()[0], "mine")
-    assert main(["models"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split()[:4] == ["NAME", "KIND", "STATE", "SIZE"]
-    rows = {line.split()[0]: line for line in lines[1:] if line}
-    assert "installed" in rows["mine"]
-    assert "available" in rows["smollm2-135m-instruct"]
-    assert str(store_root) in lines[-1]
-
-
 def test_models_as_json(in_process, store_root, make_bert, capsys):
     ModelStore().convert(make_bert()[0], "mine")
     assert main(["models", "--json"]) == 0
@@ -98,9 +87,3 @@ def test_listing_models_imports_no_inference_library(store_root, python):
     )
     done = subprocess.run([python, "-c", script], capture_output=True, text=True, check=False)
     assert done.stderr.strip() == ""
-
-
-def test_one_unknown_name_stops_a_pull_before_it_fetches_anything(monkeypatch, store_root, capsys):
-    monkeypatch.setattr(ModelStore, "pull", lambda *args, **options: pytest.fail("fetched"))
-    assert main(["pull", "--embedded", "gpt-5"]) == 1
-    assert "gpt-5" in capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 
 import psutil
 import pytest
@@ -52,15 +51,6 @@ def test_an_interruption_ends_the_process_and_leaves_nothing(store_root, make_be
         ModelStore().convert(make_bert()[0], "x", Interrupt())
     assert not [c for c in psutil.Process().children() if "worker_node.models.convert" in c.cmdline()]
     assert {path.name for path in store_root.iterdir()} == {".locks"}
-
-
-def test_it_works_in_a_thread_that_is_not_the_main_one(store_root, make_bert):
-    directory, _ = make_bert()
-    results = []
-    thread = threading.Thread(target=lambda: results.append(ModelStore().convert(directory, "x").id))
-    thread.start()
-    thread.join(100)
-    assert results == ["x"]
 
 
 def test_it_calls_nobody_and_leaves_nothing_in_the_home_directory(store_root, make_bert, tmp_path, monkeypatch):

@@ -41,10 +41,3 @@ def test_a_directory_without_the_file_has_none(tmp_path):
 def test_a_value_that_makes_no_sense_is_told_with_its_file_and_key(read, tmp_path, wrong):
     with pytest.raises(ConfigurationError, match=f"{tmp_path}/generation_config.json: {next(iter(wrong))} = "):
         read(**wrong)
-
-
-@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999"])
-def test_numbers_that_are_none_are_refused(tmp_path, number):
-    (tmp_path / "generation_config.json").write_text(f'{{"temperature": {number}}}')
-    with pytest.raises(ConfigurationError, match=f"{tmp_path}/generation_config.json"):
-        sampling_defaults(tmp_path)

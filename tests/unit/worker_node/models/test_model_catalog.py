@@ -63,10 +63,6 @@ def test_the_embedded_models_are_one_of_each_kind_and_come_verified_from_package
         assert all(re.fullmatch("[0-9a-f]{64}", file.sha256) for file in entry.source.files)
 
 
-def test_ids_are_directory_names_and_no_tag_hides_in_them():
-    assert all(re.fullmatch(r"[a-z0-9][a-z0-9.-]*", entry.id) for entry in CATALOG)
-
-
 def test_embedding_models_say_their_dimensions_and_generation_models_their_canary():
     for entry in CATALOG:
         if entry.kind == ModelKind.EMBEDDING:
@@ -79,20 +75,6 @@ def test_embedding_models_say_their_dimensions_and_generation_models_their_canar
         assert entry.kind in tasks() or entry.id == VOICE_MODEL
         if isinstance(entry.source, HubSource):
             assert (entry.format is SourceFormat.GGUF) is (entry.source.tag is not None)
-
-
-def test_only_what_was_run_here_says_so():
-    packaged = {entry.id for entry in CATALOG if isinstance(entry.source, PackageSource)}
-    assert {entry.id for entry in CATALOG if entry.run_here != "nothing"} == packaged
-    assert {entry.id for entry in CATALOG.embedded()} < packaged
-
-
-def test_models_made_for_npus_come_before_those_that_npus_do_not_take():
-    hub = [entry for entry in CATALOG if isinstance(entry.source, HubSource) and entry.kind == ModelKind.GENERATION]
-    asymmetric = [entry.quantization is Quantization.INT4_ASYM for entry in hub]
-    assert not any(asymmetric[: asymmetric.index(True)])
-    assert "-cw-" in hub[0].source.repo
-    assert all(entry.quantization is Quantization.INT4_SYM for entry in hub if "-cw-ov" in entry.source.repo)
 
 
 ENTRY = """

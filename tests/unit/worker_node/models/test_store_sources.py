@@ -87,7 +87,6 @@ def test_a_cross_encoder_that_cannot_be_built_is_rejected_before_any_large_file(
 
 def test_a_pull_that_failed_leaves_nothing_that_looks_installed_and_continues(hub, store_root, make_bert, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda _: None)
-    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 4096)
     hub.repositories["maker/tiny"] = Repository(files_of(make_bert()[0]))
     hub.cuts["model.safetensors"] = [20_000, *[0] * 20]
     store = ModelStore()

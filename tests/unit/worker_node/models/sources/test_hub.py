@@ -9,7 +9,6 @@ from tests.support.scripted_hub import COMMIT, Repository
 from worker_node.core.errors import DownloadFailed, HashMismatch, SourceRejected
 from worker_node.core.types import Silent
 from worker_node.models.catalog import SourceFormat
-from worker_node.models.sources import disk
 from worker_node.models.sources.fetch import fetch_hub
 from worker_node.models.sources.reference import HubReference
 
@@ -132,25 +131,10 @@ def test_a_hub_that_cannot_be_reached_says_what_to_check(hub, tmp_path, monkeypa
         fetch_hub(REFERENCE, tmp_path / "d", Silent())
 
 
-def test_a_repository_that_cannot_be_used_is_rejected_before_any_large_file(hub, tmp_path):
-    files = {"model.safetensors": WEIGHTS, "config.json": b'{"model_type": "llama"}'}
-    hub.repositories["maker/torch"] = Repository(files)
-    with pytest.raises(SourceRejected, match="optimum-cli export openvino --model maker/torch"):
-        fetch_hub(HubReference("maker/torch"), tmp_path / "d", Silent())
-    assert hub.large_downloads() == []
-
-
 def test_a_gguf_architecture_that_cannot_be_converted_is_rejected_before_the_download(hub, tmp_path):
     hub.repositories["maker/g"] = Repository({"m.Q4_K_M.gguf": WEIGHTS}, gguf={"architecture": "mamba"})
     with pytest.raises(SourceRejected, match="mamba"):
         fetch_hub(HubReference("maker/g"), tmp_path / "d", Silent())
-    assert hub.large_downloads() == []
-
-
-def test_a_disk_that_is_too_small_is_said_before_the_download(hub, repository, tmp_path, monkeypatch):
-    monkeypatch.setattr(disk, "free_space", lambda _: 1_000_000)
-    with pytest.raises(DownloadFailed, match=r"needs 67\..* MB, 1\.0 MB are free .*NPU_NODE_MODEL_STORE"):
-        fetch_hub(REFERENCE, tmp_path / "d", Silent())
     assert hub.large_downloads() == []
 
 
@@ -161,17 +145,6 @@ def test_a_disk_that_fills_up_meanwhile_is_told_as_such(hub, repository, tmp_pat
     monkeypatch.setattr("worker_node.models.sources.downloads._receive", full)
     with pytest.raises(DownloadFailed, match=r"the disk is full .*NPU_NODE_MODEL_STORE"):
         fetch_hub(REFERENCE, tmp_path / "d", Silent())
-
-
-def test_only_the_chosen_quantization_is_downloaded(hub, tmp_path):
-    from worker_node.models.sources.selection import ARCHITECTURES
-
-    files = {f"m-{tag}.gguf": tag.encode() * 1000 for tag in ("Q4_K_M", "Q8_0", "F16")}
-    hub.repositories["maker/g"] = Repository(files, gguf={"architecture": ARCHITECTURES[0]})
-    arrived = fetch_hub(HubReference("maker/g", tag="q8_0"), tmp_path / "d", Silent())
-    assert (arrived.format, list(arrived.hashes)) == (SourceFormat.GGUF, ["m-Q8_0.gguf"])
-    arrived = fetch_hub(HubReference("maker/g"), tmp_path / "d", Silent())
-    assert [path.name for path in arrived.directory.glob("*.gguf")] == ["m-Q4_K_M.gguf"]
 
 
 def test_without_the_extra_the_error_says_what_to_install(monkeypatch, tmp_path):
