@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from backend_client.errors import BadReply
 from backend_client.fleet.breaker import Breaker
 from backend_client.http.health import HealthReport, ModelKind, ModelReport
 from backend_client.http.messages import plain_name
@@ -128,28 +127,3 @@ class Lease:
     waiting_since: float | None = None
     on_lost: Callable[[], None] | None = None
     on_heard: Callable[[], None] | None = None
-
-    def check_device(self, device: object) -> None:
-        """Raise BadReply for the head, or the end, of an answer that does not name the required device."""
-        if self.need.device not in {None, device}:
-            what = "does not name its device" if device is None else "names another device"
-            what = f"{self.need.device} was required, and the answer {what}"
-            raise BadReply(what, node=self.node.url, contradicts=True)
-
-    def check_model(self, answered: object) -> None:
-        """Raise BadReply for the answer of another model than the one that was asked, by its id or a listed alias.
-
-        None: the answer does not name its model.
-        """
-        asked = self.need.model
-        if answered is None or asked is None:
-            return
-        name = answered if isinstance(answered, str) else ""
-        if plain_name(name) in {plain_name(asked), plain_name(self.model)}:
-            return
-        found = self.node.resolve(name)
-        # If the node was reconfigured during the call, its next report may already name the model that answered.
-        if found is None or found is not self.node.resolve(asked):
-            # A name that the node does not list may be any text.
-            what = found.id if found else "a model that its /health does not list"
-            raise BadReply(f"was asked for {asked} and answered as {what}", node=self.node.url, contradicts=True)

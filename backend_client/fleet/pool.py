@@ -92,7 +92,7 @@ class Pool:
             node,
             need,
             model,
-            node.breaker.begin(),
+            0 if node.breaker.closed else node.breaker.begin(),
             now,
             model_ticket=breaker.begin() if breaker else 0,
             loading=found is not None and not found.loaded,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from backend_client.http import forms, messages
 from backend_client.http.answers import read_answer, read_json
 from backend_client.http.errors import event_error, status_error
 from backend_client.http.health import ModelReport
-from backend_client.http.messages import EmbedJob, EmbedReply, Exchange, Job, Reply, RouteInfo, WireCall
+from backend_client.http.messages import EmbedJob, EmbedReply, Exchange, Reply, RouteInfo, WireCall, plain_name
 from backend_client.http.stream_forms import (
     INFERENCE,
     EventStream,
@@ -78,7 +78,7 @@ class FleetBackend:
         """One POST /embeddings, on one node after another until one serves it."""
         running = self.runtime.start()
         need = Requirement("embedding", job.model, job.require_device)
-        call = self._call(job, need, self._options.timeouts.attempt)
+        call = running.dispatcher.begin(job, need, self._options.timeouts.attempt)
 
         async def send(lease: Lease) -> EmbedReply:
             wired = call.wired
@@ -87,11 +87,14 @@ class FleetBackend:
                 encoded = messages.encode_texts(
                     job.texts, model, truncate=job.truncate, input_type=job.input_type, dimensions=job.dimensions
                 )
-                wired = call.wired = _wire_call(job, encoded, call, job.texts)
+                trace = job.node_headers
+                wired = call.wired = WireCall(
+                    encoded, job.texts, job.deadline, job.request_id, model, job.priority, call.need.device, trace
+                )
             wired.may_wait = call.may_wait
             reply = await running.transport.embed(lease.node.url, wired)
-            lease.check_model(reply.route.model)
-            lease.check_device(reply.route.device)
+            _check_model(lease, reply.route.model)
+            _check_device(lease, reply.route.device)
             self.runtime.bindings.check(
                 lease,
                 model=reply.route.model or lease.model,
@@ -118,7 +121,7 @@ class FleetBackend:
         running = self.runtime.start()
         form = form_of(job)
         limit = None if form or job.kind == "transcription" else self._options.timeouts.attempt
-        call = self._call(job, _need(job), limit)
+        call = running.dispatcher.begin(job, _need(job), limit)
 
         async def send(lease: Lease) -> tuple[Reply, Any]:
             wired = await _encoded(job, call, form)
@@ -139,7 +142,7 @@ class FleetBackend:
         if form is None:
             raise RequestRejected(f"{job.path} cannot be streamed")
         job = await placed(job, self.runtime.pool, self.runtime.known, self._whole)
-        call = self._call(job, _need(job))
+        call = running.dispatcher.begin(job, _need(job))
         call.deadline = opened_by or job.deadline
 
         async def send(lease: Lease) -> _Opened:
@@ -236,10 +239,6 @@ class FleetBackend:
             yield event
         yield _raw_reply(call, lease, opened.head, said, None)
 
-    def _call(self, job: Job, need: Requirement, attempt_timeout: float | None = None) -> Call:
-        now = self.runtime.pool.clock()
-        return Call(need, job.deadline, job.request_id, attempt_timeout, now, job.cloud_takes_over)
-
     def _check_space(self, lease: Lease, reply: Reply, dimensions: int, asked: int | None) -> None:
         """Raises SpaceChanged for vectors of another space than the one that was requested, or is bound."""
         space = reply.headers.get("x-space")
@@ -297,19 +296,46 @@ async def _read(
         await items.aclose()
 
 
+def _check_device(lease: Lease, device: object) -> None:
+    """Raise BadReply for the head, or the end, of an answer that does not name the required device."""
+    required = lease.need.device
+    if required not in {None, device}:
+        what = "does not name its device" if device is None else "names another device"
+        raise BadReply(f"{required} was required, and the answer {what}", node=lease.node.url, contradicts=True)
+
+
+def _check_model(lease: Lease, answered: object) -> None:
+    """Raise BadReply for the answer of another model than the one that was asked, by its id or a listed alias.
+
+    None: the answer does not name its model.
+    """
+    node, asked = lease.node, lease.need.model
+    if answered is None or asked is None:
+        return
+    name = answered if isinstance(answered, str) else ""
+    if plain_name(name) in {plain_name(asked), plain_name(lease.model)}:
+        return
+    found = node.resolve(name)
+    # If the node was reconfigured during the call, its next report may already name the model that answered.
+    if found is None or found is not node.resolve(asked):
+        # A name that the node does not list may be any text.
+        what = found.id if found else "a model that its /health does not list"
+        raise BadReply(f"was asked for {asked} and answered as {what}", node=node.url, contradicts=True)
+
+
 def _check(lease: Lease, job: Exchange, head: Mapping[str, str] | None, *bodies: Any) -> None:
     """Check the head of a reply, and the model and the device that its parts name. Raises BadReply."""
     if job.method != "POST" or job.body is None:
         # What is stored names the model that made it.
         return
     if head is not None:
-        lease.check_model(head.get("x-model"))
-        lease.check_device(head.get("x-npu-node-device"))
+        _check_model(lease, head.get("x-model"))
+        _check_device(lease, head.get("x-npu-node-device"))
     for body in bodies:
         if isinstance(body, dict):
-            lease.check_model(body.get("model"))
+            _check_model(lease, body.get("model"))
             if "device" in body:
-                lease.check_device(body["device"])
+                _check_device(lease, body["device"])
 
 
 def _raw_reply(call: Call, lease: Lease, head: Reply, said: Any, body: Any) -> RawReply:
@@ -386,13 +412,17 @@ def _encode(job: Exchange, call: Call, form: StreamForm | None) -> WireCall:
             content = messages.encode(body)
         else:
             content, content_type = forms.encode_form(body, *job.file)
-    wired = _wire_call(job, content, call)
-    wired.method, wired.path, wired.content_type = job.method, job.path, content_type
-    return wired
-
-
-def _wire_call(job: Job, encoded: bytes, call: Call, texts: Sequence[str] = ()) -> WireCall:
-    need = call.need
+    need, trace = call.need, job.node_headers
     return WireCall(
-        encoded, texts, job.deadline, job.request_id, need.model, job.priority, need.device, job.node_headers
+        content,
+        (),
+        job.deadline,
+        job.request_id,
+        need.model,
+        job.priority,
+        need.device,
+        trace,
+        job.method,
+        job.path,
+        content_type,
     )

@@ -33,7 +33,7 @@ from backend_client.fleet.node import Lease, Requirement
 from backend_client.fleet.pool import Pool
 from backend_client.fleet.probes import Prober
 from backend_client.fleet.spaces import Bindings
-from backend_client.http.messages import WireCall
+from backend_client.http.messages import Job, WireCall
 from backend_client.lifetime import Clock, Deadline, OpenCalls, end_now, renew
 from backend_client.options import RetryOptions
 from backend_client.results import Attempt
@@ -97,6 +97,11 @@ class Dispatcher:
         self._options = options
         self._rng = rng
         self._share = share
+
+    def begin(self, job: Job, need: Requirement, attempt_timeout: float | None = None) -> Call:
+        """A call that begins now."""
+        now = self._pool.clock()
+        return Call(need, job.deadline, job.request_id, attempt_timeout, now, job.cloud_takes_over)
 
     async def run(self, call: Call, send: Callable[[Lease], Awaitable[R]], *, settle: bool = True) -> tuple[R, Lease]:
         """Return the first success of `send`, tried on one node after another, and its lease; this is the whole policy.
