@@ -73,9 +73,6 @@ class RowResult(Outcome, frozen=True, array_like=True):
     def last(self) -> bool:
         return True
 
-    def parts(self) -> tuple[RowResult]:
-        return (self,)
-
     def rows(self, count: int) -> npt.NDArray[np.float32]:
         """The output as f32 [count, size]."""
         return np.frombuffer(self.data, VECTOR_DTYPE).reshape(count, -1)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar, cast
 
 import msgspec
 
@@ -104,8 +104,8 @@ class Outcome(msgspec.Struct, frozen=True):
         return False
 
     def parts(self) -> Sequence[JobResult]:
-        """Return the results in the order of delivery."""
-        raise NotImplementedError
+        """Return the results in the order of delivery; by default the outcome is the one result of its job."""
+        return (cast("JobResult", self),)
 
 
 class OutcomeBatch(Outcome, frozen=True):
@@ -114,7 +114,6 @@ class OutcomeBatch(Outcome, frozen=True):
     outcomes: Sequence[Outcome]
 
     def parts(self) -> Sequence[JobResult]:
-        """See `Outcome.parts`."""
         return [part for outcome in self.outcomes for part in outcome.parts()]
 
 

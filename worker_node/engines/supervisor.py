@@ -13,12 +13,11 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Any
 
 from worker_node.core.errors import DeadlineExceeded, EngineDied, EngineUnavailable, NodeError, Overloaded
 from worker_node.devices.memory import KERNEL, MemoryReader
-from worker_node.engines.isolation import BY_ITSELF, Blame, Suspects
+from worker_node.engines.isolation import Suspects
 from worker_node.engines.process import (
     Canary,
     CanaryFailed,
@@ -48,24 +47,13 @@ _IDLE_LOOKS = 5
 _MB = 1e6
 
 
-class End(Enum):
-    """How a process ended: a crash, hang or limit; wrong answers; a load that the engine refused; memory growth."""
-
-    CRASHED = auto()
-    WRONG = auto()
-    REFUSED = auto()
-    OUTGROWN = auto()
-
-
 @dataclass(frozen=True, slots=True)
-class EngineEnd:
-    """How and why a process ended, and how long after it became ready (0: it never did)."""
+class _Pause:
+    """What comes before the next process: a state, why, and for how many seconds."""
 
-    end: End
+    state: EngineState
     reason: str
-    served_s: float = 0.0
-    blame: Blame = BY_ITSELF
-    from_outside: bool = False
+    seconds: float
 
 
 class SupervisedEngine:
@@ -210,57 +198,76 @@ class SupervisedEngine:
     async def _supervise(self) -> None:
         while True:
             try:
-                outcome = await self._one_process()
+                pause = await self._one_process()
             except Exception as error:
                 # Whatever it was, an engine without supervision would be lost for the life of the node.
                 log.exception("engine %s: its supervision failed", self._name)
                 reason = f"its supervision failed ({type(error).__name__}; the log has more)"
                 if self._process is not None:
                     self._process.kill(reason, blameless=True)
-                outcome = EngineEnd(End.CRASHED, reason)
+                pause = self._pause_after(self._policy.crashed(time.monotonic(), reason))
             if self._process is not None:
                 await self._process.reap()
                 self._process = None
             self._ready_at = None
-            if outcome.end is not End.OUTGROWN:
+            if pause is not None:
                 self._replacing = False
-                await self._pause_after(outcome)
+                self._restarts += pause.state is not EngineState.FAILED
+                self._resume_at = time.monotonic() + pause.seconds
+                self._set(pause.state, pause.reason)
+                await asyncio.sleep(pause.seconds)
+                self._resume_at = None
+                self._set(EngineState.STARTING, "starting again after: " + pause.reason)
 
-    async def _one_process(self) -> EngineEnd:
-        """Load and serve with one process until it ends or has to be replaced."""
+    async def _one_process(self) -> _Pause | None:
+        """Load and serve with one process until it ends; return the pause before the next one, if there is one."""
         process = await EngineProcess.spawn(self.spec, self._limits, self._suspects, self._times, self._memory)
         self._process = process
         try:
             loaded = await process.load()
         except LoadRefused as error:
-            return EngineEnd(End.REFUSED, f"cannot be loaded: {error}")
+            reason = f"cannot be loaded: {error}"
+            log.error("engine %s %s", self._name, reason)
+            # A driver may come up, memory may become free, a file may be repaired while the node runs.
+            return _Pause(EngineState.FAILED, reason, self._limits.restart.quarantine_s)
         except TimeoutError:
-            return EngineEnd(End.CRASHED, await process.wait_closed())
+            return self._pause_after_end(process, await process.wait_closed())
         except EngineDied:
             what = "" if self.spec.loads is None else f" {self.spec.loads}"
-            reason = f"{await process.wait_closed()} while loading{what}"
-            return EngineEnd(End.CRASHED, reason, from_outside=process.killed_from_outside)
+            return self._pause_after_end(process, f"{await process.wait_closed()} while loading{what}")
         watchdog = asyncio.create_task(process.watch(), name=f"watchdog {self.spec.model_id}")
-        try:
-            end, reason = await self._serve(process, loaded)
-        finally:
-            watchdog.cancel()
-        served_s = 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
-        return EngineEnd(end, reason, served_s, process.blame, process.killed_from_outside)
-
-    async def _serve(self, process: EngineProcess, loaded: Loaded) -> tuple[End, str]:
-        """Examine a loaded process, have it serve, and look after it until it ends."""
         try:
             await self._canary(process)
             self._became_ready(process, loaded)
-            return await self._attend(process, loaded)
+            if await self._serve(process, loaded):
+                return None
         except CanaryFailed as error:
             process.kill(f"canary failed: {error}", blameless=True)
-            return End.WRONG, await process.wait_closed()
+            self._proof = None
+            self._wrong += 1
+            return self._pause_after(self._policy.failed_canary(await process.wait_closed()))
         except NodeError as error:
             how = "could not run" if self._ready_at is None else "not answered"
             process.kill(f"canary {how}: {error.message}", blameless=True)
-            return End.CRASHED, await process.wait_closed()
+        finally:
+            watchdog.cancel()
+        return self._pause_after_end(process, await process.wait_closed())
+
+    def _pause_after_end(self, process: EngineProcess, reason: str) -> _Pause:
+        """Count the end of a process that was not asked to end."""
+        served_s = 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
+        if process.blame.request:
+            return self._pause_after(self._policy.blameless(reason, pardons=process.blame.pardons))
+        if process.killed_from_outside:
+            return self._pause_after(self._policy.killed(reason, served_s=served_s))
+        return self._pause_after(self._policy.crashed(time.monotonic(), reason, served_s=served_s))
+
+    def _pause_after(self, verdict: RestartVerdict) -> _Pause:
+        if verdict.quarantined:
+            self._suspects.clear()
+        log.warning("engine %s ended: %s; next start in %.1f s", self._name, verdict.reason, verdict.delay)
+        state = EngineState.QUARANTINED if verdict.quarantined else EngineState.BACKING_OFF
+        return _Pause(state, verdict.reason, verdict.delay)
 
     def _became_ready(self, process: EngineProcess, loaded: Loaded) -> None:
         self._loaded = loaded
@@ -272,8 +279,11 @@ class SupervisedEngine:
         log.info("engine %s is ready, pid %s", self._name, process.pid)
         self._set(EngineState.READY, None)
 
-    async def _attend(self, process: EngineProcess, loaded: Loaded) -> tuple[End, str]:
-        """Look after a ready process until it ends. Raises CanaryFailed, and NodeError for an unanswered canary."""
+    async def _serve(self, process: EngineProcess, loaded: Loaded) -> bool:
+        """Look after a ready process until it ends; return whether it was ended because its memory had grown.
+
+        Raises CanaryFailed, and NodeError for an unanswered canary.
+        """
         interval, growth = self._limits.canary_interval_s, self._limits.growth
         canary_at = time.monotonic() + interval
         while True:
@@ -282,7 +292,8 @@ class SupervisedEngine:
             canary_s = max(min(1.0, interval), canary_at - time.monotonic())
             try:
                 async with asyncio.timeout(min(look_s, canary_s)):
-                    return End.CRASHED, await process.wait_closed()
+                    await process.wait_closed()
+                    return False
             except TimeoutError:
                 if process.in_flight == 0 and process.up and time.monotonic() >= canary_at:
                     await self._examine_again(process, loaded)
@@ -290,7 +301,8 @@ class SupervisedEngine:
             grown = (self._own_memory(process) or 0) - (self._memory_when_ready or 0)
             form = growth.replacement(grown, idle=not process.in_flight)
             if form is not None and process.up:
-                return await self._replace(process, form, grown)
+                await self._replace(process, form, grown)
+                return True
 
     async def _examine_again(self, process: EngineProcess, loaded: Loaded) -> None:
         accepted = process.accepted
@@ -306,7 +318,7 @@ class SupervisedEngine:
         else:
             self._proof = _proof(loaded)
 
-    async def _replace(self, process: EngineProcess, form: str, grown: int) -> tuple[End, str]:
+    async def _replace(self, process: EngineProcess, form: str, grown: int) -> None:
         """End a process that has grown too large; requests wait for the next one."""
         self._recycles[form] += 1
         self._replacing = True
@@ -317,45 +329,9 @@ class SupervisedEngine:
         if process.in_flight:
             process.kill("its memory had grown too much and it is replaced", blameless=True)
         await process.end()
-        return End.OUTGROWN, reason
 
     def _own_memory(self, process: EngineProcess) -> int | None:
         return None if process.pid is None else self._memory.own(process.pid)
-
-    async def _pause_after(self, outcome: EngineEnd) -> None:
-        """Wait before the next start, after a process that ended by itself."""
-        if outcome.end is End.REFUSED:
-            log.error("engine %s %s", self._name, outcome.reason)
-            # A driver may come up, memory may become free, a file may be repaired while the node runs.
-            await self._pause(EngineState.FAILED, outcome.reason, self._limits.restart.quarantine_s)
-            return
-        verdict = self._judge(outcome)
-        if verdict.quarantined:
-            self._suspects.clear()
-        log.warning("engine %s ended: %s; next start in %.1f s", self._name, verdict.reason, verdict.delay)
-        state = EngineState.QUARANTINED if verdict.quarantined else EngineState.BACKING_OFF
-        await self._pause(state, verdict.reason, verdict.delay)
-
-    def _judge(self, outcome: EngineEnd) -> RestartVerdict:
-        """Count an unrequested end, and decide when to start again."""
-        self._restarts += 1
-        if outcome.end is End.WRONG:
-            self._proof = None
-            self._wrong += 1
-            return self._policy.failed_canary(outcome.reason)
-        if outcome.blame.request:
-            return self._policy.blameless(outcome.reason, pardons=outcome.blame.pardons)
-        if outcome.from_outside:
-            return self._policy.killed(outcome.reason, served_s=outcome.served_s)
-        return self._policy.crashed(time.monotonic(), outcome.reason, served_s=outcome.served_s)
-
-    async def _pause(self, state: EngineState, reason: str, delay: float) -> None:
-        """Be in `state` for `delay` seconds, then start again."""
-        self._resume_at = time.monotonic() + delay
-        self._set(state, reason)
-        await asyncio.sleep(delay)
-        self._resume_at = None
-        self._set(EngineState.STARTING, "starting again after: " + reason)
 
 
 async def _failing(error: NodeError) -> AsyncGenerator[Any, None]:

@@ -32,6 +32,3 @@ class Counted(Outcome, frozen=True, array_like=True):
     @property
     def last(self):
         return True
-
-    def parts(self):
-        return (self,)

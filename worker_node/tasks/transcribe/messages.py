@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
-from worker_node.engines.protocol import JobResult, Outcome
+from worker_node.engines.protocol import Outcome
 
 SAMPLE_BYTES = 2
 # The encoder has a position for each 20 ms of audio.
@@ -71,6 +69,3 @@ class Transcript(Outcome, frozen=True, array_like=True):
     def last(self) -> bool:
         """Always: a window has one result."""
         return True
-
-    def parts(self) -> Sequence[JobResult]:
-        return (self,)
