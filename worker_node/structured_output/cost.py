@@ -28,7 +28,6 @@ MAX_SCHEMA_BYTES = 256 * 1024
 MAX_GRAMMAR_CHARACTERS = 200_000
 # A step is one keyword, name, value or merged part that is looked at: 1 to 2 microseconds.
 MAX_STEPS = 200_000
-QUICK_STEPS = 5_000
 MAX_COST = 100_000
 MAX_WIDTH = 32
 
@@ -51,10 +50,6 @@ _UNIT = r"(\\U[0-9a-fA-F]{8}|\\u[0-9a-fA-F]{4}|\\x[0-9a-fA-F]{2}|\\.|[^\\])"
 _RANGES = re.compile(f"{_UNIT}(?:-{_UNIT})?", re.DOTALL)
 
 
-class OutOfSteps(UnsupportedParameter):
-    """The translation of a schema takes more steps than allowed."""
-
-
 class Budget:
     """Counts the steps of one translation. `where` is the schema's place in the request."""
 
@@ -64,10 +59,10 @@ class Budget:
         self.spent = 0
 
     def spend(self, steps: int = 1) -> None:
-        """Count steps. Raises OutOfSteps beyond the bound."""
+        """Count steps. Raises UnsupportedParameter beyond the bound."""
         self.spent += steps
         if self.spent > self._most:
-            raise OutOfSteps(
+            raise UnsupportedParameter(
                 f"{self._where}: translating the schema takes more than {self._most} steps, the bound here; "
                 "use fewer or smaller parts, above all under allOf, oneOf and $ref",
                 param=self._where,

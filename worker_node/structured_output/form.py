@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from worker_node.core.errors import BadRequest, UnsupportedParameter
-from worker_node.structured_output.cost import MAX_STEPS, QUICK_STEPS, Budget, OutOfSteps, check_cost
+from worker_node.structured_output.cost import Budget, check_cost
 from worker_node.structured_output.ebnf import AS_IT_IS, Rules, json_literal, literal
 from worker_node.structured_output.keywords import NothingAdmitted
 from worker_node.structured_output.pattern import PatternRefused, pattern_term, term_to_ebnf
@@ -90,8 +90,8 @@ class Form(msgspec.Struct, frozen=True):
         return places[0] if len(places) == 1 else "tools"
 
 
-def compile_form(form: Any, steps: int = MAX_STEPS) -> str:
-    """Return the grammar of a form, which may be given as plain values. `steps` bounds the work.
+def compile_form(form: Any) -> str:
+    """Return the grammar of a form, which may be given as plain values.
 
     Where keywords were dropped, a comment at the end names them: see `Compiled.read`.
 
@@ -99,7 +99,7 @@ def compile_form(form: Any, steps: int = MAX_STEPS) -> str:
     bound; both name the part.
     """
     form = msgspec.convert(form, Form)
-    writer = _Writer(form.where, Budget(form.where, steps))
+    writer = _Writer(form.where, Budget(form.where))
     if form.calls is not None and form.calls.optional:
         grammar = writer.text_with_calls(form.calls)
     else:
@@ -113,14 +113,6 @@ def compile_form(form: Any, steps: int = MAX_STEPS) -> str:
         # A call between tags begins with another character than any JSON value.
         grammar = writer.grammar(kinds)
     return grammar + (_DROPPED + msgspec.json.encode(list(writer.dropped)).decode() if writer.dropped else "")
-
-
-def compile_form_if_quick(form: Any) -> str | None:
-    """The same within `QUICK_STEPS`; None for what takes longer."""
-    try:
-        return compile_form(form, QUICK_STEPS)
-    except OutOfSteps:
-        return None
 
 
 class _Writer:
@@ -192,8 +184,6 @@ class _Writer:
             if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
                 raise BadRequest(f"{part.where}.type: arguments are an object", param=f"{part.where}.type")
             return self.values(part, part.schema | {"type": "object"})
-        except OutOfSteps:
-            raise
         except BadRequest:
             if not form.optional:
                 raise
@@ -208,8 +198,6 @@ class _Writer:
         """
         try:
             return self._text_with_calls(form)
-        except OutOfSteps:
-            raise
         except BadRequest:
             self.dropped |= dict.fromkeys(part.where for part in form.tools.values())
             anything = {name: FormPart({}, part.where, part.strict) for name, part in form.tools.items()}

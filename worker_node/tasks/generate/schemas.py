@@ -13,13 +13,13 @@ from worker_node.core.types import RequestContext
 from worker_node.sandbox.pool import PreparationLimits, PreparationPool, ResultCache
 from worker_node.settings import NodeSettings
 from worker_node.structured_output.cost import MAX_SCHEMA_BYTES
-from worker_node.structured_output.form import Compiled, Form, compile_form, compile_form_if_quick
+from worker_node.structured_output.form import Compiled, Form, compile_form
 
 # Small schemas, which are almost all there are, have a process of their own and never wait for large ones.
 SMALL_BYTES = 4096
 _CACHE_BYTES = 16 * 1024 * 1024
-_QUICK = PreparationLimits(processes=1, cpu_s=1.0)
-_THOROUGH = PreparationLimits(processes=2, cpu_s=5.0)
+_SMALL = PreparationLimits(processes=1, cpu_s=1.0)
+_LARGE = PreparationLimits(processes=2, cpu_s=5.0)
 _MODULES = ("worker_node.structured_output.form",)
 
 _encoder = msgspec.msgpack.Encoder()
@@ -28,18 +28,18 @@ _encoder = msgspec.msgpack.Encoder()
 class SchemaCompiler:
     """Compiles the schemas that answers must match, until `close`."""
 
-    def __init__(self, quick: PreparationPool | None = None, thorough: PreparationPool | None = None) -> None:
-        self._quick = quick or PreparationPool(_QUICK, _MODULES)
-        self._thorough = thorough or PreparationPool(_THOROUGH, _MODULES)
+    def __init__(self, small: PreparationPool | None = None, large: PreparationPool | None = None) -> None:
+        self._small = small or PreparationPool(_SMALL, _MODULES)
+        self._large = large or PreparationPool(_LARGE, _MODULES)
         self.cache = ResultCache(_CACHE_BYTES)
 
     async def start(self) -> None:
         """Start the process of small schemas; those of large ones start when the first large schema comes."""
-        await self._quick.start()
+        await self._small.start()
 
     async def close(self) -> None:
         """End the processes."""
-        await asyncio.gather(self._quick.close(), self._thorough.close())
+        await asyncio.gather(self._small.close(), self._large.close())
 
     async def grammar(self, form: Form, context: RequestContext) -> str | None:
         """The grammar of a form of answers, within the deadline; the keywords that were dropped are noted as ignored.
@@ -80,14 +80,9 @@ class SchemaCompiler:
     async def _compiled(self, form: Form, *, small: bool) -> str:
         # Each caller has a deadline of its own: the work is cancelled when the last of them has left.
         deadline = time.monotonic() + 600
-        if small:
-            grammar: str | None = await self._quick.run(
-                compile_form_if_quick, form, deadline=deadline, param=form.where
-            )
-            if grammar is not None:
-                return grammar
-        made: str = await self._thorough.run(compile_form, form, deadline=deadline, param=form.where)
-        return made
+        pool = self._small if small else self._large
+        grammar: str = await pool.run(compile_form, form, deadline=deadline, param=form.where)
+        return grammar
 
 
 def schema_compiler(_settings: NodeSettings) -> SchemaCompiler:

@@ -21,7 +21,7 @@ from worker_node.core.types import (
     ToolCallStarted,
     ToolUse,
 )
-from worker_node.structured_output.form import Compiled, compile_form, compile_form_if_quick
+from worker_node.structured_output.form import Compiled, compile_form
 from worker_node.tasks.generate.model import GenerationRequest
 from worker_node.tasks.generate.prompting import answer_form
 from worker_node.tasks.generate.tool_calls import tool_format
@@ -221,7 +221,3 @@ def test_the_bounds_count_all_schemas_of_a_form_together():
     large = tuple(Tool(t.name, "", {"type": "object", "properties": many}, t.path) for t in tools)
     with pytest.raises(UnsupportedParameter, match=r"^tools: .*bound"):
         compile_form(answer_form("qwen", request(ToolUse(large, forced=True))))
-    slow = Tool(
-        "slow", "", {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(6000)}}, "tools[0]"
-    )
-    assert compile_form_if_quick(answer_form("qwen", request(ToolUse((slow,), forced=True)))) is None

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from tests.support.recogniser import Recogniser
 from worker_node.core.errors import BadRequest, UnsupportedParameter
 from worker_node.structured_output.cost import MAX_COST, MAX_STEPS, MAX_WIDTH, Budget, grammar_cost
-from worker_node.structured_output.form import compile_form_if_quick
 from worker_node.structured_output.schema import compile_schema
 
 
@@ -201,11 +200,6 @@ def test_large_parts_that_are_compared_often_count():
     options = [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}] * 200
     with pytest.raises(UnsupportedParameter, match="steps"):
         compile_schema({"$defs": {"a": parts[0], "b": parts[1]}, "allOf": options}, "schema")
-
-
-def test_a_quick_translation_gives_up_on_what_takes_longer():
-    assert compile_form_if_quick({"answer": {"schema": {"type": "null"}, "where": "schema"}})
-    assert compile_form_if_quick({"answer": {"schema": {"enum": list(range(10_000))}, "where": "schema"}}) is None
 
 
 def both(one, other):

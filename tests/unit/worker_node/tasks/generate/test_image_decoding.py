@@ -10,7 +10,6 @@ import pytest
 from PIL import Image
 from PIL.GifImagePlugin import GifImageFile
 from PIL.PngImagePlugin import PngImageFile
-from PIL.WebPImagePlugin import WebPImageFile
 
 from worker_node.core.errors import BadRequest
 from worker_node.tasks.generate.image_decoding import decode
@@ -89,25 +88,18 @@ def png_of(width, height):
     return b"\x89PNG\r\n\x1a\n" + chunk(head) + chunk(body) + chunk(b"IEND")
 
 
-def webp_of(width, height):
-    canvas = (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
-    body = b"WEBPVP8X" + struct.pack("<I", 10) + bytes(4) + canvas
-    return b"RIFF" + struct.pack("<I", len(body)) + body
-
-
 def gif_of(width, height):
     data = written(Image.new("RGB", (1, 1)), "GIF")
     return data[:6] + struct.pack("<HH", width, height) + data[10:]
 
 
-@pytest.mark.parametrize("data", [png_of(10_000, 10_000), webp_of(16_000, 16_000), gif_of(20_000, 20_000)])
+@pytest.mark.parametrize("data", [png_of(10_000, 10_000), gif_of(20_000, 20_000)])
 def test_a_hundred_megapixels_are_refused_by_the_header(data, monkeypatch):
     def fail(_image):
         pytest.fail("memory for the pixels was taken")
 
     monkeypatch.setattr(PngImageFile, "load", fail)
     monkeypatch.setattr(GifImageFile, "load", fail)
-    monkeypatch.setattr(WebPImageFile, "_open", fail)  # Pillow takes it there already
     with pytest.raises(BadRequest, match=r"here: the image has \d+ x \d+ pixels; the bound is 50000000"):
         pixels(data)
 
