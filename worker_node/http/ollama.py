@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -15,7 +14,7 @@ from aiohttp import web
 from pydantic import Field, model_validator
 
 from worker_node.core.errors import BadRequest, ModelNotFound, NodeError, NotOffered, UnsupportedParameter
-from worker_node.core.types import AnswerSchema, Device, Finished, FinishReason, RequestContext, Sampling
+from worker_node.core.types import AnswerSchema, Device, Finished, FinishReason, Sampling
 from worker_node.http import parameters
 from worker_node.http.body import DialectBody, deadline_of, read_body
 from worker_node.http.context import busy_fields
@@ -46,20 +45,8 @@ def frame(model: str, **fields: Any) -> dict[str, Any]:
     return {"model": model, "created_at": now(), **fields}
 
 
-@dataclass(frozen=True, slots=True)
-class Loading:
-    """How long the request waited for its model to be loaded, in seconds."""
-
-    seconds: float = 0.0
-
-    @property
-    def nanoseconds(self) -> int:
-        """The same in nanoseconds."""
-        return round(self.seconds * 1e9)
-
-
-def ending(finished: Finished, loading: Loading) -> dict[str, Any]:
-    """The fields of the last frame.
+def ending(finished: Finished, loading_s: float) -> dict[str, Any]:
+    """The fields of the last frame, after a wait of `loading_s` seconds for the model to be loaded.
 
     Reading the prompt lasts from the start in the engine to the first token, writing from there to the end.
     """
@@ -70,7 +57,7 @@ def ending(finished: Finished, loading: Loading) -> dict[str, Any]:
         "done": True,
         "done_reason": "length" if finished.finish_reason is FinishReason.LENGTH else "stop",
         "total_duration": round(timing.total * _NS_PER_MS),
-        "load_duration": loading.nanoseconds,
+        "load_duration": round(loading_s * 1e9),
         "prompt_eval_count": finished.usage.prompt_tokens,
         "prompt_eval_duration": round(reading * _NS_PER_MS),
         "eval_count": finished.usage.completion_tokens,
@@ -85,12 +72,6 @@ async def served(request: web.Request, name: str) -> ServedModel:
         return await request.app[NODE].manager.resolve(name, deadline_of(request))
     except ModelNotFound:
         raise not_found(name) from None
-
-
-async def resident(request: web.Request, name: str, context: RequestContext) -> tuple[ServedModel, Loading]:
-    """The model of that name, loaded for nothing in particular. Raises ModelNotFound, DeadlineExceeded."""
-    model = await served(request, name)
-    return model, Loading(await request.app[NODE].manager.load(model, context.deadline))
 
 
 _NEVER = "2318-01-01T00:00:00Z"

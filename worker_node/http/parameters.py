@@ -6,7 +6,6 @@ null is left open: the model's own default counts, or Ollama's in its dialect (`
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -133,40 +132,6 @@ OLLAMA_DEFAULTS: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 
 NATIVE: Mapping[str, Parameter] = _SHARED | {"max_new_tokens": Parameter("max_new_tokens", _max_new_tokens)}
 
 
-# Bodies name the types of their own parameters only; those of another of the same dialect come as they were sent.
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return _is_whole(value) or (isinstance(value, float) and math.isfinite(value))
-
-
-def _is_texts(value: Any) -> bool:
-    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(item, str) for item in value))
-
-
-_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys(("max_new_tokens", "min_tokens", "top_k", "seed"), (_is_whole, "a whole number")),
-    **dict.fromkeys(("temperature", "top_p", "min_p"), (_is_number, "a number")),
-    **dict.fromkeys(("presence_penalty", "frequency_penalty", "repetition_penalty"), (_is_number, "a number")),
-    **dict.fromkeys(
-        ("ignore_eos", "include_stop", "skip_special_tokens"), (lambda value: isinstance(value, bool), "true or false")
-    ),
-    "stop": (_is_texts, "a text or a list of texts"),
-    "stop_token_ids": (
-        lambda value: isinstance(value, list) and all(map(_is_whole, value)),
-        "a list of whole numbers",
-    ),
-}
-
-
-def _check_kind(field: str, value: Any, name: str) -> None:
-    fits, kind = _KINDS[field]
-    if not fits(value):
-        raise BadRequest(f"{name} should be {kind}", param=name)
-
-
 def sampling(table: Mapping[str, Parameter], given: Mapping[str, Any], **more: Any) -> Sampling:
     """Return how to sample, from the parameters among `given` that the dialect's table names.
 
@@ -178,7 +143,6 @@ def sampling(table: Mapping[str, Parameter], given: Mapping[str, Any], **more: A
         value = given.get(name)
         if value is None:
             continue
-        _check_kind(parameter.field, value, name)
         read = parameter.read(value, name)
         if fields.setdefault(parameter.field, read) != read:
             raise BadRequest(f"{name} contradicts another parameter of the same meaning", param=name)

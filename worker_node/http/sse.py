@@ -39,7 +39,8 @@ class FrameStream:
         self._response = web.StreamResponse(
             headers={**headers, "Content-Type": content_type, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         )
-        self._wrote_at = 0.0
+        # Sends frames as they stand.
+        self.write = self._response.write
 
     @property
     def response(self) -> web.StreamResponse:
@@ -52,7 +53,6 @@ class FrameStream:
 
     async def __aenter__(self) -> Self:
         await self._response.prepare(self._request)
-        self._wrote_at = asyncio.get_running_loop().time()
         return self
 
     async def __aexit__(
@@ -63,11 +63,6 @@ class FrameStream:
             if (state := self._request.get(STATE)) is not None:
                 state.complete = self._response.status
             await self._response.write_eof()
-
-    async def write(self, frames: bytes) -> None:
-        """Send frames as they stand."""
-        self._wrote_at = asyncio.get_running_loop().time()
-        await self._response.write(frames)
 
 
 class LineStream(FrameStream):
@@ -84,18 +79,19 @@ class LineStream(FrameStream):
 class EventStream(FrameStream):
     """An open `text/event-stream` reply.
 
-    A comment frame every `keep_alive_s` of silence keeps proxies from closing the stream.
+    A comment frame after at most `keep_alive_s` of silence keeps proxies from closing the stream.
     """
 
     def __init__(self, request: web.Request, headers: dict[str, str], *, keep_alive_s: float = 15.0) -> None:
         super().__init__(request, headers, "text/event-stream; charset=utf-8")
         self._keep_alive_s = keep_alive_s
+        self._sent = 0
         self._timer: asyncio.TimerHandle | None = None
         self._comment: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        await super().__aenter__()
-        self._timer = asyncio.get_running_loop().call_later(self._keep_alive_s, self._keep_alive)
+        self._writer = await self._response.prepare(self._request)
+        self._look_later()
         return self
 
     async def __aexit__(
@@ -111,13 +107,15 @@ class EventStream(FrameStream):
         """Send one event with `data` as JSON."""
         await self.write(event_frame(data, event))
 
+    def _look_later(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._keep_alive_s / 2, self._keep_alive)
+
     def _keep_alive(self) -> None:
-        loop = asyncio.get_running_loop()
-        left = self._wrote_at + self._keep_alive_s - loop.time()
-        if left <= 0:
-            left = self._keep_alive_s
-            self._comment = loop.create_task(self._say_so())
-        self._timer = loop.call_later(max(left, 0.001), self._keep_alive)
+        """Send a comment if nothing was sent since the last look."""
+        if self._writer is not None and self._writer.output_size == self._sent:
+            self._comment = asyncio.create_task(self._say_so())
+        self._sent = 0 if self._writer is None else self._writer.output_size
+        self._look_later()
 
     async def _say_so(self) -> None:
         with contextlib.suppress(ConnectionError):

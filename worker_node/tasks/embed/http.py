@@ -19,7 +19,7 @@ from worker_node.http.body import Body, DialectBody, OneOrMany, note_ignored, re
 from worker_node.http.context import request_context, route_headers, timing_ms
 from worker_node.http.leniency import ACCOUNTING, Table, Unsupported, hints
 from worker_node.http.middleware import inference
-from worker_node.http.ollama import KeepAlive, Loading, OllamaOptions, keeping, served
+from worker_node.http.ollama import KeepAlive, OllamaOptions, keeping, served
 from worker_node.http.replies import OpenAIUsage, Reply
 from worker_node.http.request_state import NODE, STATE
 from worker_node.http.task import BINARY, JSON, ApiOperation, TaskApi
@@ -257,11 +257,11 @@ async def _embed(request: web.Request) -> web.Response:
     context = request_context(request)
     body = await read_body(request, EmbedBody)
     texts = (body.input,) if isinstance(body.input, str) else tuple(body.input)
-    reply, loading = await _run(request, context, body, texts, truncate=body.truncate is not False)
+    reply = await _run(request, context, body, texts, truncate=body.truncate is not False)
     head = {
         "model": body.model,
         "total_duration": round(reply.timing.total * 1e6),
-        "load_duration": loading.nanoseconds,
+        "load_duration": round(reply.loading_s * 1e9),
         "prompt_eval_count": reply.usage.prompt_tokens,
     }
     rows = await rows_json(reply.vectors)
@@ -271,7 +271,7 @@ async def _embed(request: web.Request) -> web.Response:
 async def _ollama_embeddings(request: web.Request) -> web.Response:
     context = request_context(request)
     body = await read_body(request, OllamaEmbeddingsBody)
-    reply, _ = await _run(request, context, body, (body.prompt,), truncate=True)
+    reply = await _run(request, context, body, (body.prompt,), truncate=True)
     return _json(orjson.dumps({"embedding": reply.vectors[0]}, option=orjson.OPT_SERIALIZE_NUMPY), reply)
 
 
@@ -282,16 +282,15 @@ async def _run(
     texts: tuple[str, ...],
     *,
     truncate: bool,
-) -> tuple[EmbeddingReply, Loading]:
+) -> EmbeddingReply:
     node = request.app[NODE]
     _check_count(node, len(texts), "input")
     model = await served(request, body.model)
     wanted = (body.dimensions or None) if isinstance(body, EmbedBody) else None
     async with keeping(request, model, body.keep_alive):
-        reply = await embed(
+        return await embed(
             node.services, EmbeddingRequest(context, texts, model.id, truncate=truncate, dimensions=wanted)
         )
-    return reply, Loading(reply.loading_s)
 
 
 # The forms of replies with vectors, as /openapi.json describes them.

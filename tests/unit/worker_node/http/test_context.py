@@ -8,7 +8,7 @@ from aiohttp.test_utils import make_mocked_request
 from worker_node.core.errors import BadRequest, DeadlineExceeded
 from worker_node.core.types import Device, Finished, FinishReason, Route, Timing, Usage
 from worker_node.http.context import busy_fields, busy_time, request_context
-from worker_node.http.ollama import Loading, ending
+from worker_node.http.ollama import ending
 from worker_node.http.request_state import STATE, RequestState
 from worker_node.settings import NodeSettings
 from worker_node.tasks.generate.http.responses import Items, _Response
@@ -79,6 +79,6 @@ def test_ollamas_last_frame_and_openais_response_have_the_native_fields(shared):
     finished = end(40, shared=shared)
     route = Route("m", Device.NPU, "preferred", 3)
     body = ResponsesBody.read(b'{"model": "m", "input": "x"}')
-    for last in (ending(finished, Loading()), _Response(body, route, stored=False).ended(Items(), finished)):
+    for last in (ending(finished, 0.0), _Response(body, route, stored=False).ended(Items(), finished)):
         assert last["npu_busy_delta_us"] == 40
         assert ("npu_busy_exclusive" in last) == shared

@@ -51,14 +51,6 @@ def test_every_field_has_a_name():
 
 
 @pytest.mark.parametrize("table", [parameters.OPENAI, parameters.OLLAMA, parameters.NATIVE])
-def test_a_value_of_another_kind_is_refused_by_its_name_even_where_no_body_has_typed_it(table):
-    for name in table:
-        for value in ({"5": 1}, [[]], object(), "\0" if name != "stop" else 5):
-            with pytest.raises(BadRequest, match=f"^{name} should be "):
-                parameters.sampling(table, {name: value})
-
-
-@pytest.mark.parametrize("table", [parameters.OPENAI, parameters.OLLAMA, parameters.NATIVE])
 def test_absent_and_null_are_the_nodes_default(table):
     assert parameters.sampling(table, {}) == parameters.sampling(table, dict.fromkeys(table)) == Sampling()
 

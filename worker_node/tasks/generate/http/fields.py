@@ -153,7 +153,7 @@ class SamplingFields(GuidedFields, SamplingBody):
 
     def sampling(self, *, logprobs: bool, **override: Any) -> Sampling:
         """How to sample, with some fields overridden. Raises BadRequest."""
-        given = vars(self) | (self.model_extra or {}) | override
+        given = vars(self) | override
         return parameters.sampling(parameters.OPENAI, given, logprobs=logprobs)
 
 

@@ -31,17 +31,15 @@ from worker_node.http.leniency import Table, Unsupported, hints
 from worker_node.http.ollama import (
     Format,
     KeepAlive,
-    Loading,
     OllamaOptions,
     ending,
     frame,
     keeping,
-    resident,
     schema_of,
     seconds_of,
     served,
 )
-from worker_node.http.replies import Reply
+from worker_node.http.replies import Reply, json_response
 from worker_node.http.request_state import NODE
 from worker_node.http.sse import LineStream, line
 from worker_node.manager.served import ServedModel
@@ -59,7 +57,7 @@ class Frames(Renderer):
 
     def __init__(self, model: str, choices: Choices) -> None:
         self._model = model
-        self._loading = Loading(choices.runs[0].loading_s)
+        self._loading_s = choices.runs[0].loading_s
         self._sent = 0
         self._answer = WholeAnswer()
 
@@ -88,7 +86,7 @@ class Frames(Renderer):
         return self._last(finished, text, answer.reasoning, _rendered(answer.calls))
 
     def _last(self, finished: Finished, text: str, thinking: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
-        return frame(self._model, **self._fields(text, thinking, calls), **ending(finished, self._loading))
+        return frame(self._model, **self._fields(text, thinking, calls), **ending(finished, self._loading_s))
 
     def _complete(self) -> bytes:
         """The frame for the calls that are complete and not sent."""
@@ -317,12 +315,13 @@ async def _load_or_unload(
         reason = "unload"
         manager.unload(await served(request, body.model))
     else:
-        model, _ = await resident(request, body.model, context)
+        model = await served(request, body.model)
+        await manager.load(model, context.deadline)
         if body.keep_alive is not None:
             manager.keep(model, seconds)
     done = frame(body.model, **empty, done=True, done_reason=reason)
     if body.stream is False:
-        return web.Response(body=orjson.dumps(done), content_type="application/json", charset="utf-8")
+        return json_response(done)
     async with LineStream(request, {}) as stream:
         await stream.send(done)
     return stream.response

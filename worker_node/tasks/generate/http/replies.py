@@ -13,13 +13,13 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import orjson
 from aiohttp import web
 
 from worker_node.core.errors import NodeError
-from worker_node.core.types import Finished, Piece, Reasoning, Route, Token, TokenLogprob, ToolCallStarted
+from worker_node.core.types import Finished, Piece, Reasoning, Token, TokenLogprob, ToolCallStarted
 from worker_node.http.context import busy_time, route_headers
 from worker_node.http.middleware import Handler, inference
+from worker_node.http.replies import json_response
 from worker_node.http.request_state import NODE
 from worker_node.http.sse import EventStream, LineStream
 from worker_node.tasks.generate.model import GenerationRequest
@@ -74,7 +74,9 @@ def answering(parse: Callable[[web.Request], Awaitable[Ask | web.StreamResponse]
             if not ask.stream:
                 events = [event async for event in choices.events]
                 finished = [event.event for event in events if isinstance(event.event, Finished)]
-                return json_response(renderer.whole(events), choices.routes[0], finished)
+                shared = any(end.npu_busy_shared for end in finished)
+                headers = route_headers(choices.routes[0], busy_time(finished), shared=shared)
+                return json_response(renderer.whole(events), headers=headers)
             try:
                 async with renderer.frames(request, route_headers(choices.head())) as stream:
                     try:
@@ -130,16 +132,6 @@ def whole_answers(events: Sequence[ChoiceEvent], count: int) -> tuple[list[Whole
         else:
             answers[index].add(event)
     return answers, [ends[index] for index in range(count)]
-
-
-def json_response(body: dict[str, Any], route: Route, finished: Sequence[Finished]) -> web.Response:
-    """The reply, with the headers that every inference has."""
-    return web.Response(
-        body=orjson.dumps(body),
-        content_type="application/json",
-        charset="utf-8",
-        headers=route_headers(route, busy_time(finished), shared=any(end.npu_busy_shared for end in finished)),
-    )
 
 
 # Log probabilities. The engine reports the probability of the chosen token and of no other, so the likeliest token is

@@ -28,7 +28,7 @@ from worker_node.http.access import API_KEYS
 from worker_node.http.body import note_ignored, read_body
 from worker_node.http.context import busy_fields, request_context
 from worker_node.http.errors import describe_error
-from worker_node.http.replies import Reply
+from worker_node.http.replies import Reply, json_response
 from worker_node.http.sse import event_frame
 from worker_node.tasks.generate.http.replies import Ask, Renderer, answering, new_id
 from worker_node.tasks.generate.http.response_store import ResponseStore, StoredItem, StoredResponse
@@ -373,7 +373,7 @@ async def _get(request: web.Request) -> web.Response:
 async def _delete(request: web.Request) -> web.Response:
     found = _found(request)
     request.app[RESPONSES].delete(request.app[API_KEYS].owner(request), found.id)
-    return _json({"id": found.id, "object": "response", "deleted": True})
+    return json_response({"id": found.id, "object": "response", "deleted": True})
 
 
 async def _cancel(request: web.Request) -> web.Response:
@@ -394,7 +394,7 @@ async def _input_items(request: web.Request) -> web.Response:
     page = items[: int(limit)]
     first, last = (page[0].id, page[-1].id) if page else (None, None)
     data = [orjson.loads(item.data) for item in page]
-    return _json(
+    return json_response(
         {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": len(page) < len(items)}
     )
 
@@ -404,10 +404,6 @@ def _index(items: Sequence[StoredItem], item_id: str) -> int:
         if item.id == item_id:
             return index
     raise BadRequest(f"after: there is no item {item_id[:100]!r} in this input", param="after")
-
-
-def _json(body: dict[str, Any]) -> web.Response:
-    return web.Response(body=orjson.dumps(body), content_type="application/json", charset="utf-8")
 
 
 class OpenAIResponse(Reply):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-import orjson
 from aiohttp import web
 from pydantic import Field
 
@@ -12,7 +11,7 @@ from worker_node.core.errors import BadRequest
 from worker_node.http.body import DialectBody, read_body
 from worker_node.http.context import request_context
 from worker_node.http.leniency import Table
-from worker_node.http.replies import Reply
+from worker_node.http.replies import Reply, json_response
 from worker_node.http.request_state import NODE
 from worker_node.tasks.generate.http.conversation import ChatMessage, conversation
 from worker_node.tasks.generate.http.fields import TOKENIZE, rendering
@@ -89,7 +88,7 @@ async def _tokenize(request: web.Request) -> web.Response:
         reply["tokens"] = [{"id": token, "piece": _piece(model.tokenizer.piece(token))} for token in tokens]
     if body.return_token_strs:
         reply["token_strs"] = await texts.decode_each(model.tokenizer, tokens, deadline=deadline)
-    return _json(reply)
+    return json_response(reply)
 
 
 async def _detokenize(request: web.Request) -> web.Response:
@@ -98,7 +97,7 @@ async def _detokenize(request: web.Request) -> web.Response:
     tokenizer = (await generation_model(request.app[NODE].manager, body.model, deadline)).tokenizer
     ids = tokenizer.check_ids(body.tokens, "tokens") if body.tokens else []
     text = await texts.decode(tokenizer, ids, deadline=deadline)
-    return _json({"prompt": text, "content": text})
+    return json_response({"prompt": text, "content": text})
 
 
 def _piece(data: bytes) -> str | list[int]:
@@ -107,10 +106,6 @@ def _piece(data: bytes) -> str | list[int]:
         return data.decode()
     except UnicodeDecodeError:
         return list(data)
-
-
-def _json(data: dict[str, Any]) -> web.Response:
-    return web.Response(body=orjson.dumps(data), content_type="application/json", charset="utf-8")
 
 
 class Tokenized(Reply):
