@@ -8,7 +8,7 @@ import pytest
 
 from backend_client.bulk import BulkRequest, ExitCode, run_job
 from backend_client.bulk.estimate import estimate
-from backend_client.errors import ModelNotFound, NPUUnavailableError
+from backend_client.errors import NPUUnavailableError
 from backend_client.settings import ClientSettings
 from tests.faults.bulk.data_sets import rejections_of
 from tests.faults.scripted_node import WRITER, ScriptedCloud, ScriptedNode, error_response
@@ -89,23 +89,6 @@ async def test_a_row_that_the_cloud_rejects_is_answered_by_a_node_later(tmp_path
     assert (report.rows, report.rejected) == (len(PROMPTS), 0)
 
 
-async def test_a_model_that_is_missing_for_a_while_costs_no_row(tmp_path):
-    request = request_for(tmp_path, patience=600.0)
-    async with ScriptedNode().running() as node:
-        missing = 3
-
-        async def respond(request):
-            nonlocal missing
-            if (await request.json())["prompt"] not in PROMPTS or not missing:
-                return None
-            missing -= 1
-            return error_response(404, "model_not_found")
-
-        node.respond = respond
-        report = await run_job(request, settings_for(node))
-    assert (report.rows, report.rejected) == (len(PROMPTS), 0)
-
-
 async def test_a_job_waits_for_nodes_that_are_not_there_at_its_start(tmp_path):
     request = request_for(tmp_path, patience=600.0)
     async with ScriptedNode().running() as node:
@@ -119,19 +102,6 @@ async def test_a_job_waits_for_nodes_that_are_not_there_at_its_start(tmp_path):
         node.respond = respond
         report = await run_job(request, settings_for(node))
     assert (report.rows, report.rejected) == (len(PROMPTS), 0)
-
-
-async def test_a_model_that_no_node_has_ends_a_job_at_its_start(tmp_path):
-    request = request_for(tmp_path, model="misspelt", patience=600.0)
-
-    async def respond(_):
-        return error_response(404, "model_not_found")
-
-    async with ScriptedNode().running() as node:
-        node.respond = respond
-        with pytest.raises(ModelNotFound):
-            await run_job(request, settings_for(node))
-    assert not (tmp_path / "out" / "job.json").exists()
 
 
 async def test_the_first_request_of_a_job_never_goes_to_the_cloud(tmp_path):

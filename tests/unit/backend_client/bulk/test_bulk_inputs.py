@@ -86,11 +86,3 @@ def test_a_path_that_exists_is_that_path_whatever_signs_it_has(tmp_path, name):
     assert file.url == f"file://{path}"
     assert not changed(file)
     check_apart(str(path), str(tmp_path / "out"))
-
-
-def test_a_directory_with_signs_of_a_pattern_is_that_directory(tmp_path):
-    (tmp_path / "in[1]").mkdir()
-    (tmp_path / "in[1]" / "a.jsonl").write_text('{"text": "x"}\n')
-    assert len(list_inputs(str(tmp_path / "in[1]"))) == 1
-    with pytest.raises(ConfigurationError, match="choose an output outside of it"):
-        check_apart(str(tmp_path / "in[1]"), str(tmp_path / "in[1]" / "out"))

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend_client.bulk.inputs import list_inputs, plan
-from backend_client.bulk.readers import parquet
-from tests.support.bulk_rows import JOB, rows_in
+from tests.support.bulk_rows import rows_in
 
 
 @settings(max_examples=20, deadline=None)
@@ -54,19 +53,6 @@ def test_a_damaged_row_group_rejects_the_rows_that_are_left(tmp_path):
     found, rejected = rows_in(plan(list_inputs(str(path)), 100))
     assert sum(rejection.count for rejection in rejected) + len(found) == 300
     assert {place for place, _ in found} >= {*range(100), *range(200, 300)}
-
-
-@pytest.mark.parametrize("size", [2, 5, 100])
-def test_dictionaries_in_lists_and_structs_are_read_over_row_groups(tmp_path, size):
-    words = pa.array(["a", "b", "c", "d"] * 10).dictionary_encode()
-    lists = pa.ListArray.from_arrays(pa.array(range(0, 41, 2), pa.int32()), words)
-    inside = pa.StructArray.from_arrays([words.slice(0, 20)], ["x"])
-    table = pa.table({"text": [str(row) for row in range(20)], "id": list(range(20)), "l": lists, "s": inside})
-    pq.write_table(table, tmp_path / "in.parquet", row_group_size=5)
-    (fragment,) = plan(list_inputs(str(tmp_path / "in.parquet")), 100)
-    chunks = list(parquet.read(fragment, JOB, size))
-    rows = [row for chunk in chunks for row in chunk.table.to_pylist()]
-    assert rows == table.to_pylist()
 
 
 def test_a_page_that_does_not_match_its_checksum_is_damaged(tmp_path):

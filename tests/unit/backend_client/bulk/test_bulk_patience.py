@@ -57,12 +57,6 @@ async def test_rows_that_nodes_refuse_are_found_without_waiting_and_all_others_s
     assert fleet.now == 0.0
 
 
-async def test_one_refusal_costs_two_requests_for_each_halving():
-    fleet = Fleet({40: RequestRejected("node: no", node="node", status=400, code="invalid_request")})
-    await fleet.run(range(64))
-    assert (fleet.refused, fleet.requests) == ({40: "refused: no"}, 13)
-
-
 @pytest.mark.parametrize(
     "error",
     [
@@ -122,10 +116,3 @@ async def test_a_refused_key_ends_the_run_at_once():
     with pytest.raises(AuthenticationFailed):
         await fleet.run(range(64))
     assert fleet.requests == 1
-
-
-async def test_waiting_is_logged_once(caplog):
-    fleet = Fleet(away=30)
-    await fleet.run([1])
-    (record,) = caplog.records
-    assert record.message == "waiting up to 600 s for an answer: away"

@@ -12,6 +12,7 @@ from backend_client.bulk import process as processing
 from backend_client.bulk.answers import Results
 from backend_client.bulk.columns import with_columns
 from backend_client.bulk.inputs import list_inputs, plan
+from backend_client.bulk.process import uninterrupted
 from backend_client.bulk.readers import CHUNK_ROWS
 from backend_client.bulk.stores import open_store
 from tests.support.bulk_rows import JOB
@@ -79,3 +80,43 @@ async def test_a_fragment_that_is_cancelled_leaves_no_temporary_file(tmp_path):
     with pytest.raises(asyncio.CancelledError):
         await task
     assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize("cancellations", [1, 3])
+async def test_who_is_cancelled_goes_when_the_work_has_ended(cancellations):
+    begun, allowed, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def work():
+        begun.set()
+        await allowed.wait()
+        ended.set()
+
+    caller = asyncio.create_task(uninterrupted(work()))
+    await begun.wait()
+    for _ in range(cancellations):
+        caller.cancel()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert not caller.done()
+    allowed.set()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert ended.is_set()
+
+
+async def test_an_error_after_a_cancellation_does_not_hide_it(caplog):
+    begun, allowed = asyncio.Event(), asyncio.Event()
+
+    async def fails():
+        begun.set()
+        await allowed.wait()
+        raise OSError(28, "No space left on device")
+
+    caller = asyncio.create_task(uninterrupted(fails()))
+    await begun.wait()
+    caller.cancel()
+    await asyncio.sleep(0)
+    allowed.set()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert not caplog.records

@@ -117,27 +117,6 @@ def test_a_line_that_is_too_long_is_rejected_without_being_held(tmp_path, monkey
     assert [rejection.row for rejection in rejected] == [0]
 
 
-def test_json_columns_have_one_type_in_a_fragment(tmp_path):
-    path = tmp_path / "in.jsonl"
-    rows = [{"text": "a", "n": 1, "mixed": 1, "deep": {"x": [1]}, "big": 2**70}]
-    rows += [{"text": "b", "n": 1.5, "mixed": "1", "flag": True}] * 2000
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (fragment,) = plan(list_inputs(str(path)), 10**6)
-    chunks = [chunk.table for chunk in read(fragment, JOB)]
-    table = pa.concat_tables(chunks)
-    types = {field.name: str(field.type) for field in table.schema}
-    strings = dict.fromkeys(("text", "mixed", "deep", "big"), "string")
-    assert types == strings | {"n": "double", "flag": "bool"}
-    assert table.slice(0, 1).to_pylist()[0] == {
-        "text": "a",
-        "n": 1.0,
-        "mixed": "1",
-        "deep": '{"x": [1]}',
-        "big": str(2**70),
-        "flag": None,
-    }
-
-
 @given(st.lists(st.tuples(st.text(max_size=8), st.text(max_size=8)), min_size=1, max_size=20))
 @settings(max_examples=15, deadline=None)
 def test_csv_gives_back_every_cell(tmp_path_factory, cells):
@@ -161,15 +140,6 @@ def test_csv_rows_with_other_cells_than_the_header_are_rejected(tmp_path):
         (2, "3 cells where the header has 2"),
         (3, "invalid UTF-8"),
     ]
-
-
-def test_a_file_that_changed_is_not_read(tmp_path):
-    path = tmp_path / "in.jsonl"
-    path.write_text('{"text": "a"}\n')
-    fragments = plan(list_inputs(str(path)), 10)
-    path.write_text('{"text": "b"}\n{"text": "c"}\n')
-    with pytest.raises(InputChanged):
-        rows_in(fragments)
 
 
 @pytest.mark.parametrize("what", ["rewritten", "removed"])
