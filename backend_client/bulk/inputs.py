@@ -276,6 +276,12 @@ class InputSource:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
 
+    def readinto(self, buffer: Any) -> int:
+        """Fill the buffer. Raises OSError."""
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
     def read(self, size: int = -1) -> bytes:
         """At most `size` bytes. Raises OSError."""
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import io
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -31,70 +32,45 @@ def lines(source: InputSource, fragment: Fragment) -> Iterator[tuple[int, bytes 
 
     Offsets are in the decompressed stream. Raises Damaged, OSError.
     """
-    if fragment.file.compression:
-        yield from split(_decompressed(source, fragment.file.compression), 0, None)
-        return
-    start = fragment.start
-    if start:
-        # A line that begins here begins after a line end: the byte before tells.
-        source.seek(start - 1)
-        blocks = split(_blocks(source), start - 1, fragment.stop)
-        next(blocks, None)
-        yield from blocks
-    else:
-        yield from split(_blocks(source), 0, fragment.stop)
+    packed = bool(fragment.file.compression)
+    offset, stop = fragment.start, None if packed else fragment.stop
+    with _decompressed(source, fragment.file.compression) if packed else _buffered(source) as reader:
+        try:
+            if offset:
+                # A line that begins here begins after a line end: the byte before tells.
+                reader.seek(offset - 1)
+                offset += _next_line(reader)[0] - 1
+            while stop is None or offset < stop:
+                length, line = _next_line(reader)
+                if not length:
+                    return
+                yield offset, line
+                offset += length
+        except (OSError, ValueError) as error:
+            if source.failure is not None:
+                raise source.failure from error
+            why = str(error).partition("\n")[0][:200]
+            raise Damaged(offset, f"the file is damaged or ends early: {why}") from error
 
 
-def split(blocks: Iterator[bytes], offset: int, stop: int | None) -> Iterator[tuple[int, bytes | None]]:
-    """The lines of blocks that begin at `offset`, up to the last one that begins before `stop`."""
-    parts: list[bytes] = []
-    length = 0
-    for block in blocks:
-        begin = 0
-        while (end := block.find(b"\n", begin)) >= 0:
-            if stop is not None and offset >= stop:
-                return
-            length += end - begin
-            parts.append(block[begin:end])
-            yield offset, _line(parts, length)
-            offset += length + 1
-            parts, length, begin = [], 0, end + 1
-        length += len(block) - begin
-        # Of a line that is too long only its length is kept.
-        if length <= LONGEST_LINE:
-            parts.append(block[begin:])
-        else:
-            parts = []
-        if stop is not None and offset >= stop:
-            return
-    if length and (stop is None or offset < stop):
-        yield offset, _line(parts, length)
+def _next_line(reader: Any) -> tuple[int, bytes | None]:
+    """The length of the next line with its end, 0 at the end of the file, and the line unless it is too long."""
+    line = reader.readline(LONGEST_LINE + 1)
+    length = len(line)
+    if line.endswith(b"\n") or length <= LONGEST_LINE:
+        return length, line.removesuffix(b"\n")
+    while not line.endswith(b"\n") and (line := reader.readline(_BLOCK)):
+        length += len(line)
+    return length, None
 
 
-def _line(parts: list[bytes], length: int) -> bytes | None:
-    return b"".join(parts) if length <= LONGEST_LINE else None
+def _buffered(source: InputSource) -> Any:
+    return io.BufferedReader(source, _BLOCK)
 
 
-def _blocks(source: InputSource) -> Iterator[bytes]:
-    while block := source.read(_BLOCK):
-        yield block
-
-
-def _decompressed(source: InputSource, compression: str) -> Iterator[bytes]:
+def _decompressed(source: InputSource, compression: str) -> Any:
     pa = need("pyarrow")
-    offset = 0
-    try:
-        stream = pa.CompressedInputStream(pa.PythonFile(source, "r"), compression)
-        while block := stream.read(_SMALL_BLOCK):
-            yield block
-            offset += len(block)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        if source.failure is not None:
-            raise source.failure from error
-        why = str(error).partition("\n")[0][:200]
-    else:
-        return
-    raise Damaged(offset, f"the file is damaged or ends early: {why}")
+    return io.BufferedReader(pa.CompressedInputStream(pa.PythonFile(source, "r"), compression), _SMALL_BLOCK)
 
 
 # Rows of JSON lines: objects, or plain strings, which are taken for the input itself, as lines of text files are.

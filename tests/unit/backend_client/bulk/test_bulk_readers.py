@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend_client.bulk.inputs import BYTES_PER_ROW, InputChanged, list_inputs, plan
+from backend_client.bulk.inputs import BYTES_PER_ROW, Fragment, InputChanged, InputFile, InputSource, list_inputs, plan
 from backend_client.bulk.readers import json_lines, read
-from backend_client.bulk.readers.json_lines import split
 from tests.support.bulk_rows import JOB, rows_in
 
 
@@ -25,14 +24,10 @@ def test_lines_belong_to_the_range_that_they_begin_in(content, data):
         text = text[:-1]
     expected = [(offset, line) for offset, line in offsets(text) if line]
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=5)))
-    block = data.draw(st.integers(1, 9))
+    file = InputFile("file:///in.jsonl", len(text), "v", "jsonl")
     found = []
     for start, stop in zip([0, *cuts], [*cuts, len(text)], strict=True):
-        begin = max(0, start - 1)
-        blocks = [text[at : at + block] for at in range(begin, len(text), block)]
-        some = split(iter(blocks), begin, stop)
-        if start:
-            next(some, None)
+        some = json_lines.lines(InputSource(io.BytesIO(text)), Fragment(file, start, stop))
         found += [(offset, line) for offset, line in some if line]
     assert found == expected
 
