@@ -2,5 +2,5 @@
 
 It may import `core`, `devices`, `registry`; `convert` (an extra) runs in a process of its own. Begin with `store.py`:
 `ModelStore.pull` follows a name (`sources/reference.py`) to its files (`sources/fetch.py`) and their conversion
-(`prepare.py`); `directory.py` reads the result.
+(`prepare.py`); `directory.py` reads the result. `in_place.py` serves directories outside of the store.
 """

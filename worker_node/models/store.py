@@ -182,7 +182,12 @@ class ModelStore:
         """
         if isinstance(spec, str):
             spec = self.pull_spec(spec)
-        return self._installed(spec) or self._install(spec, progress or Silent(), must_be_new=False)
+        try:
+            return self._installed(spec) or self._install(spec, progress or Silent())
+        except OSError as error:
+            if (problem := storage_problem(error)) is None:
+                raise
+            raise DownloadFailed(f"{spec.model_id}: {problem}") from error
 
     def convert(
         self,
@@ -199,7 +204,7 @@ class ModelStore:
         Raises ConversionFailed when it is neither, the name is taken or belongs to the catalog, or a step fails.
         """
         spec = self.pull_spec(str(source.resolve()), model_id=name, kind=kind, quantization=quantization)
-        return self._install(spec, progress or Silent(), must_be_new=True)
+        return self.pull(spec, progress)
 
     def remove(self, name: str) -> None:
         """Remove an installed model; raises ModelNotFound when there is none of that name."""
@@ -227,28 +232,15 @@ class ModelStore:
         reference = foreign_reference(name)
         return min(same, key=lambda path: (reference is None or path.name != reference.model_id, path.name))
 
-    def _install(self, spec: PullSpec, progress: Progress, *, must_be_new: bool) -> InstalledModel:
+    def _install(self, spec: PullSpec, progress: Progress) -> InstalledModel:
         """Make the model, alone of all processes, unless another one has made it by then."""
-        try:
-            return self._install_alone(spec, progress, must_be_new=must_be_new)
-        except OSError as error:
-            problem = storage_problem(error)
-            if problem is None:
-                raise
-            raise DownloadFailed(f"{spec.model_id}: {problem}") from error
-
-    def _install_alone(self, spec: PullSpec, progress: Progress, *, must_be_new: bool) -> InstalledModel:
-        model_id = spec.model_id
         self.root.mkdir(parents=True, exist_ok=True)
         self.sweep()
-        with exclusive(self.root, model_id, on_wait=lambda: progress.stage("waiting for another process")):
+        with exclusive(self.root, spec.model_id, on_wait=lambda: progress.stage("waiting for another process")):
             if (installed := self._installed(spec)) is not None:
-                if must_be_new:
-                    raise self._taken(installed)
                 return installed
-            target = self.root / model_id
-            work = partial(self.root, model_id)
-            fetched = downloads(self.root, model_id)
+            target = self.root / spec.model_id
+            work, fetched = partial(self.root, spec.model_id), downloads(self.root, spec.model_id)
             try:
                 publish(prepare(spec, fetched, work, progress), target)
                 shutil.rmtree(fetched, ignore_errors=True)
@@ -270,16 +262,13 @@ class ModelStore:
         if isinstance(reference, CatalogEntry):
             return model
         if reference.alias not in model.aliases or spec.quantization not in {None, model.quantization}:
-            raise self._taken(model)
+            raise ConversionFailed(
+                f"{target} exists, made from {model.source}; choose another name with --name, or remove it: npu-node "
+                f"rm {model.id}"
+            )
         if isinstance(reference, LocalReference) and has_changed(reference, model):
             raise ConversionFailed(
                 f"{reference.path} has changed since {model.id} was made of it; pull it under another name "
                 f"with --name, or remove that one first: npu-node rm {model.id}"
             )
         return model
-
-    def _taken(self, model: InstalledModel) -> ConversionFailed:
-        return ConversionFailed(
-            f"{model.path} exists, made from {model.source}; choose another name with --name, or remove it: npu-node "
-            f"rm {model.id}"
-        )

@@ -1,7 +1,5 @@
 """Turns published weights into models that OpenVINO runs, without torch; runs in a process of its own.
 
 It may import what `models` may. Begin with `job` (what a conversion is asked for and reports) and `__main__`, the
-process; then there is a module for each family of models, and `compression` for their weights.
+process; then there is a module for each family of models.
 """
-
-from __future__ import annotations

@@ -134,7 +134,7 @@ def test_names_that_are_taken_or_of_the_catalog_or_no_names_are_refused(store_ro
             store.convert(directory, name)
     store.convert(directory, "mine")
     with pytest.raises(ConversionFailed, match="exists"):
-        store.convert(directory, "mine")
+        store.convert(make_bert("other")[0], "mine")
 
 
 def test_what_is_no_model_is_refused(store_root, tmp_path):
