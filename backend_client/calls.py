@@ -386,19 +386,22 @@ class BaseClient:
 
     def _given(self, method: str, options: Mapping[str, Any], declared: type) -> dict[str, Any]:
         """The options of a call, checked, with the defaults of this view. Raises InvalidArgument."""
-        given = arguments.options(method, options, declared)
-        return {**self._defaults, **given} if self._defaults else given
+        if not options:
+            return {**self._defaults}
+        return {**self._defaults, **arguments.options(method, options, declared)}
 
     def _deadline(self, given: Mapping[str, Any], default: float) -> Deadline:
         return Deadline.after(given.get("timeout", default), self._core.clock)
 
     def _one_text(self, method: str, text: str, options: EmbedOptions) -> EmbedJob:
         given = self._given(method, options, EmbedOptions)
-        return self._embed_job([arguments.text(text, "text")], given)
+        # Nearly all texts pass without a call.
+        checked = text if type(text) is str and text.isascii() else arguments.text(text, "text")
+        return self._embed_job([checked], given)
 
     def _embed_job(self, texts: Sequence[str], given: Mapping[str, Any]) -> EmbedJob:
+        deadline = Deadline.after(given.get("timeout", self._core.options.timeouts.embed), self._core.clock)
         common, others = split_options(given)
-        deadline = self._deadline(given, self._core.options.timeouts.embed)
         return EmbedJob(texts=texts, deadline=deadline, **common, **others)
 
     def _exchange(

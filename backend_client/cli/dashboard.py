@@ -12,7 +12,6 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,43 +21,18 @@ from aiohttp.typedefs import Handler
 from backend_client.client import NodeStatus, NPUClient
 from backend_client.errors import AttemptTimeout, BadReply, ConfigurationError, KeyRefused, NodeError
 from backend_client.http.messages import WireCall, new_request_id
-from backend_client.lifetime import Deadline, supervise
+from backend_client.lifetime import Deadline
 from backend_client.settings import ClientSettings
 
 _HOST = "127.0.0.1"
-_PERIOD_S = 1.0
 # As long as the client's own probes wait.
 _PATIENCE_S = 0.8
-# A busy node now and then answers one look too late. Without it, the sums and shares of the fleet would jump.
-_LOOKS_MISSED = 3
-
 
 Fetch = Callable[[str], Awaitable[dict[str, Any]]]
 
 
-@dataclass(slots=True)
-class _Seen:
-    """What was last seen of one node. `since` is the Unix time at which `usable` last changed, None if it never did.
-
-    `missed` counts the looks since it told its `state`.
-    """
-
-    usable: bool
-    since: float | None = None
-    state: dict[str, Any] | None = None
-    trouble: str | None = None
-    missed: int = 0
-
-    def heard(self, state: dict[str, Any] | None, trouble: str | None) -> None:
-        """Record the outcome of a look: a state is kept while only a look or two were missed."""
-        self.trouble = trouble
-        self.missed = self.missed + 1 if state is None else 0
-        if state is not None or self.missed >= _LOOKS_MISSED:
-            self.state = state
-
-
-class FleetWatch:
-    """Looks at every node of a client each second. `fetch` gets a node's state and raises NodeError.
+class Fleet:
+    """The nodes of a client, as the page shows them. `fetch` gets a node's own state and raises NodeError.
 
     It sends no inference requests, so it costs the nodes nothing and moves no breaker by itself.
     """
@@ -67,53 +41,30 @@ class FleetWatch:
         self._client = client
         self._fetch = fetch
         self._clock = clock
-        self._seen: dict[str, _Seen] = {}
+        # Of each node, whether it is usable, and the Unix time since when; None: since before this page was there.
+        self._since: dict[str, tuple[bool, float | None]] = {}
 
-    async def watch(self) -> None:
-        """Look until cancelled."""
-        await self._client.health()
-        while True:
-            began = time.monotonic()
-            await self.look()
-            await asyncio.sleep(max(0.0, began + _PERIOD_S - time.monotonic()))
-
-    async def look(self) -> None:
-        """Ask every node that there is now for its state, all at once."""
-        # `health` counts as a call: the page shows fresh probes even where nothing else uses the client.
+    async def state(self) -> dict[str, Any]:
+        """The fleet now. `at` and `since` are Unix times by this machine's clock."""
         nodes = await self._client.health()
-        answers = await asyncio.gather(*(self._ask(node.url) for node in nodes))
-        for node, (state, trouble) in zip(nodes, answers, strict=True):
-            self._note(node).heard(state, trouble)
-        there = {node.url for node in nodes}
-        self._seen = {url: seen for url, seen in self._seen.items() if url in there}
-
-    async def _ask(self, url: str) -> tuple[dict[str, Any] | None, str | None]:
-        try:
-            return await self._fetch(url), None
-        except NodeError as error:
-            return None, error.what
-
-    def _note(self, node: NodeStatus) -> _Seen:
-        """Keep when a node's usability changed. Also done between two looks: the probes may be ahead of them."""
-        seen = self._seen.setdefault(node.url, _Seen(node.usable))
-        if seen.usable != node.usable:
-            seen.usable, seen.since = node.usable, self._clock()
-        if node.status == "unreachable":
-            seen.state = None  # what it said last is not how it is now
-        return seen
-
-    def state(self) -> dict[str, Any]:
-        """The fleet for the page. `at` and `since` are Unix times by this machine's clock."""
         return {
             "kind": "fleet",
             "version": importlib.metadata.version("npu-node"),
             "at": round(self._clock(), 3),
-            "nodes": [self._node(node) for node in self._client.status()],
+            "nodes": await asyncio.gather(*(self._node(node) for node in nodes)),
         }
 
-    def _node(self, node: NodeStatus) -> dict[str, Any]:
-        seen = self._note(node)
-        gone = node.status == "unreachable"
+    async def _node(self, node: NodeStatus) -> dict[str, Any]:
+        was_usable, since = self._since.setdefault(node.url, (node.usable, None))
+        if was_usable != node.usable:
+            since = self._clock()
+            self._since[node.url] = node.usable, since
+        state, trouble = None, node.trouble
+        if node.status != "unreachable":
+            try:
+                state, trouble = await self._fetch(node.url), None
+            except NodeError as error:
+                trouble = error.what
         return {
             "url": node.url,
             "status": node.status,
@@ -121,9 +72,9 @@ class FleetWatch:
             "breaker": node.breaker,
             "trouble": node.trouble,
             "version": node.version,
-            "since": seen.since,
-            "state": seen.state,
-            "state_trouble": node.trouble if gone else seen.trouble,
+            "since": since,
+            "state": state,
+            "state_trouble": trouble,
             "models": [model.model_dump() for model in node.models],
             "devices": [device.model_dump() for device in node.devices],
         }
@@ -157,10 +108,8 @@ async def served(client: NPUClient, port: int = 0) -> AsyncIterator[str]:
 
     Raises ConfigurationError when the port is taken.
     """
-    fleet = FleetWatch(client, partial(fetch_state, client))
-    runner = web.AppRunner(_app(fleet), access_log=None)
+    runner = web.AppRunner(_app(Fleet(client, partial(fetch_state, client))), access_log=None)
     await runner.setup()
-    watcher = supervise(fleet.watch, "fleet watch")
     try:
         try:
             await web.TCPSite(runner, _HOST, port).start()
@@ -169,11 +118,9 @@ async def served(client: NPUClient, port: int = 0) -> AsyncIterator[str]:
         yield f"http://{_HOST}:{runner.addresses[0][1]}/dashboard"
     finally:
         await runner.cleanup()
-        watcher.cancel()
-        await asyncio.gather(watcher, return_exceptions=True)
 
 
-def _app(fleet: FleetWatch) -> web.Application:
+def _app(fleet: Fleet) -> web.Application:
     html = (importlib.resources.files("backend_client.cli") / "dashboard.html").read_text(encoding="utf-8")
     headers = page_headers(html)
 
@@ -182,7 +129,7 @@ def _app(fleet: FleetWatch) -> web.Application:
 
     async def state(_request: web.Request) -> web.Response:
         headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-        return web.json_response(fleet.state(), headers=headers)
+        return web.json_response(await fleet.state(), headers=headers)
 
     app = web.Application(middlewares=[_refuse_other_names])
     app.add_routes([web.get("/dashboard", page), web.get("/dashboard/state", state)])

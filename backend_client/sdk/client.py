@@ -25,9 +25,6 @@ else:
 
 __all__ = ["httpx"]
 
-
-# The OpenAI SDK over the fleet: its HTTP client gets a transport that is a client of ours.
-
 BASE_URL = "http://fleet.invalid/v1"
 
 
@@ -40,7 +37,8 @@ class FleetTransport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """See httpx."""
-        reply = await self._routes.handle(*_parts(request), await request.aread(), _seconds(request))
+        with _as_sdk_error(request):
+            reply = await self._routes.handle(*_parts(request), await request.aread(), _seconds(request))
         # A stream in any case: callers of `with_streaming_response` read the body themselves.
         content = reply.content
         stream = httpx.ByteStream(content) if isinstance(content, bytes) else _AsyncStream(content, request)
@@ -60,7 +58,8 @@ class BlockingFleetTransport(httpx.BaseTransport):
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """See httpx."""
-        reply = self._thread.run(self._routes.handle(*_parts(request), request.read(), _seconds(request)))
+        with _as_sdk_error(request):
+            reply = self._thread.run(self._routes.handle(*_parts(request), request.read(), _seconds(request)))
         content = reply.content
         stream = (
             httpx.ByteStream(content) if isinstance(content, bytes) else _BlockingStream(self._thread, content, request)
@@ -84,18 +83,6 @@ def _as_sdk_error(request: httpx.Request) -> Iterator[None]:
         raise httpx.ReadTimeout(error.message, request=request) from error
     except Exception as error:
         raise APIConnectionError(message=str(error), request=request) from error
-
-
-class _AsyncHttp(httpx.AsyncClient):
-    async def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
-        with _as_sdk_error(request):
-            return await super().send(request, **options)
-
-
-class _BlockingHttp(httpx.Client):
-    def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
-        with _as_sdk_error(request):
-            return super().send(request, **options)
 
 
 class _AsyncStream(httpx.AsyncByteStream):
@@ -135,14 +122,14 @@ class _BlockingStream(httpx.SyncByteStream):
 
 def openai_over(client: BaseClient) -> AsyncOpenAI:
     """The asynchronous SDK over a client."""
-    http = _AsyncHttp(transport=FleetTransport(client), base_url=BASE_URL)
+    http = httpx.AsyncClient(transport=FleetTransport(client), base_url=BASE_URL)
     seconds = client.core.options.timeouts.generate
     return AsyncOpenAI(api_key="unused", base_url=BASE_URL, http_client=http, max_retries=0, timeout=seconds)
 
 
 def blocking_openai_over(client: BaseClient) -> OpenAI:
     """The blocking SDK over a client."""
-    http = _BlockingHttp(transport=BlockingFleetTransport(client), base_url=BASE_URL)
+    http = httpx.Client(transport=BlockingFleetTransport(client), base_url=BASE_URL)
     seconds = client.core.options.timeouts.generate
     return OpenAI(api_key="unused", base_url=BASE_URL, http_client=http, max_retries=0, timeout=seconds)
 

@@ -3,15 +3,13 @@
 import asyncio
 import json
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import pytest
 from aiohttp import web
 
-from backend_client.cli.dashboard import FleetWatch, fetch_state, served
-from backend_client.client import NodeStatus, NPUClient
+from backend_client.cli.dashboard import Fleet, fetch_state, served
+from backend_client.client import NPUClient
 from backend_client.errors import BadReply, ConfigurationError, NodeError
-from backend_client.fleet.breaker import BreakerState
 from tests.faults.scripted_node import ScriptedNode
 
 
@@ -40,10 +38,8 @@ async def test_a_node_that_dies_is_down_since_then_and_up_when_it_is_back(pair):
     script = Script()
     script.states = {node.url: {"kind": "node", "name": node.url} for node in pair}
     async with NPUClient([stays.url, dies.url]) as client:
-        watch = FleetWatch(client, script, clock=lambda: now[0])
-        await client.health()
-        await watch.look()
-        first, second = watch.state()["nodes"]
+        page = Fleet(client, script, clock=lambda: now[0])
+        first, second = (await page.state())["nodes"]
         assert (first["url"], first["status"], first["usable"], first["breaker"]) == (
             stays.url,
             "ready",
@@ -57,16 +53,11 @@ async def test_a_node_that_dies_is_down_since_then_and_up_when_it_is_back(pair):
             return web.Response(status=500)
 
         dies.health_respond = silent
-        del script.states[dies.url]
         await settled(client, dies.url, usable=False)
         now[0] = 1060.0
-        # The probes know it before the next look: the page hears it now, and nothing of what the node said before.
-        second = watch.state()["nodes"][1]
-        assert (second["usable"], second["since"], second["state"]) == (False, 1060.0, None)
+        assert (await page.state())["nodes"][0]["usable"]
         now[0] = 1075.0
-        await watch.look()
-        first, second = watch.state()["nodes"]
-        assert first["usable"]
+        second = (await page.state())["nodes"][1]
         assert (second["usable"], second["status"], second["since"]) == (False, "unreachable", 1060.0)
         assert second["state"] is None
         assert second["trouble"]
@@ -77,48 +68,8 @@ async def test_a_node_that_dies_is_down_since_then_and_up_when_it_is_back(pair):
         script.states[dies.url] = {"kind": "node", "name": "again"}
         await settled(client, dies.url, usable=True)
         now[0] = 1090.0
-        await watch.look()
-        second = watch.state()["nodes"][1]
+        second = (await page.state())["nodes"][1]
         assert (second["usable"], second["since"], second["state"]["name"]) == (True, 1090.0, "again")
-
-
-class ClientOfOne:
-    """A client whose probes find its one node so."""
-
-    def __init__(self):
-        known = {"version": None, "models": (), "devices": ()}
-        self.node = NodeStatus("http://node", "ready", True, BreakerState.CLOSED, None, 0, **known)
-
-    def status(self):
-        return (self.node,)
-
-    async def health(self):
-        return self.status()
-
-
-async def test_a_node_that_misses_a_look_is_shown_with_what_it_said_before():
-    """A busy node answers late now and then: the fleet's sums and shares must not jump for that."""
-    script, client = Script(), ClientOfOne()
-    watch = FleetWatch(client, script)
-
-    async def looked(name):
-        script.states = {client.node.url: {"kind": "node", "name": name}} if name else {}
-        await watch.look()
-        [node] = watch.state()["nodes"]
-        return node["state"] and node["state"]["name"], node["state_trouble"]
-
-    assert await looked(None) == (None, "scripted")
-    assert await looked("one") == ("one", None)
-    assert [await looked(None) for _ in range(2)] == [("one", "scripted")] * 2
-    assert await looked("two") == ("two", None)
-    assert [await looked(None) for _ in range(4)] == [("two", "scripted")] * 2 + [(None, "scripted")] * 2
-
-    # One that was unreachable for a moment is another process, perhaps: nothing of the last one is shown.
-    assert await looked("three") == ("three", None)
-    client.node = replace(client.node, status="unreachable", usable=False)
-    assert watch.state()["nodes"][0]["state"] is None
-    client.node = replace(client.node, status="ready", usable=True)
-    assert watch.state()["nodes"][0]["state"] is None
 
 
 @asynccontextmanager
