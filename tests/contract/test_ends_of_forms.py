@@ -70,7 +70,6 @@ FORMS = {
     "a schema, streamed": (streamed, {"response_format": FORMAT}, is_valid),
     "a choice": (chat, {"guided_choice": CHOICES}, CHOICES.__contains__),
     "an expression": (chat, {"guided_regex": "[a-e]{3}-[0-9]{2}"}, re.compile("[a-e]{3}-[0-9]{2}").fullmatch),
-    "a grammar": (chat, {"grammar": 'root ::= "-" [a-e] "-"'}, re.compile("-[a-e]-").fullmatch),
     "a forced call": (chat, FORCED, is_valid),
     "a response": (responses, {}, is_valid),
     "Ollama's format": (ollama, {}, is_valid),

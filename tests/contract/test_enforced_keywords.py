@@ -1,31 +1,15 @@
-"""Keywords that agent frameworks emit, enforced end to end on real weights; what is not is dropped or refused."""
+"""Keywords that cannot be enforced are dropped and listed, or refused by name where the schema is strict."""
 
-import json
-
-import jsonschema_rs
 import pytest
 
 # Seven generations of up to 48 tokens under a grammar: some take more than 5 s where the machine has other work.
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 
-NULL = {"type": "null"}
 DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
 
 
 def objects(**properties):
     return {"type": "object", "properties": properties, "required": list(properties)}
-
-
-ENFORCED = {
-    "patternProperties": {"type": "object", "patternProperties": {"^x-[a-c]$": DIGIT}, "minProperties": 1},
-    "oneOf": {"oneOf": [objects(kind={"const": "a"}, n=DIGIT), objects(kind={"const": "b"}, other=NULL)]},
-    "oneOf with a tag that has a default": {"oneOf": [
-        {"type": "object", "properties": {"kind": {"const": k}, k: DIGIT}, "required": [k]} for k in ("a", "b")]},
-    "a large minimum": objects(n={"type": "integer", "minimum": 10**17}),
-    "pattern beside a format": objects(day={"type": "string", "format": "date", "pattern": "^2024-0"}),
-    "multipleOf and $ref": objects(n={"$ref": "#/$defs/tens"}) | {"$defs": {"tens": {"type": "integer",
-                                                                                   "multipleOf": 10, "minimum": 0}}},
-}  # fmt: skip
 
 
 async def ask(http, node, schema, strict, stream=False):
@@ -39,15 +23,6 @@ async def ask(http, node, schema, strict, stream=False):
     }
     async with http.post(node.url + "/v1/chat/completions", json=body) as reply:
         return reply.status, reply.headers.get("X-NPU-Node-Ignored"), None if stream else await reply.json()
-
-
-@pytest.mark.parametrize("keyword", ENFORCED)
-async def test_a_complete_answer_is_valid_against_an_enforced_keyword(http, node, keyword):
-    status, ignored, reply = await ask(http, node, ENFORCED[keyword], {"strict": True})
-    assert (status, ignored) == (200, None)
-    (choice,) = reply["choices"]
-    if choice["finish_reason"] == "stop":
-        jsonschema_rs.Draft202012Validator(ENFORCED[keyword]).validate(json.loads(choice["message"]["content"]))
 
 
 @pytest.mark.parametrize("keyword", ["not", "if", "dependentRequired", "unevaluatedItems", "contains"])

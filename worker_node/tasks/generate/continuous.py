@@ -271,8 +271,6 @@ class ContinuousRunner:
 
 def open_pipeline(path: str, device: str, options: ContinuousOptions) -> genai.ContinuousBatchingPipeline:
     """The pipeline of the model in the directory `path`, compiled for `device`. Raises RuntimeError."""
-    if device == "CPU" and options.kv_cache_precision == "bf16":
-        _require_bf16()
     scheduler = genai.SchedulerConfig()
     scheduler.max_num_batched_tokens = options.max_num_batched_tokens
     scheduler.max_num_seqs = options.max_num_seqs
@@ -284,12 +282,6 @@ def open_pipeline(path: str, device: str, options: ContinuousOptions) -> genai.C
     if options.enable_prefix_caching and not options.cache_size_gb and options.prefix_cache_tokens:
         _reserve(pipeline, options)
     return pipeline
-
-
-def _require_bf16() -> None:
-    """Raise RuntimeError where the CPU does not compute in bf16: the first request would fail in native code."""
-    if "BF16" not in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
-        raise RuntimeError("kv_cache_precision = bf16 needs a CPU that computes in bf16; set f16, u8 or u4")
 
 
 def _reserve(pipeline: genai.ContinuousBatchingPipeline, options: ContinuousOptions) -> None:

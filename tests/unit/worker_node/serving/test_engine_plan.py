@@ -88,18 +88,6 @@ def test_a_cache_in_a_precision_that_goes_with_no_other_makes_the_cpu_compute_in
     )
 
 
-def test_a_cache_and_a_model_in_precisions_that_exclude_each_other_are_refused_by_name():
-    place = PlacementSettings(device=Device.CPU, plugin_config={"INFERENCE_PRECISION_HINT": "f32"})
-    wanted = ModelSettings(name="m", kv_cache_precision="bf16")
-    with pytest.raises(ConfigurationError, match="a KV cache in bf16 needs INFERENCE_PRECISION_HINT = 'bf16'"):
-        plan_engine(model(), wanted, place, BOTH, NodeSettings(), EMULATED)
-    same = ModelSettings(name="m", kv_cache_precision="f32")
-    assert plan_engine(model(), same, place, BOTH, NodeSettings(), EMULATED).options.properties() == {
-        "KV_CACHE_PRECISION": "f32",
-        "INFERENCE_PRECISION_HINT": "f32",
-    }
-
-
 def test_a_cache_in_u4_on_the_cpu_needs_a_fixed_size():
     """When it grew, OpenVINO corrupted the heap of the engine process."""
     with pytest.raises(ConfigurationError, match="u4 must have a fixed size"):
