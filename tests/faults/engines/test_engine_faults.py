@@ -16,11 +16,11 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.support.scripted_runner import CRASH, DIMENSIONS, HANG
+from tests.support.scripted_runner import HANG
 from tests.support.task_engine import vectors_of
 from worker_node.core.errors import DeadlineExceeded, EngineUnavailable, Retryable
 from worker_node.core.types import Device, ModelKind
-from worker_node.engines.process import CanaryFailed, EngineLimits, EngineProcess
+from worker_node.engines.process import EngineLimits, EngineProcess
 from worker_node.engines.protocol import EngineSpec, EngineState
 from worker_node.engines.restart import RestartLimits
 from worker_node.engines.supervisor import SupervisedEngine
@@ -70,15 +70,6 @@ async def collect(engine, *tokens, deadline=FAR):
         return [token async for delta in deltas for token in delta.tokens]
 
 
-async def test_jobs_run_side_by_side():
-    async with running() as engine:
-        await until(engine, EngineState.READY)
-        answers = await asyncio.gather(*(collect(engine, 1, 2, n) for n in range(20)))
-        assert answers == [[1, 2, n] for n in range(20)]
-        output = await vectors_of(engine, [[5, 6], [7]], deadline=FAR)
-        assert output.shape == (2, DIMENSIONS)
-
-
 async def test_a_crash_fails_what_it_held_at_once_and_the_engine_comes_back():
     async with running(step_s=0.01) as engine:
         first = await until(engine, EngineState.READY)
@@ -92,20 +83,6 @@ async def test_a_crash_fails_what_it_held_at_once_and_the_engine_comes_back():
         assert second.pid != first.pid
         assert second.restarts == 1
         assert await collect(engine, 1, 2) == [1, 2]
-
-
-async def test_three_crashes_quarantine_with_the_reason():
-    async with running() as engine:
-        for n in range(3):
-            await until(engine, EngineState.READY)
-            with pytest.raises(EngineUnavailable):
-                await collect(engine, CRASH, n)
-            await until(engine, EngineState.BACKING_OFF, EngineState.STARTING, EngineState.QUARANTINED)
-        status = await until(engine, EngineState.QUARANTINED)
-        assert "3 crashes within 600 s" in status.reason
-        assert status.retry_after > 200
-        with pytest.raises(EngineUnavailable):
-            await collect(engine, 1)
 
 
 @pytest.mark.parametrize("when", ["while it serves", "while it is idle", "while it loads"])
@@ -152,16 +129,6 @@ async def test_a_hang_is_found_by_the_watchdog_and_the_engine_replaced():
         assert not psutil.pid_exists(before.pid)
 
 
-async def test_what_cannot_be_loaded_says_why_and_is_not_tried_again_at_once(tmp_path):
-    log = tmp_path / "log"
-    async with running(load_error="no such device", log=str(log)) as engine:
-        status = await until(engine, EngineState.FAILED)
-        assert "no such device" in status.reason
-        assert log.read_text().count("load") == 1
-        with pytest.raises(EngineUnavailable, match="no such device"):
-            await collect(engine, 1)
-
-
 async def test_a_supervision_that_fails_is_taken_up_again():
     answers = iter([ValueError("a bug"), None])
 
@@ -186,20 +153,6 @@ async def test_a_process_that_cannot_be_started_is_tried_again(monkeypatch):
     monkeypatch.setattr(EngineProcess, "spawn", scarce)
     async with running() as engine:
         assert (await until(engine, EngineState.READY)).restarts == 1
-
-
-async def test_an_engine_whose_canary_fails_is_never_ready():
-    seen = []
-
-    async def garbage(_process):
-        seen.append(engine.status.state)
-        raise CanaryFailed("the answer is garbage")
-
-    async with running(canary=garbage) as engine:
-        status = await until(engine, EngineState.QUARANTINED)
-        assert "garbage" in status.reason
-        assert status.wrong == 1
-    assert EngineState.READY not in seen
 
 
 async def test_a_load_that_takes_too_long_is_ended():

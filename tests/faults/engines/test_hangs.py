@@ -13,14 +13,6 @@ from worker_node.engines.protocol import EngineState
 from worker_node.engines.watchdog import LivenessLimits
 
 
-async def test_a_prefill_longer_than_the_watchdogs_time_is_not_a_hang():
-    limits = EngineLimits(liveness=LivenessLimits(HANG_S), restart=QUICK)
-    async with running(limits=limits, announce=True, prefill_s=HANG_S + 1) as engine:
-        first = await until(engine, EngineState.READY)
-        assert await collect(engine, 1, 2) == [1, 2]
-        assert engine.status.pid == first.pid
-
-
 async def test_a_device_that_hangs_behind_a_beating_loop_is_found_and_replaced():
     limits = EngineLimits(liveness=LivenessLimits(HANG_S, run_timeout_s=HANG_S), restart=QUICK)
     async with running(limits=limits) as engine:

@@ -19,16 +19,6 @@ from worker_node.engines.restart import RestartLimits
 from worker_node.serving import run
 
 
-async def test_a_call_whose_engine_dies_before_the_first_token_is_answered_by_the_restarted_engine():
-    async with holding(announce=True) as model:
-        answers = [asyncio.create_task(model.answer(n, n + 1)) for n in range(1, 4)]
-        await model.kill(holding=3)
-        assert await asyncio.gather(*answers) == [([n, n + 1], Device.CPU) for n in range(1, 4)]
-        assert model.engines[0].status.restarts == 1
-        # They are clear of suspicion: from now on they share the engine again.
-        assert not model.placements[0].suspects
-
-
 async def test_calls_that_come_while_the_engine_is_started_again_are_answered_too():
     async with holding(load_s=0.3) as model:
         first = asyncio.create_task(model.answer(1, 2))
@@ -71,13 +61,6 @@ async def test_a_request_for_which_the_kernel_kills_the_engine_is_refused():
         async with asyncio.timeout(60):
             with pytest.raises(RequestBreaksEngine):
                 await model.answer(EATER)
-
-
-async def test_embeddings_are_run_again_too():
-    async with holding() as model:
-        outputs = [asyncio.create_task(model.embed([n], [n, n])) for n in range(1, 4)]
-        await model.kill(holding=3)
-        assert [output.shape[0] for output in await asyncio.gather(*outputs)] == [2, 2, 2]
 
 
 async def test_it_is_run_on_the_next_placement_if_that_is_up():

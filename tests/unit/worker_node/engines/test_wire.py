@@ -8,18 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_node.core.types import Device, ModelKind
-from worker_node.encoders.jobs import RowJob, RowResult
+from worker_node.encoders.jobs import RowResult
 from worker_node.engines.protocol import (
     Cancel,
-    EngineSpec,
     EngineStats,
     Failed,
     Heartbeat,
     Loaded,
     LoadFailed,
     OutcomeBatch,
-    Shutdown,
     results_of,
 )
 from worker_node.engines.wire import (
@@ -32,22 +29,13 @@ from worker_node.engines.wire import (
     decode_event,
     decode_spec,
     encode,
-    submission,
 )
-from worker_node.tasks.generate.messages import GenerateJob, Step, TokenDelta
+from worker_node.tasks.generate.messages import Step, TokenDelta
 
-JOBS = [
-    RowJob(1, b"\x01\x00\x00\x00", [1], 12.5, interactive=False),
-    GenerateJob(2, b"", 7, 1e9, temperature=0.5, top_p=0.9, top_k=3, seed=2**63 - 1, ignore_eos=True),
-]
 OUTCOMES = [
     Step([TokenDelta(1, [1, 2], "stop", 3.5, 17), TokenDelta(2, [3])]),
     RowResult(4, b"\x00" * 8, 1.0, 0.5),
     OutcomeBatch([RowResult(6, b"\x00" * 8, 1.0, 0.5), Step([TokenDelta(7, [3])])]),
-]
-COMMANDS = [
-    Cancel(3),
-    Shutdown(),
 ]
 EVENTS = [
     Loaded(1.5, "CPU", "2026"),
@@ -56,25 +44,6 @@ EVENTS = [
     Failed(5, "overloaded", "full"),
     Heartbeat(EngineStats(waiting=1, running=2, kv_cache_usage=0.5)),
 ]
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_comes_back_equal(command):
-    (body,) = FrameBuffer().feed(encode(command))
-    assert decode_command(body) == command
-
-
-@pytest.mark.parametrize("event", EVENTS)
-def test_an_event_comes_back_equal(event):
-    (body,) = FrameBuffer().feed(encode(event))
-    assert decode_event(body) == event
-
-
-@pytest.mark.parametrize("job", JOBS)
-def test_a_job_comes_back_equal(job):
-    (body,) = FrameBuffer().feed(submission(job))
-    submitted = decode_command(body)
-    assert (submitted.id, msgspec.msgpack.decode(submitted.body, type=type(job))) == (job.id, job)
 
 
 def test_results_are_delivered_by_job_and_the_last_is_known():
@@ -87,12 +56,6 @@ def test_results_are_delivered_by_job_and_the_last_is_known():
     assert (result.id, result.last) == (4, True)
     assert msgspec.msgpack.decode(result.body, type=RowResult) == OUTCOMES[1]
     assert [(result.id, result.last) for result in together.results] == [(6, True), (7, False)]
-
-
-def test_a_specification_comes_back_equal():
-    spec = EngineSpec("m", ModelKind.EMBEDDING, "/m", Device.CPU, "embedding", {"streams": 2})
-    (body,) = FrameBuffer().feed(encode(spec))
-    assert decode_spec(body) == spec
 
 
 @given(st.lists(st.integers(1, 50), max_size=60))

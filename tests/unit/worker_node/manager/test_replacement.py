@@ -203,19 +203,6 @@ def test_an_engine_that_is_killed_during_a_change_costs_no_more_than_its_own_res
     run(monkeypatch, scenario)
 
 
-def test_unloading_during_a_change_delays_nothing(monkeypatch):
-    async def scenario(world):
-        changing = world.change(world.form())
-        await asyncio.sleep(1)
-        world.manager.unload(world.model)
-        began = world.clock()
-        await changing
-        assert world.clock() - began <= 3.0
-        assert (await world.request(NPU))[0] == "form 2"
-
-    run(monkeypatch, scenario)
-
-
 @pytest.mark.parametrize("drain", [False, True])
 def test_a_model_that_is_removed_during_a_change_is_gone_in_both_forms(monkeypatch, drain):
     async def scenario(world):

@@ -109,35 +109,6 @@ async def test_the_time_counts_from_the_end_of_the_last_request(case):
 
 
 @over_jumping_time
-async def test_the_time_never_begins_before_the_load_has_ended(case):
-    model = case.add("m", idle_unload_s=5.0, load_s=30.0)
-    case.start()
-    await asyncio.sleep(100)
-    assert case.manager.request_load(model)
-    await asyncio.sleep(34)
-    assert state(model) is EngineState.READY
-    await asyncio.sleep(2)
-    assert state(model) is EngineState.UNLOADED
-
-
-@over_jumping_time
-async def test_a_later_wish_replaces_the_earlier_one(case):
-    model = case.add("m", idle_unload_s=20.0)
-    case.start()
-    await case.load(model)
-    case.manager.keep(model, 10)
-    case.manager.keep(model, None)
-    await asyncio.sleep(1000)
-    assert state(model) is EngineState.READY
-    case.manager.keep(model, 0)
-    await asyncio.sleep(0.1)
-    assert state(model) is EngineState.UNLOADED
-    await case.load(model)
-    await asyncio.sleep(21)
-    assert state(model) is EngineState.UNLOADED, "after it was unloaded the settings decide again"
-
-
-@over_jumping_time
 async def test_a_model_in_use_or_being_loaded_is_unloaded_afterwards(case):
     model = case.add("m", load_s=10.0)
     case.start()
@@ -241,33 +212,6 @@ async def test_a_request_waits_for_memory_as_long_as_the_load_could_end_in_time_
     place = await patient
     assert place.loading_s == pytest.approx(6)
     assert (state(busy), state(wanted)) == (EngineState.UNLOADED, EngineState.READY)
-
-
-@over_jumping_time
-async def test_the_refusal_names_models_that_are_loading_and_leaving(case):
-    case.budget = 300 * MB
-    loading = case.add("loading", size=200 * MB, load_s=100.0)
-    leaving = case.add("leaving", ("NPU",), size=100 * MB)
-    wanted = case.add("wanted", ("GPU",), size=150 * MB)
-    case.start()
-    await case.load(leaving)
-    load = asyncio.create_task(case.load(loading, 1000))
-    gone = asyncio.Event()
-    unload = leaving.placements[0].engine.unload
-
-    async def slow_unload():
-        await gone.wait()
-        return await unload()
-
-    leaving.placements[0].engine.unload = slow_unload
-    case.manager.unload(leaving)
-    await asyncio.sleep(1)
-    with pytest.raises(
-        InsufficientMemory, match=r"hold: loading on CPU 200 MB \(loading\), leaving on NPU 100 MB \(leaving\)\. Unload"
-    ):
-        await case.request(wanted, restart_wait_s=0.0)
-    gone.set()
-    load.cancel()
 
 
 @over_jumping_time

@@ -316,16 +316,3 @@ def test_what_engines_do_not_know_of_is_changed_without_a_load(tmp_path):
         assert engine.state is EngineState.UNLOADED
 
     run(tmp_path, scenario)
-
-
-def test_a_model_that_cannot_be_loaded_with_its_new_settings_serves_with_the_earlier_ones(tmp_path):
-    async def scenario(world):
-        before = world.manager.names.find("always")
-        world.broken_models.add("always")
-        world.write({"always": {"max_outstanding": 2}})
-        report = await world.reloader.reload()
-        assert "earlier" in report.problems[0]
-        assert world.manager.names.find("always") is before
-        await world.request("always", 0.0)
-
-    run(tmp_path, scenario)

@@ -95,24 +95,6 @@ def test_endless_short_prompts_leave_a_quarter_to_the_oldest_long_one():
     assert long[1].ended < alone * 10
 
 
-def test_a_prompt_of_middling_length_does_not_wait_for_longer_ones():
-    world = engine()
-    at = first_tokens(world)
-    middling = Request(1500, answer=1, limit=1)
-    call(world, *(once(Request(LONG, answer=1, limit=1)) for _ in range(6)), once(middling, 2.0))
-    world.run(1000)
-    assert delays(world, at, [middling])[0] < 1500 * TOKEN_S * 2
-
-
-def test_equal_long_prompts_are_computed_one_after_another():
-    world = engine()
-    at = first_tokens(world)
-    call(world, *(once(Request(LONG, answer=1, limit=1)) for _ in range(4)))
-    world.run(1000)
-    assert list(at) == [1, 2, 3, 4]
-    assert at[1] < LONG_S * 1.2
-
-
 def test_a_chat_goes_before_long_prompts_where_one_answer_runs_at_a_time():
     world = SingleWorld(prompt_s=1e-3, token_s=0.03)
     long = [Request(LONG, answer=5, limit=5) for _ in range(6)]

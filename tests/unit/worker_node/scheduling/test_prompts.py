@@ -67,19 +67,6 @@ def test_the_oldest_prompt_gets_a_quarter_of_the_tokens():
     assert 0.24 < tokens[True] / sum(tokens.values()) < 0.26
 
 
-def test_idle_time_is_not_held_against_the_oldest_prompt():
-    queue = queue_of(Job(0, prompt_tokens=8000))
-    for _ in range(10):
-        queue.computed(prompt_of(queue, 0), STEP)
-    for number in (1, 2, 3):
-        queue.add(Job(number, prompt_tokens=STEP))
-        assert order(queue)[0] == number
-        queue.computed(prompt_of(queue, number), STEP)
-        queue.remove(number)
-    queue.add(Job(4, prompt_tokens=STEP))
-    assert order(queue)[0] == 0
-
-
 def test_what_was_cancelled_or_is_late_leaves_the_queue():
     queue = queue_of(Job(1), Job(2, deadline=5.0), Job(3), Job(4, False, deadline=4.0))
     assert queue.remove(1).job.id == 1
@@ -109,30 +96,3 @@ def test_batch_work_gets_its_share_of_the_tokens_under_endless_interactive_work(
         queue.computed(first, 100)
     share = tokens[False] / sum(tokens.values())
     assert 0.09 < share < 0.11
-
-
-def test_no_batch_work_runs_before_the_interactive_work_that_it_waited_for_paid_for_it():
-    queue = queue_of(Job(0, False))
-    taken = []
-    for index in range(1, 12):
-        queue.add(Job(index))
-        queue.add(Job(100 + index))
-        first = queue.next()
-        taken.append((first.job.id, first.owed))
-        queue.computed(first, 10)
-    # Ten prompt tokens are a tenth of the tokens after ninety interactive ones.
-    assert taken[9] == (0, True)
-    assert not any(owed for job_id, owed in taken if job_id)
-
-
-def test_a_long_batch_prompt_is_owed_one_step_at_a_time():
-    queue = queue_of(Job(0, False, prompt_tokens=8000))
-    firsts = []
-    for number in range(1, 41):
-        queue.add(Job(number, prompt_tokens=STEP))
-        first = queue.ranked(STEP)[0]
-        firsts.append(first.job.id)
-        queue.computed(first, STEP)
-        if first.job.id:
-            queue.remove(first.job.id)
-    assert [index for index, job_id in enumerate(firsts) if job_id == 0] == [9, 19, 29, 39]

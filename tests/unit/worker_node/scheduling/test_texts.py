@@ -3,7 +3,6 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_node.scheduling.prompts import BatchCredit
 from worker_node.scheduling.texts import TURN_TOKENS, BatchLimits, TextQueue, Waiting
 
 LIMITS = BatchLimits(max_tokens=512, max_rows=16)
@@ -47,16 +46,6 @@ def test_a_run_is_as_long_as_its_longest_text_rounded_up_but_not_beyond_the_limi
     assert limit is None or padded <= max(limit, length)
 
 
-@given(lengths, limits, st.integers(1, 4))
-def test_repeated_batches_drain_any_queue(values, limits, free):
-    queue = queue_of(values)
-    rows = []
-    while batch := queue.take(limits, free):
-        rows += [text.row for text in batch]
-    assert sorted(rows) == list(range(len(values)))
-    assert len(queue) == 0
-
-
 @given(lengths, st.data())
 def test_removed_texts_never_run_and_leave_nothing_behind(values, data):
     queue = queue_of(values)
@@ -69,10 +58,6 @@ def test_removed_texts_never_run_and_leave_nothing_behind(values, data):
         rows |= {text.row for text in batch}
     assert rows == set(range(len(values))) - gone
     assert len(queue) == 0
-
-
-def test_an_empty_queue_gives_no_batch():
-    assert TextQueue().take(LIMITS) == []
 
 
 def test_only_texts_of_one_padded_length_run_together():
@@ -93,10 +78,6 @@ def test_free_slots_share_the_queue():
 def test_choosing_a_run_does_not_cost_more_in_a_long_queue():
     queue = queue_of([10] + [11] * 255 + [10])
     assert taken(queue, BatchLimits()) == [10], "only the first 256 texts are considered"
-
-
-def test_a_text_over_the_budget_still_runs_alone():
-    assert taken(queue_of([2000, 5]), LIMITS) == [2000]
 
 
 def test_jobs_of_no_more_than_a_turn_are_served_first_in_first_out():
@@ -145,11 +126,3 @@ def test_batch_texts_get_their_share_and_no_more_while_interactive_texts_keep_co
         served[batch[0].interactive] += sum(text.length for text in batch)
     share = served[False] / sum(served.values())
     assert abs(share - 0.1) < 0.01
-
-
-def test_batch_texts_that_ran_in_idle_time_owe_nothing_for_it():
-    queue = queue_of([10] * 500, interactive=False)
-    limits = BatchLimits(max_tokens=100)
-    for _ in range(20):
-        queue.take(limits)
-    assert queue.credit == BatchCredit()

@@ -41,34 +41,6 @@ def route(*statuses, prompt_tokens=10, min_new_tokens=1, needs=frozenset(), requ
     return decision.index, decision.reason
 
 
-def test_the_first_placement_is_preferred():
-    assert route(NPU, CPU) == (0, "preferred")
-
-
-@pytest.mark.parametrize(("prompt", "new"), [(1025, 1), (1024, 129), (1, 1152)])
-def test_what_the_npu_cannot_hold_goes_on(prompt, new):
-    assert route(NPU, CPU, prompt_tokens=prompt, min_new_tokens=new) == (1, "context_exceeds_npu")
-
-
-def test_limits_are_inclusive():
-    assert route(NPU, CPU, prompt_tokens=1024, min_new_tokens=128)[0] == 0
-
-
-@pytest.mark.parametrize("obstacle", ["device_unavailable", "device_quarantined", "model_loading"])
-def test_a_placement_that_cannot_serve_is_passed_over_with_its_reason(obstacle):
-    assert route(blocked(Device.NPU, obstacle), CPU) == (1, obstacle)
-
-
-def test_a_required_device_is_never_replaced():
-    assert route(NPU, CPU, require=Device.CPU) == (1, "device_required")
-    with pytest.raises(DeviceUnavailable, match="requires NPU"):
-        route(blocked(Device.NPU, "device_quarantined", detail="canary failed"), CPU, require=Device.NPU)
-    with pytest.raises(DeviceUnavailable, match="no placement on GPU"):
-        route(NPU, CPU, require=Device.GPU)
-    with pytest.raises(ContextLengthExceeded, match="1025 tokens"):
-        route(NPU, CPU, prompt_tokens=1025, require=Device.NPU)
-
-
 def test_too_long_for_all_is_refused_with_the_numbers():
     with pytest.raises(ContextLengthExceeded) as caught:
         route(NPU, CPU, prompt_tokens=9000, min_new_tokens=5)
