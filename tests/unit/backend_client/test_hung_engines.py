@@ -140,7 +140,7 @@ async def test_an_engine_that_recovers_serves_again_within_five_seconds_of_load(
 
 
 @in_virtual_time
-async def test_callers_who_allow_too_little_do_not_harm_a_healthy_node():
+async def test_callers_who_allow_too_little_do_not_harm_a_healthy_node(caplog):
     nodes = fleet(2)
     async with warm(nodes) as client:
 
@@ -155,6 +155,7 @@ async def test_callers_who_allow_too_little_do_not_harm_a_healthy_node():
         for _ in range(200):
             with pytest.raises(NPUUnavailableError):
                 await embed(client, 0.02)
+        assert "ejected" not in caplog.text
         assert {await embed(client, 5.0) for _ in range(10)} == {node.url for node in nodes}
 
 
