@@ -43,14 +43,6 @@ async def test_a_file_is_read_again_when_it_changes(pair, tmp_path):
         assert urls(client) == [pair[1].url]
 
 
-async def test_a_client_without_any_node_yet_says_so(tmp_path):
-    listed = tmp_path / "nodes"
-    listed.write_text("")
-    async with NPUClient([listed.as_uri()], options=QUICK) as client:
-        with pytest.raises(NPUUnavailableError, match="no node"):
-            await client.embed("text")
-
-
 def resolving(monkeypatch, addresses, name="npu.internal"):
     """Have the system's resolver tell these addresses of the name, whenever it is asked."""
     real = socket.getaddrinfo

@@ -3,9 +3,9 @@
 import pytest
 from aiohttp import web
 
-from backend_client import NPUUnavailableError, RequestRejected
+from backend_client import CloudClient, NPUUnavailableError, RequestRejected
 from backend_client.errors import CloudRejected, CloudUnavailable
-from tests.faults.client.test_fallback import DEAD, SPACES, fallback
+from tests.faults.client.test_fallback import DEAD, SPACES, fallback, settings
 
 
 @pytest.mark.parametrize(("status", "error"), [(429, CloudUnavailable), (500, CloudUnavailable)])
@@ -88,3 +88,42 @@ async def test_a_cloud_that_fails_is_left_alone(cloud):
             with pytest.raises(NPUUnavailableError):
                 await client.generate("prompt")
     assert len(cloud.requests) == 5
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"index": 0, "embedding": []}, "vectors are empty"),
+        ({"index": 5, "embedding": [1, 2]}, "index is out of range"),
+        ({"index": 0, "embedding": [0, 0]}, "all zeros"),
+    ],
+)
+async def test_vectors_of_the_cloud_that_are_empty_zero_or_of_another_text_are_malformed(cloud, row, problem):
+    async def respond(_):
+        return web.json_response({"object": "list", "model": "m", "data": [row]})
+
+    cloud.respond = respond
+    async with CloudClient(settings(cloud)) as direct:
+        with pytest.raises(CloudUnavailable, match=problem):
+            await direct.embed("text")
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"Retry-After": "7"}, 7.0),
+        ({"retry-after-ms": "1500", "Retry-After": "2"}, 1.5),
+        ({"Retry-After": "soon"}, None),
+        ({}, None),
+    ],
+)
+@pytest.mark.parametrize("status", [429, 503])
+async def test_when_a_busy_cloud_asks_to_be_asked_again_is_told(cloud, status, headers, seconds):
+    async def respond(_):
+        return web.json_response({"error": {}}, status=status, headers=headers)
+
+    cloud.respond = respond
+    async with fallback([DEAD], cloud) as client:
+        with pytest.raises(NPUUnavailableError) as caught:
+            await client.generate("prompt")
+    assert (caught.value.cloud_error.retry_after, caught.value.retry_after) == (seconds, seconds)

@@ -131,20 +131,6 @@ async def test_a_model_that_no_node_has_goes_to_the_cloud_if_that_has_it(fleet, 
     assert all(times == 1 for times in asked.values())
 
 
-async def test_vectors_of_other_dimensions_than_the_space_has_are_refused(scripted, cloud):
-    cloud.dimensions = 16
-    async with fallback([scripted.url], cloud) as client:
-        await client.embed("text")
-
-        async def fail(_):
-            return error_response(503, "engine_unavailable", retry_after_ms=60_000)
-
-        scripted.respond = fail
-        with pytest.raises(NPUUnavailableError, match="16 dimensions") as caught:
-            await client.embed("text")
-        assert isinstance(caught.value.cloud_error, CloudUnavailable)
-
-
 async def test_cut_vectors_go_to_the_model_that_is_mapped_for_their_space(cloud):
     cloud.dimensions = 4
     async with fallback([DEAD], cloud, spaces=SPACES, embedding_models={"space-a-4": "cloud-cut"}) as client:
@@ -249,25 +235,6 @@ async def test_a_named_model_goes_to_the_cloud_only_when_it_is_mapped(cloud):
     assert len(cloud.requests) == before
 
 
-async def test_truncation_stays_with_the_nodes(scripted, cloud):
-    """The cloud is asked only for texts so short that there is nothing to cut off: 252 bytes are at most 252 tokens."""
-
-    async def fail(_):
-        return error_response(503, "engine_unavailable", retry_after_ms=60_000)
-
-    async with fallback([scripted.url], cloud) as client:
-        await client.embed("text")
-        scripted.respond = fail
-        with pytest.raises(NPUUnavailableError, match="cannot truncate"):
-            await client.embed("x" * 253, truncate=True)
-        assert not cloud.requests
-        assert (await client.embed_result("x" * 252, truncate=True)).source == "cloud"
-        assert (await client.embed_result("x" * 253, truncate=False)).source == "cloud"
-    async with CloudClient(settings(cloud)) as direct:
-        with pytest.raises(CloudRejected, match="cannot truncate"):
-            await direct.embed("text", truncate=True)
-
-
 async def test_the_deadline_covers_the_fallback(scripted, cloud):
     released = asyncio.Event()
 
@@ -303,3 +270,45 @@ async def test_closing_ends_calls_that_wait_for_the_cloud_at_once(cloud, kind):
     await client.close()
     with pytest.raises(ClientClosed):
         await asyncio.wait_for(call, 30)
+
+
+async def test_vectors_of_other_dimensions_than_the_space_has_are_refused(scripted, cloud):
+    cloud.dimensions = 16
+    async with fallback([scripted.url], cloud) as client:
+        await client.embed("text")
+
+        async def fail(_):
+            return error_response(503, "engine_unavailable", retry_after_ms=60_000)
+
+        scripted.respond = fail
+        with pytest.raises(NPUUnavailableError, match="16 dimensions") as caught:
+            await client.embed("text")
+        assert isinstance(caught.value.cloud_error, CloudUnavailable)
+
+
+async def test_truncation_stays_with_the_nodes(scripted, cloud):
+    """The cloud is asked only for texts so short that there is nothing to cut off: 252 bytes are at most 252 tokens."""
+
+    async def fail(_):
+        return error_response(503, "engine_unavailable", retry_after_ms=60_000)
+
+    async with fallback([scripted.url], cloud) as client:
+        await client.embed("text")
+        scripted.respond = fail
+        with pytest.raises(NPUUnavailableError, match="cannot truncate"):
+            await client.embed("x" * 253, truncate=True)
+        assert not cloud.requests
+        assert (await client.embed_result("x" * 252, truncate=True)).source == "cloud"
+        assert (await client.embed_result("x" * 253, truncate=False)).source == "cloud"
+    async with CloudClient(settings(cloud)) as direct:
+        with pytest.raises(CloudRejected, match="cannot truncate"):
+            await direct.embed("text", truncate=True)
+
+
+async def test_a_cap_is_kept_for_models_without_a_price(cloud):
+    prices = {"cloud-chat": {"input": 2, "output": 8}, "cloud-minilm": {"input": 1}}
+    async with CloudClient(settings(cloud, prices=prices, spend_cap=1)) as direct:
+        with pytest.raises(SpendCapReached, match="lacks dear-model"):
+            await direct.generate("prompt", model="dear-model")
+        assert (await direct.generate("prompt")).text
+    assert len(cloud.requests) == 1

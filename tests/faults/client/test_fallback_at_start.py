@@ -125,3 +125,14 @@ async def test_an_embedding_model_that_failed_is_unavailable_and_the_cloud_answe
         assert not isinstance(caught.value, NotOffered)
         assert (await client.embed_result("text")).source == "cloud"
         assert (await client.generate("prompt", model=WRITER)).source == "npu"
+
+
+async def test_calls_without_a_model_stay_in_the_clouds_space_though_the_named_model_is_in_another(port, cloud):
+    async with starting(f"http://127.0.0.1:{port}", cloud) as client:
+        await client.embed("text")
+        async with ScriptedNode(space="space-b").running(port=port):
+            await until_served(client)
+            assert (await client.embed_result("text", model=EMBEDDER)).space == "space-b"
+            assert (await client.embed_result("text")).space == "space-a"
+            with pytest.raises(VectorSpaceMismatch, match="nodes answer in space-b"):
+                await client.embed("text", local_only=True)

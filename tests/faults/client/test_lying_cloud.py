@@ -101,3 +101,14 @@ async def test_an_answer_that_is_not_text_is_malformed(cloud, content):
     async with client_of(cloud) as client:
         with pytest.raises(CloudUnavailable, match="not a chat completion"):
             await client.generate(PROMPT)
+
+
+@pytest.mark.parametrize("kind", ["embed", "generate"])
+async def test_json_that_is_nested_too_deeply_is_malformed(cloud, kind):
+    async def respond(_):
+        return web.Response(text="[" * 100_000, content_type="application/json")
+
+    cloud.respond = respond
+    async with client_of(cloud) as client:
+        with pytest.raises(CloudUnavailable, match="not JSON"):
+            await getattr(client, kind)("text")

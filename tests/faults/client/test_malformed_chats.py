@@ -144,13 +144,6 @@ async def test_an_answer_with_other_choices_than_were_asked_for_is_none(chat_cli
             [_ async for _ in client.stream_chat(QUESTION, n=count)]
 
 
-@pytest.mark.parametrize("after", [part("more"), part("", "length"), part(tool_calls=[{"index": 0}])])
-async def test_nothing_comes_after_the_end_of_a_choice(chat_client, chats, after):
-    once(chats, stream_of({"choices": [part("a", "stop")]}, {"choices": [after]}))
-    reply = await chat_client.chat(QUESTION)
-    assert (reply.text, [attempt.outcome for attempt in reply.attempts]) == (TEXT, ["BadReply", "ok"])
-
-
 async def test_a_stream_may_be_no_longer_than_any_other_reply():
     async def respond(_):
         return stream_of(*[{"choices": [part("x" * 1000)]}] * 20, {"choices": [part("", "stop")]})
@@ -165,3 +158,10 @@ async def test_a_stream_may_be_no_longer_than_any_other_reply():
                 await client.chat(QUESTION, timeout=2)
         async with NPUClient([node.url]) as client:
             assert len((await client.chat(QUESTION)).text) == 20_000
+
+
+@pytest.mark.parametrize("after", [part("more"), part("", "length"), part(tool_calls=[{"index": 0}])])
+async def test_nothing_comes_after_the_end_of_a_choice(chat_client, chats, after):
+    once(chats, stream_of({"choices": [part("a", "stop")]}, {"choices": [after]}))
+    reply = await chat_client.chat(QUESTION)
+    assert (reply.text, [attempt.outcome for attempt in reply.attempts]) == (TEXT, ["BadReply", "ok"])

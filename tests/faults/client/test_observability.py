@@ -97,26 +97,6 @@ async def test_each_operation_has_a_span_and_its_tokens(scripted, observed):
     assert observed.value("gen_ai_client_token_usage_count", **of_embeddings, type="output") is None
 
 
-async def test_rankings_and_transcriptions_are_operations_of_their_own(observed):
-    with FakeFleet(1) as fleet:
-        async with observed(fleet.async_client()) as client:
-            await client.rerank("capital of France", ["Bonn", "Paris"])
-            await client.transcribe(b"RIFF", model="fake-listener")
-    ranked, heard = observed.spans
-    assert [span.name for span in (ranked, heard)] == ["rerank", "transcribe fake-listener"]
-    assert (ranked.attributes["gen_ai.usage.input_tokens"], ranked.attributes["gen_ai.response.model"]) == (
-        5,
-        "fake-reranker",
-    )
-    assert not [name for span in (ranked, heard) for name in span.attributes if name.endswith("output_tokens")]
-    assert "gen_ai.usage.input_tokens" not in heard.attributes, "a recording is counted in seconds"
-    for operation, model, tokens in (("rerank", "fake-reranker", 5), ("transcribe", "fake-listener", None)):
-        labels = {"operation": operation, "source": "npu", "model": model}
-        assert observed.value("gen_ai_client_operation_duration_seconds_count", **labels, error="") == 1
-        assert observed.value("gen_ai_client_token_usage_sum", **labels, type="input") == tokens
-        assert observed.value("gen_ai_client_token_usage_count", **labels, type="output") is None
-
-
 async def test_retries_and_failures_are_counted(scripted, observed):
     async def fail_once(_):
         return error_response(503, "engine_unavailable", retry_after_ms=1) if len(scripted.requests) < 2 else None
@@ -269,3 +249,23 @@ async def test_a_client_that_is_instrumented_twice_is_counted_once(scripted, obs
         await client.embed("text")
         assert elsewhere.get_sample_value("gen_ai_client_operation_duration_seconds_count", labels) == 1
         assert observed.value("gen_ai_client_operation_duration_seconds_count", **labels) == 2
+
+
+async def test_rankings_and_transcriptions_are_operations_of_their_own(observed):
+    with FakeFleet(1) as fleet:
+        async with observed(fleet.async_client()) as client:
+            await client.rerank("capital of France", ["Bonn", "Paris"])
+            await client.transcribe(b"RIFF", model="fake-listener")
+    ranked, heard = observed.spans
+    assert [span.name for span in (ranked, heard)] == ["rerank", "transcribe fake-listener"]
+    assert (ranked.attributes["gen_ai.usage.input_tokens"], ranked.attributes["gen_ai.response.model"]) == (
+        5,
+        "fake-reranker",
+    )
+    assert not [name for span in (ranked, heard) for name in span.attributes if name.endswith("output_tokens")]
+    assert "gen_ai.usage.input_tokens" not in heard.attributes, "a recording is counted in seconds"
+    for operation, model, tokens in (("rerank", "fake-reranker", 5), ("transcribe", "fake-listener", None)):
+        labels = {"operation": operation, "source": "npu", "model": model}
+        assert observed.value("gen_ai_client_operation_duration_seconds_count", **labels, error="") == 1
+        assert observed.value("gen_ai_client_token_usage_sum", **labels, type="input") == tokens
+        assert observed.value("gen_ai_client_token_usage_count", **labels, type="output") is None

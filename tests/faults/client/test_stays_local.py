@@ -96,15 +96,6 @@ async def test_a_device_that_the_sdk_requires_is_kept_to(chats, cloud, options, 
     assert not cloud.requests
 
 
-async def test_a_cloud_asked_directly_keeps_to_it(cloud):
-    async with CloudClient(CloudSettings(api_key="k", base_url=cloud.url, chat_model="chat")) as client:
-        for options in ({"local_only": True}, {"require_device": "NPU"}):
-            for call in (lambda more: client.generate("Where?", **more), lambda more: client.chat(QUESTION, **more)):
-                with pytest.raises(CloudRejected):
-                    await call(options)
-    assert not cloud.requests
-
-
 FIELDS = {
     "local_only": True,
     "require_device": "NPU",
@@ -158,3 +149,12 @@ async def test_headers_of_a_call_go_to_nodes_and_to_the_cloud_where_they_are_lis
         assert request.headers["X-Tenant"] == "a"
         assert request.headers["Authorization"] == "Bearer k"
         assert not {"X-Trace", "Cookie"} & set(request.headers)
+
+
+async def test_a_cloud_asked_directly_keeps_to_it(cloud):
+    async with CloudClient(CloudSettings(api_key="k", base_url=cloud.url, chat_model="chat")) as client:
+        for options in ({"local_only": True}, {"require_device": "NPU"}):
+            for call in (lambda more: client.generate("Where?", **more), lambda more: client.chat(QUESTION, **more)):
+                with pytest.raises(CloudRejected):
+                    await call(options)
+    assert not cloud.requests

@@ -1,14 +1,13 @@
 """The blocking twins: from threads, beside a running loop, and at the end of the interpreter."""
 
 import asyncio
-import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from backend_client import ConfigurationError, NPUUnavailableError, sync
+from backend_client import NPUUnavailableError, sync
 from backend_client.errors import ClientClosed
 from tests.faults.scripted_node import ANSWER, ScriptedNode, vectors_for
 from tests.faults.served import served_in_thread
@@ -60,17 +59,6 @@ def test_another_thread_may_close_a_stream_that_waits_for_its_next_piece():
         assert stream.result is None
 
 
-def test_texts_are_embedded_as_they_come(url):
-    texts = [f"text {index}" for index in range(300)]
-    with sync.NPUClient([url]) as client:
-        batches = list(client.embed_stream(iter(texts)))
-        np.testing.assert_array_equal(np.concatenate([batch.vectors for batch in batches]), vectors_for(texts))
-        left = client.embed_stream(itertools.cycle(texts))
-        assert len(next(left).vectors) == 64
-        left.close()
-        assert client.health()[0].in_flight == 0
-
-
 def test_many_threads_share_a_client(url):
     with sync.NPUClient([url]) as client, ThreadPoolExecutor(16) as threads:
         texts = [f"text {index}" for index in range(200)]
@@ -90,14 +78,6 @@ def settings_without_nodes():
     from backend_client import ClientSettings
 
     return ClientSettings(nodes=("http://127.0.0.1:1",))
-
-
-def test_a_closed_client_says_so(url):
-    client = sync.NPUClient([url])
-    client.close()
-    client.close()
-    with pytest.raises(ConfigurationError, match="closed"):
-        client.embed("text")
 
 
 @pytest.mark.parametrize("kind", ["embed", "embed_many", "generate", "stream", "health"])

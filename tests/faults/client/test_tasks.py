@@ -14,8 +14,6 @@ from backend_client import (
 )
 from backend_client.errors import NotOffered
 from backend_client.testing import FakeFleet, status
-from backend_client.testing.node import json_answer, route_headers
-from tests.faults.client.retried import until_retried
 
 DOCUMENTS = ["Bonn lies on the Rhine", "Paris is the capital of France", "the capital"]
 AUDIO = b"RIFF\r\n--not-a-boundary\r\n\x00\xff" * 3
@@ -72,36 +70,6 @@ async def test_a_wrong_ranking_is_refused_before_it_is_sent(client, fleet, argum
         await client.rerank(*arguments, **options)
     assert caught.value.param == param
     fleet.assert_nothing_sent()
-
-
-@pytest.mark.parametrize(
-    "results",
-    [
-        None,
-        {},
-        [],
-        [{"index": 0}],
-        [{"index": 3, "relevance_score": 1.0}] * 3,
-        [{"index": 0, "relevance_score": 1.0}] * 3,
-        [
-            {"index": True, "relevance_score": 1.0},
-            {"index": 1, "relevance_score": 1},
-            {"index": 2, "relevance_score": 1},
-        ],
-        [{"index": index, "relevance_score": float("nan")} for index in range(3)],
-        [{"index": index, "relevance_score": 10**400} for index in range(3)],
-        [{"index": index, "relevance_score": "1"} for index in range(3)],
-        [1, 2, 3],
-    ],
-)
-async def test_what_is_no_ranking_of_these_documents_is_answered_by_the_other_node(client, fleet, monkeypatch, results):
-    monkeypatch.setattr(fleet[0], "_answer", lambda *_: json_answer({"results": results}, route_headers("r")))
-    result = await until_retried(lambda: client.rerank("capital of France", DOCUMENTS))
-    assert [(attempt.node, attempt.outcome) for attempt in result.attempts] == [
-        (fleet[0].url, "BadReply"),
-        (fleet[1].url, "ok"),
-    ]
-    assert result.documents[0].index == 1
 
 
 async def test_what_no_node_offers_reaches_none_and_costs_no_time(fleet):

@@ -11,9 +11,6 @@ import pytest
 from backend_client import NPUUnavailableError, RequestRejected, StreamInterrupted
 from backend_client.testing import FakeFleet, cut, drop, fake_vector, hang, status
 
-QUESTION = [{"role": "user", "content": "Where?"}]
-TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
-
 
 def test_vectors_depend_on_the_text_alone(fleet):
     with fleet.client() as client:
@@ -59,21 +56,6 @@ async def test_a_route_that_a_fake_node_lacks_is_refused_as_nodes_do():
         async with fleet.async_client() as client:
             with pytest.raises(RequestRejected, match="not_found"):
                 await client.post("/v1/completions", {"prompt": "a"})
-
-
-def test_answers_and_tool_calls_are_chosen(fleet):
-    for node in fleet:
-        node.answer = lambda body: body["messages"][0]["content"].upper()
-        node.tool_call = ("weather", {"city": "Bonn"})
-    with fleet.client() as client:
-        assert client.chat(QUESTION).text == "WHERE?"
-        assert client.chat(QUESTION, tools=[TOOL]).tool_calls[0].parsed_arguments() == {"city": "Bonn"}
-        assert client.count_tokens("two words") == 2
-    fleet.assert_sent("/v1/chat/completions", times=2, messages=QUESTION)
-    with pytest.raises(AssertionError, match="0 requests to /embeddings"):
-        fleet.assert_sent("/embeddings")
-    with pytest.raises(AssertionError, match="were sent"):
-        fleet.assert_nothing_sent()
 
 
 def test_a_killed_node_refuses_and_comes_back_on_its_port():

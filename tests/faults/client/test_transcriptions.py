@@ -2,7 +2,6 @@
 
 import asyncio
 import io
-import json
 import os
 import pickle
 
@@ -73,26 +72,6 @@ async def test_what_is_no_recording_is_refused_before_it_is_sent(client, fleet, 
     with pytest.raises(InvalidArgument, match=why) as caught:
         await client.transcribe(audio)
     assert caught.value.param == "audio"
-    fleet.assert_nothing_sent()
-
-
-async def test_what_skips_silence_is_sent_as_the_form_has_it(client, fleet):
-    await client.transcribe(AUDIO, vad_filter=True)
-    await client.transcribe(AUDIO, vad_filter=False, chunking_strategy=None)
-    strategy = {"type": "server_vad", "threshold": 0.25}
-    await client.transcribe(AUDIO, chunking_strategy=strategy)
-    await client.transcribe(AUDIO, chunking_strategy="auto")
-    sent = [request.body for request in fleet.sent("/v1/audio/transcriptions")]
-    assert [body.get("vad_filter") for body in sent] == ["true", "false", None, None]
-    assert [body.get("chunking_strategy") for body in sent[:2]] == [None, None]
-    assert json.loads(sent[2]["chunking_strategy"]) == strategy
-    assert sent[3]["chunking_strategy"] == "auto"
-
-
-async def test_a_strategy_without_a_json_form_is_refused_before_it_is_sent(client, fleet):
-    for wrong in ({"threshold": float("nan")}, {"threshold": object()}):
-        with pytest.raises(InvalidArgument, match="chunking_strategy"):
-            await client.transcribe(AUDIO, chunking_strategy=wrong)
     fleet.assert_nothing_sent()
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from backend_client import CloudClient, CloudSettings, InferenceClient, NPUClient, NPUUnavailableError
-from backend_client.errors import EmbedManyUnavailable, VectorSpaceMismatch
+from backend_client.errors import VectorSpaceMismatch
 from tests.faults.scripted_node import vectors_in
 
 TEXTS = [f"text {index}" for index in range(64 * 12)]
@@ -75,19 +75,6 @@ async def test_a_reload_of_one_node_in_the_middle_leaves_its_rows_to_the_other(n
     result = await calls.many([node.url for node in nodes], model="prod")
     assert result.space == "space-of-a"
     assert_one_space(result)
-
-
-async def test_a_reload_of_all_nodes_in_the_middle_fails_the_rest_and_keeps_one_space(nodes, calls):
-    for node in nodes:
-        node.aliases = {"prod": "model-a"}
-        change(node, "prod", "model-b", after=3)
-    with pytest.raises(EmbedManyUnavailable) as caught:
-        await calls.many([node.url for node in nodes], model="prod")
-    error = caught.value
-    assert error.space == "space-of-a"
-    done = ~np.isnan(error.vectors).any(axis=1)
-    assert 0 < done.sum() < len(TEXTS)
-    np.testing.assert_array_equal(error.vectors[done], vectors_in("space-of-a", TEXTS)[done])
 
 
 async def test_two_calls_of_one_client_have_one_space(nodes):

@@ -94,16 +94,6 @@ def test_reports_from_before_it_opened_change_nothing(breaker, clock):
     assert breaker.state is BreakerState.OPEN
 
 
-def test_good_service_is_forgotten_bad(breaker, clock):
-    for _ in range(4):
-        breaker.trip()
-    clock.now += 30
-    breaker.succeeded(breaker.begin())
-    clock.now += 30
-    breaker.trip()
-    assert breaker.opens_in <= 1.2
-
-
 def test_evidence_of_recovery_shortens_it(breaker):
     for _ in range(6):
         breaker.trip()
@@ -146,3 +136,13 @@ def test_a_deadline_travels_as_what_remains(clock):
     assert deadline.earlier(1.0).remaining() == pytest.approx(0.0345)
     clock.now += 5
     assert (deadline.remaining(), deadline.remaining_ms()) == (0.0, 0)
+
+
+def test_good_service_is_forgotten_bad(breaker, clock):
+    for _ in range(4):
+        breaker.trip()
+    clock.now += 30
+    breaker.succeeded(breaker.begin())
+    clock.now += 30
+    breaker.trip()
+    assert breaker.opens_in <= 1.2

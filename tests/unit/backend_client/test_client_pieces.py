@@ -147,14 +147,6 @@ def test_vectors_without_a_finite_norm_or_with_none_are_refused(numbers):
     reads("n", reply(f"1,{len(vector)}", vector.tobytes()), 1)
 
 
-@pytest.mark.parametrize("row", range(3))
-def test_one_vector_of_zeros_among_others_is_refused(row):
-    vectors = np.ones((3, 5), "<f4")
-    vectors[row] = 0
-    with pytest.raises(BadReply, match="all zeros"):
-        embed_reply("n", reply("3,5", vectors.tobytes()), 3)
-
-
 @pytest.mark.parametrize("only", [[0, 0, -1, 0], [1, 1e-45, 0, 0], [1e-20, 0, 0, 0], [1e18, -1e18, 1, 0]])
 def test_a_vector_whose_norm_float32_can_hold_is_one(only):
     vector = np.float32(only)
@@ -164,11 +156,6 @@ def test_a_vector_whose_norm_float32_can_hold_is_one(only):
 @pytest.mark.parametrize("only", [[0, 0, 0, 1e-45], [1e-38, 1e-38, 0, 0], [1, 3e38, 0, 0], [-1e20, 0, 0, 0]])
 def test_a_vector_whose_norm_float32_cannot_hold_is_refused(only):
     refused("n", reply("1,4", np.float32(only).tobytes()), 1)
-
-
-@pytest.mark.parametrize("bits", [0x7F800000, 0xFF800000, 0x7F800001, 0x7FC00000, 0xFFFFFFFF])
-def test_infinity_and_every_kind_of_nan_are_refused(bits):
-    refused("n", reply("1,2", np.array([0x3F800000, bits], "<u4").tobytes()), 1)
 
 
 def refused(*arguments):

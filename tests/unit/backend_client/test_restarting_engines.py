@@ -5,11 +5,11 @@ import asyncio
 
 import pytest
 
-from backend_client import ClientOptions, NPUUnavailableError, StreamInterrupted
+from backend_client import NPUUnavailableError, StreamInterrupted
 from backend_client.errors import NodeNotServing
 from backend_client.http.health import HealthReport
 from backend_client.options import RetryOptions
-from tests.unit.backend_client.fakes import fleet, hang, report, warm
+from tests.unit.backend_client.fakes import fleet, report, warm
 from tests.unit.backend_client.virtual_time import in_virtual_time
 
 
@@ -81,18 +81,6 @@ async def test_a_node_that_restarts_the_model_gets_nothing_while_another_serves(
         assert not nodes[0].requests
 
 
-@in_virtual_time
-async def test_a_node_that_asks_for_a_pause_meanwhile_is_not_asked():
-    [node] = nodes = fleet(1)
-    node.health = restarting(seconds=60.0)
-    async with warm(nodes) as client:
-        node.embed = NodeNotServing("no", node=node.url, code="engine_unavailable", retry_after=60.0)
-        for _ in range(3):
-            with pytest.raises(NPUUnavailableError):
-                await client.embed("text", timeout=5)
-        assert len(node.requests) == 1
-
-
 @pytest.mark.parametrize("status", ["draining", "failed"])
 @in_virtual_time
 async def test_a_node_that_shuts_down_or_does_not_come_back_gets_nothing(status):
@@ -102,26 +90,6 @@ async def test_a_node_that_shuts_down_or_does_not_come_back_gets_nothing(status)
         with pytest.raises(NPUUnavailableError):
             await client.embed("text", timeout=18)
         assert not node.requests
-
-
-@pytest.mark.parametrize("kind", ["generate", "stream"])
-@in_virtual_time
-async def test_generations_fail_over_too(kind):
-    nodes = fleet(2)
-    asked = []
-
-    async def refuse(call):
-        asked.append(call.may_wait)
-        raise NodeNotServing("no", node=nodes[0].url, code="engine_unavailable", retry_after=4.0)
-
-    async with warm(nodes) as client:
-        nodes[0].pieces = [refuse]
-        for _ in range(20):
-            if kind == "generate":
-                assert (await client.generate("prompt", timeout=18)).node == nodes[1].url
-            else:
-                assert "".join([piece async for piece in client.stream("prompt", timeout=18)]) == "Paris"
-        assert asked == [False]
 
 
 class Engine:
@@ -246,54 +214,3 @@ async def test_the_deadline_and_three_attempts_bound_the_waiting():
         with pytest.raises(NPUUnavailableError) as caught:
             await client.generate("prompt", timeout=600)
         assert [attempt.outcome for attempt in caught.value.attempts] == ["NodeNotServing"] * 3
-
-
-@in_virtual_time
-async def test_a_call_without_a_retry_left_fails_after_half_of_its_time():
-    [node] = nodes = fleet(1)
-    options = ClientOptions(retry=RetryOptions(initial=0.0, per_request=0.0, per_second=0.001))
-    async with warm(nodes, options=options) as client:
-        engine = Engine(node)
-        call = asyncio.create_task(client.generate("prompt", timeout=40))
-        await asyncio.sleep(0.5)
-        restart = asyncio.create_task(engine.kill())
-        await restart
-        with pytest.raises(NPUUnavailableError, match="in 1 attempts"):
-            await call
-        assert len(node.requests) == 1
-
-
-@in_virtual_time
-async def test_another_node_takes_what_the_dead_engine_had_at_once():
-    nodes = fleet(2)
-    async with warm(nodes) as client:
-        engine = Engine(nodes[0])
-        Engine(nodes[1])
-        calls = [asyncio.create_task(client.generate("prompt", timeout=60)) for _ in range(4)]
-        await asyncio.sleep(0.5)
-        restart = asyncio.create_task(engine.kill())
-        await asyncio.sleep(0.001)
-        began = now()
-        results = await asyncio.gather(*calls)
-        assert {result.node for result in results} == {nodes[1].url}
-        assert now() - began < 4.0
-        await restart
-
-
-@in_virtual_time
-async def test_a_model_that_was_ejected_for_its_silence_is_waited_for_once_its_restart_is_told():
-    [node] = nodes = fleet(1)
-    async with warm(nodes) as client:
-        await client.generate("prompt", timeout=1)
-        node.pieces = [hang]
-        message = ""
-        while "ejected for 3" not in message:
-            # Trials fail too, so the quarantine grows.
-            with pytest.raises(NPUUnavailableError) as caught:
-                await client.generate("prompt", timeout=1)
-            message = caught.value.message
-            await asyncio.sleep(0.01)
-        restart = asyncio.create_task(Engine(node, seconds=8.0).kill())
-        await asyncio.sleep(1.2)
-        assert (await client.generate("prompt", timeout=30)).text == "xxx"
-        await restart

@@ -3,10 +3,6 @@
 import asyncio
 import itertools
 
-import pytest
-
-from backend_client import StreamInterrupted
-from backend_client.errors import ConnectionLost
 from tests.unit.backend_client.fakes import client_of, fleet, hang
 from tests.unit.backend_client.virtual_time import in_virtual_time
 
@@ -48,33 +44,3 @@ async def test_closing_a_stream_ends_the_iteration_of_its_readers():
         assert stream.result is None
         assert [reader.cancelling() for reader in readers] == [0, 0]
         assert client.status()[0].in_flight == 0
-
-
-@in_virtual_time
-async def test_a_reader_that_is_cancelled_as_well_stays_cancelled():
-    nodes = fleet(1)
-    nodes[0].pieces = [hang]
-    async with client_of(nodes) as client:
-        for cancel_first in (True, False):
-            stream = client.stream("prompt")
-            reader = asyncio.create_task(read(stream, []))
-            await asyncio.sleep(1)
-            if cancel_first:
-                reader.cancel()
-            closing = asyncio.create_task(stream.aclose())
-            await asyncio.sleep(0)
-            if not cancel_first:
-                reader.cancel()
-            await closing
-            with pytest.raises(asyncio.CancelledError):
-                await reader
-
-
-@in_virtual_time
-async def test_the_error_of_a_stream_reaches_one_reader_and_the_others_end():
-    nodes = fleet(1)
-    nodes[0].pieces = ["first ", ConnectionLost("gone", node=nodes[0].url)]
-    async with client_of(nodes) as client:
-        stream = client.stream("prompt")
-        ends = await asyncio.gather(*(read(stream, []) for _ in range(3)), return_exceptions=True)
-        assert sorted(map(type, ends), key=str) == sorted([StreamInterrupted, str, str], key=str)

@@ -7,7 +7,7 @@ import pytest
 from backend_client import ClientOptions, NPUUnavailableError
 from backend_client.errors import ConnectionLost, NodeFailed
 from backend_client.options import RetryOptions
-from tests.unit.backend_client.fakes import client_of, fleet, warm
+from tests.unit.backend_client.fakes import fleet, warm
 from tests.unit.backend_client.virtual_time import in_virtual_time
 
 RETRY = RetryOptions()
@@ -58,47 +58,3 @@ async def test_a_call_waits_no_longer_than_its_patience_and_half_of_its_time():
                 await client.embed("text", timeout=timeout)
             assert most - 0.2 <= asyncio.get_running_loop().time() - began <= most + 0.1
             assert client.backend.runtime.budget.refused == refused + 1
-
-
-@in_virtual_time
-async def test_a_call_does_not_wait_when_no_other_node_could_take_it():
-    [node] = nodes = fleet(1)
-    options = ClientOptions(retry=RetryOptions(initial=0.0, per_second=0.01))
-    async with warm(nodes, options=options) as client:
-        node.embed = NodeFailed("boom", node=node.url, status=500)
-        began = asyncio.get_running_loop().time()
-        with pytest.raises(NPUUnavailableError):
-            await client.embed("text")
-        assert asyncio.get_running_loop().time() - began < 0.1
-
-
-@in_virtual_time
-async def test_it_stops_waiting_when_the_other_node_dies_too():
-    nodes = fleet(2)
-    options = ClientOptions(retry=RetryOptions(initial=0.0, per_second=0.01, patience=20.0))
-    async with warm(nodes, options=options) as client:
-        nodes[0].embed = nodes[1].embed = NodeFailed("boom", node=nodes[0].url, status=500)
-        began = asyncio.get_running_loop().time()
-        call = asyncio.ensure_future(client.embed("text", timeout=60))
-        await asyncio.sleep(1)
-        for node in nodes:
-            node.die()
-        with pytest.raises(NPUUnavailableError):
-            await call
-        assert asyncio.get_running_loop().time() - began < 5
-
-
-@in_virtual_time
-async def test_closing_ends_a_call_that_waits_for_the_budget():
-    nodes = fleet(2)
-    options = ClientOptions(retry=RetryOptions(initial=0.0, per_second=0.01))
-    client = client_of(nodes, options=options)
-    await client.health()
-    nodes[0].embed = nodes[1].embed = NodeFailed("boom", node=nodes[0].url, status=500)
-    call = asyncio.ensure_future(client.embed("text"))
-    await asyncio.sleep(1)
-    began = asyncio.get_running_loop().time()
-    await client.close()
-    with pytest.raises(Exception, match="closed"):
-        await call
-    assert asyncio.get_running_loop().time() - began < 0.1
