@@ -104,6 +104,7 @@ async def test_a_forced_call_counts_and_not_the_expression_beside_it(store):
         ({"structured_outputs": {"structural_tag": {"a": 1}, "regex": "a"}}, "structured_outputs.structural_tag"),
         ({"structured_outputs": {"regex": "a"}, "guided_regex": "b"}, "structured_outputs"),
         ({"structured_outputs": {"grammar": 'root ::= "a"'}}, "structured_outputs.grammar"),
+        ({"guided_regex": ""}, "guided_regex"),
         ({"guided_regex": "a("}, "guided_regex"),
         ({"structured_outputs": {"regex": "(a)\\1"}}, "structured_outputs.regex"),
         ({"guided_grammar": 'root ::= "a"'}, "guided_grammar"),

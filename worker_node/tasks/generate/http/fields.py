@@ -57,7 +57,7 @@ class StructuredOutputs(DialectBody):
     choices: Annotated[Choices, Field(max_length=_MAX_CHOICES)] | None = None
     json_schema: Annotated[Schema | None, Field(alias="json")] = None
     json_object: bool | None = None
-    regex: str | None = None
+    regex: Annotated[str, Field(min_length=1)] | None = None
 
 
 class GuidedFields(DialectBody):
@@ -65,7 +65,7 @@ class GuidedFields(DialectBody):
 
     guided_choice: Annotated[Choices, Field(max_length=_MAX_CHOICES)] | None = None
     guided_json: Schema | None = None
-    guided_regex: str | None = None
+    guided_regex: Annotated[str, Field(min_length=1)] | None = None
     json_schema: dict[str, Any] | None = None
     structured_outputs: StructuredOutputs | None = None
 
@@ -88,7 +88,7 @@ class GuidedFields(DialectBody):
         texts = [
             GivenForm(source, where)
             for where, source in (("guided_regex", self.guided_regex), ("structured_outputs.regex", more.regex))
-            if source
+            if source is not None
         ]
         everything: list[Answer] = [*found, *schemas, *choices, *texts]
         if len(everything) > 1:
