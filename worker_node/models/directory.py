@@ -247,6 +247,14 @@ def read_config(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{path}: not readable ({error})") from error
 
 
+def peek_config(path: Path) -> dict[str, Any]:
+    """As `read_config`; nothing where the file is missing or damaged."""
+    try:
+        return read_config(path)
+    except ConfigurationError:
+        return {}
+
+
 def _of_config(config: dict[str, Any], file: Path) -> str:
     """`chat_template` is one template, or a list of named ones of which `default` counts."""
     match config.get("chat_template"):

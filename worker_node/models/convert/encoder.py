@@ -114,11 +114,6 @@ class BertConfig(msgspec.Struct, frozen=True):
     add_cross_attention: bool = False
 
     @property
-    def head_size(self) -> int:
-        """Elements of one attention head."""
-        return self.hidden_size // self.num_attention_heads
-
-    @property
     def gelu_mode(self) -> str:
         """OpenVINO's approximation mode for the activation."""
         return GELU_MODES[self.hidden_act]
@@ -338,17 +333,27 @@ class Weights:
             raise ConversionFailed(f"tensors that the network has no place for: {', '.join(sorted(self._left)[:8])}")
 
 
-def linear(weights: Weights, name: str, x: Node, rows: int, columns: int) -> Node:
+def linear(weights: Weights, name: str, x: Node, rows: int, columns: int, *, bias: bool = True) -> Node:
     """A fully connected layer to `rows` numbers, over the last axis of `x`, which has `columns`."""
-    bias = weights(f"{name}.bias", rows)
-    return op.add(op.matmul(x, weights(f"{name}.weight", rows, columns), False, True), bias)
+    product = op.matmul(x, weights(f"{name}.weight", rows, columns), False, True)
+    return op.add(product, weights(f"{name}.bias", rows)) if bias else product
 
 
-def _layer_norm(weights: Weights, name: str, x: Node, config: BertConfig) -> Node:
-    size = config.hidden_size
-    normal = op.mvn(x, i64(-1), True, config.layer_norm_eps, "INSIDE_SQRT")
+def layer_norm(weights: Weights, name: str, x: Node, size: int, epsilon: float) -> Node:
+    """Normalise the last axis of `x`, [batch, length, size], then scale and shift."""
+    normal = op.mvn(x, i64(-1), True, epsilon, "INSIDE_SQRT")
     scaled = op.multiply(normal, weights(f"{name}.weight", size).reshape(1, 1, size))
     return op.add(scaled, weights(f"{name}.bias", size).reshape(1, 1, size))
+
+
+def split_heads(x: Node, heads: int, size: int) -> Node:
+    """[batch, length, size] to [batch, heads, length, size / heads]."""
+    return op.transpose(op.reshape(x, i64(0, 0, heads, size // heads), special_zero=True), i64(0, 2, 1, 3))
+
+
+def merge_heads(x: Node, size: int) -> Node:
+    """[batch, heads, length, size / heads] to [batch, length, size]."""
+    return op.reshape(op.transpose(x, i64(0, 2, 1, 3)), i64(0, 0, size), special_zero=True)
 
 
 def _embeddings(
@@ -366,27 +371,21 @@ def _embeddings(
     total = op.add(op.gather(op.constant(words), ids, i64(0)), op.unsqueeze(places, i64(0)))
     if types is not None:
         total = op.add(total, op.gather(op.constant(rows), types, i64(0)))
-    return _layer_norm(weights, f"{name}.LayerNorm", total, config)
+    return layer_norm(weights, f"{name}.LayerNorm", total, size, config.layer_norm_eps)
 
 
 def _layer(config: BertConfig, weights: Weights, name: str, x: Node, mask: Node) -> Node:
-    size, inner = config.hidden_size, config.intermediate_size
+    size, inner, epsilon = config.hidden_size, config.intermediate_size, config.layer_norm_eps
     query, key, value = (
-        _heads(linear(weights, f"{name}.attention.self.{part}", x, size, size), config)
+        split_heads(linear(weights, f"{name}.attention.self.{part}", x, size, size), config.num_attention_heads, size)
         for part in ("query", "key", "value")
     )
     attended = op.scaled_dot_product_attention(query, key, value, mask)
-    merged = op.reshape(op.transpose(attended, i64(0, 2, 1, 3)), i64(0, 0, size), special_zero=True)
-    projected = linear(weights, f"{name}.attention.output.dense", merged, size, size)
-    x = _layer_norm(weights, f"{name}.attention.output.LayerNorm", op.add(projected, x), config)
+    projected = linear(weights, f"{name}.attention.output.dense", merge_heads(attended, size), size, size)
+    x = layer_norm(weights, f"{name}.attention.output.LayerNorm", op.add(projected, x), size, epsilon)
     wide = op.gelu(linear(weights, f"{name}.intermediate.dense", x, inner, size), config.gelu_mode)
     narrow = linear(weights, f"{name}.output.dense", wide, size, inner)
-    return _layer_norm(weights, f"{name}.output.LayerNorm", op.add(narrow, x), config)
-
-
-def _heads(x: Node, config: BertConfig) -> Node:
-    split = op.reshape(x, i64(0, 0, config.num_attention_heads, config.head_size), special_zero=True)
-    return op.transpose(split, i64(0, 2, 1, 3))
+    return layer_norm(weights, f"{name}.output.LayerNorm", op.add(narrow, x), size, epsilon)
 
 
 # The names that models use for their prompts, by what the text is.

@@ -10,41 +10,20 @@ from openvino import Node
 from openvino import opset13 as op
 from openvino.op import util
 
-from worker_node.models.convert.encoder import Weights, i64, name_port
+from worker_node.models.convert.encoder import Weights, i64, layer_norm, linear, merge_heads, name_port, split_heads
 
 _LAYER_NORM_EPSILON = 1e-5
 # What a checkpoint may hold beyond the network: a mask that the graph computes.
 UNUSED_TENSORS = frozenset({"decoder.mask", "alignment_heads"})
 
 
-def linear(weights: Weights, name: str, x: Node, rows: int, columns: int, *, bias: bool = True) -> Node:
-    """`x @ W.T + b` for x [batch, length, columns]."""
-    product = op.matmul(x, weights(f"{name}.weight", rows, columns), False, True)
-    if not bias:
-        return product
-    return op.add(product, weights(f"{name}.bias", rows).reshape(1, 1, rows))
-
-
-def layer_norm(weights: Weights, name: str, x: Node, size: int) -> Node:
-    """Normalise the last axis, then scale and shift."""
-    normal = op.mvn(x, i64(-1), True, _LAYER_NORM_EPSILON, "INSIDE_SQRT")
-    scaled = op.multiply(normal, weights(f"{name}.weight", size).reshape(1, 1, size))
-    return op.add(scaled, weights(f"{name}.bias", size).reshape(1, 1, size))
-
-
-def split_heads(x: Node, heads: int, size: int) -> Node:
-    """[batch, length, size] to [batch, heads, length, size / heads]."""
-    return op.transpose(op.reshape(x, i64(0, 0, heads, size // heads), special_zero=True), i64(0, 2, 1, 3))
-
-
-def merge_heads(x: Node, size: int) -> Node:
-    """[batch, heads, length, size / heads] to [batch, length, size]."""
-    return op.reshape(op.transpose(x, i64(0, 2, 1, 3)), i64(0, 0, size), special_zero=True)
+def _norm(weights: Weights, name: str, x: Node, size: int) -> Node:
+    return layer_norm(weights, name, x, size, _LAYER_NORM_EPSILON)
 
 
 def feed_forward(weights: Weights, block: str, x: Node, size: int) -> Node:
     """The block's MLP with its residual connection."""
-    inner = linear(weights, f"{block}.mlp.0", layer_norm(weights, f"{block}.mlp_ln", x, size), 4 * size, size)
+    inner = linear(weights, f"{block}.mlp.0", _norm(weights, f"{block}.mlp_ln", x, size), 4 * size, size)
     return op.add(x, linear(weights, f"{block}.mlp.2", op.gelu(inner, "erf"), size, 4 * size))
 
 
@@ -80,7 +59,7 @@ def build_encoder(sizes: Dimensions, weights: Weights) -> ov.Model:
     x = op.add(x, positions.reshape(1, *positions.shape))
     for layer in range(sizes.n_audio_layer):
         x = _block(sizes, weights, f"encoder.blocks.{layer}", x)
-    hidden = layer_norm(weights, "encoder.ln_post", x, state)
+    hidden = _norm(weights, "encoder.ln_post", x, state)
     name_port(hidden.output(0), "last_hidden_state")
     return ov.Model([op.result(hidden)], [features], "whisper_encoder")
 
@@ -92,7 +71,7 @@ def _convolution(weights: Weights, name: str, x: Node, out: int, channels: int, 
 
 def _block(sizes: Dimensions, weights: Weights, block: str, x: Node) -> Node:
     state, heads = sizes.n_audio_state, sizes.n_audio_head
-    normal = layer_norm(weights, f"{block}.attn_ln", x, state)
+    normal = _norm(weights, f"{block}.attn_ln", x, state)
     query, key, value = (
         split_heads(linear(weights, f"{block}.attn.{part}", normal, state, state, bias=part != "key"), heads, state)
         for part in ("query", "key", "value")
@@ -154,7 +133,7 @@ class _Builder:
         for layer in range(sizes.n_text_layer):
             pasts = (first_past if layer == 0 else self._past(layer, "key"), self._past(layer, "value"))
             x = self._block(layer, x, mask, pasts)
-        hidden = layer_norm(weights, "decoder.ln", x, size)
+        hidden = _norm(weights, "decoder.ln", x, size)
         logits = op.matmul(hidden, words, False, True)
         name_port(logits.output(0), "logits")
         return ov.Model([op.result(logits)], self._sinks, [self._audio, self._ids, self._beams], "whisper_decoder")
@@ -187,7 +166,7 @@ class _Builder:
     def _block(self, layer: int, x: Node, mask: Node, pasts: tuple[tuple[util.Variable, Node], ...]) -> Node:
         weights, size, heads = self._weights, self._sizes.n_text_state, self._sizes.n_text_head
         block = f"decoder.blocks.{layer}"
-        normal = layer_norm(weights, f"{block}.attn_ln", x, size)
+        normal = _norm(weights, f"{block}.attn_ln", x, size)
         query, key, value = (
             split_heads(linear(weights, f"{block}.attn.{part}", normal, size, size, bias=part != "key"), heads, size)
             for part in ("query", "key", "value")
@@ -204,7 +183,7 @@ class _Builder:
         """Attention over the audio, whose keys and values are computed once after a reset."""
         weights, size, heads = self._weights, self._sizes.n_text_state, self._sizes.n_text_head
         name = f"decoder.blocks.{layer}.cross_attn"
-        normal = layer_norm(weights, f"{name}_ln", x, size)
+        normal = _norm(weights, f"{name}_ln", x, size)
         query = split_heads(linear(weights, f"{name}.query", normal, size, size), heads, size)
         kept = []
         for part in ("key", "value"):

@@ -8,12 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from worker_node.core.errors import DownloadFailed
 from worker_node.devices.memory import available_memory
 from worker_node.models.catalog import HubSource, SourceFormat
-from worker_node.models.directory import WEIGHTS_FILE, sizes
+from worker_node.models.directory import WEIGHTS_FILE, peek_config, sizes
 from worker_node.models.prepare import PullSpec
 from worker_node.models.sources.disk import free_space, in_gigabytes
 from worker_node.models.sources.downloads import list_repository
@@ -165,16 +163,8 @@ def _of_files(reference: LocalReference) -> _Source:
 
 
 def _read_configs(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    weights = _json(directory / "openvino_config.json").get("quantization_config")
-    return _json(directory / "config.json"), weights if isinstance(weights, dict) else {}
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """The file, or nothing where it is missing or something else: it only informs."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (OSError, UnicodeDecodeError, msgspec.DecodeError):
-        return {}
+    weights = peek_config(directory / "openvino_config.json").get("quantization_config")
+    return peek_config(directory / "config.json"), weights if isinstance(weights, dict) else {}
 
 
 def _whole(config: Mapping[str, Any], name: str) -> int | None:

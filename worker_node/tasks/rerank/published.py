@@ -12,7 +12,7 @@ import msgspec
 from worker_node.core.errors import ConversionFailed, SourceRejected
 from worker_node.models.convert.encoder import BertConfig, read_bert_config, read_json, token_limit
 from worker_node.models.convert.job import ConversionJob, Converted, ModelFiles
-from worker_node.models.directory import MODEL_FILE, WEIGHTS_FILE
+from worker_node.models.directory import MODEL_FILE, WEIGHTS_FILE, peek_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,7 @@ FAMILIES = {
 
 def architecture_of(directory: Path) -> str | None:
     """The one architecture that `config.json` names; None where there is no readable one."""
-    try:
-        config = msgspec.json.decode((directory / "config.json").read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.DecodeError):
-        return None
-    match config.get("architectures"):
+    match peek_config(directory / "config.json").get("architectures"):
         case [str(name)]:
             return name
     return None

@@ -3,15 +3,13 @@ network that finds speech for them."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
 
 from worker_node.core.errors import ConfigurationError, ConversionFailed, SourceRejected
 from worker_node.models.convert.job import EXPORTED_SUFFIXES, ConversionJob, Converted, ModelFiles, copy_exported
-from worker_node.models.directory import InstalledModel, sizes
+from worker_node.models.directory import InstalledModel, peek_config, sizes
 from worker_node.tasks.transcribe.task import KIND
 
 ENCODER_FILE, DECODER_FILE = "openvino_encoder_model.xml", "openvino_decoder_model.xml"
@@ -44,7 +42,7 @@ class _Files(ModelFiles):
             return True
         if any(source.glob("*.pt")) and any(source.glob("*.tiktoken")):
             return True
-        return _read(source / "config.json").get("model_type") == "whisper"
+        return peek_config(source / "config.json").get("model_type") == "whisper"
 
     def weights(self, source: Path) -> list[Path]:
         found = [*source.glob("*.pt"), source / "model.safetensors", source / VOICE_FILE]
@@ -90,7 +88,7 @@ class _Files(ModelFiles):
         except ConversionFailed as error:
             raise ConfigurationError(error.message) from error
         for file in _NEEDED:
-            if file.endswith(".json") and not _read(directory / file):
+            if file.endswith(".json") and not peek_config(directory / file):
                 raise ConfigurationError(f"{directory / file}: not readable as JSON; export the model again")
         return InstalledModel(
             id=name,
@@ -110,14 +108,6 @@ def _require_complete(directory: Path) -> None:
         raise ConversionFailed(
             f"{directory}: {', '.join(missing)} is missing; export the model again with optimum-cli export openvino"
         )
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 FILES = _Files()
