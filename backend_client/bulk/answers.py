@@ -158,18 +158,20 @@ class Results:
         self.columns: dict[str, list[Any]] = {name: [None] * count for name in RESULT_TYPES}
         self.columns["error"] = [""] * count
 
-    def put(self, row: int, **values: Any) -> None:
-        """Record what is known of a row, by columns."""
+    def put(self, rows: Iterable[int], **values: Any) -> None:
+        """Record what is known of rows, by columns."""
         for name, value in values.items():
-            self.columns[name][row] = value
+            column = self.columns[name]
+            for row in rows:
+                column[row] = value
 
     def put_origin(self, rows: Sequence[int], origin: Origin) -> None:
         """Record who served rows in one request. Its NPU time is divided among them so that the sum is exact."""
-        share, rest = divmod(origin.npu_busy_delta_us or 0, len(rows))
-        known = {name: getattr(origin, name) for name in ("model", "node", "device", "emulated")}
-        for place, row in enumerate(rows):
-            busy = None if origin.npu_busy_delta_us is None else share + (place < rest)
-            self.put(row, npu_busy_us=busy, **known)
+        self.put(rows, model=origin.model, node=origin.node, device=origin.device, emulated=origin.emulated)
+        if origin.npu_busy_delta_us is not None:
+            share, rest = divmod(origin.npu_busy_delta_us, len(rows))
+            self.put(rows[:rest], npu_busy_us=share + 1)
+            self.put(rows[rest:], npu_busy_us=share)
         self.served[f"{origin.node} {origin.device or origin.source}"] += len(rows)
 
     def values_of(self, rows: list[int]) -> Any:
@@ -247,8 +249,7 @@ class Embedding(Work):
         results.values[rows] = batch.vectors
         results.tokens += batch.usage.prompt_tokens
         results.put_origin(rows, batch)
-        for row in rows:
-            results.put(row, space=batch.space)
+        results.put(rows, space=batch.space)
 
 
 def text_problem(value: Any) -> str:
@@ -304,13 +305,13 @@ class Generation(Work):
             usage = answer.usage
             results.values[row] = answer.text
             results.put(
-                row,
+                [row],
                 num_input_tokens=usage.prompt_tokens,
                 num_generated_tokens=usage.completion_tokens,
                 finish_reason=answer.finish_reason,
             )
             if self._schema is not None and answer.finish_reason == "length":
-                results.put(row, error="the answer was cut at max_tokens, so it does not match the schema")
+                results.put([row], error="the answer was cut at max_tokens, so it does not match the schema")
             results.tokens += usage.prompt_tokens
             results.put_origin([row], answer)
 

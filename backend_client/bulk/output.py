@@ -143,12 +143,13 @@ def finish(store: Store, fragments: Sequence[Fragment], known: Mapping[str, Rece
         **_totals(every),
         "files": {f"part-{receipt.fragment}.parquet": _file(receipt) for receipt in every},
     }
-    store.create(SUCCESS, json.dumps(content, indent=1).encode() + b"\n")
-    # Files of rejected rows whose attempt did not win, and what processes that died left.
+    # Files of rejected rows whose attempt did not win, and what processes that died left: before the job is complete,
+    # so that a death here leaves the rest to the next run.
     referred = {receipt.rejected_file for receipt in every}
     store.remove(f"{REJECTED}/{name}" for name in store.names(REJECTED) if name not in referred)
     store.remove(f"{QUARANTINE_FOLDER}/{name}" for name in store.names(QUARANTINE_FOLDER))
     store.sweep()
+    store.create(SUCCESS, json.dumps(content, indent=1).encode() + b"\n")
 
 
 def _totals(receipts: Sequence[Receipt]) -> dict[str, Any]:

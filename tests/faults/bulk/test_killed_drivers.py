@@ -30,6 +30,14 @@ def test_drivers_killed_one_after_another_at_all_steps_get_done(starter, tmp_pat
     assert_whole(out, texts)
 
 
+def test_a_complete_job_has_nothing_left_of_killed_drivers(starter, tmp_path):
+    started, source, texts = starter
+    out = tmp_path / "out"
+    for step in ("temporary file complete", "success written"):
+        assert started.run(source, out, step=step) == SIGKILL
+    assert_whole(out, texts)
+
+
 def test_two_drivers_of_one_job_repeat_no_row(starter, tmp_path):
     started, source, texts = starter
     out = tmp_path / "out"
