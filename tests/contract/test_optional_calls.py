@@ -59,49 +59,9 @@ async def chat(http, whole_node, fields):
     return [(name, json.loads(arguments)) for name, arguments in calls]
 
 
-async def responses(http, whole_node, fields):
-    tools = [{"type": "function", "name": "weather", "parameters": SCHEMA}]
-    items = []
-    for number, city in enumerate(CITIES):
-        items += [
-            {"role": "user", "content": f"Weather in {city}?"},
-            {"type": "function_call", "call_id": f"c{number}", "name": "weather", "arguments": json.dumps(wrong(city))},
-            {"type": "function_call_output", "call_id": f"c{number}", "output": "sunny"},
-        ]
-    items.append({"role": "user", "content": "Weather in Paris?"})
-    body = {"model": MODEL, "input": items, "tools": tools, "max_output_tokens": 60, "store": False} | fields
-    async with http.post(whole_node.url + "/v1/responses", json=body) as reply:
-        assert reply.status == 200
-        if not fields["stream"]:
-            output = (await reply.json())["output"]
-        else:
-            events = [json.loads(line[6:]) async for line in reply.content if line.startswith(b"data: {")]
-            output = events[-1]["response"]["output"]
-    return [(item["name"], json.loads(item["arguments"])) for item in output if item["type"] == "function_call"]
-
-
-async def ollama(http, whole_node, fields):
-    tools = [{"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}]
-    messages = []
-    for city in CITIES:
-        messages += [
-            {"role": "user", "content": f"Weather in {city}?"},
-            {"role": "assistant", "tool_calls": [{"function": {"name": "weather", "arguments": wrong(city)}}]},
-            {"role": "tool", "tool_name": "weather", "content": "sunny"},
-        ]
-    messages.append({"role": "user", "content": "Weather in Paris?"})
-    options = {"num_predict": 60} | {name: value for name, value in fields.items() if name != "stream"}
-    body = {"model": MODEL, "messages": messages, "tools": tools, "stream": fields["stream"], "options": options}
-    async with http.post(whole_node.url + "/api/chat", json=body) as reply:
-        assert reply.status == 200
-        frames = [json.loads(line) async for line in reply.content]
-    calls = [call["function"] for frame in frames for call in frame["message"].get("tool_calls") or []]
-    return [(call["name"], call["arguments"]) for call in calls]
-
-
-@pytest.mark.parametrize(("dialect", "stream"), [(chat, False), (chat, True), (responses, True), (ollama, False)])
-async def test_the_arguments_of_a_call_match_the_schema(http, whole_node, dialect, stream):
-    calls = await dialect(http, whole_node, {"stream": stream, "temperature": 0})
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_arguments_of_a_call_match_the_schema(http, whole_node, stream):
+    calls = await chat(http, whole_node, {"stream": stream, "temperature": 0})
     assert calls
     for name, arguments in calls:
         assert name == "weather"

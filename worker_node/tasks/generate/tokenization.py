@@ -260,9 +260,9 @@ def _tokenizer(directory: str, context_limit: int) -> ChatTokenizer:
     return ChatTokenizer(Path(directory), context_limit)
 
 
-def call(directory: str, context_limit: int, method: str, arguments: dict[str, Any]) -> Any:
-    """What a method of the model's `ChatTokenizer` returns. Raises as it does."""
-    return getattr(_tokenizer(directory, context_limit), method)(**arguments)
+def encode(directory: str, context_limit: int, text: str, special: bool) -> list[int]:
+    """The token ids of a text. Raises as `ChatTokenizer.encode_prompt`."""
+    return _tokenizer(directory, context_limit).encode_prompt(text, special=special)
 
 
 def render(directory: str, context_limit: int, arguments: dict[str, Any]) -> str:
@@ -274,9 +274,6 @@ def render(directory: str, context_limit: int, arguments: dict[str, Any]) -> str
 
 # 4,000 bytes of any text take 1 to 3 ms (SmolLM2's tokenizer), which is what handing them to a process costs.
 _INLINE_BYTES = 4_000
-_INLINE_TOKENS = 2_000
-# Decoding one by one costs a call each.
-_INLINE_SINGLE_TOKENS = 200
 # Most of a process's memory is address space that its runtime reserves and never touches.
 _LIMITS = PreparationLimits(processes=2, cpu_s=10.0, memory_bytes=8 * 2**30)
 _MODULES = ("worker_node.tasks.generate.tokenization",)
@@ -312,8 +309,7 @@ class LargeTexts:
         if is_small([text]):
             return tokenizer.encode_prompt(text, special=special)
         tokenizer.reject_oversized(len(text))
-        arguments = {"prompt": text, "special": special}
-        ids: list[int] = await self._run(call, tokenizer, "encode_prompt", arguments, deadline=deadline, param="prompt")
+        ids: list[int] = await self._run(encode, tokenizer, text, special, deadline=deadline, param="prompt")
         return ids
 
     async def render(
@@ -334,22 +330,6 @@ class LargeTexts:
         plain = msgspec.to_builtins(arguments)
         text: str = await self._run(render, tokenizer, plain, deadline=deadline, param="messages")
         return text
-
-    async def decode(self, tokenizer: ChatTokenizer, tokens: Sequence[int], *, deadline: float) -> str:
-        """Return the text of token ids, special ones included. Raises as `encode`."""
-        if len(tokens) <= _INLINE_TOKENS:
-            return tokenizer.decode(tokens, skip_special_tokens=False)
-        arguments = {"tokens": list(tokens), "skip_special_tokens": False}
-        text: str = await self._run(call, tokenizer, "decode", arguments, deadline=deadline, param="tokens")
-        return text
-
-    async def decode_each(self, tokenizer: ChatTokenizer, tokens: Sequence[int], *, deadline: float) -> list[str]:
-        """Return the text of each token id, special ones included. Raises as `encode`."""
-        if len(tokens) <= _INLINE_SINGLE_TOKENS:
-            return tokenizer.decode_each(tokens)
-        arguments = {"tokens": list(tokens)}
-        texts: list[str] = await self._run(call, tokenizer, "decode_each", arguments, deadline=deadline, param="tokens")
-        return texts
 
     async def _run(self, function: Any, tokenizer: ChatTokenizer, *arguments: Any, deadline: float, param: str) -> Any:
         directory = str(tokenizer.directory)

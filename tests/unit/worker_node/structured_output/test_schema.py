@@ -5,7 +5,7 @@ import json
 
 import jsonschema_rs
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.held_text import HeldText
@@ -123,41 +123,6 @@ def test_what_is_written_is_valid(held, schema):
 def test_a_schema_of_any_object_gives_json_objects(held):
     texts = [held.sample(compile_schema({"type": "object"}, "schema"), seed) for seed in range(10)]
     assert all(isinstance(json.loads(text), dict) for text in texts if text is not None)
-
-
-INTEGERS = st.integers(-2000, 2000)
-FEW = st.integers(0, 3)
-CONSTANTS = st.none() | st.text(max_size=4) | INTEGERS
-SCALARS = st.one_of(
-    st.just({"type": "null"}),
-    st.builds(lambda a, b: {"type": "integer", "minimum": min(a, b), "maximum": max(a, b)}, INTEGERS, INTEGERS),
-    st.builds(lambda a, b: {"type": "number", "minimum": min(a, b) / 8, "maximum": max(a, b) / 8}, INTEGERS, INTEGERS),
-    st.builds(lambda a, b: {"type": "string", "minLength": a, "maxLength": a + b}, FEW, FEW),
-    st.builds(lambda values: {"enum": values}, st.lists(CONSTANTS, min_size=1, max_size=3)),
-)
-
-
-def compound(inner):
-    names = st.text(max_size=4)
-    return st.one_of(
-        st.builds(
-            lambda parts, needed: {
-                "type": "object",
-                "properties": parts,
-                "required": [k for k in parts if k in needed],
-            },
-            st.dictionaries(names, inner, max_size=3),
-            st.sets(names),
-        ),
-        st.builds(lambda item, n: {"type": "array", "items": item, "maxItems": n}, inner, st.integers(0, 2)),
-        st.builds(lambda options: {"anyOf": options}, st.lists(inner, min_size=1, max_size=3)),
-    )
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(schema=st.recursive(SCALARS, compound, max_leaves=5))
-def test_any_schema_of_what_can_be_held_to(held, schema):
-    check(held, schema, count=2)
 
 
 # The keywords of a schema algebra, and others that cannot be enforced, by the place that a refusal names. What is
@@ -281,7 +246,7 @@ def test_what_is_no_schema_or_admits_nothing_is_refused(schema):
 
 KEYWORDS = ["type", "properties", "items", "$ref", "anyOf", "allOf", "oneOf", "enum", "const", "minimum", "pattern"]
 JSON = st.recursive(
-    CONSTANTS | st.booleans(),
+    st.none() | st.text(max_size=4) | st.integers() | st.booleans(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYWORDS), inner, max_size=4),
     max_leaves=10,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any, ClassVar
 
 from aiohttp import web
@@ -87,16 +88,16 @@ async def _tokenize(request: web.Request) -> web.Response:
     if body.with_pieces:
         reply["tokens"] = [{"id": token, "piece": _piece(model.tokenizer.piece(token))} for token in tokens]
     if body.return_token_strs:
-        reply["token_strs"] = await texts.decode_each(model.tokenizer, tokens, deadline=deadline)
+        reply["token_strs"] = await asyncio.to_thread(model.tokenizer.decode_each, tokens)
     return json_response(reply)
 
 
 async def _detokenize(request: web.Request) -> web.Response:
     body = await read_body(request, DetokenizeBody)
-    texts, deadline = request.app[NODE].services.parts.of(large_texts), request_context(request).deadline
+    deadline = request_context(request).deadline
     tokenizer = (await generation_model(request.app[NODE].manager, body.model, deadline)).tokenizer
     ids = tokenizer.check_ids(body.tokens, "tokens") if body.tokens else []
-    text = await texts.decode(tokenizer, ids, deadline=deadline)
+    text = await asyncio.to_thread(tokenizer.decode, ids, skip_special_tokens=False)
     return json_response({"prompt": text, "content": text})
 
 

@@ -45,7 +45,7 @@ def texts(pool):
 async def test_the_tokens_are_the_same_wherever_they_are_made(chat, pool, texts, text):
     tokens = await texts.encode(chat, text, deadline=FAR)
     assert tokens == chat.encode_prompt(text)
-    assert pool.called == ([] if text == SMALL else [tokenization.call])
+    assert pool.called == ([] if text == SMALL else [tokenization.encode])
 
 
 async def test_a_large_conversation_is_rendered_elsewhere_with_all_that_belongs_to_it(chat, pool, texts):
@@ -61,14 +61,6 @@ async def test_a_large_conversation_is_rendered_elsewhere_with_all_that_belongs_
     text = await texts.render(chat, messages, tools, think=False, rendering=rendering, deadline=FAR)
     assert text == chat.render(messages, tools, False, rendering)
     assert pool.called == [tokenization.render]
-
-
-async def test_tokens_are_decoded_as_they_are_here(chat, pool, texts):
-    tokens = chat.encode_prompt(LARGE) * 2
-    assert await texts.decode(chat, tokens, deadline=FAR) == LARGE * 2
-    assert "".join(await texts.decode_each(chat, tokens[:300], deadline=FAR)) == chat.decode(tokens[:300])
-    assert await texts.decode(chat, tokens[:3], deadline=FAR) == chat.decode(tokens[:3])
-    assert pool.called == [tokenization.call, tokenization.call]
 
 
 async def test_what_cannot_fit_whatever_its_tokens_is_refused_without_a_process(chat, pool, texts):
