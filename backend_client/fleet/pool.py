@@ -51,7 +51,6 @@ class Pool:
     complete: bool = True
     trouble: str | None = None
     _leases: dict[str, dict[Lease, None]] = field(default_factory=dict)
-    _unprobed: dict[str, None] = field(default_factory=dict)
 
     def add(self, urls: Iterable[str]) -> list[Node]:
         """Add nodes; return those that are new."""
@@ -60,7 +59,6 @@ class Pool:
             if url not in self.nodes:
                 node = self.nodes[url] = Node(url, Breaker(self.options.breaker, self.clock, self.rng))
                 self._leases[url] = {}
-                self._unprobed[url] = None
                 new.append(node)
         return new
 
@@ -68,12 +66,11 @@ class Pool:
         """Remove a node; requests that are under way there end as they will."""
         del self.nodes[url]
         del self._leases[url]
-        self._unprobed.pop(url, None)
 
     @property
     def unseen(self) -> bool:
         """Whether some node's first probe has not ended yet, or discovery has not."""
-        return not self.complete or bool(self._unprobed)
+        return not self.complete or any(not node.probed for node in self.nodes.values())
 
     def acquire(self, need: Requirement, tried: Collection[str] = ()) -> Lease:
         """Lend a node to a request, one outside of `tried` while there is any.
@@ -257,7 +254,6 @@ class Pool:
 
     def _probed(self, node: Node) -> None:
         node.probed = True
-        self._unprobed.pop(node.url, None)
         node.checked_at = self.clock()
 
     def _left(self, node: Node, why: str) -> None:

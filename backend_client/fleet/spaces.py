@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import NamedTuple
 
 from backend_client.errors import BadReply, ConfigurationError, SpaceChanged, VectorSpaceMismatch
@@ -13,7 +12,6 @@ from backend_client.fleet.pool import Pool
 from backend_client.http.health import ModelReport
 from backend_client.http.messages import plain_name
 
-_REMEMBERED = 256
 # Stands for the default model, if the cloud answered before a node named it. No caller can name a model so.
 _NO_MODEL = "\0"
 
@@ -38,7 +36,6 @@ class Bindings:
         self._declared = {plain_name(name): space for name, space in spaces.items()}
         self._spaces = dict(self._declared)
         self._dimensions: dict[str, int] = {}
-        self._complete: dict[Requirement, Requirement] = {}
         # A single binding given in advance names the default embedding model.
         self._defaults: dict[str, str] = {"embedding": next(iter(spaces))} if len(spaces) == 1 else {}
 
@@ -56,9 +53,6 @@ class Bindings:
         Raises ConfigurationError when no model is named and the fleet has several, VectorSpaceMismatch when its only
         one is bound to another space than the one in which the cloud answered before.
         """
-        known = self._complete.get(need)
-        if known is not None:
-            return known
         if self._pool.unseen:
             model = need.model or self._defaults.get(need.kind)
             if model is None or (need.kind == "embedding" and plain_name(model) not in self._spaces):
@@ -67,13 +61,7 @@ class Bindings:
         if need.kind == "embedding" and need.model is None and model is not None and _NO_MODEL in self._spaces:
             self.bind(model, self._spaces[_NO_MODEL])
         space = self.space(model) if need.kind == "embedding" and model is not None else None
-        completed = replace(need, model=model, space=space)
-        if model is not None and (space is not None or need.kind != "embedding"):
-            # What is bound stays bound. The limit is for callers who make up names.
-            if len(self._complete) >= _REMEMBERED:
-                self._complete.clear()
-            self._complete[need] = completed
-        return completed
+        return Requirement(need.kind, model, need.device, space, need.node)
 
     def default_model(self, kind: str) -> str | None:
         """The only model of that kind in the fleet, from then on always the same; None while no node has reported one.
