@@ -75,23 +75,18 @@ def end_of_part(prompt: Prompt[J], limits: StepLimits, free: int) -> int:
 class PrefillMeter:
     """The prompt tokens that were computed since `take`, and the seconds of the steps that they took.
 
-    A step also generates a token for each running answer: what that takes is known from steps that did only that.
+    A step also generates a token for each running answer, which counts like one of a prompt.
     """
 
     tokens: int = 0
     seconds: float = 0.0
-    _decode_step_s: float = 0.0
 
     def stepped(self, seconds: float, prompt_tokens: int, decoding: int) -> None:
         """A step of so many prompt tokens and one token for each of `decoding` answers took so long."""
         if not prompt_tokens:
-            self._decode_step_s = seconds
             return
-        share = seconds * prompt_tokens / (prompt_tokens + decoding)
         self.tokens += prompt_tokens
-        # A token of an answer takes longer than one of a prompt, since weights are read for few of them.
-        known = decoding and self._decode_step_s
-        self.seconds += max(share / 2, seconds - self._decode_step_s) if known else share
+        self.seconds += seconds * prompt_tokens / (prompt_tokens + decoding)
 
     def spared(self, prompt_tokens: int) -> None:
         """So many tokens of a prompt need not be computed: what takes no time is progress, too."""

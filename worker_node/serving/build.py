@@ -122,17 +122,14 @@ def _build(wanted: ModelSettings, machine: Machine) -> ServedModel:
 
 
 def _kind(wanted: ModelSettings, machine: Machine) -> str | None:
-    """What kind of model the settings mean, by what can be read: its files, the catalog, the options that it has."""
+    """What kind of model the settings mean, by what can be read: its files, the catalog."""
     store = ModelStore(machine.settings.model_store)
     with contextlib.suppress(ModelNotFound, OSError):
         directory = store.locate(wanted.name) if wanted.path is None else wanted.path.expanduser()
         if (kind := apparent_kind(directory)) is not None:
             return kind
-    if wanted.path is None and (entry := store.catalog.find(wanted.name)) is not None:
-        return entry.kind
-    owners = [{owner.task for owner in declarations() if name in options_of(owner)} for name in wanted.options]
-    common = set.intersection(*owners) if owners else set()
-    return common.pop() if len(common) == 1 else None
+    entry = store.catalog.find(wanted.name) if wanted.path is None else None
+    return None if entry is None else entry.kind
 
 
 def _brief(error: Exception) -> str:

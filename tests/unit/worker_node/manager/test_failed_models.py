@@ -93,12 +93,6 @@ async def test_a_model_of_the_catalog_keeps_its_kind_and_names_without_any_file(
         await manager.default("rerank", math.inf)
 
 
-def test_the_options_of_a_model_show_its_kind_where_nothing_else_does(copied):
-    lose_manifest(copied / "hurt")
-    (found,) = built(copied, "hurt", normalize=None, prefill_chunk_size=16)
-    assert found.kind == ModelKind.GENERATION
-
-
 async def test_a_deleted_model_of_the_settings_is_failed_until_it_is_pulled_again(copied, monkeypatch):
     model, other = built(copied, "sound", "hurt")
     kept = copied.parent / f"{copied.name} kept"
