@@ -49,7 +49,7 @@ def tasks() -> Mapping[str, Task]:
     found: dict[str, Task] = {}
     for origin, task in _registrations():
         if not isinstance(task, Task):
-            raise ConfigurationError(f"{origin} is registered as a task and is no worker_node.registry.Task")
+            raise ConfigurationError(f"{origin} is registered as a task but is not a worker_node.registry.Task")
         if task.kind in found:
             raise ConfigurationError(f"{origin}: another task serves {task.kind} models already; uninstall one of them")
         found[task.kind] = task

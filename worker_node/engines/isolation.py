@@ -28,7 +28,7 @@ _DEATHS_WITHOUT_ANSWER = 8
 class Blame:
     """What ended an engine: a request, or the engine itself, as far as is known.
 
-    `pardons`: so many earlier deaths were counted against the engine and are now known for the request's.
+    `pardons` is how many earlier deaths were counted against the engine and are now attributed to the request.
     """
 
     request: bool = False

@@ -111,7 +111,7 @@ class HeldJobs:
         if not blameless:
             self._suspect(jobs | left)
         for held in jobs.values():
-            held.queue.put_nowait(self._fate(held, reason))
+            held.queue.put_nowait(self._error_for(held, reason))
 
     def _take(self, job_id: int) -> _Held | None:
         held = self._jobs.pop(job_id, None)
@@ -126,7 +126,7 @@ class HeldJobs:
         if suspects:  # else the canary's question alone was in the call
             self.blame = self._suspects.died(suspects)
 
-    def _fate(self, held: _Held, reason: str) -> NodeError:
+    def _error_for(self, held: _Held, reason: str) -> NodeError:
         """The error of a job that was lost with the engine."""
         if held.suspect and self._suspects and self._suspects.refuses(fingerprint(held.job)):
             return RequestBreaksEngine(

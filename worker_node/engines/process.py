@@ -61,7 +61,7 @@ _ERRORS: dict[str, type[NodeError]] = {
         errors.UnsupportedParameter,
     )
 }
-_LAST_WORDS_BYTES = 1 << 16
+_UNREAD_BYTES = 1 << 16
 # The kernel closes the socket of a process that ends shortly before its exit status is known.
 _STATUS_WAIT_S = 1.0
 _STATUS_LOOK_S = 0.001
@@ -127,7 +127,7 @@ class EngineProcess(asyncio.Protocol):
         self._closed: asyncio.Future[str] = loop.create_future()
         self._kill_reason: str | None = None
         self._blameless = False
-        self._inquest: asyncio.Task[None] | None = None
+        self._exit_cause_task: asyncio.Task[None] | None = None
         self.accepted = 0
         self.killed_from_outside = False
         self.stats = EngineStats()
@@ -213,7 +213,7 @@ class EngineProcess(asyncio.Protocol):
             self._write(encode(Cancel(job_id)))
 
     async def drain(self, timeout: float) -> None:
-        """Wait until the engine holds no job, or so many seconds."""
+        """Wait until the engine holds no job, or for `timeout` seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._jobs.drained()
@@ -316,13 +316,15 @@ class EngineProcess(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._transport = None
-        self._read_last_words()
+        self._read_unread_events()
         reason = self._kill_reason or "the engine process died"
         if not self._loaded.done():
             self._loaded.set_exception(engine_died(self._spec, reason))
             self._loaded.exception()  # its caller may have stopped waiting for it
         if self._kill_reason is None and not self._blameless:
-            self._inquest = asyncio.create_task(self._learn_cause(reason), name=f"cause of death {self._spec.model_id}")
+            self._exit_cause_task = asyncio.create_task(
+                self._learn_cause(reason), name=f"cause of death {self._spec.model_id}"
+            )
         else:
             self._closed_by(reason)
 
@@ -347,7 +349,7 @@ class EngineProcess(asyncio.Protocol):
     def _status(self) -> int | None:
         return self._process.poll() if self._process is not None else None
 
-    def _read_last_words(self) -> None:
+    def _read_unread_events(self) -> None:
         """Read what the engine sent before it ended: a failed write to it closes the transport with that unread.
 
         It may be the announcement that shows which request is to blame.
@@ -355,7 +357,7 @@ class EngineProcess(asyncio.Protocol):
         if self._socket is None:
             return
         with self._socket as connection, contextlib.suppress(OSError):
-            while data := connection.recv(_LAST_WORDS_BYTES):
+            while data := connection.recv(_UNREAD_BYTES):
                 self.data_received(data)
 
     def _dispatch(self, event: Event) -> None:

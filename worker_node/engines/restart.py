@@ -75,7 +75,7 @@ class RestartPolicy:
     def blameless(self, reason: str, *, pardons: int = 0) -> RestartVerdict:
         """One request is to blame for the end, not the engine: start again soon, and count nothing.
 
-        The request is now known for so many of the last crashes that were counted, too.
+        `pardons` is how many of the crashes that were counted are now attributed to the request.
         """
         for _ in range(min(pardons, len(self._crashes))):
             self._crashes.pop()
@@ -113,7 +113,7 @@ class GrowthLimits:
     drain_s: float = 10.0
 
     def replacement(self, grown: int, *, idle: bool) -> str | None:
-        """How to replace a process that has grown by so many bytes: `idle`, `forced`; None: not now."""
+        """How to replace a process that has grown by `grown` bytes: `idle`, `forced`; None: not now."""
         if self.growth is None or grown < self.growth:
             return None
         if idle:

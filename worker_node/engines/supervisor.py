@@ -314,7 +314,7 @@ class SupervisedEngine:
             # Behind requests that came in between it may have had no turn; those are watched by themselves.
             if isinstance(error, DeadlineExceeded) and process.accepted - accepted <= 1:
                 raise
-            log.info("canary of %s put off: %s", self._name, error.message)
+            log.info("canary of %s postponed: %s", self._name, error.message)
         else:
             self._proof = _proof(loaded)
 

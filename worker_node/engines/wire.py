@@ -66,7 +66,7 @@ class FrameBuffer:
     """Splits a byte stream into frame bodies, however the bytes arrive."""
 
     def __init__(self) -> None:
-        # The beginning of a frame, and how many bytes it must have before more of it can be told.
+        # The beginning of a frame, and how many bytes it must have before it can be parsed further.
         self._rest = bytearray()
         self._wanted = LENGTH.size
 

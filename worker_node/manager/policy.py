@@ -1,6 +1,6 @@
 """Which engines to load and unload now: a pure decision over what is wanted, what is in memory, and the clock.
 
-Guarantees: a unit with work in hand is never unloaded; at most one load at a time on a device; no load that does not
+Guarantees: a unit with requests is never unloaded; at most one load at a time on a device; no load that does not
 fit its memory; units are evicted least recently used first, and only to make room for a load or to return to the
 budget; a pinned unit is never evicted.
 """

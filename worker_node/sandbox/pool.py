@@ -303,7 +303,7 @@ class ResultCache:
             self._results.move_to_end(key)
             kept = self._results[key]
             if isinstance(kept, BadRequest):
-                # A new one each time: an error carries what befell one request.
+                # A new one each time: an error carries the model and device of one request.
                 raise type(kept)(kept.message, param=kept.param)
             return kept
         self.misses += 1

@@ -49,7 +49,7 @@ class Rate:
     _seconds: float = 0.0
 
     def measured(self, units: float, seconds: float) -> None:
-        """Record that so many units took so many seconds; zero seconds for units computed along with other work."""
+        """Record that `units` took `seconds`; zero seconds for units computed along with other work."""
         if units <= 0 or seconds < 0:
             return
         kept: float = 0.5 ** (units / self.memory)
@@ -57,7 +57,7 @@ class Rate:
         self._seconds = self._seconds * kept + seconds
 
     def seconds(self, units: float) -> float | None:
-        """How long so many units take; None before any work took time."""
+        """Seconds that `units` take; None before any work took time."""
         return units * self._seconds / self._units if self._seconds > 0 else None
 
 
@@ -79,7 +79,7 @@ class AdmissionLimits:
     sizes: tuple[int, ...] = ()
 
     def computed_tokens(self, tokens: int) -> int:
-        """The tokens that the engine computes for a text of so many: static shapes are padded."""
+        """The tokens that the engine computes for a text of `tokens`: static shapes are padded."""
         return next((size for size in self.sizes if tokens <= size), tokens)
 
 
@@ -123,7 +123,7 @@ class Permit:
     def progressed(self, tokens: int, *, at: float | None = None, prefilled: tuple[int, float] = (0, 0.0)) -> None:
         """Record new tokens at `at` (monotonic; None: now); with the first of them its prompt is computed.
 
-        Before that the engine computed the `prefilled` tokens of any prompts, in so many seconds.
+        Before that the engine computed the `prefilled` tokens of any prompts, in the seconds given with them.
         """
         self.measured(*prefilled)
         self._admission.progressed(self, tokens, self._admission.clock() if at is None else at)
@@ -133,7 +133,7 @@ class Permit:
         self._admission.answered(self)
 
     def measured(self, tokens: int, seconds: float) -> None:
-        """Record that the engine computed so many tokens of texts or prompts in so many seconds under load."""
+        """Record that the engine computed `tokens` of texts or prompts in `seconds` under load."""
         self._admission.measured(tokens, seconds)
 
 

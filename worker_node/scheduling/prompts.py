@@ -93,7 +93,7 @@ class PromptLine(Generic[J]):
         return order
 
     def computed(self, prompt: Prompt[J], tokens: int) -> None:
-        """Record that so many tokens of a prompt were computed; it may have left the queue already."""
+        """Record that `tokens` of a prompt were computed; it may have left the queue already."""
         # It stays until its answer begins: how much the prefix cache held of it is not known.
         prompt.left = max(1, prompt.left - tokens)
         if prompt is next(iter(self), None):
@@ -124,7 +124,7 @@ class BatchCredit:
     balance: int = 0
 
     def interactive_served(self, tokens: int) -> None:
-        """Record that interactive work got so many tokens while batch work was waiting."""
+        """Record that interactive work got `tokens` while batch work was waiting."""
         self.balance += tokens
 
     def pays_for(self, tokens: int) -> bool:
@@ -197,12 +197,12 @@ class JobQueue(Generic[J]):
         return [first, *interactive, *batch[1:]] if first.owed else [*interactive, *batch]
 
     def computed(self, prompt: Prompt[J], tokens: int) -> None:
-        """Record that so many tokens of a prompt were computed."""
+        """Record that `tokens` of a prompt were computed."""
         self._line(prompt.job).computed(prompt, tokens)
         self.generated(prompt, tokens)
 
     def generated(self, prompt: Prompt[J], tokens: int) -> None:
-        """Record that the answer to a prompt got so many tokens."""
+        """Record that the answer to a prompt got `tokens`."""
         if prompt.owed:
             self.credit.charge(tokens)
         elif prompt.job.interactive and self._batch:

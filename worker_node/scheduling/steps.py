@@ -82,14 +82,14 @@ class PrefillMeter:
     seconds: float = 0.0
 
     def stepped(self, seconds: float, prompt_tokens: int, decoding: int) -> None:
-        """A step of so many prompt tokens and one token for each of `decoding` answers took so long."""
+        """A step of `prompt_tokens` and one token for each of `decoding` answers took `seconds`."""
         if not prompt_tokens:
             return
         self.tokens += prompt_tokens
         self.seconds += seconds * prompt_tokens / (prompt_tokens + decoding)
 
     def spared(self, prompt_tokens: int) -> None:
-        """So many tokens of a prompt need not be computed: what takes no time is progress, too."""
+        """`prompt_tokens` need not be computed: they count as progress that took no time."""
         self.tokens += prompt_tokens
 
     def take(self) -> tuple[int, float]:

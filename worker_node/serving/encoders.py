@@ -23,7 +23,7 @@ from worker_node.settings import ModelSettings
 MAX_OUTSTANDING_TEXTS = 8192
 # Of the engine on a CPU, where the settings leave it open.
 BATCH_TOKENS = 256
-# So many show that an engine does not answer every text alike.
+# Enough to show that an engine does not answer every text alike.
 _KNOWN_TEXTS = 2
 # Questions have 8 to 24 tokens. Above 32 each further length would spare less than the memory of its copy of the model.
 _SHORT = (16, 24)
@@ -76,7 +76,7 @@ class EncoderTask(ServedTask):
                 return AdmissionLimits(MAX_OUTSTANDING_TEXTS, step_tokens=buckets[-1] * rows, sizes=buckets)
             case DynamicEncoderOptions(max_batch_tokens=tokens):
                 return AdmissionLimits(MAX_OUTSTANDING_TEXTS, parallel=16, step_tokens=tokens or BATCH_TOKENS)
-        raise TypeError(f"{type(options).__name__} is no encoder engine's")
+        raise TypeError(f"{type(options).__name__} are not the options of an encoder engine")
 
     def complete(
         self,
@@ -120,7 +120,7 @@ def buckets_up_to(limit: int) -> tuple[int, ...]:
 
 
 def bucket_shapes(limit: int, wanted: ModelSettings, values: dict[str, Any]) -> Shapes:
-    """The shapes for a model of so many tokens; `npu_buckets` of `values` is completed. Raises ConfigurationError."""
+    """The shapes for a model of `limit` tokens; `npu_buckets` of `values` is completed. Raises ConfigurationError."""
     buckets = tuple(sorted(set(values.get("npu_buckets") or buckets_up_to(limit))))
     if buckets[-1] > limit:
         raise wanted.error("npu_buckets", f"a bucket of {buckets[-1]} tokens, the model takes {limit}")

@@ -29,9 +29,9 @@ COUNTED_CHARACTERS = 64_000
 CHARACTERS_AT_ONCE = 256_000
 # Of requests that wait for a thread, and those in one.
 MAX_CHARACTERS = 64_000_000
-# A text with too few tokens in so many characters is refused: reading on would cost seconds and hundreds of megabytes.
+# A text with too few tokens in this many characters is refused: reading on would cost seconds and much memory.
 MAX_LOOKED_AT = 1_000_000
-# Where a text is cut its last tokens may be others than in the whole text: so many more must be there. WordPiece makes
+# Where a text is cut its last tokens may be others than in the whole text: this many more must follow. WordPiece makes
 # one token of a word of more than 100 characters, and up to 100 of its first 100.
 _MARGIN = 128
 _GROWTH = 4
@@ -114,7 +114,7 @@ def beginning(
     """Return the text, or a beginning of it that has more than `tokens` tokens and begins with the same ones.
 
     `first` is how many characters are tried first; a text that is not longer is returned as it is. Raises BadRequest
-    for one that has not so many tokens in its first `MAX_LOOKED_AT` characters, and more of these.
+    for a longer one whose first `MAX_LOOKED_AT` characters have fewer tokens.
     """
     size = first
     while size < len(text):
@@ -127,7 +127,7 @@ def beginning(
         if size == MAX_LOOKED_AT:
             raise BadRequest(
                 f"the first {MAX_LOOKED_AT} characters of a text of {len(text)} have only {len(encoding)} tokens: "
-                "leave out white space and whatever else is no text"
+                "remove white space and other characters that are not text"
             )
         size *= _GROWTH
     return text

@@ -38,7 +38,7 @@ def test_the_nodes_own_tasks_come_first_and_installed_ones_after(installed):
     ("name", "message"),
     [
         ("EMBEDDING_TOO", "another task serves embedding models already"),
-        ("NO_TASK", "is no worker_node.registry.Task"),
+        ("NO_TASK", "is not a worker_node.registry.Task"),
         ("MISSING", "the task MISSING .* cannot be imported .AttributeError: .*repair or uninstall the package"),
     ],
 )
