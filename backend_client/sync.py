@@ -1,4 +1,4 @@
-"""The blocking twins: the same clients for code without an event loop. Safe to call from any thread.
+"""The same clients, blocking, for code without an event loop. Safe to call from any thread.
 
 from backend_client.sync import NPUClient
 
@@ -10,23 +10,20 @@ with NPUClient(["http://10.0.0.22:8081"]) as client:
 
 from __future__ import annotations
 
+import inspect
 import ssl
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar, Unpack
 
-import numpy as np
-import numpy.typing as npt
 from pydantic import BaseModel, SecretStr
 
 from backend_client import client
-from backend_client.arguments import Audio
 from backend_client.calls import BaseClient, Messages, not_picklable
 from backend_client.client import ClientStatus, NodeStatus
 from backend_client.cloud.ledger import Ledger
-from backend_client.embed_many import Progress
 from backend_client.errors import ClientClosed
 from backend_client.lifetime import LoopThread
 from backend_client.options import ClientOptions
@@ -36,16 +33,9 @@ from backend_client.results import (
     ChatOptions,
     ChatResult,
     EmbedBatch,
-    EmbedManyResult,
     EmbedOptions,
-    EmbedResult,
     GenerateOptions,
     GenerateResult,
-    RawReply,
-    RerankOptions,
-    RerankResult,
-    TranscribeOptions,
-    Transcription,
 )
 from backend_client.settings import ClientSettings
 from backend_client.streams import ResultStream
@@ -53,6 +43,7 @@ from backend_client.streams import ResultStream
 C = TypeVar("C", bound=BaseClient)
 M = TypeVar("M", bound=BaseModel)
 P = TypeVar("P")
+A = ParamSpec("A")
 R = TypeVar("R")
 
 if TYPE_CHECKING:
@@ -100,8 +91,23 @@ class BlockingStream(Generic[P, R]):
         return await anext(self._stream, None)
 
 
+def _waiting_for(method: Callable[Concatenate[Any, A], Coroutine[Any, Any, R]]) -> Callable[Concatenate[Any, A], R]:
+    """The method of a blocking client that runs one of `BaseClient` and returns what it returns."""
+
+    def call(self: Blocking[Any], /, *args: A.args, **options: A.kwargs) -> R:
+        return self._thread.run(method(self._client, *args, **options))
+
+    call.__name__, call.__qualname__ = method.__name__, f"Blocking.{method.__name__}"
+    call.__doc__ = f"See `BaseClient.{method.__name__}`."
+    vars(call)["__signature__"] = inspect.signature(method)
+    return call
+
+
 class Blocking(Generic[C]):
-    """The methods of `BaseClient`, waited for. Its client lives in the event loop of a thread of its own."""
+    """The methods of `BaseClient`, waited for. Its client lives in the event loop of a thread of its own.
+
+    That thread calls the `progress` of `embed_many`.
+    """
 
     def __init__(self, inner: C) -> None:
         self._client = inner
@@ -112,29 +118,18 @@ class Blocking(Generic[C]):
         """The client inside, which only its own thread may call."""
         return self._client
 
-    def embed(self, text: str, **options: Unpack[EmbedOptions]) -> list[float]:
-        """See `BaseClient.embed`."""
-        return self._thread.run(self._client.embed(text, **options))
-
-    def embed_result(self, text: str, **options: Unpack[EmbedOptions]) -> EmbedResult:
-        """See `BaseClient.embed_result`."""
-        return self._thread.run(self._client.embed_result(text, **options))
-
-    def embed_batch(self, texts: Sequence[str], **options: Unpack[EmbedOptions]) -> EmbedBatch:
-        """See `BaseClient.embed_batch`."""
-        return self._thread.run(self._client.embed_batch(texts, **options))
-
-    def embed_many(
-        self, texts: Iterable[str], *, progress: Progress | None = None, **options: Unpack[EmbedOptions]
-    ) -> npt.NDArray[np.float32]:
-        """See `BaseClient.embed_many`. `progress` is called in the client's thread."""
-        return self._thread.run(self._client.embed_many(texts, progress=progress, **options))
-
-    def embed_many_result(
-        self, texts: Iterable[str], *, progress: Progress | None = None, **options: Unpack[EmbedOptions]
-    ) -> EmbedManyResult:
-        """See `BaseClient.embed_many_result`. `progress` is called in the client's thread."""
-        return self._thread.run(self._client.embed_many_result(texts, progress=progress, **options))
+    embed = _waiting_for(BaseClient.embed)
+    embed_result = _waiting_for(BaseClient.embed_result)
+    embed_batch = _waiting_for(BaseClient.embed_batch)
+    embed_many = _waiting_for(BaseClient.embed_many)
+    embed_many_result = _waiting_for(BaseClient.embed_many_result)
+    generate = _waiting_for(BaseClient.generate)
+    chat = _waiting_for(BaseClient.chat)
+    parse = _waiting_for(BaseClient.parse)
+    count_tokens = _waiting_for(BaseClient.count_tokens)
+    rerank = _waiting_for(BaseClient.rerank)
+    transcribe = _waiting_for(BaseClient.transcribe)
+    post = _waiting_for(BaseClient.post)
 
     def embed_stream(self, texts: Iterable[str], **options: Unpack[EmbedOptions]) -> Generator[EmbedBatch, None, None]:
         """See `BaseClient.embed_stream`."""
@@ -153,41 +148,13 @@ class Blocking(Generic[C]):
             with suppress(ClientClosed):
                 self._thread.run(stop())
 
-    def generate(self, prompt: str, **options: Unpack[GenerateOptions]) -> GenerateResult:
-        """See `BaseClient.generate`."""
-        return self._thread.run(self._client.generate(prompt, **options))
-
     def stream(self, prompt: str, **options: Unpack[GenerateOptions]) -> BlockingStream[str, GenerateResult]:
         """See `BaseClient.stream`."""
         return BlockingStream(self._thread, self._client.stream(prompt, **options))
 
-    def chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> ChatResult:
-        """See `BaseClient.chat`."""
-        return self._thread.run(self._client.chat(messages, **options))
-
     def stream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> BlockingStream[ChatDelta, ChatResult]:
         """See `BaseClient.stream_chat`."""
         return BlockingStream(self._thread, self._client.stream_chat(messages, **options))
-
-    def parse(self, messages: Messages, schema: type[M], **options: Unpack[ChatOptions]) -> M:
-        """See `BaseClient.parse`."""
-        return self._thread.run(self._client.parse(messages, schema, **options))
-
-    def count_tokens(self, messages: Messages | str, **options: Unpack[CallOptions]) -> int:
-        """See `BaseClient.count_tokens`."""
-        return self._thread.run(self._client.count_tokens(messages, **options))
-
-    def rerank(self, query: str, documents: Sequence[str], **options: Unpack[RerankOptions]) -> RerankResult:
-        """See `BaseClient.rerank`."""
-        return self._thread.run(self._client.rerank(query, documents, **options))
-
-    def transcribe(self, audio: Audio, **options: Unpack[TranscribeOptions]) -> Transcription:
-        """See `BaseClient.transcribe`."""
-        return self._thread.run(self._client.transcribe(audio, **options))
-
-    def post(self, path: str, body: Mapping[str, Any], **options: Unpack[CallOptions]) -> RawReply:
-        """See `BaseClient.post`."""
-        return self._thread.run(self._client.post(path, body, **options))
 
     def with_options(self, **options: Unpack[CallOptions]) -> Self:
         """See `BaseClient.with_options`."""
