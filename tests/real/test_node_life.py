@@ -1,13 +1,9 @@
 """A node from its start to every kind of end, with real engines under load."""
 
 import asyncio
-import contextlib
-import json
 import os
 import signal
-import socket
 import time
-import urllib.request
 
 import aiohttp
 import psutil
@@ -16,51 +12,6 @@ import pytest
 from tests.support.nodes import run_node_command, start_node
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("store")]
-
-
-def test_a_slow_header_ends_the_connection_and_a_slow_body_gets_408():
-    async def clients(node):
-        host, port = node.url.removeprefix("http://").split(":")
-        header = b"POST /embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n"
-
-        async def send(data):
-            reader, writer = await asyncio.open_connection(host, int(port))
-            writer.write(data)
-            answer = await asyncio.wait_for(reader.read(), 30)
-            writer.close()
-            await writer.wait_closed()
-            return answer
-
-        return await asyncio.gather(send(header[:-20]), send(header + b'{"te'))
-
-    # Long enough for the second one to send its header.
-    limits = {"NPU_NODE_HEADER_TIMEOUT_S": "3", "NPU_NODE_BODY_TIMEOUT_S": "0.3"}
-    with start_node(ready=False, NPU_NODE_MODELS="[]", **limits) as node:
-        late_header, late_body = asyncio.run(clients(node))
-        with urllib.request.urlopen(node.url + "/metrics") as reply:  # noqa: S310
-            metrics = reply.read().decode()
-    assert late_header == b""
-    assert late_body.startswith(b"HTTP/1.1 408 ")
-    assert 'npu_node_http_requests_total{route="/embeddings",status="408"} 1.0' in metrics
-    assert 'npu_node_request_errors_total{code="request_timeout"} 1.0' in metrics
-
-
-def test_a_connection_too_many_is_told_when_to_come_again():
-    with start_node(ready=False, NPU_NODE_MODELS="[]", NPU_NODE_MAX_CONNECTIONS="2") as node:
-        host, port = node.url.removeprefix("http://").split(":")
-        with contextlib.ExitStack() as stack:
-            for _ in range(2):
-                working = stack.enter_context(socket.create_connection((host, int(port)), timeout=10))
-                working.sendall(
-                    b"POST /embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n"
-                )
-                assert working.recv(100).startswith(b"HTTP/1.1 100")
-            one_more = stack.enter_context(socket.create_connection((host, int(port)), timeout=10))
-            one_more.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-            head, _, body = b"".join(iter(lambda: one_more.recv(4096), b"")).partition(b"\r\n\r\n")
-        assert head.startswith(b"HTTP/1.1 429 Too Many Requests\r\n")
-        assert b"\r\nRetry-After: 1\r\n" in head
-        assert json.loads(body)["error"]["code"] == "overloaded"
 
 
 def test_a_killed_engine_comes_back_and_answers_what_had_no_token_yet(quick_models):

@@ -146,12 +146,6 @@ def test_a_device_that_is_given_to_a_virtual_machine(good):
     only(good, "kernel-driver", "vfio-pci/unbind")
 
 
-@pytest.mark.parametrize("group", ["root", None])
-def test_a_device_of_no_render_group_is_fixed_by_making_the_group(good, group):
-    good.machine.group, good.machine.allowed = group, False
-    only(good, "device-access", "groupadd -f -r render", "udevadm", "usermod -a -G render ann")
-
-
 def test_a_user_outside_the_group(good):
     good.machine.allowed = False
     only(good, "device-access", "usermod -a -G render ann", "log in again")
