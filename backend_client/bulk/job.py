@@ -151,9 +151,9 @@ class BulkRequest:
         if self.shard is not None and not 0 <= self.shard[0] < self.shard[1]:
             wrong.append(f"shard {self.shard[0]}/{self.shard[1]} does not exist: shards are 0/n to n-1/n")
         if not self.patience >= 0:
-            wrong.append("patience is a number of seconds, 0 or more")
+            wrong.append("patience must be a number of seconds, 0 or more")
         if not 0 <= self.max_rejected <= 1:
-            wrong.append("max_rejected is a share of the rows, from 0 to 1")
+            wrong.append("max_rejected must be a share of the rows, from 0 to 1")
         taken = [name for name in self.keep or () if name in {*RESULT_COLUMNS, "embeddings", "generated_text"}]
         if taken:
             wrong.append(f"the output adds a column {taken[0]}: it cannot be kept from the input")

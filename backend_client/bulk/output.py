@@ -23,7 +23,7 @@ METADATA_KEY = "npu_bulk"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """Of one fragment. `rejected_file` is in the folder of rejected rows, "" without any. `incomplete`
+    """The account of one fragment. `rejected_file` is in the folder of rejected rows, "" without any. `incomplete`
     files ended early, or could not be read at all: each counts as one rejected row. `served` counts rows by node
     and device. `won`: this attempt's file is the one that has the name.
     """
@@ -117,7 +117,7 @@ def _reason(data: bytes) -> str:
     try:
         reason: str = json.loads(data)["reason"]
     except ValueError:
-        return "the reason was lost: the machine lost its power"
+        return "the reason was lost: its record is damaged"
     return reason
 
 

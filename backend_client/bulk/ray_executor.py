@@ -243,7 +243,7 @@ def _join(ray: Any, address: str) -> None:
 
 
 class Actor:
-    """Runs in a process of the cluster: a worker, and its own node if it was told to start one."""
+    """Runs in a process of the cluster: a worker, and with `start_node` a node of its own."""
 
     def __init__(self, request: BulkRequest, nodes: tuple[str, ...], *, start_node: bool) -> None:
         self._request = request

@@ -172,8 +172,8 @@ def verdict(share: float, progress: Progress) -> tuple[ExitCode, str]:
     """How a complete job ends, and why."""
     if progress.incomplete and share < 1:
         return ExitCode.TOO_MANY_REJECTED, (
-            f"{progress.incomplete} files are damaged or end early, and nobody knows how many rows they lack: see "
-            "rejected/; all else is done, --max-rejected 1 accepts it"
+            f"{progress.incomplete} files are damaged or end early, and the number of rows that they lack is unknown: "
+            "see rejected/; all else is done, --max-rejected 1 accepts it"
         )
     if progress.rejected > share * (progress.rows + progress.rejected):
         return ExitCode.TOO_MANY_REJECTED, _message(progress, share)

@@ -25,7 +25,7 @@ class OutputFailed(NPUError):
 
 
 def open_store(url: str) -> Store:
-    """The store of an output. Writes nothing. Raises ConfigurationError for a scheme that nobody knows."""
+    """The store of an output. Writes nothing. Raises ConfigurationError for an unknown scheme."""
     system, path = file_system(url)
     local = "file" in ([system.protocol] if isinstance(system.protocol, str) else system.protocol)
     return LocalStore(system, path) if local else Store(system, path.rstrip("/"))

@@ -107,7 +107,7 @@ def _once(work: Callable[[History, Note], int], history: History) -> _End:
         with reader, _passed_on(child, end):
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
             while True:
-                # A handler runs between two calls: one that blocked for ever could keep it from that.
+                # With a limit: a signal that arrives just before a call that blocks is handled only after it.
                 if not reader.poll(_LOOK_S):
                     continue
                 fragment, begun = reader.recv()
