@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Generic, Self, cast
@@ -114,6 +115,8 @@ class EngineProcess(asyncio.Protocol):
         self._spec = spec
         self._limits = limits
         self._liveness = Liveness(limits.liveness, times, time.monotonic())
+        # When events came, and the latest of them: each look of the watch judges those since the one before.
+        self._heard: deque[tuple[float, Event]] = deque()
         self._memory = memory
         self._oom_kills = memory.oom_kills()
         self._buffer = FrameBuffer()
@@ -273,11 +276,20 @@ class EngineProcess(asyncio.Protocol):
             status = await asyncio.to_thread(self._process.wait)
         log.info("engine %s on %s: exit status %s", self._spec.model_id, self._spec.device, status)
 
+    def _judge_heard(self) -> None:
+        while self._heard:
+            at, event = self._heard.popleft()
+            if isinstance(event, NativeCall):
+                self._liveness.called(event.stage, event.units, at)
+            else:
+                self._liveness.heard(at)
+
     async def watch(self) -> None:
         """Kill the process when it hangs; return then."""
         while True:
             now = time.monotonic()
             try:
+                self._judge_heard()
                 reason, pause = self._liveness.look(now)
             except Exception as error:  # noqa: BLE001  (an engine without supervision may hang and stay)
                 log.error("watching %s on %s failed: %s", self._spec.model_id, self._spec.device, type(error).__name__)
@@ -304,11 +316,7 @@ class EngineProcess(asyncio.Protocol):
             return
         if not events:
             return
-        now, latest = time.monotonic(), events[-1]
-        if isinstance(latest, NativeCall):
-            self._liveness.called(latest.stage, latest.units, now)
-        else:
-            self._liveness.heard(now)
+        self._heard.append((time.monotonic(), events[-1]))
         self._jobs.received(events)
         for event in events:
             if not isinstance(event, Results | NativeCall):

@@ -122,6 +122,8 @@ class Execution:
         self.done = False
         # Whether a part of the answer was sent: then no retry can take it back.
         self.sent = False
+        # Whether the request stays on its device from now on, because a header names it.
+        self.pinned = False
         self.permit: Permit
         self._demand = demand
         self._context = context
@@ -129,17 +131,11 @@ class Execution:
         self._work = work
         self._first = selection.placement
         self._deaths = 0
-        self._pinned = False
 
     @property
     def route(self) -> Route:
         """The current route."""
         return self.selection.route
-
-    def pin_device(self) -> Route:
-        """Keep the request on its device from now on, because a header names it; return the route."""
-        self._pinned = True
-        return self.route
 
     @contextmanager
     def admitted(self) -> Iterator[Self]:
@@ -238,13 +234,13 @@ class Execution:
 
     def _select_ready(self, *, suspected: bool) -> Selection | None:
         demand = self._demand
-        if self._pinned:
+        if self.pinned:
             demand = replace(demand, require=self.route.device)
         decision = choose(demand, [self._status(placement, suspected=suspected) for placement in demand.placements])
         if decision.error is not None:
             return None
         route = decision.route(demand)
-        if self._pinned:
+        if self.pinned:
             route = replace(route, reason=self.route.reason)
         return Selection(demand.placements[decision.index], route)
 
@@ -262,7 +258,7 @@ class Execution:
         found = []
         for placement in self._demand.placements:
             status = placement.engine.status
-            if self._pinned and placement.device is not self.route.device:
+            if self.pinned and placement.device is not self.route.device:
                 continue
             if status.state in _RETURNING and now + (status.retry_after or 0.0) < self._context.deadline:
                 found.append(placement)

@@ -56,7 +56,7 @@ class Model:
         """The tokens and the device of the answer to a prompt of these tokens; `more`: fields of `RequestContext`."""
         execution, context = await self.execution(seconds, **more)
         if head:
-            execution.pin_device()
+            execution.pinned = True
         job = GenerateJob(0, row_job([tokens], 0.0).tokens, 100, context.deadline)
         got = []
         with execution.admitted():

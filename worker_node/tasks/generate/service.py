@@ -107,14 +107,13 @@ class GenerationRun:
     @property
     def route(self) -> Route:
         """The current route; a retry may change it until part of the answer has been sent."""
-        return self._proven(self._execution.selection.route)
+        route = self._execution.selection.route
+        return replace(route, unproven=True) if self._proof.unread else route
 
     def head(self) -> Route:
         """The route for a head that is sent before the first token: from then on it stays on that device."""
-        return self._proven(self._execution.pin_device())
-
-    def _proven(self, route: Route) -> Route:
-        return replace(route, unproven=True) if self._proof.unread else route
+        self._execution.pinned = True
+        return self.route
 
     def check_places(self, count: int) -> None:
         """Raise BadRequest for more answers at once than the model has places for: not all would ever be admitted."""

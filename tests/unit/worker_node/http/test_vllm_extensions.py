@@ -53,28 +53,6 @@ async def test_echo_sends_the_prompt_before_each_choice(store, n):
         assert (reply.status, body["error"]["param"]) == (400, "echo")
 
 
-@pytest.mark.parametrize("n", [1, 2])
-async def test_no_tokens_with_echo_is_the_prompt_and_its_count(store, n):
-    options = {"include_usage": True, "continuous_usage_stats": True}
-    async with writing(store) as (client, _, engine):
-        tokens = len(engine.tokenizer.encode_prompt("Count"))
-        for stop in (None, ["One"]):
-            _, body = await post(client, COMPLETIONS, prompt="Count", echo=True, max_tokens=0, n=n, stop=stop)
-            assert [(one["text"], one["finish_reason"]) for one in body["choices"]] == [("Count", "length")] * n
-            assert body["usage"] == {"prompt_tokens": tokens, "completion_tokens": 0, "total_tokens": tokens}
-        *chunks, last = await stream(
-            client, COMPLETIONS, prompt="Count", echo=True, max_tokens=0, n=n, stream_options=options
-        )
-        assert sorted(chunk["choices"][0]["text"] for chunk in chunks) == [""] * n + ["Count"] * n
-        assert {chunk["usage"]["completion_tokens"] for chunk in chunks} == {0}
-        assert last["usage"] == body["usage"]
-        assert {job.max_new_tokens for job in engine.jobs} == {1}
-        for more, param in (({}, "max_tokens"), ({"echo": True, "logprobs": 1}, "echo"), ({"n_predict": 9}, None)):
-            reply, body = await post(client, COMPLETIONS, prompt="Count", max_tokens=0, **more)
-            assert reply.status == 400
-            assert body["error"]["param"] == (param or "max_tokens")
-
-
 @pytest.mark.parametrize(("temperature", "shown"), [(0, 1), (1, 0)])
 async def test_more_logprobs_than_there_are_is_what_there_is(store, temperature, shown):
     async with writing(store) as (client, *_):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -16,7 +15,6 @@ from pydantic import Field
 from worker_node.core.errors import BadRequest, NodeError, UnsupportedParameter
 from worker_node.core.types import (
     Finished,
-    FinishReason,
     Piece,
     Reasoning,
     RequestContext,
@@ -24,7 +22,6 @@ from worker_node.core.types import (
     TokenIds,
     ToolCallStarted,
     ToolUse,
-    Usage,
 )
 from worker_node.http.body import limited, read_body
 from worker_node.http.context import busy_fields, request_context
@@ -334,7 +331,7 @@ class CompletionsBody(SamplingFields):
     rules: ClassVar[Table] = COMPLETIONS
 
     prompt: str | Annotated[list[str], Field(min_length=1)] | Ids | Annotated[list[Ids], Field(min_length=1)]
-    # 0 with `echo` asks for the prompt alone.
+    # 0 is refused with what to do.
     max_tokens: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None
     echo: bool | None = None
@@ -352,11 +349,6 @@ class CompletionsBody(SamplingFields):
             else:
                 prompts.append(item if isinstance(item, str) else TokenIds(tuple(item)))
         return [TokenIds(tuple(ids))] if ids else prompts
-
-    @property
-    def prompt_alone(self) -> bool:
-        """Whether the prompt is to be computed and sent back, and not continued."""
-        return self.max_tokens == 0
 
     def echoes(self, tokenizer: ChatTokenizer) -> list[str]:
         """With `echo`, what stands before each choice's own text. Raises UnsupportedParameter, BadRequest."""
@@ -380,12 +372,11 @@ class CompletionsBody(SamplingFields):
             raise BadRequest(
                 "best_of: choices are not ranked here; leave it out or make it equal to n", param="best_of"
             )
-        if self.prompt_alone and not self.echo:
+        if self.max_tokens == 0:
             raise BadRequest(
-                "max_tokens: 0 asks for no token; send 1 or more, or echo to get the prompt back", param="max_tokens"
+                "max_tokens: must be 1 or more, got 0; /tokenize counts the tokens of a prompt", param="max_tokens"
             )
-        # The engine computes a prompt only to continue it: of a prompt alone its one token is left out of the reply.
-        most = 1 if self.prompt_alone else self.max_tokens or DEFAULT_MAX_TOKENS
+        most = self.max_tokens or DEFAULT_MAX_TOKENS
         sampling = self.sampling(logprobs=self.logprobs is not None, max_tokens=most)
         prompts = self.prompts()
         grammar = self.held_to(None)
@@ -424,28 +415,14 @@ class _Completion(_Rendered):
         super().__init__(body, choices)
         self._top = top_logprobs
         self._logprobs = body.logprobs is not None
-        self._prompt_alone = body.prompt_alone
         self._echoes = echoes
         self._offsets: dict[int, int] = {}
-
-    def event(self, event: ChoiceEvent) -> bytes:
-        return super().event(self._without_answer(event) if self._prompt_alone else event)
-
-    def whole(self, events: Sequence[ChoiceEvent]) -> dict[str, Any]:
-        return super().whole([self._without_answer(event) for event in events] if self._prompt_alone else events)
-
-    def _without_answer(self, event: ChoiceEvent) -> ChoiceEvent:
-        """The event as if nothing had been generated."""
-        if not isinstance(event.event, Finished):
-            return ChoiceEvent(event.choice, Token(""), 0)
-        usage = Usage(event.event.usage.prompt_tokens, 0)
-        return ChoiceEvent(event.choice, replace(event.event, finish_reason=FinishReason.LENGTH, usage=usage), 0)
 
     def _opening(self, index: int) -> dict[str, Any] | None:
         return _text_choice(index, self._echoes[index]) if self._echoes else None
 
     def _piece(self, index: int, piece: Piece) -> dict[str, Any] | None:
-        if not isinstance(piece, Token) or self._prompt_alone:
+        if not isinstance(piece, Token):
             return None
         logprobs = None
         if piece.logprobs:

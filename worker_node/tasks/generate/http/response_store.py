@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -51,20 +51,23 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """Keeps responses by owner and id. Over a limit, the oldest of the owner that holds most goes first."""
+    """Keeps responses by owner and id. Over a limit, the oldest goes first."""
 
     def __init__(self, limits: StoreLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits
         self._clock = clock
-        # Of each owner, oldest first: the response, its size, and until when it is kept.
-        self._owners: dict[bytes, OrderedDict[str, tuple[StoredResponse, int, float]]] = {}
-        self.count = 0
+        # Oldest first: the response, its size, and until when it is kept.
+        self._kept: OrderedDict[tuple[bytes, str], tuple[StoredResponse, int, float]] = OrderedDict()
         self.size = 0
-        self._size_of: Counter[bytes] = Counter()
 
     @property
     def enabled(self) -> bool:
         return self.limits.count > 0
+
+    @property
+    def count(self) -> int:
+        """How many responses are kept."""
+        return len(self._kept)
 
     def put(self, owner: bytes, stored: StoredResponse) -> bool:
         """Store a response, in place of what has its id; False if it alone is over the limits."""
@@ -73,49 +76,40 @@ class ResponseStore:
         if not self.enabled or size > self.limits.size:
             return False
         while self.count >= self.limits.count or self.size + size > self.limits.size:
-            crowded = self.count >= self.limits.count
-            largest = max(self._owners, key=lambda one: len(self._owners[one]) if crowded else self._size_of[one])
-            self._remove(largest, next(iter(self._owners[largest])))
-        self._owners.setdefault(owner, OrderedDict())[stored.id] = (stored, size, self._clock() + self.limits.seconds)
-        self._account(owner, 1, size)
+            self._remove(next(iter(self._kept)))
+        self._kept[owner, stored.id] = (stored, size, self._clock() + self.limits.seconds)
+        self.size += size
         return True
 
     def get(self, owner: bytes, response_id: str) -> StoredResponse | None:
         """A response of that owner."""
         self.expire()
-        kept = self._owners.get(owner)
-        return kept[response_id][0] if kept is not None and response_id in kept else None
+        kept = self._kept.get((owner, response_id))
+        return None if kept is None else kept[0]
 
     def items(self, owner: bytes, item_ids: Sequence[str]) -> dict[str, StoredItem]:
         """Those of the items that are part of a response of that owner, as they are in its latest."""
         self.expire()
         wanted, found = set(item_ids), dict[str, StoredItem]()
-        for stored, _, _ in self._owners.get(owner, {}).values() if wanted else ():
-            found |= {item.id: item for item in stored.items if item.id in wanted}
+        for (whose, _), (stored, _, _) in self._kept.items() if wanted else ():
+            if whose == owner:
+                found |= {item.id: item for item in stored.items if item.id in wanted}
         return found
 
     def delete(self, owner: bytes, response_id: str) -> bool:
         """Delete a response; whether there was one."""
         self.expire()
-        if response_id not in self._owners.get(owner, {}):
+        if (owner, response_id) not in self._kept:
             return False
-        self._remove(owner, response_id)
+        self._remove((owner, response_id))
         return True
 
     def expire(self) -> None:
         """Delete what is too old."""
         now = self._clock()
-        for owner, kept in list(self._owners.items()):
-            while kept and kept[next(iter(kept))][2] <= now:
-                self._remove(owner, next(iter(kept)))
+        while self._kept and self._kept[oldest := next(iter(self._kept))][2] <= now:
+            self._remove(oldest)
 
-    def _remove(self, owner: bytes, response_id: str) -> None:
-        _, size, _ = self._owners[owner].pop(response_id)
-        self._account(owner, -1, -size)
-        if not self._owners[owner]:
-            del self._owners[owner], self._size_of[owner]
-
-    def _account(self, owner: bytes, count: int, size: int) -> None:
-        self.count += count
-        self.size += size
-        self._size_of[owner] += size
+    def _remove(self, key: tuple[bytes, str]) -> None:
+        _, size, _ = self._kept.pop(key)
+        self.size -= size

@@ -2,8 +2,6 @@
 
 import random
 
-import pytest
-
 from worker_node.tasks.generate.http.response_store import ResponseStore, StoredItem, StoredResponse, StoreLimits
 
 ANN, BOB = b"ann", b"bob"
@@ -57,16 +55,6 @@ def test_the_oldest_goes_first():
     for name in "abc":
         kept.put(ANN, response(name))
     assert [kept.get(ANN, f"resp_{name}") is not None for name in "abc"] == [False, True, True]
-
-
-@pytest.mark.parametrize("limits", [{"count": 4}, {"size": 7000}])
-def test_who_stores_most_does_not_drive_out_others(limits):
-    kept = store(**limits)
-    kept.put(BOB, response("bob", size=1000))
-    for index in range(50):
-        kept.put(ANN, response(str(index), size=1000))
-        assert kept.get(ANN, f"resp_{index}") is not None
-    assert kept.get(BOB, "resp_bob") is not None
 
 
 def test_what_is_larger_than_everything_is_not_stored():
