@@ -19,18 +19,10 @@ _PROMPTS_AHEAD = 2
 BLOCK_TOKENS = 32
 
 
-@dataclass(frozen=True, slots=True)
-class StepLimits:
-    """The tokens of one step, and whether a prompt may be split over several steps."""
-
-    tokens: int
-    split: bool = True
-
-
-def choose_prompts(
-    ranked: Iterable[Prompt[J]], limits: StepLimits, *, places: int, batch_places: int
-) -> list[Prompt[J]]:
+def choose_prompts(ranked: Iterable[Prompt[J]], step_tokens: int, *, places: int, batch_places: int) -> list[Prompt[J]]:
     """Return the prompts for the next steps, in order; at most `places`, and `batch_places` of batch work.
+
+    One step computes `step_tokens` tokens.
 
     A prompt that has been begun stays in the pipeline, behind the others: there it keeps its part of the KV cache.
     """
@@ -41,7 +33,7 @@ def choose_prompts(
             break
         if not prompt.job.interactive and not batch_places:
             continue
-        enough = len(chosen) >= _PROMPTS_AHEAD and ahead >= _STEPS_AHEAD * limits.tokens
+        enough = len(chosen) >= _PROMPTS_AHEAD and ahead >= _STEPS_AHEAD * step_tokens
         if enough and prompt.begun is None:
             continue
         chosen.append(prompt)
@@ -50,22 +42,20 @@ def choose_prompts(
     return chosen
 
 
-def computed_in_step(lefts: Sequence[int], decoding: int, limits: StepLimits) -> list[int]:
+def computed_in_step(lefts: Sequence[int], decoding: int, step_tokens: int) -> list[int]:
     """How many tokens of each prompt, in order, a step computes that generates one token for each of `decoding`."""
-    free = max(0, limits.tokens - decoding)
+    free = max(0, step_tokens - decoding)
     taken = []
     for left in lefts:
         tokens = min(free, left)
-        if not limits.split and tokens < left:
-            tokens = 0
         taken.append(tokens)
         free -= tokens
     return taken
 
 
-def end_of_part(prompt: Prompt[J], limits: StepLimits, free: int) -> int:
+def end_of_part(prompt: Prompt[J], step_tokens: int, free: int) -> int:
     """How many tokens of a prompt the pipeline gets if the next step has room for `free` more: all, or whole blocks."""
-    if prompt.left <= limits.tokens:
+    if prompt.left <= step_tokens:
         return prompt.job.prompt_tokens
     computed = prompt.job.prompt_tokens - prompt.left
     return (computed + max(free, BLOCK_TOKENS)) // BLOCK_TOKENS * BLOCK_TOKENS

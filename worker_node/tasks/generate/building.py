@@ -101,26 +101,12 @@ class _Generate(ServedTask):
         device: Device,
         memory: int | None,
     ) -> None:
-        """Size the prefix cache, and where prompts are not split, a step: it must hold any prompt.
-
-        A longer one would never be scheduled, and hang.
-        """
-        if {values.pop(option, None) for option in ("draft_model", "draft_tokens")} != {None}:
-            log.warning("model %s: draft_model has no effect any more: it cost more than it saved", wanted.name)
+        """Size the prefix cache, and say which options have no effect any more."""
+        for option in ("draft_model", "draft_tokens", "dynamic_split_fuse"):
+            if values.pop(option, None) not in (None, True):
+                log.warning("model %s: %s has no effect any more (CHANGELOG.md)", wanted.name, option)
         complete_precision(wanted, values, device)
         values.setdefault("prefix_cache_tokens", _prefix_tokens(installed, values, device, memory))
-        if values.get("dynamic_split_fuse") is not False:
-            return
-        asked, limit = wanted.options.get("max_num_batched_tokens"), installed.context_limit
-        if asked is not None and asked < limit:
-            log.warning(
-                "model %s: max_num_batched_tokens is raised from %d to %d, the model's context: with "
-                "dynamic_split_fuse = false every prompt must fit one step",
-                wanted.name,
-                asked,
-                limit,
-            )
-        values["max_num_batched_tokens"] = max(asked or 0, limit)
 
     def footprint(self, installed: InstalledModel, plan: EnginePlan) -> Footprint:
         match plan.options:

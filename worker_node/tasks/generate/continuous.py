@@ -40,7 +40,6 @@ from worker_node.scheduling.prompts import JobQueue, Prompt, batch_sequences
 from worker_node.scheduling.steps import (
     BLOCK_TOKENS,
     PrefillMeter,
-    StepLimits,
     choose_prompts,
     computed_in_step,
     end_of_part,
@@ -62,13 +61,13 @@ class ContinuousRunner:
         self._queue: JobQueue[GenerateJob] = JobQueue()
         # What is in the pipeline, in the order in which GenAI got it.
         self._running: dict[int, Running] = {}
-        self._limits = StepLimits(self._options.max_num_batched_tokens, self._options.dynamic_split_fuse)
+        self._step_tokens = self._options.max_num_batched_tokens
         self._batch_limit = batch_sequences(self._options.max_num_seqs)
         self._prefills = PrefillMeter()
         kept = self._options.prefix_cache_tokens
         self._prefixes = PrefixHits(kept // BLOCK_TOKENS) if kept else PrefixHits()
         self._abandoned = AbandonedPrompts(in_cache=self._options.enable_prefix_caching)
-        self._in_parts = self._options.enable_prefix_caching and self._options.dynamic_split_fuse
+        self._in_parts = self._options.enable_prefix_caching
         self._finds_prefixes = self._in_parts and bool(kept)
         # GenAI's own, because each part of a prompt is a request to it.
         self._handles = itertools.count()
@@ -117,8 +116,8 @@ class ContinuousRunner:
         """Put the prompts into the pipeline that the next steps are to compute, in their order."""
         decoding = [running.job for running in self._running.values() if running.started]
         chosen = choose_prompts(
-            self._queue.ranked(self._limits.tokens),
-            self._limits,
+            self._queue.ranked(self._step_tokens),
+            self._step_tokens,
             places=self._options.max_num_seqs - len(decoding),
             batch_places=self._batch_limit - sum(not job.interactive for job in decoding),
         )
@@ -127,7 +126,7 @@ class ContinuousRunner:
                 if prompt.job.id not in self._running:
                     self._hand_over(prompt, prompt.job.prompt_tokens, emit)
             return
-        free = self._limits.tokens - len(decoding) - sum(r.left for r in self._running.values() if not r.started)
+        free = self._step_tokens - len(decoding) - sum(r.left for r in self._running.values() if not r.started)
         for prompt in chosen:
             if prompt.job.id in self._running:
                 continue
@@ -136,7 +135,7 @@ class ContinuousRunner:
             fits = free >= min(prompt.left, BLOCK_TOKENS) or (free > 0 and len(self._running) == len(decoding))
             # A prompt that has been begun keeps its blocks of the KV cache by having a part in the pipeline.
             if fits or prompt.begun is not None:
-                free -= self._hand_over(prompt, end_of_part(prompt, self._limits, free), emit)
+                free -= self._hand_over(prompt, end_of_part(prompt, self._step_tokens, free), emit)
 
     def _hand_over(self, prompt: Prompt[GenerateJob], end: int, emit: Outbox) -> int:
         """Give the pipeline the first `end` tokens of a prompt; return how many of them are to be computed."""
@@ -185,7 +184,7 @@ class ContinuousRunner:
         self._arrange(emit)
         if self._pipeline.has_non_finished_requests():
             if working := [*self._running, *self._abandoned.jobs]:
-                emit(NativeCall("step", step_tokens(self._running.values(), self._limits), working))
+                emit(NativeCall("step", tokens_of_step(self._running.values(), self._step_tokens), working))
             self._compute()
         self._abandoned.cancel_computed()
         deltas: list[TokenDelta] = []
@@ -200,7 +199,7 @@ class ContinuousRunner:
         """One step of the pipeline, and the account of what it computed."""
         prompts = [running for running in self._running.values() if not running.started]
         decoding = self._decoding()
-        taken = computed_in_step([running.left for running in prompts], decoding, self._limits)
+        taken = computed_in_step([running.left for running in prompts], decoding, self._step_tokens)
         began = time.monotonic()
         self._pipeline.step()
         seconds = time.monotonic() - began
@@ -275,7 +274,7 @@ def open_pipeline(path: str, device: str, options: ContinuousOptions) -> genai.C
     scheduler.max_num_batched_tokens = options.max_num_batched_tokens
     scheduler.max_num_seqs = options.max_num_seqs
     scheduler.cache_size = options.cache_size_gb
-    scheduler.dynamic_split_fuse = options.dynamic_split_fuse
+    scheduler.dynamic_split_fuse = True
     scheduler.enable_prefix_caching = options.enable_prefix_caching
     properties = options.properties()
     pipeline = genai.ContinuousBatchingPipeline(path, scheduler, device, properties)
@@ -360,10 +359,10 @@ class Running:
         return True
 
 
-def step_tokens(running: Collection[Running], limits: StepLimits) -> int:
+def tokens_of_step(running: Collection[Running], most: int) -> int:
     """How many tokens a step with these computes, at most: as if the prefix cache held nothing of the prompts."""
     prompts = sum(r.end if r.prompt.begun is None else r.left for r in running if not r.started)
-    return (min(prompts, limits.tokens) if limits.split else prompts) + len(running)
+    return min(prompts, most) + len(running)
 
 
 class AbandonedPrompts:

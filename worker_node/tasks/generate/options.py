@@ -27,10 +27,7 @@ class ContinuousOptions(EngineOptions):
     cache_size_gb: Annotated[
         int, Ge(0), Option("memory of the KV cache in GB; 0 grows as needed", also=("cache_size",))
     ] = 0
-    dynamic_split_fuse: Annotated[
-        bool,
-        Option("split long prompts over steps; with false, max_num_batched_tokens is raised to the model's context"),
-    ] = True
+    dynamic_split_fuse: Annotated[bool, Option("accepted and ignored: long prompts are split over steps")] = True
     enable_prefix_caching: Annotated[bool, Option("keep the KV cache of prompts for those that begin alike")] = True
     prefix_cache_tokens: Annotated[
         int | None,

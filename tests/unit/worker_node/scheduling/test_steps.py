@@ -7,12 +7,11 @@ import pytest
 from worker_node.scheduling.prompts import Prompt
 from worker_node.scheduling.steps import (
     PrefillMeter,
-    StepLimits,
     choose_prompts,
     computed_in_step,
 )
 
-LIMITS = StepLimits(tokens=256)
+STEP_TOKENS = 256
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ def prompts(*lefts, **more):
 
 
 def chosen(ranked, places=100, batch_places=100):
-    return [prompt.job.id for prompt in choose_prompts(ranked, LIMITS, places=places, batch_places=batch_places)]
+    return [prompt.job.id for prompt in choose_prompts(ranked, STEP_TOKENS, places=places, batch_places=batch_places)]
 
 
 def test_two_steps_and_at_least_two_prompts_are_handed_over():
@@ -51,9 +50,8 @@ def test_places_are_kept_and_those_of_batch_work():
 
 
 def test_a_step_computes_prompts_in_order_beside_the_tokens_of_running_answers():
-    assert computed_in_step([100, 8000, 50], 6, LIMITS) == [100, 150, 0]
-    assert computed_in_step([100], 300, LIMITS) == [0]
-    assert computed_in_step([200, 100, 50], 0, StepLimits(256, split=False)) == [200, 0, 50]
+    assert computed_in_step([100, 8000, 50], 6, STEP_TOKENS) == [100, 150, 0]
+    assert computed_in_step([100], 300, STEP_TOKENS) == [0]
 
 
 def test_the_time_of_decoding_is_not_counted_as_that_of_prompts():

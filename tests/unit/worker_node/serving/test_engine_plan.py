@@ -189,16 +189,6 @@ def test_wrong_settings_are_refused(wrong):
         ModelSettings(name="m", **wrong)
 
 
-def test_without_split_prompts_a_step_holds_the_whole_context(caplog):
-    raised = plan(model(context_limit=4096), Device.CPU, dynamic_split_fuse=False, max_num_batched_tokens=300)
-    assert raised.options.max_num_batched_tokens == 4096
-    assert "raised from 300 to 4096" in caplog.text
-    assert plan(model(context_limit=4096), Device.CPU, dynamic_split_fuse=False).options.max_num_batched_tokens == 4096
-    enough = plan(model(context_limit=4096), Device.CPU, dynamic_split_fuse=False, max_num_batched_tokens=5000)
-    assert enough.options.max_num_batched_tokens == 5000
-    assert plan(model(), Device.CPU, max_num_batched_tokens=300).options.max_num_batched_tokens == 300
-
-
 def limits_of(options, max_outstanding=None):
     return admission_limits(EnginePlan(options, 256, 256), max_outstanding)
 

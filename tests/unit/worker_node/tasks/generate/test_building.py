@@ -64,9 +64,10 @@ def test_a_cache_of_a_fixed_size_is_asked_for_and_otherwise_what_ordinary_reques
     assert estimate_bytes(large, fixed) - estimate_bytes(large, grows) == 2**30 - cache
 
 
-def test_a_draft_is_ignored(store, caplog):
-    assert plan(store, draft_model="small", draft_tokens=3).options == plan(store).options
-    assert "draft_model has no effect" in caplog.text
+@pytest.mark.parametrize("option", [{"draft_model": "small"}, {"draft_tokens": 3}, {"dynamic_split_fuse": False}])
+def test_options_without_an_effect_are_ignored_and_logged(store, caplog, option):
+    assert plan(store, **option).options == plan(store).options
+    assert f"{next(iter(option))} has no effect" in caplog.text
 
 
 # The KV cache.
