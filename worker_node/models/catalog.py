@@ -69,13 +69,12 @@ class PackageSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
 
 
 class HubSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="hub"):
-    """A repository of a model hub; `files` are glob patterns, `tag` names the quantization of its GGUF file.
+    """A repository of a model hub; `tag` names the quantization of its GGUF file.
 
     The catalog holds no hash of these: each file is verified against what the hub itself declares for it.
     """
 
     repo: str
-    files: tuple[str, ...]
     revision: str = "main"
     tag: str | None = None
 

@@ -8,7 +8,6 @@ directory that is being made from one that was left behind.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import re
 import shutil
@@ -35,8 +34,6 @@ from worker_node.models.sources.downloads import fetch_package
 from worker_node.models.sources.fetch import Arrived, fetch_from_url, fetch_hub, find_local
 from worker_node.models.sources.reference import HubReference, Reference, UrlReference
 from worker_node.models.sources.selection import conversion_needs
-
-log = logging.getLogger(__name__)
 
 _LOG_TAIL = 800
 _MODULE = "worker_node.models.convert"
@@ -108,7 +105,7 @@ def _fetch(spec: PullSpec, downloads: Path, work: Path, progress: Progress) -> A
         return find_local(reference, downloads, progress)
     source = reference.source
     if isinstance(source, HubSource):
-        return fetch_hub(HubReference(source.repo, source.revision, source.tag), downloads, progress, source.files)
+        return fetch_hub(HubReference(source.repo, source.revision, source.tag), downloads, progress)
     files, scratch = work / "source", work / "package"
     files.mkdir()
     scratch.mkdir()

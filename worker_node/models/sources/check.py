@@ -109,14 +109,14 @@ def check(spec: PullSpec, store: Path) -> Report:
 
 def _look(reference: Reference) -> _Source:
     if isinstance(reference, HubReference):
-        return _of_hub(reference, ())
+        return _of_hub(reference)
     if isinstance(reference, UrlReference):
         return _of_url(reference)
     if isinstance(reference, LocalReference):
         return _of_files(reference)
     source = reference.source
     if isinstance(source, HubSource):
-        return _of_hub(HubReference(source.repo, source.revision, source.tag), source.files)
+        return _of_hub(HubReference(source.repo, source.revision, source.tag))
     return _Source(
         str(source),
         reference.format,
@@ -127,9 +127,9 @@ def _look(reference: Reference) -> _Source:
     )
 
 
-def _of_hub(reference: HubReference, patterns: tuple[str, ...]) -> _Source:
+def _of_hub(reference: HubReference) -> _Source:
     listing = list_repository(reference)
-    selection = choose_files(reference, listing, patterns)
+    selection = choose_files(reference, listing)
     files = {file.path: file.size for file in selection.files}
     with tempfile.TemporaryDirectory() as room:
         fetch_configs(reference, listing, selection, Path(room))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -43,27 +42,22 @@ class Arrived:
     movable: bool = True
 
 
-def choose_files(reference: HubReference, listing: Listing, patterns: tuple[str, ...] = ()) -> Selection:
-    """The files to fetch; `patterns` (globs) narrow them down. Raises SourceRejected, also for unknown GGUF models."""
+def choose_files(reference: HubReference, listing: Listing) -> Selection:
+    """The files to fetch. Raises SourceRejected, also for unknown GGUF models."""
     selection = select(listing, reference.tag)
     if selection.format is SourceFormat.GGUF and (architecture := listing.gguf.get("architecture")) is not None:
         require_known_architecture(str(architecture), str(reference))
-    if not patterns:
-        return selection
-    wanted = tuple(file for file in selection.files if _matches(file.path, patterns))
-    if not wanted:
-        raise SourceRejected(f"{reference} holds none of the files {', '.join(patterns)}")
-    return replace(selection, files=wanted)
+    return selection
 
 
-def fetch_hub(reference: HubReference, into: Path, progress: Progress, patterns: tuple[str, ...] = ()) -> Arrived:
+def fetch_hub(reference: HubReference, into: Path, progress: Progress) -> Arrived:
     """Download what is needed of a repository; nothing large before everything small says that it can be used.
 
     Raises SourceRejected, DownloadFailed, HashMismatch, ConversionFailed (an encoder that cannot be built, memory).
     """
     progress.stage(f"asking the hub for {reference.repo}")
     listing = list_repository(reference)
-    selection = choose_files(reference, listing, patterns)
+    selection = choose_files(reference, listing)
     hashes = fetch_configs(reference, listing, selection, into)
     size = total_size(selection.files)
     missing = size - sum(file.size for file in selection.files if (into / file.path).is_file())
@@ -183,8 +177,3 @@ def _only(gguf: Path) -> Path:
         if other != gguf:
             other.unlink()
     return gguf.parent
-
-
-def _matches(path: str, patterns: tuple[str, ...]) -> bool:
-    # A pattern without a directory means files of the top directory only.
-    return any(path.count("/") == glob.count("/") and fnmatch.fnmatchcase(path, glob) for glob in patterns)

@@ -88,7 +88,7 @@ format = "gguf"
 quantization = "int8_sym"
 context_limit = 10
 aliases = ["{alias}"]
-source = {{ type = "hub", repo = "a/b", files = ["*"] }}
+source = {{ type = "hub", repo = "a/b" }}
 """
 
 
