@@ -15,9 +15,9 @@ from worker_node.models.directory import WEIGHTS_FILE, peek_config, sizes
 from worker_node.models.prepare import PullSpec
 from worker_node.models.sources.disk import free_space, in_gigabytes
 from worker_node.models.sources.downloads import list_repository
-from worker_node.models.sources.fetch import choose_files, fetch_configs, local_format
+from worker_node.models.sources.fetch import fetch_configs, local_format
 from worker_node.models.sources.reference import HubReference, LocalReference, Reference, UrlReference
-from worker_node.models.sources.selection import conversion_needs
+from worker_node.models.sources.selection import conversion_needs, select
 
 # Tokens of the conversation for which the memory of a loaded model is estimated.
 _TOKENS = 4096
@@ -129,7 +129,7 @@ def _look(reference: Reference) -> _Source:
 
 def _of_hub(reference: HubReference) -> _Source:
     listing = list_repository(reference)
-    selection = choose_files(reference, listing)
+    selection = select(listing, reference.tag)
     files = {file.path: file.size for file in selection.files}
     with tempfile.TemporaryDirectory() as room:
         fetch_configs(reference, listing, selection, Path(room))

@@ -10,7 +10,6 @@ from worker_node.core.types import Progress
 from worker_node.models.catalog import SourceFormat
 from worker_node.models.convert.job import recognised, special_file
 from worker_node.models.directory import MODEL_FILE, WEIGHTS_FILE, InstalledModel
-from worker_node.models.sources.disk import require_space
 from worker_node.models.sources.downloads import check_hash_given, fetch_file, fetch_url, file_sha256, list_repository
 from worker_node.models.sources.reference import HubReference, LocalReference, UrlReference, export_command
 from worker_node.models.sources.selection import (
@@ -18,12 +17,9 @@ from worker_node.models.sources.selection import (
     SAFETENSORS_FILE,
     Listing,
     Selection,
-    conversion_needs,
     require_gguf,
-    require_known_architecture,
     require_resources,
     select,
-    total_size,
 )
 
 # Beside the weights, the files that decide what a local model computes; their hashes go into its manifest.
@@ -42,14 +38,6 @@ class Arrived:
     movable: bool = True
 
 
-def choose_files(reference: HubReference, listing: Listing) -> Selection:
-    """The files to fetch. Raises SourceRejected, also for unknown GGUF models."""
-    selection = select(listing, reference.tag)
-    if selection.format is SourceFormat.GGUF and (architecture := listing.gguf.get("architecture")) is not None:
-        require_known_architecture(str(architecture), str(reference))
-    return selection
-
-
 def fetch_hub(reference: HubReference, into: Path, progress: Progress) -> Arrived:
     """Download what is needed of a repository; nothing large before everything small says that it can be used.
 
@@ -57,13 +45,10 @@ def fetch_hub(reference: HubReference, into: Path, progress: Progress) -> Arrive
     """
     progress.stage(f"asking the hub for {reference.repo}")
     listing = list_repository(reference)
-    selection = choose_files(reference, listing)
+    selection = select(listing, reference.tag)
     hashes = fetch_configs(reference, listing, selection, into)
-    size = total_size(selection.files)
-    missing = size - sum(file.size for file in selection.files if (into / file.path).is_file())
-    needs = conversion_needs(selection.format, size, movable=True)
-    require_space(into, missing + needs.disk, str(reference))
-    require_resources(selection.format, size, into, str(reference), movable=True)
+    missing = sum(file.size for file in selection.files if not (into / file.path).is_file())
+    require_resources(selection.format, selection.size, into, str(reference), movable=True, to_fetch=missing)
     for file in selection.files:
         if file.path not in hashes:
             hashes[file.path] = fetch_file(reference, listing, file, into, progress)

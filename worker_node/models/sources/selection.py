@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -44,11 +43,6 @@ class Listing:
         return next((file for file in self.files if file.path == path), None)
 
 
-def total_size(files: Sequence[RemoteFile]) -> int:
-    """Bytes of some files together."""
-    return sum(file.size for file in files)
-
-
 SAFETENSORS_FILE = "model.safetensors"
 # Small files that say what a model is; they are read before anything large is fetched.
 CONFIG_FILES = frozenset(
@@ -79,12 +73,19 @@ class Selection:
     format: SourceFormat
     files: tuple[RemoteFile, ...]
 
+    @property
+    def size(self) -> int:
+        """Bytes of the files together."""
+        return sum(file.size for file in self.files)
+
 
 def select(listing: Listing, tag: str | None = None) -> Selection:
     """Choose the files of a repository. Raises SourceRejected with the reason and a command that helps."""
     top = {file.path: file for file in listing.files if "/" not in file.path}
     ggufs = [file for file in listing.files if file.path.lower().endswith(".gguf")]
     if tag is not None or (ggufs and MODEL_FILE not in top):
+        if (architecture := listing.gguf.get("architecture")) is not None:
+            require_known_architecture(str(architecture), listing.name)
         return Selection(SourceFormat.GGUF, (_choose_gguf(listing, ggufs, tag),))
     if (wanted := files_of_task(listing.name, listing.architectures, top)) is not None:
         return Selection(SourceFormat.TASK, tuple(f for f in listing.files if f.path in wanted | CONFIG_FILES))
@@ -206,10 +207,12 @@ def conversion_needs(source_format: SourceFormat, size: int, *, movable: bool) -
             return Needs(memory=_GIGABYTE // 2, disk=0 if movable else size)
 
 
-def require_resources(source_format: SourceFormat, size: int, room: Path, what: str, *, movable: bool) -> None:
+def require_resources(
+    source_format: SourceFormat, size: int, room: Path, what: str, *, movable: bool, to_fetch: int = 0
+) -> None:
     """Raise DownloadFailed (disk) or ConversionFailed (memory), with both figures, when a conversion does not fit."""
     needs = conversion_needs(source_format, size, movable=movable)
-    require_space(room, needs.disk, f"the conversion of {what}")
+    require_space(room, needs.disk + to_fetch, what)
     available = available_memory()
     if available is not None and needs.memory > available:
         raise ConversionFailed(
