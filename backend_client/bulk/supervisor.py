@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkProcess
+from multiprocessing.process import BaseProcess
 
 # Deaths without a fragment done in between: then it is not the fragments.
 _MOST_IN_A_ROW = 20
@@ -126,7 +126,7 @@ def _once(work: Callable[[History, Note], int], history: History) -> _End:
 
 
 @contextlib.contextmanager
-def _passed_on(child: ForkProcess, end: _End) -> Iterator[None]:
+def _passed_on(child: BaseProcess, end: _End) -> Iterator[None]:
     """Signals that arrive while the block runs go to the child."""
 
     def pass_on(number: int, _: object) -> None:
