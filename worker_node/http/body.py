@@ -136,9 +136,16 @@ def limited(request: web.Request, name: str, wanted: int, available: int) -> int
 
 
 def note_ignored(request: web.Request, name: str) -> None:
-    """List a field of a body that was read as ignored: it had no effect on this very request."""
-    if (ignored := request[STATE].ignored) is not None:
-        ignored.add(name)
+    """List a part of a request that has no effect as ignored, or refuse it where the node is strict."""
+    state = request[STATE]
+    if state.node.settings.unknown_fields == "reject":
+        raise UnsupportedParameter(
+            f"{name}: it has no effect on this request, and the node is set to refuse such fields "
+            '(unknown_fields = "reject"); leave it out',
+            param=name,
+        )
+    if state.ignored is not None:
+        state.ignored.add(name)
 
 
 def _most_bytes(node: Node, *, images: bool) -> int:

@@ -11,9 +11,9 @@ from typing import TypeVar
 
 from aiohttp import web
 
-from worker_node.core.errors import BadRequest, UnsupportedParameter
+from worker_node.core.errors import BadRequest
 from worker_node.core.types import Device, Finished, Priority, RequestContext, Route, Timing
-from worker_node.http.body import deadline_of, limited
+from worker_node.http.body import deadline_of, limited, note_ignored
 from worker_node.http.request_state import STATE
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -51,22 +51,9 @@ def request_context(request: web.Request) -> RequestContext:
         restart_wait_s=None if restart_wait_ms is None else restart_wait_ms / 1000,
         deadline=deadline_of(request),
         dry_run=state.dry_run is not None,
-        note_ignored=partial(_note_ignored, request),
+        note_ignored=partial(note_ignored, request),
         note_limited=partial(_note_limited, request),
     )
-
-
-def _note_ignored(request: web.Request, place: str) -> None:
-    """List a part of a request that has no effect as ignored, or refuse it where the node is strict."""
-    state = request[STATE]
-    if state.node.settings.unknown_fields == "reject":
-        raise UnsupportedParameter(
-            f"{place}: it has no effect on this request, and the node is set to refuse such fields "
-            '(unknown_fields = "reject"); leave it out',
-            param=place,
-        )
-    if state.ignored is not None:
-        state.ignored.add(place)
 
 
 def _note_limited(request: web.Request, name: str, most: int) -> None:
