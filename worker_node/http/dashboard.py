@@ -29,7 +29,7 @@ from worker_node.core.errors import BadRequest, ConfigurationError
 from worker_node.devices.memory import resident_memory
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.http import health
-from worker_node.http.replies import json_response
+from worker_node.http.replies import Health, Reply, json_response
 from worker_node.http.request_state import NODE
 from worker_node.node import Node
 from worker_node.observability.metrics import Telemetry
@@ -395,3 +395,29 @@ def _page_file() -> Path:
             f"the dashboard's page is missing from this installation: {page}; install npu-node again"
         )
     return page
+
+
+class DashboardState(Health):
+    """GET /dashboard/state."""
+
+    kind: Literal["node"]
+    name: str
+    at: float
+    in_flight: int
+    requests: int
+    history: dict[str, Any]
+    first_token_ms: dict[str, Any]
+    routes: list[dict[str, Any]]
+    made: dict[str, dict[str, int]]
+    cores: int | None
+    grafana: str | None
+    events: list[dict[str, Any]]
+    failures: list[dict[str, Any]]
+
+
+class DashboardHistory(Reply):
+    """GET /dashboard/history: samples by field, oldest first, each of `period_s` seconds or of more: `seconds`."""
+
+    period_s: float
+    seconds: list[float]
+    requests: list[float]

@@ -11,6 +11,7 @@ from aiohttp import web
 from pydantic.json_schema import models_json_schema
 
 from worker_node import __version__
+from worker_node.http import dashboard as dashboard_replies
 from worker_node.http import explain, replies
 from worker_node.http import models as model_pulls
 from worker_node.http import models as model_replies
@@ -43,8 +44,8 @@ OPERATIONS = (
     ApiOperation("get", "/health/devices", "All that is known of each device", {JSON: replies.Devices}),
     ApiOperation("get", "/metrics", "Metrics for Prometheus", {TEXT: None}),
     ApiOperation("get", "/dashboard", "The dashboard's page", {HTML: None}, open=True),
-    ApiOperation("get", "/dashboard/state", "What the dashboard shows", {JSON: None}),
-    ApiOperation("get", "/dashboard/history", "Its longer history", {JSON: None}),
+    ApiOperation("get", "/dashboard/state", "What the dashboard shows", {JSON: dashboard_replies.DashboardState}),
+    ApiOperation("get", "/dashboard/history", "Its longer history", {JSON: dashboard_replies.DashboardHistory}),
     ApiOperation("get", "/openapi.json", "This description", {JSON: None}),
     ApiOperation(
         "post", "/route/explain", "Where a request would run", {JSON: replies.ExplanationReply}, explain.ExplainBody
