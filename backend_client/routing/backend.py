@@ -413,16 +413,6 @@ def _encode(job: Exchange, call: Call, form: StreamForm | None) -> WireCall:
         else:
             content, content_type = forms.encode_form(body, *job.file)
     need, trace = call.need, job.node_headers
-    return WireCall(
-        content,
-        (),
-        job.deadline,
-        job.request_id,
-        need.model,
-        job.priority,
-        need.device,
-        trace,
-        job.method,
-        job.path,
-        content_type,
-    )
+    wired = WireCall(content, (), job.deadline, job.request_id, need.model, job.priority, need.device, trace)
+    wired.method, wired.path, wired.content_type = job.method, job.path, content_type
+    return wired
