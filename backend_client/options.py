@@ -30,16 +30,16 @@ class Timeouts(Options):
 
     `embed`: the slowest honest answer is a full batch behind a full queue, a few seconds; 30 leaves room for one
     node's death and a retry. `generate`: 1,000 tokens at the NPU's 10 tokens/s. `connect`: a LAN answers a SYN within
-    milliseconds and Linux repeats a lost one after 1 s. `attempt`: one try at an embedding; a node that froze is
-    noticed by its probes much earlier, this catches an engine that hangs inside a healthy node. `idle`: silence
-    inside a stream; a node sends a comment every 15 s. `share`: while another node could serve it, an attempt (for
-    generation: the wait for the first or the next token) gets at most this share of the remaining time, so that a hung
-    engine costs half of the deadline; unless the rest would be too short for another attempt.
+    milliseconds, Linux repeats a lost one after 1 s, and services block their event loop for a second now and then.
+    `attempt`: one try at an embedding; a node that froze is noticed by its probes much earlier, this catches an engine
+    that hangs inside a healthy node. `idle`: silence inside a stream; a node sends a comment every 15 s. `share`: while
+    another node could serve it, an attempt (for generation: the wait for the first or the next token) gets at most this
+    share of the remaining time, so that a hung engine costs half of the deadline.
     """
 
     embed: Positive = 30.0
     generate: Positive = 120.0
-    connect: Positive = 1.0
+    connect: Positive = 2.0
     attempt: Positive = 10.0
     idle: Positive = 45.0
     share: PositiveShare = 0.5
