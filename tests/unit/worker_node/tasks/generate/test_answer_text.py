@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.writing import WRITER, writing
+from worker_node.core.errors import EngineUnavailable
 from worker_node.core.types import Reasoning, Sampling, Token
 from worker_node.tasks.generate.answer_text import (
     AnswerText,
@@ -183,3 +185,25 @@ def test_reasoning_that_was_cut_is_no_answer():
 
 def test_a_tag_in_the_middle_is_text():
     assert reasoning_and_answer("see <think>x</think>") == ("", "see <think>x</think>")
+
+
+# An answer that is sent as a whole and is generated twice, since its first engine died.
+
+
+async def test_reasoning_is_found_again_in_the_second_attempt(store):
+    async with writing(store, "<think>So.</think>Hello.") as (client, _, engine):
+        complete = engine.generate
+
+        async def dies_before_its_last_token(job):
+            engine.generate = complete
+            async for delta in complete(job):
+                if delta.finish is not None:
+                    raise EngineUnavailable("the engine process died")
+                yield delta
+
+        engine.generate = dies_before_its_last_token
+        body = {"model": WRITER, "messages": [{"role": "user", "content": "Hello"}]}
+        async with client.post("/v1/chat/completions", json=body) as reply:
+            message = (await reply.json())["choices"][0]["message"]
+    assert len(engine.jobs) == 2
+    assert (message["reasoning_content"], message["content"]) == ("So.", "Hello.")
