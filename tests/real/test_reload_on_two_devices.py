@@ -1,4 +1,4 @@
-"""A model on the NPU and the CPU, changed by reloads under load: its first device waits for no load, the second for one."""
+"""A model on the NPU and the CPU, changed by reloads under load: the NPU waits for no load, the CPU for one."""
 
 import asyncio
 
