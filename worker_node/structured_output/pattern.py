@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from itertools import combinations
+from itertools import pairwise
 from typing import NamedTuple
 
 from worker_node.structured_output.ebnf import (
@@ -333,8 +333,8 @@ class _Deterministic:
                 # In an order of their own: a set has another in each process.
                 options = sorted(terms, key=repr)
                 firsts = [*map(_first, options)]
-                nexts = [(*first, *(following if empty else ())) for first, empty in firsts]
-                if sum(empty for _, empty in firsts) > 1 or any(_meet(one, two) for one, two in combinations(nexts, 2)):
+                nexts = sorted(one for first, empty in firsts for one in (*first, *(following if empty else ())))
+                if sum(empty for _, empty in firsts) > 1 or any(low <= end for (_, end), (low, _) in pairwise(nexts)):
                     raise _Ambiguous("alternatives begin with the same character")
                 return "(" + " | ".join(self.of(option, following) for option in options) + ")"
             case ("times", inner, least, most):
