@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from worker_node.settings import ModelSettings, NodeSettings
 
 
+_FACTS = ("model_sha256", "device", "architecture", "driver", "compiler", "openvino", "genai")
+
+
 def add_compile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the command and its flags."""
     parser = commands.add_parser(
@@ -35,8 +38,6 @@ def add_compile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def _compile(args: argparse.Namespace) -> int:
     """Compile, examine and write; print the record."""
-    import msgspec
-
     from worker_node.cli.output import print_json
     from worker_node.cli.serve import load_settings
     from worker_node.serving.compiling import compile_ahead
@@ -47,16 +48,19 @@ def _compile(args: argparse.Namespace) -> int:
     settings = load_settings(args)
     installed, wanted = _model(args, settings)
     record = asyncio.run(compile_ahead(installed, wanted, settings, args.out))
+    sizes = {name: (args.out / name).stat().st_size for name in record.files}
+    facts = {name: record.origin[name] for name in _FACTS}
     if args.json:
-        print_json(msgspec.to_builtins(record))
+        settings_in = {name: value for name, value in record.origin.items() if name not in facts}
+        files = {name: {"size": sizes[name], "sha256": digest} for name, digest in record.files.items()}
+        origin = {"model": record.model, **facts, "settings": settings_in}
+        print_json({"version": record.version, "origin": origin, "files": files})
         return 0
-    origin = record.origin
-    facts = ("device", "architecture", "driver", "compiler", "openvino", "genai")
-    for name in facts:
-        if (value := origin.get(name)) is not None:
+    for name, value in facts.items():
+        if value is not None and name != "model_sha256":
             print(f"{name:<14}{value}")
-    for name in record.files:
-        print(f"{(args.out / name).stat().st_size / 1e6:>10.1f} MB  {name}")
+    for name, size in sizes.items():
+        print(f"{size / 1e6:>10.1f} MB  {name}")
     where = args.out.absolute()
     use = f"OV_GENAI_NPU_BLOBS={where}" if args.profile == "bounded" else f'blobs = "{where}" for the model'
     print(f"{record.model}: compiled into {args.out}; to use it, set {use}")
