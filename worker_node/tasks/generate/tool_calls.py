@@ -19,7 +19,7 @@ _BLANKS = " \t\r\n"
 _KEYS = frozenset({"id", "type", "name", "arguments", "parameters"})
 # A call up to its arguments, in the order in which almost all models write it; others are read when they are complete.
 _HEAD = re.compile(
-    r'\s*\{\s*(?:"(?:type|id)"\s*:\s*"[^"\\]*"\s*,\s*)*"name"\s*:\s*(?P<name>"(?:[^"\\]|\\.)*")\s*,\s*'
+    r'\s*\{\s*(?:"(?:type|id)"\s*:\s*"[^"\\]*"\s*,\s*)*"name"\s*:\s*"(?P<name>[^"\\]*)"\s*,\s*'
     r'"(?:arguments|parameters)"\s*:\s*'
 )
 _FIRST_KEY = re.compile(r'\s*\{\s*"(?P<key>[^"]*)"\s*:')
@@ -225,10 +225,10 @@ class CallScanner:
                 return "" if self.name is not None else self._whole()
             self.broken = character not in _BLANKS
         elif self.name is None and not self.in_string:
-            if character == "{" and (head := _HEAD.fullmatch(self.raw[:-1])) is not None:
-                self._in_arguments = self._named(json.loads(head["name"], strict=False))
+            if character == "{" and self._depth == 2 and (head := _HEAD.fullmatch(self.raw[:-1])) is not None:
+                self._in_arguments = self._named(head["name"])
                 return character if self._in_arguments else ""
-            if character == ":" and (key := _FIRST_KEY.fullmatch(self.raw)) is not None:
+            if character == ":" and self._depth == 1 and (key := _FIRST_KEY.fullmatch(self.raw)) is not None:
                 self.broken = key["key"] not in _KEYS
         return ""
 

@@ -76,6 +76,7 @@ def test_what_is_no_call_is_given_back(text, cuts):
         '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>',
         '<tool_call>{"arguments": {}}</tool_call>',
         "<tool_call>not JSON</tool_call>",
+        '<tool_call>{"name": "a\\q", "arguments": {}}</tool_call>',
         '<tool_call>{"name": "add", oops}</tool_call>'.replace('"name": "add", ', ""),
         "<tool_call>",
         '{"answer": 42}',
