@@ -1,48 +1,46 @@
-"""How a model is made, whole or not at all: its files fetched and verified, converted, and put where it is served from.
-
-Everything is made in a hidden directory on the file system of its target, flushed to disk, and renamed in one step. A
-lock per model, which the kernel frees when its holder dies, keeps two pulls from doing the same work, and tells a
-directory that is being made from one that was left behind.
-"""
+"""How a model's directory is made: its files fetched and verified, then converted in a process of its own."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import re
-import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
 
 import msgspec
 
 from worker_node.core.environment import native_environment
-from worker_node.core.errors import ConversionFailed
-from worker_node.core.operating_system import lock, tethered, try_lock
+from worker_node.core.errors import ConversionFailed, SourceRejected
+from worker_node.core.operating_system import tethered
 from worker_node.core.types import Progress
-from worker_node.models.catalog import CatalogEntry, HubSource, Quantization
-from worker_node.models.convert.job import ConversionJob, Ended, follow
+from worker_node.models.catalog import CatalogEntry, HubSource, Quantization, SourceFormat
+from worker_node.models.convert.job import ConversionJob, Ended, follow, recognised, special_file
+from worker_node.models.directory import MODEL_FILE, WEIGHTS_FILE, InstalledModel
 from worker_node.models.sources.disk import require_space
-from worker_node.models.sources.downloads import fetch_package
-from worker_node.models.sources.fetch import Arrived, fetch_from_url, fetch_hub, find_local
-from worker_node.models.sources.reference import HubReference, Reference, UrlReference
-from worker_node.models.sources.selection import conversion_needs
+from worker_node.models.sources.downloads import (
+    check_hash_given,
+    fetch_file,
+    fetch_package,
+    fetch_url,
+    file_sha256,
+    list_repository,
+)
+from worker_node.models.sources.reference import HubReference, LocalReference, Reference, UrlReference, export_command
+from worker_node.models.sources.selection import (
+    CONFIG_FILES,
+    SAFETENSORS_FILE,
+    Listing,
+    Selection,
+    conversion_needs,
+    require_gguf,
+    require_resources,
+    select,
+)
 
 _LOG_TAIL = 800
 _MODULE = "worker_node.models.convert"
-
-_LOCKS = ".locks"
-_DOWNLOADS = ".downloads"
-# Partial downloads that were not continued within this time are removed.
-_KEPT_S = 7 * 86400.0
-_PARTIAL = re.compile(r"^\.partial-(?P<id>.+)-\d+$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +113,148 @@ def _fetch(spec: PullSpec, downloads: Path, work: Path, progress: Progress) -> A
     return Arrived(files, reference.format, hashes, str(source), reference.licence)
 
 
+# Beside the weights, the files that decide what a local model computes; their hashes go into its manifest.
+_DECISIVE = ("config.json", "tokenizer.json", "modules.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """Files that are here, as a conversion takes them; `hashes` (sha256, hex) by name. `movable` ones are ours."""
+
+    directory: Path
+    format: SourceFormat
+    hashes: dict[str, str]
+    origin: str
+    licence: str = "unknown"
+    movable: bool = True
+
+
+def fetch_hub(reference: HubReference, into: Path, progress: Progress) -> Arrived:
+    """Download what is needed of a repository; nothing large before everything small says that it can be used.
+
+    Raises SourceRejected, DownloadFailed, HashMismatch, ConversionFailed (an encoder that cannot be built, memory).
+    """
+    progress.stage(f"asking the hub for {reference.repo}")
+    listing = list_repository(reference)
+    selection = select(listing, reference.tag)
+    hashes = fetch_configs(reference, listing, selection, into)
+    missing = sum(file.size for file in selection.files if not (into / file.path).is_file())
+    require_resources(selection.format, selection.size, into, str(reference), movable=True, to_fetch=missing)
+    for file in selection.files:
+        if file.path not in hashes:
+            hashes[file.path] = fetch_file(reference, listing, file, into, progress)
+    origin = str(replace(reference, revision=listing.revision))
+    directory = into if selection.format is not SourceFormat.GGUF else _only(into / selection.files[0].path)
+    return Arrived(directory, selection.format, hashes, origin, listing.licence)
+
+
+def fetch_configs(reference: HubReference, listing: Listing, selection: Selection, into: Path) -> dict[str, str]:
+    """Download the small files of a selection, and reject what they say cannot be used; returns their hashes."""
+    hashes = {
+        file.path: fetch_file(reference, listing, file, into, None)
+        for file in selection.files
+        if file.path in CONFIG_FILES
+    }
+    try:
+        _require_convertible(into, selection.format)
+    except ConversionFailed as error:
+        reason = error.message.replace(f"{into}/", "")
+        encoder = selection.format is SourceFormat.SAFETENSORS
+        instead = f". Export it: {export_command(reference.repo, reference.model_id, encoder=True)}" if encoder else ""
+        raise SourceRejected(f"{reference.repo} cannot be converted here: {reason}{instead}") from error
+    return hashes
+
+
+def _require_convertible(directory: Path, source_format: SourceFormat) -> None:
+    """Raises ConversionFailed for what the small files say."""
+    if source_format is SourceFormat.SAFETENSORS:
+        # Imports OpenVINO: only where an encoder is to be built.
+        from worker_node.models.convert.encoder import read_bert_config, read_sentence_config  # noqa: PLC0415
+
+        read_bert_config(directory)
+        read_sentence_config(directory)
+    elif source_format is SourceFormat.TASK:
+        known = recognised(directory)
+        if known is None:
+            raise ConversionFailed("config.json names another architecture than the hub does")
+        known[1].check(directory)
+
+
+def fetch_from_url(reference: UrlReference, into: Path, progress: Progress, *, insecure_no_hash: bool) -> Arrived:
+    """Download one GGUF file. Raises BadRequest, SourceRejected, DownloadFailed, HashMismatch, ConversionFailed."""
+    check_hash_given(reference, insecure_no_hash=insecure_no_hash)
+    hashes = fetch_url(reference, into, progress, insecure_no_hash=insecure_no_hash)
+    path = into / reference.file_name
+    require_gguf(path)
+    require_resources(SourceFormat.GGUF, path.stat().st_size, into, str(reference), movable=True)
+    return Arrived(into, SourceFormat.GGUF, hashes, str(reference))
+
+
+def local_format(source: Path) -> SourceFormat:
+    """What local files are. Raises SourceRejected for what cannot be converted."""
+    if (special := special_file(source)) is not None:
+        raise SourceRejected(f"{special} is a pipe, a socket or a device: a model's files are plain files")
+    if source.is_file() and source.suffix == ".gguf":
+        require_gguf(source)
+        return SourceFormat.GGUF
+    if recognised(source) is not None:
+        return SourceFormat.TASK
+    if (source / MODEL_FILE).is_file():
+        return SourceFormat.OPENVINO
+    if (source / SAFETENSORS_FILE).is_file():
+        return SourceFormat.SAFETENSORS
+    if not source.exists():
+        raise SourceRejected(f"{source} does not exist")
+    raise SourceRejected(
+        f"{source} is no GGUF file, and no directory with {MODEL_FILE} or {SAFETENSORS_FILE}: nothing to convert"
+    )
+
+
+def find_local(reference: LocalReference, into: Path, progress: Progress) -> Arrived:
+    """Take local files as they are; `into` gets a link to a single file. Raises as `local_format` and for resources."""
+    source, source_format = reference.path, local_format(reference.path)
+    known = recognised(source)
+    if source_format is SourceFormat.TASK and known is not None:
+        files = known[1].weights(source)
+    elif source.is_file():
+        files = [source]
+    else:
+        weights = (SAFETENSORS_FILE,) if source_format is SourceFormat.SAFETENSORS else (MODEL_FILE, WEIGHTS_FILE)
+        files = [path for name in (*weights, *_DECISIVE) if (path := source / name).is_file()]
+    require_resources(source_format, sum(file.stat().st_size for file in files), into, str(source), movable=False)
+    progress.stage("hashing the files")
+    hashes = {file.name: file_sha256(file) for file in files}
+    directory = source.resolve()
+    if source.is_file():
+        directory, link = into, into / source.name
+        link.unlink(missing_ok=True)
+        link.symlink_to(source.resolve())
+    return Arrived(directory, source_format, hashes, str(reference), movable=False)
+
+
+def has_changed(reference: LocalReference, model: InstalledModel) -> bool:
+    """Whether local files are not those any more that a model was made of; False where they are gone."""
+    source = reference.path.resolve()
+    for name, known in model.source_sha256.items():
+        file = source if source.is_file() else source / name
+        try:
+            status = file.stat()
+            touched = max(status.st_mtime, status.st_ctime) > model.installed_at
+            if touched and file.is_file() and file_sha256(file) != known:
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def _only(gguf: Path) -> Path:
+    """The file's directory, without the GGUF files that earlier tries left there."""
+    for other in gguf.parent.glob("*.gguf"):
+        if other != gguf:
+            other.unlink()
+    return gguf.parent
+
+
 def convert(job: ConversionJob, progress: Progress) -> None:
     """Make the model directory that the job describes, in a process of its own.
 
@@ -150,91 +290,3 @@ def convert(job: ConversionJob, progress: Progress) -> None:
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         tail = log_file.read_text(errors="replace")[-_LOG_TAIL:].strip()
         raise ConversionFailed(f"{job.id}: the conversion process {how}: {tail or 'its log is empty'}")
-
-
-@contextmanager
-def exclusive(root: Path, model_id: str, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
-    """Hold the lock of one model, waiting for it; `on_wait` is called first when another process holds it."""
-    with _lock_file(root, model_id) as file:
-        if not try_lock(file):
-            if on_wait is not None:
-                on_wait()
-            lock(file)
-        yield
-
-
-def partial(root: Path, model_id: str) -> Path:
-    """A new hidden directory to make the model in; the caller holds the model's lock."""
-    directory = root / f".partial-{model_id}-{os.getpid()}"
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
-    return directory
-
-
-def downloads(root: Path, model_id: str) -> Path:
-    """The hidden directory where files of one model arrive; it outlives a pull that fails, so the next continues."""
-    return root / _DOWNLOADS / model_id
-
-
-def remove_empty(directory: Path) -> None:
-    """Remove a download directory in which nothing arrived, and its parent when it was the last."""
-    for path in (directory, directory.parent):
-        with contextlib.suppress(OSError):
-            path.rmdir()
-
-
-def publish(directory: Path, target: Path) -> None:
-    """Flush a finished directory to disk and give it its name, in one step."""
-    for path in sorted(directory.rglob("*"), reverse=True):
-        _flush(path)
-    _flush(directory)
-    directory.rename(target)
-    _flush(target.parent)
-
-
-def discard(target: Path, model_id: str) -> None:
-    """Remove a model: it vanishes in one step, and is deleted after; the caller holds the model's lock."""
-    doomed = partial(target.parent, model_id)
-    target.rename(doomed)
-    shutil.rmtree(doomed)
-
-
-def sweep(root: Path) -> list[Path]:
-    """Remove what dead pulls left behind, and say what it was; what live ones are making is not touched.
-
-    Downloads that broke off stay for a week, so that they can be continued.
-    """
-    removed = []
-    for path in root.glob(f"{_DOWNLOADS}/*"):
-        with _lock_file(root, path.name) as file:
-            if try_lock(file) and _age(path) > _KEPT_S:
-                shutil.rmtree(path, ignore_errors=True)
-                removed.append(path)
-    for path in root.glob(".partial-*"):
-        if (match := _PARTIAL.match(path.name)) is None:
-            continue
-        with _lock_file(root, match["id"]) as file:
-            if try_lock(file):
-                shutil.rmtree(path, ignore_errors=True)
-                removed.append(path)
-    return removed
-
-
-def _age(directory: Path) -> float:
-    """Seconds since anything in the directory was written."""
-    times = [path.lstat().st_mtime for path in (directory, *directory.rglob("*"))]
-    return time.time() - max(times)
-
-
-def _lock_file(root: Path, model_id: str) -> IO[str]:
-    # The file stays for good: removing it would let two processes lock two files of one name.
-    (root / _LOCKS).mkdir(parents=True, exist_ok=True)
-    return (root / _LOCKS / f"{model_id}.lock").open("a")
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,17 +1,27 @@
-"""The models on this machine: `<root>/<id>/`, each complete or not there at all."""
+"""The models on this machine: `<root>/<id>/`, each complete or not there at all.
+
+Everything is made in a hidden directory beside its target, flushed to disk, and renamed in one step. A lock per model,
+which the kernel frees when its holder dies, keeps two pulls from doing the same work, and tells a directory that is
+being made from one that was left behind.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from worker_node.core.environment import cache_home
 from worker_node.core.errors import BadRequest, ConfigurationError, ConversionFailed, DownloadFailed, ModelNotFound
+from worker_node.core.operating_system import lock, try_lock
 from worker_node.core.types import Progress, Silent
 from worker_node.models.catalog import Catalog, CatalogEntry, Quantization, SourceFormat, normalise_name
 from worker_node.models.directory import (
@@ -22,19 +32,8 @@ from worker_node.models.directory import (
     read_directory,
     read_facts,
 )
-from worker_node.models.prepare import (
-    PullSpec,
-    discard,
-    downloads,
-    exclusive,
-    partial,
-    prepare,
-    publish,
-    remove_empty,
-    sweep,
-)
+from worker_node.models.prepare import PullSpec, has_changed, prepare
 from worker_node.models.sources.disk import check_listable, forbidden, storage_problem
-from worker_node.models.sources.fetch import has_changed
 from worker_node.models.sources.reference import (
     LocalReference,
     alias_of,
@@ -272,3 +271,98 @@ class ModelStore:
                 f"with --name, or remove that one first: npu-node rm {model.id}"
             )
         return model
+
+
+_LOCKS = ".locks"
+_DOWNLOADS = ".downloads"
+# Partial downloads that were not continued within this time are removed.
+_KEPT_S = 7 * 86400.0
+_PARTIAL = re.compile(r"^\.partial-(?P<id>.+)-\d+$")
+
+
+@contextmanager
+def exclusive(root: Path, model_id: str, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
+    """Hold the lock of one model, waiting for it; `on_wait` is called first when another process holds it."""
+    with _lock_file(root, model_id) as file:
+        if not try_lock(file):
+            if on_wait is not None:
+                on_wait()
+            lock(file)
+        yield
+
+
+def partial(root: Path, model_id: str) -> Path:
+    """A new hidden directory to make the model in; the caller holds the model's lock."""
+    directory = root / f".partial-{model_id}-{os.getpid()}"
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    return directory
+
+
+def downloads(root: Path, model_id: str) -> Path:
+    """The hidden directory where files of one model arrive; it outlives a pull that fails, so the next continues."""
+    return root / _DOWNLOADS / model_id
+
+
+def remove_empty(directory: Path) -> None:
+    """Remove a download directory in which nothing arrived, and its parent when it was the last."""
+    for path in (directory, directory.parent):
+        with contextlib.suppress(OSError):
+            path.rmdir()
+
+
+def publish(directory: Path, target: Path) -> None:
+    """Flush a finished directory to disk and give it its name, in one step."""
+    for path in sorted(directory.rglob("*"), reverse=True):
+        _flush(path)
+    _flush(directory)
+    directory.rename(target)
+    _flush(target.parent)
+
+
+def discard(target: Path, model_id: str) -> None:
+    """Remove a model: it vanishes in one step, and is deleted after; the caller holds the model's lock."""
+    doomed = partial(target.parent, model_id)
+    target.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def sweep(root: Path) -> list[Path]:
+    """Remove what dead pulls left behind, and say what it was; what live ones are making is not touched.
+
+    Downloads that broke off stay for a week, so that they can be continued.
+    """
+    removed = []
+    for path in root.glob(f"{_DOWNLOADS}/*"):
+        with _lock_file(root, path.name) as file:
+            if try_lock(file) and _age(path) > _KEPT_S:
+                shutil.rmtree(path, ignore_errors=True)
+                removed.append(path)
+    for path in root.glob(".partial-*"):
+        if (match := _PARTIAL.match(path.name)) is None:
+            continue
+        with _lock_file(root, match["id"]) as file:
+            if try_lock(file):
+                shutil.rmtree(path, ignore_errors=True)
+                removed.append(path)
+    return removed
+
+
+def _age(directory: Path) -> float:
+    """Seconds since anything in the directory was written."""
+    times = [path.lstat().st_mtime for path in (directory, *directory.rglob("*"))]
+    return time.time() - max(times)
+
+
+def _lock_file(root: Path, model_id: str) -> IO[str]:
+    # The file stays for good: removing it would let two processes lock two files of one name.
+    (root / _LOCKS).mkdir(parents=True, exist_ok=True)
+    return (root / _LOCKS / f"{model_id}.lock").open("a")
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

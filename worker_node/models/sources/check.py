@@ -12,10 +12,9 @@ from worker_node.core.errors import DownloadFailed
 from worker_node.devices.memory import available_memory
 from worker_node.models.catalog import HubSource, SourceFormat
 from worker_node.models.directory import WEIGHTS_FILE, peek_config, sizes
-from worker_node.models.prepare import PullSpec
+from worker_node.models.prepare import PullSpec, fetch_configs, local_format
 from worker_node.models.sources.disk import free_space, in_gigabytes
 from worker_node.models.sources.downloads import list_repository
-from worker_node.models.sources.fetch import fetch_configs, local_format
 from worker_node.models.sources.reference import HubReference, LocalReference, Reference, UrlReference
 from worker_node.models.sources.selection import conversion_needs, select
 

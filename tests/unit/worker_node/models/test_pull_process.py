@@ -27,7 +27,7 @@ PULL = textwrap.dedent(
     """
     import sys
     from pathlib import Path
-    from worker_node.models import prepare as staging
+    from worker_node.models import store as staging
     from worker_node.models.catalog import Catalog
     from worker_node.models.store import ModelStore
 

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from worker_node.models import prepare
+from worker_node.models import store
 
 IDS = ("a", "a-b", "a-b-1")
 
@@ -29,28 +29,28 @@ class Store(RuleBasedStateMachine):
     @rule(model=st.sampled_from(IDS))
     def publish(self, model):
         if model not in self.published:
-            with prepare.exclusive(self.root, model):
-                work = prepare.partial(self.root, model)
+            with store.exclusive(self.root, model):
+                work = store.partial(self.root, model)
                 (work / "model").mkdir()
                 (work / "model" / "weights").write_text(model)
-                prepare.publish(work / "model", self.root / model)
+                store.publish(work / "model", self.root / model)
                 self.published.add(model)
 
     @rule(model=st.sampled_from(IDS))
     def abandon(self, model):
-        with prepare.exclusive(self.root, model):
-            (prepare.partial(self.root, model) / "half").write_text("x")
+        with store.exclusive(self.root, model):
+            (store.partial(self.root, model) / "half").write_text("x")
 
     @rule(model=st.sampled_from(IDS))
     def remove(self, model):
         if model in self.published:
-            with prepare.exclusive(self.root, model):
-                prepare.discard(self.root / model, model)
+            with store.exclusive(self.root, model):
+                store.discard(self.root / model, model)
             self.published.remove(model)
 
     @rule()
     def sweep(self):
-        prepare.sweep(self.root)
+        store.sweep(self.root)
         assert not list(self.root.glob(".partial-*"))
 
     @invariant()
@@ -71,10 +71,10 @@ def test_the_second_waits_for_the_first_and_is_told_so(tmp_path):
     order, told = [], threading.Event()
 
     def second():
-        with prepare.exclusive(tmp_path, "m", on_wait=told.set):
+        with store.exclusive(tmp_path, "m", on_wait=told.set):
             order.append("second")
 
-    with prepare.exclusive(tmp_path, "m"):
+    with store.exclusive(tmp_path, "m"):
         thread = threading.Thread(target=second)
         thread.start()
         assert told.wait(10)
@@ -84,7 +84,7 @@ def test_the_second_waits_for_the_first_and_is_told_so(tmp_path):
 
 
 def test_other_models_are_not_locked(tmp_path):
-    with prepare.exclusive(tmp_path, "m"), prepare.exclusive(tmp_path, "n", on_wait=lambda: pytest.fail("waited")):
+    with store.exclusive(tmp_path, "m"), store.exclusive(tmp_path, "n", on_wait=lambda: pytest.fail("waited")):
         pass
 
 
@@ -93,10 +93,10 @@ def test_a_directory_in_the_making_is_not_swept_and_one_of_a_dead_process_is(tmp
         """
         import sys
         from pathlib import Path
-        from worker_node.models import prepare
+        from worker_node.models import store
         root = Path(sys.argv[1])
-        with prepare.exclusive(root, "m"):
-            (prepare.partial(root, "m") / "half").write_text("x")
+        with store.exclusive(root, "m"):
+            (store.partial(root, "m") / "half").write_text("x")
             print("made", flush=True)
             sys.stdin.read()
         """
@@ -105,8 +105,8 @@ def test_a_directory_in_the_making_is_not_swept_and_one_of_a_dead_process_is(tmp
         [python, "-c", script, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as maker:
         assert maker.stdout.readline() == "made\n"
-        assert prepare.sweep(tmp_path) == []
+        assert store.sweep(tmp_path) == []
         assert len(list(tmp_path.glob(".partial-m-*"))) == 1
         maker.kill()
-    assert len(prepare.sweep(tmp_path)) == 1
+    assert len(store.sweep(tmp_path)) == 1
     assert not list(tmp_path.glob(".partial-*"))

@@ -9,7 +9,7 @@ from tests.support.scripted_hub import COMMIT, Repository
 from worker_node.core.errors import DownloadFailed, HashMismatch, SourceRejected
 from worker_node.core.types import Silent
 from worker_node.models.catalog import SourceFormat
-from worker_node.models.sources.fetch import fetch_hub
+from worker_node.models.prepare import fetch_hub
 from worker_node.models.sources.reference import HubReference
 
 WEIGHTS = bytes(range(256)) * 2048

@@ -11,8 +11,7 @@ import pytest
 
 from tests.support import tiny_whisper
 from worker_node.core.errors import ConversionFailed
-from worker_node.models.convert.whisper import read_checkpoint
-from worker_node.models.convert.whisper_network import Dimensions
+from worker_node.models.convert.whisper import Dimensions, read_checkpoint
 
 
 class _Global:

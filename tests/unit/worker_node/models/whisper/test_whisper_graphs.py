@@ -7,7 +7,7 @@ import pytest
 from tests.support import tiny_whisper
 from worker_node.core.errors import ConversionFailed
 from worker_node.models.convert.encoder import Weights
-from worker_node.models.convert.whisper_network import UNUSED_TENSORS, Dimensions, build_decoder, build_encoder
+from worker_node.models.convert.whisper import UNUSED_TENSORS, Dimensions, build_decoder, build_encoder
 
 SIZES = Dimensions(**tiny_whisper.SIZES)
 EXACT = {"INFERENCE_PRECISION_HINT": "f32"}

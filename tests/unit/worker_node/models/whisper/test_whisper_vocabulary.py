@@ -5,8 +5,7 @@ import base64
 import pytest
 
 from worker_node.core.errors import ConversionFailed
-from worker_node.models.convert.whisper import alignment_heads, read_tiktoken
-from worker_node.models.convert.whisper_network import Dimensions
+from worker_node.models.convert.whisper import Dimensions, alignment_heads, read_tiktoken
 
 MERGES = [(b"h", b"e"), (b"l", b"l"), (b"he", b"ll"), (b" ", b"-"), (b"hell", b"o")]
 
