@@ -5,7 +5,7 @@
     async with NPUClient(["http://10.0.0.22:8081"]) as client:
         vector = await client.embed("text")
 
-`InferenceClient` puts a cloud behind the nodes; `backend_client.sync` has the blocking twins.
+`InferenceClient` puts a cloud behind the nodes; `backend_client.sync` has the same clients, blocking.
 """
 
 from __future__ import annotations

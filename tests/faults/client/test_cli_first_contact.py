@@ -84,8 +84,8 @@ def test_no_command_shows_the_help(capsys):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("nodes = []\nx = = 3\n", ":2: not valid TOML: Invalid value"),
-        ("nodes = [", ":end: not valid TOML"),
+        ("nodes = []\nx = = 3\n", ": not valid TOML: Invalid value (at line 2, column 5)"),
+        ("nodes = [", ": not valid TOML: Invalid value (at end of document)"),
         (b"nodes = '\xff'", ": cannot be read: it is not UTF-8"),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 
 import backend_client
 from backend_client import errors
+from backend_client.options import RetryOptions
 
 PUBLIC = """
     AsyncInferenceClient AsyncNPUClient ChatResult ClientOptions ClientSettings CloudClient CloudSettings
@@ -31,6 +32,11 @@ def test_a_name_that_has_moved_is_still_found_with_a_warning(name, place):
     with pytest.warns(DeprecationWarning, match=f"from backend_client.{place}"):
         moved = getattr(backend_client, name)
     assert moved is getattr(importlib.import_module(f"backend_client.{place}"), name)
+
+
+def test_a_group_of_settings_is_found_at_its_old_name_with_a_warning():
+    with pytest.warns(DeprecationWarning, match=r"backend_client\.options\.RetryOptions"):
+        assert backend_client.settings.RetrySettings is RetryOptions
 
 
 MODULES = ["cloud", "observability", "sync", "testing"]

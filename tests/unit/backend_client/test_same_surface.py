@@ -1,7 +1,6 @@
 """The blocking clients have the methods of the asynchronous ones, with the same parameters."""
 
 import inspect
-import typing
 
 import pytest
 
@@ -24,35 +23,10 @@ def test_both_have_the_same_methods(name):
     assert waiting.keys() - ONLY_ASYNC - {"ledger"} == blocking.keys() - ONLY_BLOCKING - {"ledger"}
 
 
-@pytest.mark.parametrize("name", ["NPUClient", "InferenceClient"])
-def test_each_method_has_the_same_parameters(name):
-    waiting, blocking = getattr(backend_client, name), getattr(sync, name)
-    for method, function in public(blocking).items():
-        if method in ONLY_BLOCKING or not callable(function):
-            continue
-        ours, theirs = inspect.signature(function), inspect.signature(getattr(waiting, method))
-        assert list(ours.parameters) == list(theirs.parameters), method
-        for parameter in ours.parameters.values():
-            other = theirs.parameters[parameter.name]
-            assert (parameter.kind, parameter.default) == (other.kind, other.default), (method, parameter.name)
-            if method != "embed_stream":  # the asynchronous one takes asynchronous texts too
-                assert str(parameter.annotation) == str(other.annotation), (method, parameter.name)
-
-
 def test_the_clients_are_made_with_the_same_parameters():
     ours = inspect.signature(sync.NPUClient).parameters
     theirs = inspect.signature(backend_client.NPUClient).parameters
     assert list(ours) == [name for name in theirs if name not in {"transport", "clock", "rng"}]
-
-
-def test_the_names_of_the_openai_sdk_are_known_too():
-    assert backend_client.AsyncNPUClient is backend_client.NPUClient
-    assert backend_client.AsyncInferenceClient is backend_client.InferenceClient
-
-
-def test_every_option_of_a_call_is_documented():
-    for declared in (backend_client.results.EmbedOptions, backend_client.results.GenerateOptions):
-        assert {"timeout", "extra_headers", "request_id"} <= typing.get_type_hints(declared).keys()
 
 
 @pytest.mark.parametrize(
