@@ -30,10 +30,8 @@ log = logging.getLogger(__name__)
 
 # How long work may take to end by itself when its client closes.
 _GRACE_S = 1.0
-# Between restarts of a background task; one that ran for long before it failed starts with the shortest pause again.
-_FIRST_PAUSE_S = 0.1
-_LONGEST_PAUSE_S = 5.0
-_STABLE_S = 30.0
+# Before a background task that failed is restarted: nodes stay unprobed for so long.
+_RESTART_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,18 +205,15 @@ class OneLoop(AsyncGenerator[T, None]):
 def supervise(work: Callable[[], Awaitable[None]], name: str) -> asyncio.Task[None]:
     """Run `work` in a task until that task is cancelled.
 
-    `work` is meant to run until cancelled. When it returns or raises, an error is logged and it is started again after
-    0.1 s, doubling up to 5 s while it keeps failing.
+    `work` is meant to run until cancelled. When it returns or raises, an error is logged and it is restarted after a
+    second.
     """
     return asyncio.create_task(_restarting(work, name), name=name)
 
 
 async def _restarting(work: Callable[[], Awaitable[None]], name: str) -> None:
-    loop = asyncio.get_running_loop()
     task = asyncio.current_task()
-    pause = _FIRST_PAUSE_S
     while True:
-        began = loop.time()
         try:
             await work()
             why = "returned"
@@ -229,11 +224,8 @@ async def _restarting(work: Callable[[], Awaitable[None]], name: str) -> None:
             why = "was cancelled from inside"
         except Exception as error:  # noqa: BLE001  (whatever it is, the task must go on)
             why = _place(error)
-        if loop.time() - began >= _STABLE_S:
-            pause = _FIRST_PAUSE_S
-        log.error("background task %r %s; restarting it in %.1f s", name, why, pause)
-        await asyncio.sleep(pause)
-        pause = min(_LONGEST_PAUSE_S, 2 * pause)
+        log.error("background task %r %s; restarting it in %.0f s", name, why, _RESTART_S)
+        await asyncio.sleep(_RESTART_S)
 
 
 def _place(error: Exception) -> str:
