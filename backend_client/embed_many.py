@@ -147,38 +147,19 @@ class Batcher:
 
 def cut(texts: Sequence[str], options: BatchOptions) -> list[tuple[int, int]]:
     """The batches of a sequence as (start, stop)."""
-    stops = list(accumulate(len(batch) for batch in _batches(texts, Batcher(options))))
-    return list(pairwise([0, *stops]))
-
-
-def _batches(texts: Iterable[str], batcher: Batcher) -> Iterator[list[str]]:
-    """The batches of texts; an error of their source is raised after those of the texts before it."""
-    problem = None
-    try:
-        for text in texts:
-            if (full := batcher.add(text)) is not None:
-                yield full
-    except Exception as error:  # noqa: BLE001  (raised below)
-        problem = error
+    batcher = Batcher(options)
+    sizes = [len(batch) for text in texts if (batch := batcher.add(text)) is not None]
     if rest := batcher.rest():
-        yield rest
-    if problem is not None:
-        raise problem
+        sizes.append(len(rest))
+    return list(pairwise([0, *accumulate(sizes)]))
 
 
 async def _batches_as_they_come(texts: AsyncIterable[str], batcher: Batcher) -> AsyncGenerator[list[str], None]:
-    problem, index = None, 0
-    try:
-        async for text in texts:
-            if (full := batcher.add(arguments.text(text, f"texts[{index}]"))) is not None:
-                yield full
-            index += 1
-    except Exception as error:  # noqa: BLE001  (raised below)
-        problem = error
-    if rest := batcher.rest():
-        yield rest
-    if problem is not None:
-        raise problem
+    index = 0
+    async for text in texts:
+        if (full := batcher.add(arguments.text(text, f"texts[{index}]"))) is not None:
+            yield full
+        index += 1
 
 
 def _checked(texts: Iterable[str]) -> Iterator[str]:
@@ -202,13 +183,14 @@ class _Run:
         self._calls = calls
         self._thread: DaemonThread | None = None
         self._later: AsyncGenerator[list[str], None] | None = None
-        self._batches: Iterator[list[str]] = iter(())
+        self._full: Iterator[list[str]] = iter(())
+        self._batcher = Batcher(options)
         if isinstance(texts, AsyncIterable):
-            self._later = _batches_as_they_come(texts, Batcher(options))
+            self._later = _batches_as_they_come(texts, self._batcher)
         elif isinstance(texts, list):
-            self._batches = _batches(texts, Batcher(options))
+            self._full = filter(None, map(self._batcher.add, texts))
         else:
-            self._batches = _batches(_checked(texts), Batcher(options))
+            self._full = filter(None, map(self._batcher.add, _checked(texts)))
             self._thread = DaemonThread("read texts")
         self._reading: asyncio.Task[list[str] | None] | None = None
         self._running: list[asyncio.Task[list[Part]]] = []
@@ -261,18 +243,18 @@ class _Run:
         if self._later is not None:
             return await anext(self._later, None)
         if self._thread is not None:
-            return await self._thread.run(lambda: next(self._batches, None))
-        return next(self._batches, None)
+            return await self._thread.run(lambda: next(self._full, None))
+        return next(self._full, None)
 
     def _take(self, reading: asyncio.Task[list[str] | None]) -> None:
+        """Begin with the batch that was read; at the end, or before an error of the source, with the texts left."""
         self._reading = None
         self._problem = reading.exception()
         batch = reading.result() if self._problem is None else None
-        if batch is None:
-            self._ended = True
-            return
-        self._running.append(asyncio.create_task(_embed_or_split(self.read, batch, self._embed)))
-        self.read += len(batch)
+        self._ended = batch is None
+        if batch := batch or self._batcher.rest():
+            self._running.append(asyncio.create_task(_embed_or_split(self.read, batch, self._embed)))
+            self.read += len(batch)
 
 
 async def embed_windowed(
