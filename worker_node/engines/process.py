@@ -1,7 +1,10 @@
 """One engine process as the edge process sees it, from spawn to exit.
 
 It knows which jobs the engine holds. When the process dies, its end of the socket pair closes; its exit status and the
-kernel's count of kills for memory show the cause, and every job that it held ends at once."""
+kernel's count of kills for memory show the cause, and every job that it held ends at once.
+
+An engine may still compute a job whose caller has left or whose deadline has passed, because a native call cannot be
+interrupted. If the process dies in that call, this job is to blame, not the jobs that waited."""
 
 from __future__ import annotations
 
@@ -16,16 +19,15 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Generic, Self, cast
+from typing import Any, Generic, NamedTuple, Self, cast
 
 import msgspec
 
 from worker_node.core import errors
-from worker_node.core.errors import DeadlineExceeded, EngineUnavailable, NodeError
+from worker_node.core.errors import DeadlineExceeded, EngineDied, EngineUnavailable, NodeError, RequestBreaksEngine
 from worker_node.core.operating_system import start_module
 from worker_node.devices.memory import KERNEL, MemoryReader
-from worker_node.engines.isolation import Blame, Suspects
-from worker_node.engines.jobs import HeldJobs, JobQueue, engine_died
+from worker_node.engines.isolation import BY_ITSELF, Blame, Suspects, fingerprint
 from worker_node.engines.protocol import (
     Broken,
     Cancel,
@@ -41,6 +43,7 @@ from worker_node.engines.protocol import (
     LoadFailed,
     NativeCall,
     R,
+    Result,
     Results,
     Shutdown,
 )
@@ -63,6 +66,8 @@ _ERRORS: dict[str, type[NodeError]] = {
     )
 }
 _UNREAD_BYTES = 1 << 16
+# How many jobs are kept whose callers have left: only a flood leaves more within one run.
+_MOST_LEFT = 64
 # The kernel closes the socket of a process that ends shortly before its exit status is known.
 _STATUS_WAIT_S = 1.0
 _STATUS_LOOK_S = 0.001
@@ -195,11 +200,11 @@ class EngineProcess(asyncio.Protocol):
     def run(self, job: Job, result: type[R], *, suspect: bool = False) -> JobResults[R]:
         """See `Engine.run`. The job may be blamed for the death of the process if it is `suspect`: not a canary's."""
         job = msgspec.structs.replace(job, id=next(self._ids))  # type: ignore[type-var]  # each task's job is a struct
-        queue = JobQueue()
         self._send(submission(job))
         self.accepted += 1
-        self._jobs.add(job, queue, suspect=suspect)
-        return JobResults(self, job, result, queue)
+        results = JobResults(self, job, result)
+        self._jobs.add(job, results, suspect=suspect)
+        return results
 
     def send(self, command: Command) -> None:
         """Send a command. Raises EngineUnavailable when the process has ended."""
@@ -317,10 +322,34 @@ class EngineProcess(asyncio.Protocol):
         if not events:
             return
         self._heard.append((time.monotonic(), events[-1]))
-        self._jobs.received(events)
         for event in events:
-            if not isinstance(event, Results | NativeCall):
-                self._dispatch(event)
+            match event:
+                case Results():
+                    for result in event.results:
+                        self._jobs.deliver(result)
+                case NativeCall():
+                    self._jobs.called(event)
+                case Heartbeat():
+                    if event.idle:
+                        self._jobs.idle()
+                    self.stats = event.stats
+                    self._liveness.beat(event.stats.oldest_run, event.stats.last_run)
+                case _:
+                    self._handle_rare(event)
+
+    def _handle_rare(self, event: Loaded | LoadFailed | Failed | Broken) -> None:
+        match event:
+            case Failed():
+                self._jobs.fail(event.id, _ERRORS.get(event.code, errors.InternalError)(event.message))
+            case Loaded():
+                if not self._loaded.done():
+                    self._loaded.set_result(event)
+            case LoadFailed():
+                if not self._loaded.done():
+                    self._loaded.set_exception(LoadRefused(event.message))
+                    self._loaded.exception()
+            case Broken():
+                self.kill(event.message)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._transport = None
@@ -368,76 +397,179 @@ class EngineProcess(asyncio.Protocol):
             while data := connection.recv(_UNREAD_BYTES):
                 self.data_received(data)
 
-    def _dispatch(self, event: Event) -> None:
-        match event:
-            case Failed():
-                self._jobs.fail(event.id, _ERRORS.get(event.code, errors.InternalError)(event.message))
-            case Loaded():
-                if not self._loaded.done():
-                    self._loaded.set_result(event)
-            case LoadFailed():
-                if not self._loaded.done():
-                    self._loaded.set_exception(LoadRefused(event.message))
-                    self._loaded.exception()
-            case Broken():
-                self.kill(event.message)
-            case Heartbeat():
-                self.stats = event.stats
-                self._liveness.beat(event.stats.oldest_run, event.stats.last_run)
-
 
 class JobResults(Generic[R]):
     """The results of one job, within its deadline; see `Engine.run`.
 
-    An iterator and not a generator, because the event loop keeps a record of each generator that is started.
+    Each is a future, which is set as the result comes: the reader continues without a step in between. No generator,
+    because the event loop keeps a record of each that is started.
     """
 
-    __slots__ = ("_ended", "_job", "_process", "_queue", "_result", "_timer")
+    __slots__ = ("_coming", "_job", "_process", "_result", "_timer", "_unread")
 
-    def __init__(self, process: EngineProcess, job: Job, result: type[R], queue: JobQueue) -> None:
+    def __init__(self, process: EngineProcess, job: Job, result: type[R]) -> None:
         self._process = process
         self._job = job
         self._result = result
-        self._queue = queue
-        self._ended = False
+        loop = asyncio.get_running_loop()
+        self._coming: asyncio.Future[R] = loop.create_future()
+        self._unread = deque([self._coming])
         # One timer for the whole job: a stream has a result for each token.
-        left = max(0.0, job.deadline - time.monotonic())
-        self._timer = asyncio.get_running_loop().call_later(left, self._expire)
+        self._timer = loop.call_later(max(0.0, job.deadline - time.monotonic()), self._expire)
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> R:
-        if self._ended:
+    def __anext__(self) -> asyncio.Future[R]:
+        if not self._unread:
             raise StopAsyncIteration
+        return self._unread.popleft()
+
+    def put(self, result: Result) -> None:
+        """Hand over one more result."""
         try:
-            received = await self._queue.get()
-            if isinstance(received, NodeError):
-                raise received
-            result = self._decoded(received.body)
-        except BaseException:
-            self._end()
-            raise
-        if received.last:
-            self._end()
-        return result
+            value = msgspec.msgpack.decode(result.body, type=self._result)
+        except msgspec.MsgspecError as error:
+            self.fail(EngineUnavailable("the engine sent a result that cannot be read; it is started again"))
+            self._process.kill(f"sent a result that cannot be read ({error})")
+            return
+        coming = self._coming
+        if result.last:
+            self._timer.cancel()
+        else:
+            self._coming = coming.get_loop().create_future()
+            self._unread.append(self._coming)
+        if not coming.done():
+            coming.set_result(value)
+
+    def fail(self, error: NodeError) -> None:
+        """End with an error."""
+        self._timer.cancel()
+        if not self._coming.done():
+            self._coming.set_exception(error)
+            self._coming.exception()  # its reader may have left
 
     async def aclose(self) -> None:
         """Cancel the job if it has not ended."""
-        if not self._ended:
-            self._end()
-
-    def _expire(self) -> None:
-        self._queue.put_nowait(DeadlineExceeded("the deadline passed while the engine worked on the request"))
-
-    def _end(self) -> None:
-        self._ended = True
         self._timer.cancel()
         self._process.cancel(self._job.id)
 
-    def _decoded(self, body: msgspec.Raw) -> R:
-        try:
-            return msgspec.msgpack.decode(body, type=self._result)
-        except msgspec.MsgspecError as error:
-            self._process.kill(f"sent a result that cannot be read ({error})")
-            raise EngineUnavailable("the engine sent a result that cannot be read; it is started again") from error
+    def _expire(self) -> None:
+        self._process.cancel(self._job.id)
+        self.fail(DeadlineExceeded("the deadline passed while the engine worked on the request"))
+
+
+class Held(NamedTuple):
+    """A job that the engine holds. The canary's is never `suspect`."""
+
+    job: Job
+    results: JobResults[Any]
+    suspect: bool
+
+
+class HeldJobs:
+    """Jobs by id, and who is blamed if the process dies. `blame` is set when the engine has ended."""
+
+    def __init__(self, spec: EngineSpec, suspects: Suspects) -> None:
+        self._spec = spec
+        self._suspects = suspects
+        self._jobs: dict[int, Held] = {}
+        self._left: dict[int, Held] = {}
+        self._call: NativeCall | None = None
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self.blame: Blame = BY_ITSELF
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def add(self, job: Job, results: JobResults[Any], *, suspect: bool) -> None:
+        """Record that the engine holds the job."""
+        self._jobs[job.id] = Held(job, results, suspect)
+        self._empty.clear()
+
+    def fail(self, job_id: int, error: NodeError) -> None:
+        """End one job with an error."""
+        self._left.pop(job_id, None)
+        if (held := self._take(job_id)) is not None:
+            held.results.fail(error)
+
+    def leave(self, job_id: int) -> bool:
+        """Record that the caller of a job has left; return whether the engine still held the job."""
+        held = self._take(job_id)
+        if held is not None and held.suspect:
+            self._left[job_id] = held
+            if len(self._left) > _MOST_LEFT:
+                named = () if self._call is None else self._call.jobs
+                del self._left[next((other for other in self._left if other not in named), job_id)]
+        return held is not None
+
+    def called(self, call: NativeCall) -> None:
+        """Record that until the next call the engine computes these jobs and no others."""
+        self._call = call
+        if self._left:
+            self._left = {job_id: held for job_id, held in self._left.items() if job_id in call.jobs}
+
+    def idle(self) -> None:
+        """Record that the engine computes nothing."""
+        self._left.clear()
+
+    def deliver(self, result: Result) -> None:
+        """Hand a result to its job; those of jobs whose callers have left are dropped."""
+        held = self._jobs.get(result.id)
+        if result.last:
+            self._left.pop(result.id, None)
+            self._take(result.id)
+        if held is None:
+            return
+        held.results.put(result)
+        if result.last and self._suspects:
+            self._suspects.answered(fingerprint(held.job))
+
+    async def drained(self) -> None:
+        """Wait until the engine holds no job."""
+        await self._empty.wait()
+
+    def end(self, error: NodeError) -> None:
+        """Fail every job with an error for which no request is to blame."""
+        jobs, self._jobs, self._left = self._jobs, {}, {}
+        self._empty.set()
+        for held in jobs.values():
+            held.results.fail(error)
+
+    def engine_died(self, reason: str, *, blameless: bool) -> None:
+        """Fail every job. Unless `blameless`, record the jobs that may have caused the end, by the last native call."""
+        jobs, self._jobs = self._jobs, {}
+        left, self._left = self._left, {}
+        self._empty.set()
+        if not blameless:
+            self._suspect(jobs | left)
+        for held in jobs.values():
+            held.results.fail(self._error_for(held, reason))
+
+    def _take(self, job_id: int) -> Held | None:
+        held = self._jobs.pop(job_id, None)
+        if not self._jobs:
+            self._empty.set()
+        return held
+
+    def _suspect(self, jobs: dict[int, Held]) -> None:
+        """Suspect the jobs of the last native call, or all if it named none of them."""
+        named = [] if self._call is None else [jobs[job_id] for job_id in self._call.jobs if job_id in jobs]
+        suspects = {fingerprint(held.job) for held in named or jobs.values() if held.suspect}
+        if suspects:  # else the canary's question alone was in the call
+            self.blame = self._suspects.died(suspects)
+
+    def _error_for(self, held: Held, reason: str) -> NodeError:
+        """The error of a job that was lost with the engine."""
+        if held.suspect and self._suspects and self._suspects.refuses(fingerprint(held.job)):
+            return RequestBreaksEngine(
+                f"{self._spec.model_id} on {self._spec.device}: the request takes down the engine that runs it "
+                f"({reason}); do not send it again"
+            )
+        return engine_died(self._spec, reason)
+
+
+def engine_died(spec: EngineSpec, reason: str) -> EngineDied:
+    """The error for a request that was lost with the engine and can be sent again."""
+    return EngineDied(f"{spec.model_id} on {spec.device}: {reason}; the request can be sent again")

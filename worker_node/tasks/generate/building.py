@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 import time
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -211,7 +212,8 @@ def generation_canary(known: GenerationCanary, tokenizer: ChatTokenizer) -> Cana
             deadline=time.monotonic() + CANARY_TIMEOUT_S,
         )
         detokenizer = tokenizer.detokenizer()
-        answer = "".join([detokenizer.push(delta.tokens) async for delta in engine.run(job, TokenDelta)])
+        async with aclosing(engine.run(job, TokenDelta)) as deltas:
+            answer = "".join([detokenizer.push(delta.tokens) async for delta in deltas])
         missing = [word for word in known.expected if word.casefold() not in answer.casefold()]
         if missing:
             raise CanaryFailed(f"the answer to a known question lacks {', '.join(map(repr, missing))}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from contextlib import aclosing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -186,7 +187,9 @@ def vision_canary(tokenizer: ChatTokenizer, rules: ImageRules) -> Canary:
             ignore_eos=True,
             seen=image_prompt(text.removeprefix(tokenizer.opening()), images, {"canary": grey}, rules),
         )
-        if not [token async for delta in engine.run(job, TokenDelta) for token in delta.tokens]:
+        async with aclosing(engine.run(job, TokenDelta)) as deltas:
+            answered = [token async for delta in deltas for token in delta.tokens]
+        if not answered:
             raise CanaryFailed("a question about an image got no answer")
 
     return check

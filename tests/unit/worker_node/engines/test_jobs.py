@@ -4,11 +4,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from worker_node.core.errors import EngineDied, NodeError, RequestBreaksEngine
+from worker_node.core.errors import EngineDied, RequestBreaksEngine
 from worker_node.core.types import Device, ModelKind
 from worker_node.engines.isolation import Suspects, fingerprint
-from worker_node.engines.jobs import HeldJobs
-from worker_node.engines.protocol import EngineSpec, EngineStats, Heartbeat, NativeCall, Result, Results
+from worker_node.engines.process import HeldJobs
+from worker_node.engines.protocol import EngineSpec, NativeCall, Result
 from worker_node.tasks.generate.messages import GenerateJob
 
 SPEC = EngineSpec("m", ModelKind.GENERATION, "/", Device.CPU, "", {})
@@ -19,8 +19,8 @@ class Sink:
     def __init__(self):
         self.error = None
 
-    def put_nowait(self, item):
-        self.error = item if isinstance(item, NodeError) else None
+    def fail(self, error):
+        self.error = error
 
 
 class Life:
@@ -39,7 +39,7 @@ class Life:
         self.held.add(job(number), Sink(), suspect=False)
 
     def call(self, *numbers, stage="step"):
-        self.held.received([NativeCall(stage, 1, list(numbers))])
+        self.held.called(NativeCall(stage, 1, list(numbers)))
 
     def leave(self, number):
         return self.held.leave(number)
@@ -111,7 +111,7 @@ def test_a_death_in_the_canary_alone_makes_no_suspects(suspects):
 def test_an_idle_engine_clears_jobs_whose_callers_left(suspects):
     life = Life(suspects, GUILTY, INNOCENT)
     life.leave(GUILTY)
-    life.held.received([Heartbeat(EngineStats(), idle=True)])
+    life.held.idle()
     life.die()
     assert suspected(suspects, GUILTY, INNOCENT) == [False, True]
 
@@ -120,7 +120,8 @@ def test_a_job_that_ended_after_its_caller_left_is_forgotten(suspects):
     life = Life(suspects, GUILTY, INNOCENT, OTHER)
     life.leave(GUILTY)
     life.leave(OTHER)
-    life.held.received([Results([Result(number, msgspec.Raw(b""), True) for number in (GUILTY, OTHER)])])
+    for number in (GUILTY, OTHER):
+        life.held.deliver(Result(number, msgspec.Raw(b""), last=True))
     life.die()
     assert suspected(suspects, GUILTY, INNOCENT, OTHER) == [False, True, False]
 
