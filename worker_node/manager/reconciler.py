@@ -128,10 +128,10 @@ class Reconciler:
     def manage(self, model: ServedModel) -> None:
         """Manage one more model, and load those of its engines that are loaded at start."""
         model.activity.on_idle = self._went_idle
-        for placement in model.placements:
+        for placement, following in zip(model.placements, [*model.placements[1:], None], strict=True):
             placement.residency.on_change = self.poke
             if id(placement) not in self._watches:
-                self._watches[id(placement)] = self._start(self._watch(placement), f"watch {model.id}")
+                self._watches[id(placement)] = self._start(self._watch(placement, following), f"watch {model.id}")
                 if placement.eager:
                     placement.residency.request_load()
         self.poke()
@@ -165,9 +165,18 @@ class Reconciler:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _watch(self, placement: Placement) -> None:
+    async def _watch(self, placement: Placement, following: Placement | None) -> None:
+        """Decide again at each change of the engine; when it goes down, load the placement after it.
+
+        A model whose first device is missing would never be ready, and clients would send it nothing.
+        """
+        down = False
         while True:
             await placement.engine.next_change()
+            was_down, down = down, _STATES[placement.engine.status.state] is UnitState.DOWN
+            went_down = down and not was_down
+            if went_down and following is not None and following.engine.status.state is EngineState.UNLOADED:
+                following.residency.request_load()
             self.poke()
 
     async def _run(self) -> None:

@@ -1,5 +1,7 @@
 """Models in the Ollama dialect: listing, showing, loading and unloading, pulling, and errors in its form."""
 
+import asyncio
+
 import pytest
 
 from tests.support.events import ndjson
@@ -94,7 +96,9 @@ async def test_unloading_an_unloaded_model_does_not_load_it(http, own_node, rout
     for _ in range(2):
         _, unloaded = await post(http, f"{own_node.url}/api/{route}", model=EMBEDDER, keep_alive=0, stream=False)
         assert unloaded["done_reason"] == "unload"
-        assert own_node.engine_pids()["all-minilm-l6-v2"] is None
+        # The engine's process ends after the reply.
+        await asyncio.to_thread(own_node.wait_for, lambda body: body["models"][0]["state"] == "unloaded")
+    assert own_node.engine_pids()["all-minilm-l6-v2"] is None
 
 
 async def test_an_unloaded_model_is_loaded_for_any_dialect(http, own_node):

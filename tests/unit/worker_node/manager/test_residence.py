@@ -278,6 +278,18 @@ async def test_a_load_that_nobody_waits_for_any_more_is_not_begun(case):
 
 
 @over_jumping_time
+async def test_the_next_placement_is_loaded_once_when_an_engine_goes_down(case):
+    model = case.add("m", ("NPU", "CPU"), pinned=True, failures=[True])
+    model.placements[1].engine.failures = []
+    case.start()
+    await asyncio.sleep(10)
+    assert (state(model), state(model, 1)) == (EngineState.FAILED, EngineState.READY)
+    case.manager.unload(model)
+    await asyncio.sleep(10)
+    assert state(model, 1) is EngineState.UNLOADED, "it does not come back by itself"
+
+
+@over_jumping_time
 async def test_memory_that_models_take_later_makes_idle_ones_leave(case):
     case.budget = 250
     small, growing = case.add("small"), case.add("growing")
