@@ -50,8 +50,6 @@ class ProbeOptions(Options):
 
     Two probes in a row must fail before a node counts as dead, and both fit into the promised 3 s even when the node
     froze just after a good one: 1.0 + 10 % jitter + 0.8 (first fails) + 0.2 + 0.8 (second fails) = 2.9 s.
-
-    `idle_after`, `idle_interval` and `fresh` have no effect any more: a client without calls probes as often.
     """
 
     interval: Positive = 1.0
@@ -59,6 +57,7 @@ class ProbeOptions(Options):
     timeout: Positive = 0.8
     retry_interval: Positive = 0.2
     failures: Count = 2
+    # Without effect: a client without calls probes as often.
     idle_after: NotNegative = 10.0
     idle_interval: Positive = 30.0
     fresh: Positive = 3.0
@@ -78,8 +77,6 @@ class BreakerOptions(Options):
     One model on one node has a breaker of its own. `server_failures` open it, or `silent_attempts` attempts in a row
     that waited for at least a second and got neither an answer nor a token. Its quarantine is at most `longest_model`:
     a trial costs one caller half of its deadline, and a hung engine that recovers serves again within 5 s.
-
-    `slow_start` and `silence_factor`, `_least`, `_unknown` and `_last` have no effect any more.
     """
 
     connection_failures: Count = 2
@@ -90,13 +87,14 @@ class BreakerOptions(Options):
     jitter: Share = 0.2
     forget: Positive = 30.0
     recovery: Positive = 1.0
-    slow_start: NotNegative = 10.0
     silent_attempts: Positive = 2.0
+    longest_model: Positive = 4.0
+    # Without effect: mechanisms that are gone.
+    slow_start: NotNegative = 10.0
     silence_factor: Positive = 3.0
     silence_least: Positive = 0.05
     silence_unknown: Positive = 0.5
     silence_last: Positive = 1.0
-    longest_model: Positive = 4.0
 
 
 class RetryOptions(Options):

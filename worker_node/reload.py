@@ -38,7 +38,7 @@ _BY_REQUEST = frozenset(
     }
 )
 _APPLIED = _BY_REQUEST | {"models", "memory_budget"}
-# What a model's engines do not use.
+# What a model's engines do not use is applied without a load; `ModelManager.relabel` copies what placements keep of it.
 _HOT_FIELDS = frozenset({"aliases", "idle_unload_s"})
 _LOOK_S = 1.0
 _Stamp = tuple[int, int, int]

@@ -1,4 +1,9 @@
-"""Answers for the rows of a chunk: batches to embed, prompts to answer, patience with the fleet, and the results."""
+"""Answers for the rows of a chunk: batches to embed, prompts to answer, patience with the fleet, and the results.
+
+`Patience` waits for a fleet that is away, and finds the row that a node refuses. Only a refusal of the row itself
+rejects it. After any other failure it stays unanswered: the same command answers it later. Nodes refuse a request that
+kills its engine (`request_breaks_engine`), so such a row is found, too.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +34,6 @@ from backend_client.errors import (
     RequestRejected,
 )
 from backend_client.results import CallOptions, ChatResult, EmbedOptions, GenerateResult, Origin
-
-# Waits for a fleet that is away, and finds the row that a node refuses.
-#
-# Only a refusal of the row itself rejects it. After any other failure it stays unanswered: the same command answers it
-# later. Nodes refuse a request that kills its engine (`request_breaks_engine`), so such a row is found, too.
 
 log = logging.getLogger(__name__)
 R = TypeVar("R")

@@ -7,10 +7,10 @@ import re
 from collections.abc import Mapping
 
 from backend_client.errors import (
-    AuthenticationFailed,
     BadReply,
     ContextLengthExceeded,
     DeadlineExceeded,
+    KeyRefused,
     ModelMissing,
     NodeFailed,
     NodeNotServing,
@@ -111,6 +111,8 @@ def _error(node: str, status: int, headers: Mapping[str, str], fields: object, m
     text = f"HTTP {status}" if code is None else f"{_MEANINGS[code]} (HTTP {status}, {code})"
     if param is not None:
         text += f"; check {param}"
+    if status in {401, 403}:
+        return KeyRefused(text, node=node, status=status, code=code)
     if status == 404 and code == "model_not_found" and model is not None:
         return ModelMissing(text, node=node, status=status, code=code)
     rejected = _rejection(status, code)
@@ -148,7 +150,7 @@ def _rejection(status: int, code: str | None) -> type[RequestRejected] | None:
         return None
     if code == "context_length_exceeded":
         return ContextLengthExceeded
-    return {401: AuthenticationFailed, 403: AuthenticationFailed, 413: PayloadTooLarge}.get(status, RequestRejected)
+    return PayloadTooLarge if status == 413 else RequestRejected
 
 
 def retry_after_of(headers: Mapping[str, str]) -> float | None:

@@ -14,8 +14,10 @@ from tenacity.wait import wait_exception
 
 from backend_client.errors import (
     AttemptTimeout,
+    AuthenticationFailed,
     DeadlineExceeded,
     FleetOverloaded,
+    KeyRefused,
     ModelMissing,
     ModelNotFound,
     NodeError,
@@ -141,6 +143,8 @@ class Dispatcher:
         if isinstance(error, NPUUnavailableError):
             # No node could be asked: to wait for one that is busy is always worth it, for another if the call may.
             return error.retry_after is not None and (isinstance(error, FleetOverloaded) or self.later(call))
+        if isinstance(error, KeyRefused):
+            return self.elsewhere(call)
         return isinstance(error, NodeError)
 
     def _is_last(self, call: Call, pause: float) -> bool:
@@ -313,6 +317,8 @@ class Dispatcher:
                 message = _told(last, call)
                 return ModelNotFound(message, node=last.node, status=last.status, code=last.code)
             last = call.failed or last
+        if isinstance(last, KeyRefused):
+            return AuthenticationFailed(last.message, node=last.node, status=last.status, code=last.code)
         message = _told(last, call)
         if isinstance(last, SpaceChanged):
             return VectorSpaceMismatch(message)

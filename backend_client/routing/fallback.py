@@ -125,7 +125,7 @@ class FallbackBackend:
     def _for_cloud(self, job: J, cloud: CloudBackend) -> J | str:
         """The job as the cloud gets it, where the fleet's model names mean nothing; or why the cloud cannot serve it.
 
-        This alone decides whether the cloud is asked.
+        This decides whether the cloud may be asked; the spend cap decides last (`cloud/ledger.py`).
         """
         if reason := self._must_stay(job):
             return reason

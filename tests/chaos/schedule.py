@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass
 
 NODES = 3
-# What a fault needs to be over and noticed before the next one strikes the same node: restart, probes, slow start.
+# What a fault needs to be over and noticed before the next one strikes the same node: restart, probes.
 RECOVERY_S = 12.0
 WARM_UP_S = 5.0
 

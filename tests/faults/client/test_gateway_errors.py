@@ -73,6 +73,20 @@ async def test_what_means_the_same_from_everybody_needs_no_error_body(scripted, 
             await client.embed("text", timeout=0.5)
 
 
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_call_that_one_node_refuses_for_its_key_goes_to_another(pair, status):
+    pair[0].respond = html(status)
+    async with NPUClient([node.url for node in pair]) as client:
+        for number in range(8):
+            await client.embed(f"text {number}")
+        pair[1].respond = html(status)
+        with pytest.raises(AuthenticationFailed) as caught:
+            await client.embed("text")
+    assert [attempt.outcome for attempt in caught.value.attempts] == ["KeyRefused", "KeyRefused"]
+    assert caught.value.status == status
+    assert pair[0].requests
+
+
 async def test_a_nodes_own_504_ends_the_call(pair):
     async def respond(_):
         return error_response(504, "deadline_exceeded", "the deadline passed while the request was queued")

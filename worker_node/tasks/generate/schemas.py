@@ -1,4 +1,4 @@
-"""Schemas of requests to grammars, in preparation processes, with a cache: no schema delays anything but itself."""
+"""Schemas of requests to grammars, in preparation processes, with a cache. Small schemas never wait for large ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from worker_node.settings import NodeSettings
 from worker_node.structured_output.cost import MAX_SCHEMA_BYTES
 from worker_node.structured_output.form import Compiled, Form, compile_form
 
-# Small schemas, which are almost all there are, have a process of their own and never wait for large ones.
+# Small schemas are almost all there are, and have a process of their own. `cpu_s` bounds the time of one schema.
 SMALL_BYTES = 4096
 _CACHE_BYTES = 16 * 1024 * 1024
 _SMALL = PreparationLimits(processes=1, cpu_s=1.0)
@@ -78,7 +78,7 @@ class SchemaCompiler:
         return compiled.grammar
 
     async def _compiled(self, form: Form, *, small: bool) -> str:
-        # Each caller has a deadline of its own: the work is cancelled when the last of them has left.
+        # Each caller has a deadline of its own; the work goes on without them, for the next one, within its CPU time.
         deadline = time.monotonic() + 600
         pool = self._small if small else self._large
         grammar: str = await pool.run(compile_form, form, deadline=deadline, param=form.where)

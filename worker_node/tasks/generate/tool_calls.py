@@ -264,7 +264,10 @@ class CallScanner:
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """`opening` stands before a call in JSON, `arguments` is the key that the arguments have in it."""
+    """`opening` stands before a call in JSON, `arguments` is the key that the arguments have in it.
+
+    Calls are read with every key of `_KEYS` and `_HEAD`: another key for the arguments is added there, too.
+    """
 
     parser: Callable[[Collection[str]], Parser]
     opening: str
