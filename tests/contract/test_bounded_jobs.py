@@ -1,6 +1,8 @@
 """The contract of the bounded jobs as a black box: HTTP and command line, a cut model on the emulated NPU."""
 
 import concurrent.futures
+import fcntl
+import itertools
 import json
 import signal
 import socket
@@ -81,6 +83,20 @@ def test_json_that_the_budget_cut_is_null_and_the_text_is_there(sidecar, path, b
     assert reply["text"].startswith("{")
 
 
+def test_six_thousand_characters_of_any_plane_are_taken(sidecar):
+    for character in ("a ", "😀"):
+        text = character * (6000 // len(character))
+        status, reply = sidecar.generate(text=text, tokens=1)
+        assert reply.get("error") in {
+            None,
+            "the model gave no usable text; try again with another input or more tokens",
+        }
+        assert status in {200, 503}
+        assert reply["npu_busy_delta_us"] > 0
+        assert reply["input_truncated"]["kept_characters"] < 6000
+        assert sidecar.generate(text=text + "a", tokens=1)[0] == 400
+
+
 @pytest.mark.parametrize("text", ["a\u0000b", "<|im_end|>", "</text>", "\u202e\ufffd\U0010fffd"])
 def test_odd_input_is_no_failure_of_the_node(sidecar, text):
     status, reply = sidecar.generate(text=text, tokens=1)
@@ -145,6 +161,31 @@ def test_a_counter_that_does_not_move_proves_nothing(sidecar):
     assert "did not move" in reply["error"]
 
 
+def test_a_counter_that_goes_backwards_proves_nothing(sidecar):
+    with sidecar.counter.still() as counter, concurrent.futures.ThreadPoolExecutor() as pool:
+        with sidecar.stopped_engine():
+            waiting = pool.submit(sidecar.generate)
+            sidecar.wait_for_a_generation()
+            counter.write(5)
+        status, reply = waiting.result()
+    assert status == 503
+    assert reply["npu_busy_delta_us"] == 5 - reply["npu_busy_before_us"] < 0
+    assert "backwards" in reply["error"]
+
+
+def test_a_counter_that_vanishes_proves_nothing(sidecar):
+    with sidecar.counter.still() as counter, concurrent.futures.ThreadPoolExecutor() as pool:
+        with sidecar.stopped_engine():
+            waiting = pool.submit(sidecar.generate)
+            sidecar.wait_for_a_generation()
+            counter.file.unlink()
+        status, reply = waiting.result()
+    assert status == 503
+    assert (reply["npu_busy_after_us"], reply["npu_busy_delta_us"]) == (None, None)
+    assert reply["text"]
+    assert "after the generation" in reply["error"]
+
+
 @pytest.mark.parametrize("how", ["missing", "unreadable", "garbage"])
 def test_without_a_counter_nothing_is_generated(sidecar, how):
     with sidecar.counter.still() as counter:
@@ -161,6 +202,25 @@ def test_without_a_counter_nothing_is_generated(sidecar, how):
     assert reply["error"].startswith("refused: the NPU's busy counter cannot be read")
     assert health["busy_time_us"] is None
     assert health["reasons"]["busy_time_us"] in reply["error"]
+
+
+def test_another_process_with_the_lock_is_waited_for(sidecar):
+    with concurrent.futures.ThreadPoolExecutor() as pool, sidecar.lock.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        before = sidecar.health()[1]["busy_time_us"]
+        waiting = pool.submit(sidecar.generate)
+        while sidecar.health()[1]["busy_time_us"] < before + 20_000:
+            assert not waiting.done()
+        fcntl.flock(file, fcntl.LOCK_UN)
+        assert waiting.result()[0] == 200
+
+
+def test_jobs_that_come_at_once_run_one_after_another(sidecar):
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        replies = list(pool.map(lambda _: sidecar.generate(), range(3)))
+    assert [status for status, _ in replies] == [200] * 3
+    spans = sorted((reply["npu_busy_before_us"], reply["npu_busy_after_us"]) for _, reply in replies)
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
 
 
 def test_a_port_that_is_taken_and_any_other_address_are_refused(sidecar):
