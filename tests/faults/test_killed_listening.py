@@ -58,3 +58,23 @@ async def test_a_killed_listener_is_replaced_once_and_then_told_as_retryable(tmp
         for end in ends:
             os.close(end)
         await decoder.close()
+
+
+async def test_a_short_recording_does_not_wait_for_a_long_one(tmp_path):
+    decoder = AudioDecoder()
+    deadline = time.monotonic() + 100.0
+    ends, tasks = [], []
+    try:
+        for name, seconds in (("long", 1200), ("short", 1)):
+            pcm, network = tmp_path / f"{name}.pcm", tmp_path / f"{name}.onnx"
+            with pcm.open("wb") as file:
+                file.truncate(seconds * 32_000)
+            os.mkfifo(network)
+            tasks.append(asyncio.create_task(decoder.find_speech(pcm, Voice(network, VoiceRules()), deadline)))
+            ends.append(await reader_of(network))
+        assert not any(task.done() for task in tasks), "both are under way"
+    finally:
+        for end in ends:
+            os.close(end)
+        await decoder.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
