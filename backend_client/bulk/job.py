@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, Self
@@ -108,6 +109,8 @@ ROWS_PER_FRAGMENT = {"embed": 50_000, "generate": 200}
 """Two to three minutes of work: at 300 texts a second, and at 1.5 answers a second."""
 
 _POSITIVE = ("window", "attempts", "rows_per_fragment", "concurrency", "timeout")
+# What every node takes: with another value each row would be rejected.
+_BOUNDS = {"max_tokens": (1, math.inf), "temperature": (0, 2), "top_p": (0, 1), "top_k": (-1, math.inf)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +157,11 @@ class BulkRequest:
             wrong.append("patience must be a number of seconds, 0 or more")
         if not 0 <= self.max_rejected <= 1:
             wrong.append("max_rejected must be a share of the rows, from 0 to 1")
+        for name, (least, most) in _BOUNDS.items():
+            value = self.options.get(name)
+            if value is not None and not least <= value <= most:
+                bounds = f"at least {least}" if math.isinf(most) else f"from {least} to {most}"
+                wrong.append(f"{name} must be {bounds}, got {value}")
         taken = [name for name in self.keep or () if name in {*RESULT_COLUMNS, "embeddings", "generated_text"}]
         if taken:
             wrong.append(f"the output adds a column {taken[0]}: it cannot be kept from the input")

@@ -92,6 +92,21 @@ def test_values_that_make_no_sense_are_wrong_usage(source, tmp_path, capsys, mor
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("fleet")
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--max-tokens", "-1"], "max_tokens must be at least 1, got -1"),
+        (["--temperature", "nan"], "temperature must be from 0 to 2, got nan"),
+        (["--top-p", "7"], "top_p must be from 0 to 1, got 7.0"),
+    ],
+)
+def test_sampling_that_every_node_refuses_is_wrong_usage(source, tmp_path, capsys, more, message):
+    assert main(["generate-dataset", source, str(tmp_path / "out"), "--in-process", *more]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_bar_is_as_wide_as_what_standard_error_is(monkeypatch):
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
