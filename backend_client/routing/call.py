@@ -143,7 +143,7 @@ class Dispatcher:
         if isinstance(error, NPUUnavailableError):
             # No node could be asked: to wait for one that is busy is always worth it, for another if the call may.
             return error.retry_after is not None and (isinstance(error, FleetOverloaded) or self.later(call))
-        if isinstance(error, KeyRefused):
+        if isinstance(error, NodeError) and error.misrouted:
             return self.elsewhere(call)
         return isinstance(error, NodeError)
 

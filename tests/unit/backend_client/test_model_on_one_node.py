@@ -75,3 +75,15 @@ async def test_a_model_that_no_node_reports_is_not_found_beside_a_dead_node_that
         nodes[0].embed = ModelMissing("no such model", node=nodes[0].url, status=404)
         with pytest.raises(ModelNotFound):
             await client.embed("text", model="no-such-model")
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@in_virtual_time
+async def test_a_node_that_lists_a_model_and_does_not_know_it_is_asked_once_a_call(count):
+    nodes = fleet(count)
+    for node in nodes:
+        node.embed = ModelMissing("no such model", node=node.url, status=404)
+    async with warm(nodes) as client:
+        with pytest.raises(ModelNotFound) as caught:
+            await client.embed("text")
+    assert sorted(attempt.node for attempt in caught.value.attempts) == sorted(node.url for node in nodes)
