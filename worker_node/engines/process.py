@@ -43,7 +43,6 @@ from worker_node.engines.protocol import (
     LoadFailed,
     NativeCall,
     R,
-    Result,
     Results,
     Shutdown,
 )
@@ -130,12 +129,14 @@ class EngineProcess(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
-        loop = asyncio.get_running_loop()
-        self._loaded: asyncio.Future[Loaded] = loop.create_future()
-        self._closed: asyncio.Future[str] = loop.create_future()
+        self._loop = asyncio.get_running_loop()
+        self._loaded: asyncio.Future[Loaded] = self._loop.create_future()
+        self._closed: asyncio.Future[str] = self._loop.create_future()
         self._kill_reason: str | None = None
         self._blameless = False
         self._exit_cause_task: asyncio.Task[None] | None = None
+        # Whether the process can still receive commands.
+        self.up = False
         self.accepted = 0
         self.killed_from_outside = False
         self.stats = EngineStats()
@@ -168,11 +169,6 @@ class EngineProcess(asyncio.Protocol):
     def pid(self) -> int | None:
         """The process's id."""
         return self._process.pid if self._process else None
-
-    @property
-    def up(self) -> bool:
-        """Whether the process can still receive commands."""
-        return self._transport is not None and not self._transport.is_closing()
 
     @property
     def blame(self) -> Blame:
@@ -273,6 +269,7 @@ class EngineProcess(asyncio.Protocol):
             return
         if self._transport is not None:
             self._transport.close()
+            self.up = False
         # Its socket is closed, so it is ending: in native clean-up at worst, which must not hold us up for long.
         try:
             status = await asyncio.to_thread(self._process.wait, 5.0)
@@ -312,33 +309,44 @@ class EngineProcess(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self.up = True
 
     def data_received(self, data: bytes) -> None:
         try:
             events = received_events(self._buffer, data)
-        except CorruptFrame as error:
+            for event in events:
+                match event:
+                    case Results():
+                        # In place, because this is done for each token.
+                        for result in event.results:
+                            if (held := self._jobs.jobs.get(result.id)) is not None:
+                                results = held.results
+                                value = msgspec.msgpack.decode(result.body, type=results.form)
+                                coming, results.coming = results.coming, self._loop.create_future()
+                                results.unread.append(results.coming)
+                                if not coming.done():
+                                    coming.set_result(value)
+                            if result.last:
+                                self._jobs.ended(result.id)
+                    case NativeCall():
+                        self._jobs.call = event
+                        if self._jobs.left:
+                            self._jobs.keep_called()
+                    case _:
+                        self._handle(event)
+        except (CorruptFrame, msgspec.MsgspecError) as error:
             self.kill(f"sent a corrupt frame ({error})")
             return
-        if not events:
-            return
-        self._heard.append((time.monotonic(), events[-1]))
-        for event in events:
-            match event:
-                case Results():
-                    for result in event.results:
-                        self._jobs.deliver(result)
-                case NativeCall():
-                    self._jobs.called(event)
-                case Heartbeat():
-                    if event.idle:
-                        self._jobs.idle()
-                    self.stats = event.stats
-                    self._liveness.beat(event.stats.oldest_run, event.stats.last_run)
-                case _:
-                    self._handle_rare(event)
+        if events:
+            self._heard.append((time.monotonic(), events[-1]))
 
-    def _handle_rare(self, event: Loaded | LoadFailed | Failed | Broken) -> None:
+    def _handle(self, event: Loaded | LoadFailed | Failed | Broken | Heartbeat) -> None:
         match event:
+            case Heartbeat():
+                if event.idle:
+                    self._jobs.idle()
+                self.stats = event.stats
+                self._liveness.beat(event.stats.oldest_run, event.stats.last_run)
             case Failed():
                 self._jobs.fail(event.id, _ERRORS.get(event.code, errors.InternalError)(event.message))
             case Loaded():
@@ -352,7 +360,7 @@ class EngineProcess(asyncio.Protocol):
                 self.kill(event.message)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        self._transport = None
+        self._transport, self.up = None, False
         self._read_unread_events()
         reason = self._kill_reason or "the engine process died"
         if not self._loaded.done():
@@ -401,19 +409,19 @@ class EngineProcess(asyncio.Protocol):
 class JobResults(Generic[R]):
     """The results of one job, within its deadline; see `Engine.run`.
 
-    Each is a future, which is set as the result comes: the reader continues without a step in between. No generator,
-    because the event loop keeps a record of each that is started.
+    Each result is a future: `unread` are those that its reader has not asked for, `coming` is the last of all, which
+    has no value yet. No generator, because the event loop keeps a record of each that is started.
     """
 
-    __slots__ = ("_coming", "_job", "_process", "_result", "_timer", "_unread")
+    __slots__ = ("_job", "_process", "_timer", "coming", "form", "unread")
 
-    def __init__(self, process: EngineProcess, job: Job, result: type[R]) -> None:
+    def __init__(self, process: EngineProcess, job: Job, form: type[R]) -> None:
         self._process = process
         self._job = job
-        self._result = result
+        self.form = form
         loop = asyncio.get_running_loop()
-        self._coming: asyncio.Future[R] = loop.create_future()
-        self._unread = deque([self._coming])
+        self.coming: asyncio.Future[R] = loop.create_future()
+        self.unread = deque([self.coming])
         # One timer for the whole job: a stream has a result for each token.
         self._timer = loop.call_later(max(0.0, job.deadline - time.monotonic()), self._expire)
 
@@ -421,33 +429,16 @@ class JobResults(Generic[R]):
         return self
 
     def __anext__(self) -> asyncio.Future[R]:
-        if not self._unread:
+        if not self.unread:
             raise StopAsyncIteration
-        return self._unread.popleft()
+        return self.unread.popleft()
 
-    def put(self, result: Result) -> None:
-        """Hand over one more result."""
-        try:
-            value = msgspec.msgpack.decode(result.body, type=self._result)
-        except msgspec.MsgspecError as error:
-            self.fail(EngineUnavailable("the engine sent a result that cannot be read; it is started again"))
-            self._process.kill(f"sent a result that cannot be read ({error})")
-            return
-        coming = self._coming
-        if result.last:
-            self._timer.cancel()
-        else:
-            self._coming = coming.get_loop().create_future()
-            self._unread.append(self._coming)
-        if not coming.done():
-            coming.set_result(value)
-
-    def fail(self, error: NodeError) -> None:
-        """End with an error."""
+    def end(self, error: NodeError | StopAsyncIteration) -> None:
+        """End after the results so far, with an error or without."""
         self._timer.cancel()
-        if not self._coming.done():
-            self._coming.set_exception(error)
-            self._coming.exception()  # its reader may have left
+        if not self.coming.done():
+            self.coming.set_exception(error)
+            self.coming.exception()  # its reader may have left
 
     async def aclose(self) -> None:
         """Cancel the job if it has not ended."""
@@ -456,7 +447,7 @@ class JobResults(Generic[R]):
 
     def _expire(self) -> None:
         self._process.cancel(self._job.id)
-        self.fail(DeadlineExceeded("the deadline passed while the engine worked on the request"))
+        self.end(DeadlineExceeded("the deadline passed while the engine worked on the request"))
 
 
 class Held(NamedTuple):
@@ -468,63 +459,61 @@ class Held(NamedTuple):
 
 
 class HeldJobs:
-    """Jobs by id, and who is blamed if the process dies. `blame` is set when the engine has ended."""
+    """Jobs by id, and who is blamed if the process dies: `blame` is set then.
+
+    `left` are jobs whose callers have left; `call` is the last native call.
+    """
 
     def __init__(self, spec: EngineSpec, suspects: Suspects) -> None:
         self._spec = spec
         self._suspects = suspects
-        self._jobs: dict[int, Held] = {}
-        self._left: dict[int, Held] = {}
-        self._call: NativeCall | None = None
+        self.jobs: dict[int, Held] = {}
+        self.left: dict[int, Held] = {}
+        self.call: NativeCall | None = None
         self._empty = asyncio.Event()
         self._empty.set()
         self.blame: Blame = BY_ITSELF
 
     def __len__(self) -> int:
-        return len(self._jobs)
+        return len(self.jobs)
 
     def add(self, job: Job, results: JobResults[Any], *, suspect: bool) -> None:
         """Record that the engine holds the job."""
-        self._jobs[job.id] = Held(job, results, suspect)
+        self.jobs[job.id] = Held(job, results, suspect)
         self._empty.clear()
 
     def fail(self, job_id: int, error: NodeError) -> None:
         """End one job with an error."""
-        self._left.pop(job_id, None)
+        self.left.pop(job_id, None)
         if (held := self._take(job_id)) is not None:
-            held.results.fail(error)
+            held.results.end(error)
 
     def leave(self, job_id: int) -> bool:
         """Record that the caller of a job has left; return whether the engine still held the job."""
         held = self._take(job_id)
         if held is not None and held.suspect:
-            self._left[job_id] = held
-            if len(self._left) > _MOST_LEFT:
-                named = () if self._call is None else self._call.jobs
-                del self._left[next((other for other in self._left if other not in named), job_id)]
+            self.left[job_id] = held
+            if len(self.left) > _MOST_LEFT:
+                called = () if self.call is None else self.call.jobs
+                del self.left[next((other for other in self.left if other not in called), job_id)]
         return held is not None
 
-    def called(self, call: NativeCall) -> None:
-        """Record that until the next call the engine computes these jobs and no others."""
-        self._call = call
-        if self._left:
-            self._left = {job_id: held for job_id, held in self._left.items() if job_id in call.jobs}
+    def keep_called(self) -> None:
+        """Forget the jobs whose callers have left but those of the last call: the engine computes no others."""
+        called = () if self.call is None else self.call.jobs
+        self.left = {job_id: held for job_id, held in self.left.items() if job_id in called}
 
     def idle(self) -> None:
         """Record that the engine computes nothing."""
-        self._left.clear()
+        self.left.clear()
 
-    def deliver(self, result: Result) -> None:
-        """Hand a result to its job; those of jobs whose callers have left are dropped."""
-        held = self._jobs.get(result.id)
-        if result.last:
-            self._left.pop(result.id, None)
-            self._take(result.id)
-        if held is None:
-            return
-        held.results.put(result)
-        if result.last and self._suspects:
-            self._suspects.answered(fingerprint(held.job))
+    def ended(self, job_id: int) -> None:
+        """Record that a job has had its last result."""
+        self.left.pop(job_id, None)
+        if (held := self._take(job_id)) is not None:
+            held.results.end(StopAsyncIteration())
+            if self._suspects:
+                self._suspects.answered(fingerprint(held.job))
 
     async def drained(self) -> None:
         """Wait until the engine holds no job."""
@@ -532,30 +521,30 @@ class HeldJobs:
 
     def end(self, error: NodeError) -> None:
         """Fail every job with an error for which no request is to blame."""
-        jobs, self._jobs, self._left = self._jobs, {}, {}
+        jobs, self.jobs, self.left = self.jobs, {}, {}
         self._empty.set()
         for held in jobs.values():
-            held.results.fail(error)
+            held.results.end(error)
 
     def engine_died(self, reason: str, *, blameless: bool) -> None:
         """Fail every job. Unless `blameless`, record the jobs that may have caused the end, by the last native call."""
-        jobs, self._jobs = self._jobs, {}
-        left, self._left = self._left, {}
+        jobs, self.jobs = self.jobs, {}
+        left, self.left = self.left, {}
         self._empty.set()
         if not blameless:
             self._suspect(jobs | left)
         for held in jobs.values():
-            held.results.fail(self._error_for(held, reason))
+            held.results.end(self._error_for(held, reason))
 
     def _take(self, job_id: int) -> Held | None:
-        held = self._jobs.pop(job_id, None)
-        if not self._jobs:
+        held = self.jobs.pop(job_id, None)
+        if not self.jobs:
             self._empty.set()
         return held
 
     def _suspect(self, jobs: dict[int, Held]) -> None:
         """Suspect the jobs of the last native call, or all if it named none of them."""
-        named = [] if self._call is None else [jobs[job_id] for job_id in self._call.jobs if job_id in jobs]
+        named = [] if self.call is None else [jobs[job_id] for job_id in self.call.jobs if job_id in jobs]
         suspects = {fingerprint(held.job) for held in named or jobs.values() if held.suspect}
         if suspects:  # else the canary's question alone was in the call
             self.blame = self._suspects.died(suspects)

@@ -17,8 +17,9 @@ from aiohttp.http_exceptions import ContentEncodingError
 from aiohttp.web_protocol import RequestHandler
 
 from worker_node.core.errors import BadRequest, NodeError, Overloaded
-from worker_node.http.context import SERVER, request_id
+from worker_node.http.context import SERVER
 from worker_node.http.errors import Renderer
+from worker_node.http.middleware import request_id
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
@@ -16,25 +15,10 @@ from worker_node.core.types import Device, Finished, Priority, RequestContext, R
 from worker_node.http.body import deadline_of, limited, note_ignored
 from worker_node.http.request_state import STATE
 
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 # What replies name as their server: no version of anything.
 SERVER = "npu-node"
 _WHOLE = re.compile(r"[0-9]{1,9}")
-# They tell requests apart and open nothing: not worth a system call for each.
-_IDS = random.Random()
 E = TypeVar("E", bound=StrEnum)
-
-
-def request_id(request: web.BaseRequest) -> str:
-    """The caller's `X-Request-ID` if it is a plain token, else a new `req_` and 24 hex digits."""
-    given = request.headers.get("X-Request-ID", "")
-    return given if _REQUEST_ID.fullmatch(given) else f"req_{_IDS.getrandbits(96):024x}"
-
-
-def route_template(request: web.Request) -> str:
-    """The route that serves the request, as it was declared, or `-`: never text of the caller's."""
-    resource = request.match_info.route.resource
-    return resource.canonical if resource else "-"
 
 
 def request_context(request: web.Request) -> RequestContext:

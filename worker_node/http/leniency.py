@@ -139,9 +139,6 @@ class Ignored:
         else:
             self.more += 1
 
-    def __bool__(self) -> bool:
-        return bool(self.names or self.limited)
-
     def header(self) -> str:
         """The value of `X-NPU-Node-Ignored`, a list of RFC 8941: `service_tier, top_logprobs;limited=1`."""
         items = sorted(_token(name) for name in self.names)

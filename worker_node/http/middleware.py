@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import random
+import re
 import time
 from collections.abc import Awaitable, Callable
 from weakref import WeakSet
@@ -21,7 +23,7 @@ from worker_node.core.errors import (
     RouteNotFound,
 )
 from worker_node.http.access import OPEN_PATHS, Check
-from worker_node.http.context import SERVER, request_id, route_template
+from worker_node.http.context import SERVER
 from worker_node.http.errors import Renderer
 from worker_node.http.leniency import labels
 from worker_node.http.request_state import NODE, STATE, RequestState
@@ -36,6 +38,21 @@ _ACCESS_LINE = "%s %s %s %.1f ms %s"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _WATCHED = OPEN_PATHS | {"/dashboard/state"}
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+# They tell requests apart and open nothing: not worth a system call for each.
+_IDS = random.Random()
+
+
+def request_id(request: web.BaseRequest) -> str:
+    """The caller's `X-Request-ID` if it is a plain token, else a new `req_` and 24 hex digits."""
+    given = request.headers.get("X-Request-ID", "")
+    return given if _REQUEST_ID.fullmatch(given) else f"req_{_IDS.getrandbits(96):024x}"
+
+
+def route_template(request: web.Request) -> str:
+    """The route that serves the request, as it was declared, or `-`: never text of the caller's."""
+    resource = request.match_info.route.resource
+    return resource.canonical if resource else "-"
 
 
 async def begin_reply(request: web.Request, response: web.StreamResponse) -> None:
@@ -49,7 +66,9 @@ async def describe_request(request: web.Request, response: web.StreamResponse) -
     """For `on_response_prepare`: name the request's id, and list its ignored fields, which are counted."""
     state = request.get(STATE)
     response.headers["X-Request-ID"] = request_id(request) if state is None else state.id
-    if state is None or not state.ignored or state.dry_run is not None:
+    if state is None or state.ignored is None or state.dry_run is not None:
+        return
+    if not state.ignored.names and not state.ignored.limited:
         return
     response.headers["X-NPU-Node-Ignored"] = state.ignored.header()
     for label in labels(state.ignored, known_fields()):
@@ -73,7 +92,7 @@ def log_requests(identify: Callable[[web.Request], str] = request_id) -> Middlew
         finally:
             status = state.complete or status
             route = route_template(request)
-            state.node.telemetry.responded(route, status)
+            state.node.services.telemetry.responded(route, status)
             # Health is asked for every second by everything that watches: not worth a line each.
             level = logging.DEBUG if request.path in _WATCHED else logging.INFO
             if access_log.isEnabledFor(level):

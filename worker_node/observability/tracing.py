@@ -21,7 +21,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from opentelemetry import trace
 from opentelemetry.trace import INVALID_SPAN, NoOpTracer, Span, SpanKind, Status, StatusCode, Tracer
@@ -128,14 +128,16 @@ class Tracing:
         finally:
             span.end(self._clock.now())
 
-    @contextmanager
     def operation(
         self, name: str, context: RequestContext, attributes: Mapping[str, AttributeValue]
-    ) -> Iterator[Operation]:
+    ) -> AbstractContextManager[Operation]:
         """Trace an operation, by the name that its task gives it, while the block runs. A dry run is not traced."""
         if context.dry_run or not self.enabled:
-            yield UNTRACED
-            return
+            return nullcontext(UNTRACED)
+        return self._operation(name, attributes)
+
+    @contextmanager
+    def _operation(self, name: str, attributes: Mapping[str, AttributeValue]) -> Iterator[Operation]:
         named = {"gen_ai.operation.name": name, "gen_ai.provider.name": "npu-node"}
         span = self._tracer.start_span(name, attributes=named | dict(attributes), start_time=self._clock.now())
         operation = Operation(self._tracer, self._clock, span, name)
@@ -164,7 +166,8 @@ def set_response_status(span: Span, status: int) -> None:
 class Operation:
     """One inference, from its tokens to its answer. Each stage is reported when it is over; `end` closes an open one.
 
-    Nothing is recorded where the span is not: without tracing, and for requests that are not sampled.
+    Nothing is recorded where the span is not: without tracing, and for requests that are not sampled. A caller may ask
+    for `recording` first.
     """
 
     def __init__(self, tracer: Tracer, clock: WallClock, span: Span, name: str) -> None:
@@ -172,7 +175,7 @@ class Operation:
         self._clock = clock
         self._span = span
         self._name = name
-        self._recording = span.is_recording()
+        self.recording = span.is_recording()
         self._engine: Span | None = None
         self._engine_attributes: Attributes = {}
         self._stage = "tokenize"
@@ -181,13 +184,13 @@ class Operation:
 
     def tokenized(self, began: float) -> None:
         """The prompt was tokenized, from `began` until now."""
-        if self._recording:
+        if self.recording:
             self._since = began
             self._next("route", time.monotonic())
 
     def routed(self, route: Route) -> None:
         """The placement is chosen; that took from the tokens until now, the wait for its load included."""
-        if self._recording:
+        if self.recording:
             # The requested model is named by the id that its name stands for: the name itself is the user's text.
             attributes: Attributes = {
                 "gen_ai.request.model": route.model,
@@ -204,7 +207,7 @@ class Operation:
 
     def submitted(self, engine: Engine) -> None:
         """The engine is given the job now."""
-        if self._recording:
+        if self.recording:
             pid = engine.status.pid
             if pid is not None:
                 self._engine_attributes["process.pid"] = pid
@@ -212,7 +215,7 @@ class Operation:
 
     def started(self, at: float) -> None:
         """The engine process started the job, by its own clock."""
-        if self._recording:
+        if self.recording:
             self._next("prefill", at)
             self._engine = self._tracer.start_span(
                 "engine",
@@ -223,20 +226,15 @@ class Operation:
 
     def ran(self, began: float, ended: float) -> None:
         """The engine process ran a job without tokens from then to then, by its own clock."""
-        if self._recording:
+        if self.recording:
             self.started(began)
             self._stage = ""
             self._finish(ended)
 
     def first_token(self, at: float) -> None:
         """The engine process had the first token."""
-        if self._recording:
+        if self.recording:
             self._next("decode", at)
-
-    def ended(self, at: float) -> None:
-        """The engine process had the last token."""
-        if self._recording:
-            self._finish(at)
 
     def answered(
         self,
@@ -246,9 +244,13 @@ class Operation:
         busy_us: int | None = None,
         busy_shared: bool = False,
         cached: str | None = None,
+        ended: float | None = None,
     ) -> None:
-        """The answer is complete. `npu.busy_exclusive` is there only as False: that nobody shared cannot be known."""
-        if not self._recording:
+        """The answer is complete; the engine process had its last token at `ended`.
+
+        `npu.busy_exclusive` is there only as False: that nobody shared cannot be known.
+        """
+        if not self.recording:
             return
         self._known_end = True
         found: Attributes = {"gen_ai.usage.input_tokens": usage.prompt_tokens}
@@ -262,31 +264,30 @@ class Operation:
             if busy_shared:
                 found["npu.busy_exclusive"] = False
         self._span.set_attributes(found)
-        self._finish(time.monotonic())
+        self._finish(time.monotonic() if ended is None else ended)
 
     @contextmanager
     def watch(self) -> Iterator[None]:
         """A failure in the block is the operation's, also where the caller makes an answer of it."""
         try:
             yield
-        except NodeError as error:
-            self._failed(error.code)
-            raise
         except Exception as error:
-            self._failed(type(error).__name__)
+            self.failed(error)
             raise
 
     def end(self) -> None:
         """Stop recording."""
-        if self._recording:
+        if self.recording:
             if not self._known_end:
                 self._span.set_attribute("npu.abandoned", True)
             self._finish(time.monotonic())
             self._span.end(self._clock.now())
 
-    def _failed(self, code: str) -> None:
-        if self._recording:
+    def failed(self, error: Exception) -> None:
+        """The operation ends with an error."""
+        if self.recording:
             self._known_end = True
+            code = error.code if isinstance(error, NodeError) else type(error).__name__
             # The code says enough; a message may be about what the user wrote.
             self._span.set_attribute("error.type", code)
             self._span.set_status(Status(StatusCode.ERROR, code))

@@ -120,17 +120,18 @@ class Permit:
         self._admission.prefilling.pop(self, None)
         self._admission.decoding.pop(self, None)
 
-    def progressed(self, tokens: int, *, at: float | None = None, prefilled: tuple[int, float] = (0, 0.0)) -> None:
+    def progressed(
+        self, tokens: int, *, at: float | None = None, prefilled: tuple[int, float] = (0, 0.0), ended: bool = False
+    ) -> None:
         """Record new tokens at `at` (monotonic; None: now); with the first of them its prompt is computed.
 
-        Before that the engine computed the `prefilled` tokens of any prompts, in the seconds given with them.
+        Before that the engine computed the `prefilled` tokens of any prompts, in the seconds given with them. `ended`:
+        the answer ended with these tokens, by itself or at its limit.
         """
         self.measured(*prefilled)
         self._admission.progressed(self, tokens, self._admission.clock() if at is None else at)
-
-    def answered(self) -> None:
-        """Record that the answer ended, by itself or at its limit."""
-        self._admission.answered(self)
+        if ended:
+            self._admission.answered(self)
 
     def measured(self, tokens: int, seconds: float) -> None:
         """Record that the engine computed `tokens` of texts or prompts in `seconds` under load."""
@@ -189,7 +190,7 @@ class Admission:
         job.heard, job.heard_prefill_s = at, self._prefill_s
 
     def answered(self, job: Permit) -> None:
-        """See `Permit.answered`."""
+        """See `Permit.progressed`."""
         size = job.work.limit.bit_length()
         mean, count = self._lengths.get(size, (0.0, 0))
         count = min(count + 1, _MEMORY_ANSWERS)

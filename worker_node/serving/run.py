@@ -140,17 +140,16 @@ class Execution:
     @contextmanager
     def admitted(self) -> Iterator[Self]:
         """Be admitted to the first placement while the block runs, retries included. Entering raises Overloaded."""
-        with self.naming_route(), self._permit_at(self._first) as self.permit:
-            yield self
-
-    @contextmanager
-    def naming_route(self) -> Iterator[None]:
-        """Add the model and the device of the current route to errors raised in the block."""
         try:
-            yield
+            with self._permit_at(self._first) as self.permit:
+                yield self
         except NodeError as error:
-            error.model, error.device = self.route.model, self.route.device.value
+            self.name_route(error)
             raise
+
+    def name_route(self, error: NodeError) -> None:
+        """Add the model and the device of the current route to an error."""
+        error.model, error.device = self.route.model, self.route.device.value
 
     @asynccontextmanager
     async def attempt(self, job: Job, result: type[R]) -> AsyncIterator[ResultStream[R]]:

@@ -1,16 +1,13 @@
-"""Metrics of generations and of the images in chats, and the trace of a generation."""
+"""Metrics of generations and of the images in chats."""
 
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from worker_node.core.types import Finished, Image, Route, TokenIds
+from worker_node.core.types import Finished, Image, Route
 from worker_node.observability.metrics import LATENCY, Telemetry
-from worker_node.observability.tracing import Operation, Tracing
-from worker_node.tasks.generate.model import GenerationRequest
 
 
 class ImageMetrics:
@@ -66,9 +63,9 @@ def declare_generation_metrics(telemetry: Telemetry) -> None:
     telemetry.own(ImageMetrics)
 
 
-def count_tokens(telemetry: Telemetry, route: Route, tokens: int) -> None:
-    """Count tokens as they are generated: an answer may take minutes, and its caller may leave before its end."""
-    telemetry.own(GenerationMetrics).tokens.labels(route.model, route.device).inc(tokens)
+def token_counter(telemetry: Telemetry, route: Route) -> Counter:
+    """Counts tokens as they are generated: an answer may take minutes, and its caller may leave before its end."""
+    return telemetry.own(GenerationMetrics).tokens.labels(route.model, route.device)
 
 
 def count_generation(telemetry: Telemetry, route: Route, finished: Finished) -> None:
@@ -85,29 +82,3 @@ def count_generation(telemetry: Telemetry, route: Route, finished: Finished) -> 
     if tokens > 1:
         between = (timing.total - timing.first_token) / 1e3 / (tokens - 1)
         own.inter_token.labels(route.model, route.device).observe(between)
-
-
-def trace_generation(tracing: Tracing, request: GenerationRequest) -> AbstractContextManager[Operation]:
-    """Trace the generation that runs while the block does, by the semantic conventions for generative AI."""
-    return tracing.operation(_name(request), request.context, _of_sampling(request))
-
-
-def _name(request: GenerationRequest) -> str:
-    """`chat` for messages, `text_completion` for a prompt that is continued as it stands."""
-    return "text_completion" if isinstance(request.prompt, str | TokenIds) else "chat"
-
-
-def _of_sampling(request: GenerationRequest) -> dict[str, float | str]:
-    """What was asked of a generation."""
-    sampling = request.sampling
-    found: dict[str, float | str] = {
-        "gen_ai.request.temperature": sampling.temperature,
-        "gen_ai.request.top_p": sampling.top_p,
-    }
-    if sampling.max_new_tokens is not None:
-        found["gen_ai.request.max_tokens"] = sampling.max_new_tokens
-    if sampling.top_k:
-        found["gen_ai.request.top_k"] = sampling.top_k
-    if sampling.seed is not None:
-        found["gen_ai.request.seed"] = sampling.seed
-    return found

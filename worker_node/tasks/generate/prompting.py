@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -46,12 +46,12 @@ from worker_node.tasks.generate.tool_calls import (
 class Prompt:
     """The prompt as an engine takes it.
 
-    `parser` separates tool calls and reasoning from the answer; None where all of it is text. `seen` is the prompt for
-    an engine with vision; `tokens` are then those of its text.
+    `parser` makes what separates tool calls and reasoning from the answer; None where all of it is text. `seen` is the
+    prompt for an engine with vision; `tokens` are then those of its text.
     """
 
     tokens: list[int]
-    parser: Parser | None = None
+    parser: Callable[[], Parser] | None = None
     seen: ImagePrompt | None = None
 
     @property
@@ -221,17 +221,18 @@ def _with_tools(
     return history, [declaration(tool) for tool in use.tools] if use is not None and native else None
 
 
-def _parser(request: GenerationRequest, calls: ToolFormat, rendered: str) -> Parser | None:
-    """The parser of the answer to a rendered conversation; None where all of the answer is text."""
+def _parser(request: GenerationRequest, calls: ToolFormat, rendered: str) -> Callable[[], Parser] | None:
+    """What makes the parser of the answer to a rendered conversation; None where all of the answer is text."""
     use = request.tool_use
     if use is not None and use.forced:
-        return calls.forced_parser(_names(use))
+        return partial(calls.forced_parser, _names(use))
     if use is not None and request.grammar is not None:
-        return calls.free_parser(_names(use))
-    answer = calls.parser(_names(use)) if use is not None else None
+        return partial(calls.free_parser, _names(use))
+    answer = partial(calls.parser, _names(use)) if use is not None else None
     if not request.split_reasoning or request.grammar is not None:
         return answer
-    return ReasoningFirst(answer, begun=rendered.rstrip().endswith("<think>"))
+    begun = rendered.rstrip().endswith("<think>")
+    return partial(ReasoningFirst, begun=begun) if answer is None else lambda: ReasoningFirst(answer(), begun=begun)
 
 
 def _calls_as_text(message: Message, wanted: ToolFormat) -> Message:

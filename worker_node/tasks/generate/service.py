@@ -5,21 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager
-from copy import deepcopy
+from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from worker_node.core.errors import BadRequest
-from worker_node.core.types import Finished, Piece, Route, Sampling
+from worker_node.core.errors import BadRequest, NodeError
+from worker_node.core.types import Finished, Piece, Route, Sampling, TokenIds
 from worker_node.observability.metrics import Telemetry
-from worker_node.observability.tracing import Operation
+from worker_node.observability.tracing import Operation, Tracing
 from worker_node.scheduling.admission import Work
 from worker_node.serving.routing import Explained, Explanation, select_placement
 from worker_node.serving.run import Execution, Proof, Services, after_first
 from worker_node.tasks.generate.answer_text import Answer
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
-from worker_node.tasks.generate.metrics import count_generation, count_tokens, trace_generation
+from worker_node.tasks.generate.metrics import count_generation, token_counter
 from worker_node.tasks.generate.model import GenerationRequest, generation_model
 from worker_node.tasks.generate.prompting import PreparedGeneration, prepare_generation
 
@@ -45,13 +44,17 @@ async def generate(
         in_use.enter_context(model.activity.used_by(context))
         prepared = await prepare_generation(services, model, request)
         tokenize_s = time.monotonic() - began
-        operation.tokenized(began)
+        if operation.recording:
+            operation.tokenized(began)
         selection = await select_placement(prepared.demand, context)
-        operation.routed(selection.route)
+        if operation.recording:
+            operation.routed(selection.route)
         job = prepared.job(selection.placement)
         work = Work(prepared.demand.prompt_tokens, job.max_new_tokens)
         proof = Proof.of(selection.route, context, strict=services.require_proof)
         with Execution(prepared.demand, context, selection, work=work).admitted() as execution:
+            if operation.recording:
+                operation.submitted(selection.placement.engine)
             run = GenerationRun(
                 services.telemetry, operation, prepared, job, execution, proof, tokenize_s, whole=whole, index=index
             )
@@ -61,6 +64,32 @@ async def generate(
                     # The first token shows whether the NPU works, while the status can still say so.
                     run.events = await stack.enter_async_context(aclosing(await after_first(run.events)))
                 yield run
+
+
+def trace_generation(tracing: Tracing, request: GenerationRequest) -> AbstractContextManager[Operation]:
+    """Trace the generation that runs while the block does, by the semantic conventions for generative AI."""
+    return tracing.operation(_name(request), request.context, _of_sampling(request))
+
+
+def _name(request: GenerationRequest) -> str:
+    """`chat` for messages, `text_completion` for a prompt that is continued as it stands."""
+    return "text_completion" if isinstance(request.prompt, str | TokenIds) else "chat"
+
+
+def _of_sampling(request: GenerationRequest) -> dict[str, float | str]:
+    """What was asked of a generation."""
+    sampling = request.sampling
+    found: dict[str, float | str] = {
+        "gen_ai.request.temperature": sampling.temperature,
+        "gen_ai.request.top_p": sampling.top_p,
+    }
+    if sampling.max_new_tokens is not None:
+        found["gen_ai.request.max_tokens"] = sampling.max_new_tokens
+    if sampling.top_k:
+        found["gen_ai.request.top_k"] = sampling.top_k
+    if sampling.seed is not None:
+        found["gen_ai.request.seed"] = sampling.seed
+    return found
 
 
 class ChoiceEvent(NamedTuple):
@@ -96,6 +125,7 @@ class GenerationRun:
         self._operation = operation
         self._prepared = prepared
         self._job = job
+        self._placement = execution.selection.placement
         self._execution = execution
         self._proof = proof
         self._tokenize_s = tokenize_s
@@ -131,14 +161,12 @@ class GenerationRun:
         For an answer that is sent as a whole all pieces come at its end: a retry starts it from its beginning.
         """
         operation, execution, prepared, index = self._operation, self._execution, self._prepared, self._index
-        # Here as well as around the block: a reply that streams renders the error itself, inside of the block.
-        with execution.naming_route(), operation.watch():
-            operation.submitted(execution.selection.placement.engine)
-            job = self._job
+        try:
             while not execution.done:
-                answer, held = self._new_answer(), list[ChoiceEvent]()
+                job, answer, held = self._next_job(), self._new_answer(), list[ChoiceEvent]()
+                counter = token_counter(self._telemetry, execution.selection.route)
                 # Admission and metrics hear of the first token, of the end, and from time to time between them.
-                report_at = 0.0
+                at = report_at = 0.0
                 try:
                     async with execution.attempt(job, TokenDelta) as deltas:
                         async for delta in deltas:
@@ -146,71 +174,73 @@ class GenerationRun:
                             pieces = answer.push(delta)
                             ended = answer.stopped or delta.finish is not None
                             at = delta.at or time.monotonic()
+                            if answer.first_token is None:
+                                self._begun(answer, delta, at)
                             if at >= report_at or ended or delta.prefilled:
                                 report_at = at + _REPORT_S
-                                self._report(answer, delta, at, ended=ended)
+                                prefilled = (delta.prefilled, delta.prefill_s)
+                                execution.permit.progressed(answer.unreported, at=at, prefilled=prefilled, ended=ended)
+                                counter.inc(answer.unreported)
+                                answer.unreported = 0
                             for piece in pieces:
                                 event = ChoiceEvent(index, piece, answer.tokens)
                                 if self._whole:
                                     held.append(event)
-                                else:
-                                    yield event
-                            if answer.stopped:
+                                    continue
+                                yield event
+                            if ended:
                                 break
                 finally:
-                    self._count_tokens(answer)
-                if not execution.done:
-                    job = prepared.job(execution.selection.placement)
+                    counter.inc(answer.unreported)
             if self._proof.required:
                 self._proof.check(answer.busy_us)
             for event in held:
                 yield event
             for piece in answer.flush():
                 yield ChoiceEvent(index, piece, answer.tokens)
-            yield ChoiceEvent(index, self._finished(answer), answer.tokens)
-
-    def _finished(self, answer: Answer) -> Finished:
-        finished = answer.finished(self._prepared.request.context.arrived, self._tokenize_s)
-        count_generation(self._telemetry, self._execution.selection.route, finished)
-        self._operation.answered(
-            finished.usage,
-            finish_reason=finished.finish_reason.value,
-            busy_us=finished.npu_busy_delta_us,
-            busy_shared=finished.npu_busy_shared,
-        )
-        return finished
+            finished = answer.finished(prepared.request.context.arrived, self._tokenize_s)
+            count_generation(self._telemetry, execution.selection.route, finished)
+            operation.answered(
+                finished.usage,
+                finish_reason=finished.finish_reason.value,
+                busy_us=finished.npu_busy_delta_us,
+                busy_shared=finished.npu_busy_shared,
+                ended=at,
+            )
+            yield ChoiceEvent(index, finished, answer.tokens)
+        except NodeError as error:
+            # Here as well as around the block: a reply that streams renders the error itself, inside of the block.
+            execution.name_route(error)
+            operation.failed(error)
+            raise
 
     def _new_answer(self) -> Answer:
         prepared = self._prepared
-        use = prepared.request.tool_use
+        use, parser = prepared.request.tool_use, prepared.prompt.parser
         return Answer(
             prepared.model.tokenizer,
             prepared.request.sampling,
-            deepcopy(prepared.prompt.parser),
+            None if parser is None else parser(),
             single_call=use is not None and use.single,
             prompt_tokens=prepared.demand.prompt_tokens,
         )
 
-    def _report(self, answer: Answer, delta: TokenDelta, at: float, *, ended: bool) -> None:
-        """Record the tokens since the last report; with the first of them, that the engine works on the request."""
-        operation, permit = self._operation, self._execution.permit
-        if answer.first_token is None:
-            if self._proof.required:
-                self._proof.check(delta.busy_us)
-            answer.first_token = time.monotonic()
-            answer.started = delta.started or answer.submitted
-            operation.started(answer.started)
-            operation.first_token(at)
-        permit.progressed(answer.unreported, at=at, prefilled=(delta.prefilled, delta.prefill_s))
-        if ended:
-            permit.answered()
-            operation.ended(at)
-        self._count_tokens(answer)
+    def _next_job(self) -> GenerateJob:
+        """The job of the next attempt: another placement may leave less room for the answer."""
+        if self._execution.selection.placement is not self._placement:
+            self._placement = self._execution.selection.placement
+            self._job = self._prepared.job(self._placement)
+        return self._job
 
-    def _count_tokens(self, answer: Answer) -> None:
-        if answer.unreported:
-            count_tokens(self._telemetry, self._execution.selection.route, answer.unreported)
-            answer.unreported = 0
+    def _begun(self, answer: Answer, delta: TokenDelta, at: float) -> None:
+        """The first tokens have come: the engine works on the request."""
+        if self._proof.required:
+            self._proof.check(delta.busy_us)
+        answer.first_token = time.monotonic()
+        answer.started = delta.started or answer.submitted
+        if self._operation.recording:
+            self._operation.started(answer.started)
+            self._operation.first_token(at)
 
 
 # Several generations for one request: more than one choice, or more than one prompt.

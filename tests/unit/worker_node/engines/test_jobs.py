@@ -1,6 +1,5 @@
 """Who is suspected of an engine's end when callers have left it: jobs as an engine process holds them, no process."""
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -8,7 +7,7 @@ from worker_node.core.errors import EngineDied, RequestBreaksEngine
 from worker_node.core.types import Device, ModelKind
 from worker_node.engines.isolation import Suspects, fingerprint
 from worker_node.engines.process import HeldJobs
-from worker_node.engines.protocol import EngineSpec, NativeCall, Result
+from worker_node.engines.protocol import EngineSpec, NativeCall
 from worker_node.tasks.generate.messages import GenerateJob
 
 SPEC = EngineSpec("m", ModelKind.GENERATION, "/", Device.CPU, "", {})
@@ -19,7 +18,7 @@ class Sink:
     def __init__(self):
         self.error = None
 
-    def fail(self, error):
+    def end(self, error):
         self.error = error
 
 
@@ -39,7 +38,8 @@ class Life:
         self.held.add(job(number), Sink(), suspect=False)
 
     def call(self, *numbers, stage="step"):
-        self.held.called(NativeCall(stage, 1, list(numbers)))
+        self.held.call = NativeCall(stage, 1, list(numbers))
+        self.held.keep_called()
 
     def leave(self, number):
         return self.held.leave(number)
@@ -121,7 +121,7 @@ def test_a_job_that_ended_after_its_caller_left_is_forgotten(suspects):
     life.leave(GUILTY)
     life.leave(OTHER)
     for number in (GUILTY, OTHER):
-        life.held.deliver(Result(number, msgspec.Raw(b""), last=True))
+        life.held.ended(number)
     life.die()
     assert suspected(suspects, GUILTY, INNOCENT, OTHER) == [False, True, False]
 
@@ -132,7 +132,7 @@ def test_a_bounded_number_of_left_jobs_is_kept_those_in_the_call_first(suspects)
     life.leave(GUILTY)
     for number in range(10, 210):
         life.leave(number)
-    assert len(life.held._left) == 64
+    assert len(life.held.left) == 64
     life.die()
     assert suspected(suspects, GUILTY, INNOCENT) == [True, False]
 

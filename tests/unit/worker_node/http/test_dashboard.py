@@ -23,7 +23,7 @@ from worker_node.http.dashboard import (
 )
 from worker_node.observability.metrics import Telemetry
 from worker_node.settings import NodeSettings
-from worker_node.tasks.generate.metrics import count_tokens, declare_generation_metrics
+from worker_node.tasks.generate.metrics import declare_generation_metrics, token_counter
 
 COUNTERS = dict.fromkeys(("requests", "prompt_tokens", "output_tokens", "texts", "errors", "embeddings"), 0) | {
     "embedding_s": 0.0,
@@ -131,8 +131,8 @@ def test_a_total_is_over_all_labels():
     telemetry = Telemetry()
     declare_generation_metrics(telemetry)
     assert total(telemetry.made["tokens"]) == 0
-    count_tokens(telemetry, Route("a", Device.NPU, "preferred", 1), 3)
-    count_tokens(telemetry, Route("b", Device.CPU, "preferred", 1), 4)
+    token_counter(telemetry, Route("a", Device.NPU, "preferred", 1)).inc(3)
+    token_counter(telemetry, Route("b", Device.CPU, "preferred", 1)).inc(4)
     assert total(telemetry.made["tokens"]) == 7
 
 

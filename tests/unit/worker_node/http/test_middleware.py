@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import logging
 import re
-from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
@@ -34,7 +33,7 @@ def lines(caplog):
 
 async def serving(middleware, *routes):
     app = web.Application(middlewares=[middleware])
-    app[NODE] = SimpleNamespace(telemetry=MagicMock())
+    app[NODE] = MagicMock()
     app.on_response_prepare.extend((begin_reply, describe_request))
     app.add_routes([web.get("/things/{name}", answer), *routes])
     return TestClient(TestServer(app))
@@ -68,7 +67,7 @@ async def test_a_stream_whose_last_frame_was_written_is_complete_whenever_its_re
         async with asyncio.timeout(10):
             while not lines():
                 await asyncio.sleep(0)
-        client.app[NODE].telemetry.responded.assert_called_once_with("/stream", status)
+        client.app[NODE].services.telemetry.responded.assert_called_once_with("/stream", status)
     [line] = lines()
     assert line.startswith(f"GET /stream {status} ")
 

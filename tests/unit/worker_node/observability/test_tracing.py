@@ -14,8 +14,8 @@ from tests.support.recorded_spans import Recorded
 from worker_node.core.errors import ConfigurationError, EngineUnavailable
 from worker_node.core.types import Device, Message, RequestContext, Route, Sampling, Usage
 from worker_node.observability.tracing import OFF, WallClock, open_tracing, set_response_status
-from worker_node.tasks.generate.metrics import trace_generation
 from worker_node.tasks.generate.model import GenerationRequest
+from worker_node.tasks.generate.service import trace_generation
 
 SECRET = "an unlikely secret"
 CONTEXT = RequestContext("req_1", arrived=0.0, deadline=1e9)
@@ -42,8 +42,7 @@ def test_a_generation_is_one_trace_with_its_caller(recorded):
         operation.submitted(ENGINE)
         operation.started(time.monotonic())
         operation.first_token(time.monotonic())
-        operation.ended(time.monotonic())
-        operation.answered(Usage(7, 5), finish_reason="stop", busy_us=12)
+        operation.answered(Usage(7, 5), finish_reason="stop", busy_us=12, ended=time.monotonic())
         set_response_status(served, 200)
     assert recorded.tree() == {
         "POST /inference": None,
@@ -195,7 +194,6 @@ def use_every_stage(tracing):
         operation.submitted(ENGINE)
         operation.started(0.0)
         operation.first_token(0.0)
-        operation.ended(0.0)
         operation.ran(0.0, 1.0)
         operation.answered(Usage(1))
 

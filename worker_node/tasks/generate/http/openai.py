@@ -6,6 +6,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
+from secrets import token_hex
 from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
@@ -54,7 +55,6 @@ from worker_node.tasks.generate.http.replies import (
     chat_logprobs,
     completion_logprobs,
     known_alternatives,
-    new_id,
     whole_answers,
 )
 from worker_node.tasks.generate.model import GenerationRequest, generation_model
@@ -114,7 +114,11 @@ class _Rendered(Renderer):
         self._choices_per_prompt = body.n or 1
         self._with_usage = bool(options.include_usage)
         self._usage_in_chunks = bool(options.continuous_usage_stats)
-        self._fields = {"id": new_id(self.id_prefix), "created": int(time.time()), "model": choices.runs[0].model}
+        self._fields = {
+            "id": f"{self.id_prefix}{token_hex(12)}",
+            "created": int(time.time()),
+            "model": choices.runs[0].model,
+        }
         # Without usage the JSON around the choice is the same in every chunk.
         self._head = b"data: " + orjson.dumps(self._object(self.chunk_kind, []))[:-2]
         self._ends: list[Finished] = []
@@ -208,9 +212,9 @@ class ChatBody(SamplingFields):
         if self.modalities is not None and self.modalities != ["text"]:
             raise BadRequest('modalities: must be ["text"]; nothing else is supported', param="modalities")
         request = GenerationRequest(
+            tool_use=self._tool_use(),
             prompt=conversation(self.messages),
             model=self.model,
-            tool_use=self._tool_use(),
             grammar=self.held_to(schema_of(self.response_format)),
             split_reasoning=True,
             context_limit=self.num_ctx,
@@ -262,7 +266,11 @@ class _Chat(_Rendered):
             return _delta(index, {"reasoning_content": piece.text})
         call: dict[str, Any] = {"index": piece.call}
         if isinstance(piece, ToolCallStarted):
-            call |= {"id": new_id("call_"), "type": "function", "function": {"name": piece.name, "arguments": ""}}
+            call |= {
+                "id": f"call_{token_hex(12)}",
+                "type": "function",
+                "function": {"name": piece.name, "arguments": ""},
+            }
         else:
             call["function"] = {"arguments": piece.text}
         return _delta(index, {"tool_calls": [call]})
@@ -290,7 +298,7 @@ def _whole_message(answer: WholeAnswer) -> dict[str, Any]:
         message["reasoning_content"] = answer.reasoning
     if answer.calls:
         message["tool_calls"] = [
-            {"id": new_id("call_"), "type": "function", "function": {"name": name, "arguments": arguments}}
+            {"id": f"call_{token_hex(12)}", "type": "function", "function": {"name": name, "arguments": arguments}}
             for name, arguments in answer.calls
         ]
     return message

@@ -1,12 +1,11 @@
 """How every dialect answers: it parses a request into an `Ask` and renders the events of the answer.
 
 `answering` makes the handler of a route from a dialect's parser; a dialect's `Renderer` writes an answer, whole or as
-frames of a stream. Below them are ids, whole answers and log probabilities, as several dialects write them.
+frames of a stream. Below them are whole answers and log probabilities, as several dialects write them.
 """
 
 from __future__ import annotations
 
-import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -93,11 +92,6 @@ def answering(parse: Callable[[web.Request], Awaitable[Ask | web.StreamResponse]
             return stream.response
 
     return inference(answer)
-
-
-def new_id(prefix: str) -> str:
-    """A fresh identifier: the prefix and 24 hex digits."""
-    return f"{prefix}{secrets.token_hex(12)}"
 
 
 @dataclass(slots=True)

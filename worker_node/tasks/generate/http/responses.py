@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
+from secrets import token_hex
 from typing import Any, Literal
 
 import orjson
@@ -30,7 +31,7 @@ from worker_node.http.context import busy_fields, request_context
 from worker_node.http.errors import describe_error
 from worker_node.http.replies import Reply, json_response
 from worker_node.http.sse import event_frame
-from worker_node.tasks.generate.http.replies import Ask, Renderer, answering, new_id
+from worker_node.tasks.generate.http.replies import Ask, Renderer, answering
 from worker_node.tasks.generate.http.response_store import ResponseStore, StoredItem, StoredResponse
 from worker_node.tasks.generate.http.responses_body import CallItem, InputItem, Item, ItemReference, ResponsesBody
 from worker_node.tasks.generate.service import ChoiceEvent, Choices
@@ -130,7 +131,7 @@ class _Response:
 
     def __init__(self, body: ResponsesBody, route: Route, *, stored: bool) -> None:
         self._fields: dict[str, Any] = {
-            "id": new_id("resp_"),
+            "id": f"resp_{token_hex(12)}",
             "object": "response",
             "created_at": int(time.time()),
             "model": route.model,
@@ -190,7 +191,7 @@ class Items:
     def add(self, piece: Piece) -> list[Event]:
         """Add a piece; return the events that report it."""
         if isinstance(piece, ToolCallStarted):
-            item = {"type": "function_call", "call_id": new_id("call_"), "name": piece.name, "arguments": ""}
+            item = {"type": "function_call", "call_id": f"call_{token_hex(12)}", "name": piece.name, "arguments": ""}
             return [*self.end(), *self._begin("fc_", item)]
         if isinstance(piece, ToolCallArguments):
             self.output[-1]["arguments"] += piece.text
@@ -235,7 +236,7 @@ class Items:
         return str(self.output[-1]["type"]) if self.output else ""
 
     def _begin(self, prefix: str, item: dict[str, Any]) -> list[Event]:
-        self.output.append({"id": new_id(prefix), "status": "in_progress", **item})
+        self.output.append({"id": f"{prefix}{token_hex(12)}", "status": "in_progress", **item})
         self._open = True
         added = {"output_index": len(self.output) - 1, "item": dict(self.output[-1])}
         return [("response.output_item.added", added)]
@@ -340,7 +341,7 @@ def _item(stored: StoredItem) -> Item:
 
 def _stored_item(item: InputItem) -> StoredItem:
     plain: Json = item.model_dump(exclude_none=True)
-    full = {"id": new_id(_PREFIXES[item.type]), "type": item.type, "status": "completed"} | plain
+    full = {"id": f"{_PREFIXES[item.type]}{token_hex(12)}", "type": item.type, "status": "completed"} | plain
     return StoredItem(full["id"], orjson.dumps(full))
 
 

@@ -163,10 +163,10 @@ class World:
         request.last_token = delta.at
         if delta.started is not None:
             request.started = delta.started
-        permit.progressed(len(delta.tokens), at=delta.at, prefilled=(delta.prefilled, delta.prefill_s))
+        prefilled, ended = (delta.prefilled, delta.prefill_s), delta.finish is not None
+        permit.progressed(len(delta.tokens), at=delta.at, prefilled=prefilled, ended=ended)
         request.generated += len(delta.tokens)
-        if delta.finish is not None:
-            permit.answered()
+        if ended:
             self._end(delta.id, "done")
 
     def _end(self, job_id, outcome):
