@@ -7,6 +7,7 @@ from worker_node.models.store import ModelStore
 from worker_node.observability.metrics import Telemetry
 from worker_node.serving.run import Services, TaskParts
 from worker_node.settings import NodeSettings
+from worker_node.tasks.generate.metrics import declare_generation_metrics
 
 
 def manager_of(models=(), store=None):
@@ -17,4 +18,6 @@ def manager_of(models=(), store=None):
 def services_of(models=(), cache=0, store=None, **more):
     """Services for these models; `cache` texts are kept with their vectors, `more` are fields of `Services`."""
     parts = TaskParts(NodeSettings(embedding_cache=cache))
-    return Services(manager_of(models, store), Telemetry(), parts=parts, **more)
+    telemetry = Telemetry()
+    declare_generation_metrics(telemetry)
+    return Services(manager_of(models, store), telemetry, parts=parts, **more)

@@ -91,7 +91,7 @@ class EventStream(FrameStream):
 
     async def __aenter__(self) -> Self:
         self._writer = await self._response.prepare(self._request)
-        self._look_later()
+        self._timer = asyncio.get_running_loop().call_later(self._keep_alive_s / 2, self._keep_alive)
         return self
 
     async def __aexit__(
@@ -107,15 +107,12 @@ class EventStream(FrameStream):
         """Send one event with `data` as JSON."""
         await self.write(event_frame(data, event))
 
-    def _look_later(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(self._keep_alive_s / 2, self._keep_alive)
-
     def _keep_alive(self) -> None:
         """Send a comment if nothing was sent since the last look."""
         if self._writer is not None and self._writer.output_size == self._sent:
             self._comment = asyncio.create_task(self._say_so())
         self._sent = 0 if self._writer is None else self._writer.output_size
-        self._look_later()
+        self._timer = asyncio.get_running_loop().call_later(self._keep_alive_s / 2, self._keep_alive)
 
     async def _say_so(self) -> None:
         with contextlib.suppress(ConnectionError):

@@ -63,11 +63,6 @@ def declare_generation_metrics(telemetry: Telemetry) -> None:
     telemetry.own(ImageMetrics)
 
 
-def token_counter(telemetry: Telemetry, route: Route) -> Counter:
-    """Counts tokens as they are generated: an answer may take minutes, and its caller may leave before its end."""
-    return telemetry.own(GenerationMetrics).tokens.labels(route.model, route.device)
-
-
 def count_generation(telemetry: Telemetry, route: Route, finished: Finished) -> None:
     """Count a finished generation; its tokens were counted as they came."""
     timing, tokens = finished.timing, finished.usage.completion_tokens

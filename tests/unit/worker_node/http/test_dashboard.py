@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.application import application
-from worker_node.core.types import Device, Route
+from worker_node.core.types import Device
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.http.dashboard import (
     FIRST_TOKEN_WINDOW_S,
@@ -23,7 +23,7 @@ from worker_node.http.dashboard import (
 )
 from worker_node.observability.metrics import Telemetry
 from worker_node.settings import NodeSettings
-from worker_node.tasks.generate.metrics import declare_generation_metrics, token_counter
+from worker_node.tasks.generate.metrics import declare_generation_metrics
 
 COUNTERS = dict.fromkeys(("requests", "prompt_tokens", "output_tokens", "texts", "errors", "embeddings"), 0) | {
     "embedding_s": 0.0,
@@ -131,8 +131,8 @@ def test_a_total_is_over_all_labels():
     telemetry = Telemetry()
     declare_generation_metrics(telemetry)
     assert total(telemetry.made["tokens"]) == 0
-    token_counter(telemetry, Route("a", Device.NPU, "preferred", 1)).inc(3)
-    token_counter(telemetry, Route("b", Device.CPU, "preferred", 1)).inc(4)
+    telemetry.made["tokens"].labels("a", Device.NPU).inc(3)
+    telemetry.made["tokens"].labels("b", Device.CPU).inc(4)
     assert total(telemetry.made["tokens"]) == 7
 
 

@@ -11,14 +11,16 @@ from worker_node.core.types import Device, Finished, FinishReason, Route, Timing
 from worker_node.http.task import task_apis
 from worker_node.observability.metrics import Telemetry
 from worker_node.tasks.embed.service import EmbeddingReply, count_embedding
-from worker_node.tasks.generate.metrics import count_generation, token_counter
+from worker_node.tasks.generate.metrics import count_generation, declare_generation_metrics
 
 LABELS = {"model": "m", "device": "NPU"}
 
 
 @pytest.fixture
 def telemetry():
-    return Telemetry()
+    telemetry = Telemetry()
+    declare_generation_metrics(telemetry)
+    return telemetry
 
 
 def value(telemetry, name, **labels):
@@ -59,7 +61,7 @@ def test_a_generation_is_counted_with_its_latencies(telemetry):
     route = Route("m", Device.NPU, "context_exceeds_npu", 30)
     timing = Timing(queue=1.0, tokenize=0.5, inference=99.0, total=110.0, first_token=10.0)
     for tokens in (1, 4, 6):
-        token_counter(telemetry, route).inc(tokens)
+        telemetry.made["tokens"].labels(route.model, route.device).inc(tokens)
     assert value(telemetry, "generation_tokens_total", **LABELS) == 11
     count_generation(telemetry, route, Finished(FinishReason.LENGTH, Usage(30, 11), timing))
     assert value(telemetry, "generation_tokens_total", **LABELS) == 11
