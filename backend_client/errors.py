@@ -156,8 +156,8 @@ class NodeError(NPUError):
     """One attempt on one node failed. Another attempt may succeed.
 
     `sent` is False only when it is certain that the node never saw the request; `what` is the message without the node.
-    `misrouted` is True when the node can never serve this request: the call goes to another node or ends, and asks no node
-    twice.
+    `misrouted` is True when the node can never serve this request: the call goes to another node or ends, and asks no
+    node twice.
     """
 
     failure: ClassVar[FailureKind] = FailureKind.NONE

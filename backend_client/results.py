@@ -350,7 +350,7 @@ class RankedDocument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RerankResult(Origin):
-    """Documents, the most relevant first; with `top_n` only so many."""
+    """Documents, the most relevant first; with `top_n` only that many."""
 
     documents: tuple[RankedDocument, ...]
     usage: Usage

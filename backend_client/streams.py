@@ -47,7 +47,7 @@ def chat_result(reply: RawReply, schema: type[BaseModel] | None) -> ChatResult:
 def validated(model: type[M], result: ChatResult) -> M | None:
     """The answer as an object of the model; None where it calls tools. Raises InvalidAnswer.
 
-    Also for one that was cut or filtered: as in OpenAI's SDK it is no answer even if it happens to match.
+    Also for one that was cut or filtered: as in OpenAI's SDK it is not an answer even if it happens to match.
     """
     incomplete = next((hint for each in result.choices if (hint := _INCOMPLETE.get(each.finish_reason))), None)
     if incomplete is not None:

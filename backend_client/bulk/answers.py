@@ -253,7 +253,7 @@ class Embedding(Work):
 
 
 def text_problem(value: Any) -> str:
-    """Why a value is no text that can be sent; "" when it is."""
+    """Why a value cannot be sent as a text; "" when it can."""
     if value is None:
         return "null"
     if isinstance(value, bytes):

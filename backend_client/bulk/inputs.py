@@ -124,7 +124,7 @@ _VERSIONS = ("ETag", "etag", "generation", "md5", "mtime", "LastModified", "last
 def list_inputs(pattern: str) -> list[InputFile]:
     """The files of a pattern, a directory (with all below it) or one file, ordered by path; hidden ones left out.
 
-    A path that exists is no pattern, even if `*`, `?` or `[` stand in it.
+    A path that exists is not a pattern, even if `*`, `?` or `[` stand in it.
 
     Raises ConfigurationError when there are none, or one is of no known form.
     """
@@ -321,7 +321,7 @@ _FOOTERS_AT_ONCE = 16
 def plan(files: Sequence[InputFile], rows_per_fragment: int) -> list[Fragment]:
     """Cut every file. Reads the footers of Parquet files and nothing else.
 
-    Raises OSError when a store does not answer; a file that is no Parquet becomes a fragment with a problem.
+    Raises OSError when a store does not answer; a file that is not Parquet becomes a fragment with a problem.
     """
     with ThreadPoolExecutor(_FOOTERS_AT_ONCE, "footers") as pool:
         parts = pool.map(lambda file: list(_cut(file, rows_per_fragment)), files)

@@ -75,7 +75,7 @@ class BulkJob:
 
     @classmethod
     def load(cls, data: bytes, where: str) -> Self:
-        """Read `dump`. Raises ConfigurationError for what is no job, or one of another format."""
+        """Read `dump`. Raises ConfigurationError if it is not a job, or is one of another format."""
         try:
             values = json.loads(data)
             known = {item.name for item in fields(cls)}
@@ -197,7 +197,7 @@ class BulkRequest:
 # Rows of a fragment: chunks as they are read, and rows that are rejected.
 
 CHUNK_BYTES = 8 * 1024 * 1024
-"""A chunk of so many bytes is full, however few rows it has."""
+"""A chunk of this many bytes is full, however few rows it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +227,7 @@ class Rejection:
 class Chunk:
     """Rows as they were read: `table` has their columns, `rows` their places, `inputs` what is sent for each.
 
-    An input is None where there is none, and bytes where it is no valid text. `rejected` are rows that could not be
+    An input is None where there is none, and bytes where it is not valid text. `rejected` are rows that could not be
     read into the table at all.
     """
 

@@ -317,7 +317,7 @@ async def run_job(
     finally:
         await worker.close()
     if progress.quarantined:
-        # The report names them in any case: the record is for `status`, so a failure to write it is no error.
+        # The report names them in any case: the record is for `status`, so a failure to write it is not an error.
         with contextlib.suppress(OSError):
             await in_daemon_thread(lambda: record_quarantined(store, progress.quarantined), "keep quarantined")
         if code is ExitCode.COMPLETE:

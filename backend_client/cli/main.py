@@ -89,7 +89,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"npu-client {_version()}")
     _add_settings(parser)
-    # Without a command the help is shown: a first look is no mistake.
+    # Without a command the help is shown: a first look is not a mistake.
     parser.set_defaults(run=None, start=None)
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name in COMMANDS:

@@ -141,6 +141,8 @@ class CloudAttempt:
             if isinstance(problem, CloudUnavailable):
                 problem.retry_after = retry_after_of(error.response.headers)
             return problem, failure, owed
+        if isinstance(error, openai.APIConnectionError) and isinstance(error.__cause__, NotAnAnswer):
+            error = error.__cause__
         if isinstance(error, openai.APIConnectionError):
             # What came of a request whose connection broke after it was made is not known.
             never_sent = isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout)

@@ -54,7 +54,7 @@ _CONCURRENCY = 8
 class CloudBackend:
     """Embeds and generates in the cloud. Each event loop and each forked child has connections of its own."""
 
-    def __init__(self, settings: CloudSettings, state: CloudState) -> None:
+    def __init__(self, settings: CloudSettings, state: CloudState, max_reply_bytes: int) -> None:
         self._settings = settings
         self._state = state
         self._spaces = {model: space for space, model in settings.embedding_models.items()}
@@ -63,7 +63,8 @@ class CloudBackend:
         self._chat_models = {plain_name(name): model for name, model in settings.chat_models.items()}
         # Made here and not by the first call: reading the certificates and importing the SDK's parts block for 100 ms
         # and more, which the deadline of a call and the service's event loop cannot afford.
-        self._sdk = _sdk(settings)
+        self._max_reply_bytes = max_reply_bytes
+        self._sdk = _sdk(settings, max_reply_bytes)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._end: asyncio.Task[None] | None = None
 
@@ -166,7 +167,7 @@ class CloudBackend:
         if loop is not self._loop:
             if self._loop is not None:
                 # Those connections are another loop's, or the parent's of a fork: they are not closed here.
-                self._before, self._sdk = self._sdk, _sdk(self._settings)
+                self._before, self._sdk = self._sdk, _sdk(self._settings, self._max_reply_bytes)
             self._loop = loop
             self._end = before_loop_ends(self._sdk.close, "connections to the cloud")
         headers = {name: value for name, value in job.extra_headers.items() if name.lower() in self._headers}
@@ -390,14 +391,41 @@ async def _as_inference(events: EventStream) -> EventStream:
         await events.aclose()
 
 
-def _sdk(settings: CloudSettings) -> AsyncOpenAI:
+class _BoundedStream(httpx.AsyncByteStream):
+    """The bytes of a reply. Raises NotAnAnswer after `most` of them."""
+
+    def __init__(self, stream: httpx.AsyncByteStream, most: int) -> None:
+        self._stream, self._most = stream, most
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        left = self._most
+        async for chunk in self._stream:
+            left -= len(chunk)
+            if left < 0:
+                raise NotAnAnswer(f"it has more than {self._most} bytes")
+            yield chunk
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+def _sdk(settings: CloudSettings, max_reply_bytes: int) -> AsyncOpenAI:
+    async def bound(response: httpx.Response) -> None:
+        # A compressed reply, which was not asked for, could become a thousand times as large.
+        if response.headers.get("content-encoding", "identity") != "identity":
+            raise NotAnAnswer("it is compressed")
+        if isinstance(response.stream, httpx.AsyncByteStream):
+            response.stream = _BoundedStream(response.stream, max_reply_bytes)
+
     sdk = AsyncOpenAI(
         api_key=settings.api_key.get_secret_value(),
         base_url=settings.base_url,
         # One loop retries, ours.
         max_retries=0,
         # What is sent there is not to go anywhere else.
-        http_client=DefaultAsyncHttpxClient(follow_redirects=False),
+        http_client=DefaultAsyncHttpxClient(
+            follow_redirects=False, headers={"Accept-Encoding": "identity"}, event_hooks={"response": [bound]}
+        ),
     )
     # The SDK imports these when they are first asked for.
     _ = sdk.embeddings, sdk.chat.completions

@@ -38,7 +38,7 @@ class CloudClient(BaseClient):
         self.ledger = ledger or Ledger(settings.prices, settings.spend_cap)
         name = settings.base_url or "https://api.openai.com/v1"
         breaker = Breaker(options.breaker, clock, rng or random.Random())
-        self._cloud = CloudBackend(settings, CloudState(name, breaker, self.ledger, clock))
+        self._cloud = CloudBackend(settings, CloudState(name, breaker, self.ledger, clock), options.max_reply_bytes)
         super().__init__(self._cloud, self._cloud, options, clock)
 
     @classmethod

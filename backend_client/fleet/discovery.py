@@ -25,7 +25,7 @@ LIMIT_S = 2.0
 async def find_nodes(address: NodeAddress, shared: Shared) -> list[str]:
     """The URLs that a list of nodes names now.
 
-    Raises OSError, or ValueError for what is no node's URL, when they cannot be determined.
+    Raises OSError, or ValueError if one is not a node's URL, when they cannot be determined.
     """
     if address.scheme == "file":
         path = Path(address.path)

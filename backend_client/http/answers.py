@@ -28,7 +28,7 @@ _PLAIN = ("text", "srt", "vtt", ["text"], ["srt"], ["vtt"])
 
 @contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Read a reply of which any field may be missing or of any type."""
+    """Read a reply whose fields may be missing or of any type."""
     try:
         yield
     except NotAnAnswer:

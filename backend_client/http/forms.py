@@ -35,7 +35,7 @@ def encode_form(fields: Mapping[str, Any], name: str, content: bytes) -> tuple[b
 def read_form(body: bytes, content_type: str) -> tuple[dict[str, list[str]], tuple[str, bytes]]:
     """The fields of a form, each with its values, and the name and bytes of its `file`.
 
-    Raises RequestRejected for what is no such form, PayloadTooLarge for one of more than `MOST_BYTES`.
+    Raises RequestRejected if it is not such a form, PayloadTooLarge for one of more than `MOST_BYTES`.
     """
     if len(body) > MOST_BYTES:
         raise PayloadTooLarge(f"the form has {len(body)} bytes and may have {MOST_BYTES}", status=413)

@@ -35,8 +35,8 @@ class DeviceReport(_Part):
 class ModelReport(_Part):
     """One model. `queue_depth` and `in_flight` count requests of all clients. Older nodes do not tell the aliases.
 
-    `ready_in_s`: it is loading, and likely to serve in so many seconds. `kind` is "" for a model that failed before it
-    was known.
+    `ready_in_s`: it is loading, and likely to serve in this many seconds. `kind` is "" for a model that failed before
+    it was known.
     """
 
     id: str

@@ -183,7 +183,7 @@ def check_vectors(vectors: Vectors, count: int | None) -> Vectors:
 
 
 def integer(value: str | None) -> int | None:
-    """The number that a header holds; None for none, or for what is no number."""
+    """The number in a header; None if it is absent or not a number."""
     return int(value) if value is not None and len(value) < 16 and value.isascii() and value.isdigit() else None
 
 

@@ -22,7 +22,7 @@ class Event:
 class EventParser:
     """Feed it bytes as they come; it yields the events that they complete. Comments are dropped.
 
-    `max_bytes` bounds an unfinished event: whatever sends more of it is no node (MalformedStream).
+    `max_bytes` bounds an unfinished event: what sends more of it is not a node (MalformedStream).
     """
 
     def __init__(self, max_bytes: int = 1024 * 1024) -> None:

@@ -194,7 +194,7 @@ class ObservedBackend:
                 span.set_attributes(of_server(last.source, last.node))
             raise
         except (asyncio.CancelledError, GeneratorExit):
-            # The caller left, which is no error.
+            # The caller left, which is not an error.
             error = "cancelled"
             raise
         finally:

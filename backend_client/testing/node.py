@@ -45,7 +45,7 @@ def hang() -> Step:
 
 
 def cut(after: int) -> Step:
-    """Break a stream off after so many pieces."""
+    """Break a stream off after this many pieces."""
     return Step("cut", after=after)
 
 

@@ -31,7 +31,7 @@ _HALF_PRECISION = frozenset({ov.Type.bf16, ov.Type.f16})
 # Not measured: a GPU compiles kernels for each new shape, so it should see few.
 _GPU_MULTIPLE = 32
 # Measured: on 4 cores, streams of one core each give 1.2 to 1.5 times what the device's own choice, 2 of 2, gives; on 2
-# cores they are its choice. More were not measured, and may be of two kinds, of which the device knows.
+# cores they are its choice. More were not measured, and may be of two kinds, which the device knows.
 _MOST_CORES_WITH_A_STREAM_EACH = 4
 # A text that comes alone is run by a second copy of the model, on all cores, unless the weights are larger than this.
 _SECOND_COPY_BYTES = 512 * 2**20

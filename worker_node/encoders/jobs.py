@@ -117,7 +117,7 @@ class Throughput:
 
 @dataclass(slots=True)
 class _Open:
-    """A job of which some rows are missing."""
+    """A job with missing rows."""
 
     job: RowJob
     rows: list[npt.NDArray[np.int32]]

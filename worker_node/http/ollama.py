@@ -1,4 +1,4 @@
-"""The Ollama-compatible dialect under /api (spec: dialects)."""
+"""The Ollama-compatible dialect under /api."""
 
 from __future__ import annotations
 
@@ -352,7 +352,7 @@ KeepAlive = str | float
 
 
 def seconds_of(keep_alive: KeepAlive) -> float | None:
-    """How long a model stays in memory; None for good. Raises BadRequest for what is no duration."""
+    """How long a model stays in memory; None for good. Raises BadRequest if it is not a duration."""
     if isinstance(keep_alive, int | float):
         seconds = float(keep_alive)
     else:

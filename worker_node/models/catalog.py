@@ -17,7 +17,7 @@ from worker_node.models.directory import GenerationCanary
 
 class Quantization(StrEnum):
     """How weights are stored. A conversion makes `f32` (encoders), `f16` (speech), and the symmetric integer forms of
-    generation models, of which `int4_int8` keeps the matrices that bear it in int4 and the rest in int8.
+    generation models, where `int4_int8` keeps the matrices whose fidelity allows it in int4 and the rest in int8.
 
     `int4_asym` (which NPUs do not take) and `nf4` are forms in which models are published.
     """

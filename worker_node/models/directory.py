@@ -304,7 +304,7 @@ def sampling_defaults(directory: Path) -> dict[str, Any]:
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, (int, kind)) or not least <= value <= most:
-            raise ConfigurationError(f"{path}: {key} = {value!r} is no {kind.__name__} from {least} to {most}")
+            raise ConfigurationError(f"{path}: {key} must be {kind.__name__} from {least} to {most}, got {value!r}")
         found[name] = kind(value)
     if config.get("do_sample") is not True:
         found["temperature"] = 0.0

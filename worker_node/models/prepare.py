@@ -206,7 +206,7 @@ def local_format(source: Path) -> SourceFormat:
     if not source.exists():
         raise SourceRejected(f"{source} does not exist")
     raise SourceRejected(
-        f"{source} is no GGUF file, and no directory with {MODEL_FILE} or {SAFETENSORS_FILE}: nothing to convert"
+        f"{source} is neither a GGUF file nor a directory with {MODEL_FILE} or {SAFETENSORS_FILE}: nothing to convert"
     )
 
 

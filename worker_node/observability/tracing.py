@@ -121,7 +121,7 @@ class Tracing:
             {"http.request.method": method, "http.route": route, "npu.request_id": request_id},
             start_time=self._clock.at(arrived),
         )
-        # A failure has become a response before it gets here, and a caller who leaves is no error.
+        # A failure has become a response before it gets here, and a caller who leaves is not an error.
         try:
             with trace.use_span(span, record_exception=False, set_status_on_exception=False):
                 yield span

@@ -118,7 +118,7 @@ def complement(ranges: Ranges) -> list[tuple[int, int]]:
 
 
 def one_of(ranges: Ranges) -> str:
-    """The EBNF of one character out of ranges of code points, of which there is at least one."""
+    """The EBNF of one character out of at least one range of code points."""
     joined = merged_ranges(ranges)
     if len(joined) == 1 and joined[0][0] == joined[0][1]:
         return literal(chr(joined[0][0]))

@@ -103,7 +103,7 @@ _POSITIVE = {
 }
 # What follows the backslash.
 _NAMED = _POSITIVE | {letter.upper(): named.inverted() for letter, named in _POSITIVE.items()}
-# All but the ends of lines, of which dialects know different ones.
+# All but the ends of lines, which differ between dialects.
 _DOT = _CharacterSet(complement([(0x0A, 0x0A), (0x0D, 0x0D), (0x85, 0x85), (0x2028, 0x2029)]), complement([]))
 _CONTROL = {"n": "\n", "t": "\t", "r": "\r", "f": "\f"}
 # In some dialects `$` is also before a last end of line.

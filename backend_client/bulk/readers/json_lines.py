@@ -86,7 +86,7 @@ Row = dict[str, Any]
 
 
 def read(fragment: Fragment, job: BulkJob, size: int) -> Iterator[Chunk]:
-    """The rows of the fragment. A line that is no row is rejected with its offset.
+    """The rows of the fragment. A line that is not a row is rejected with its offset.
 
     The columns are those of the job; of the fragment where the job has none yet, as in a dry run.
     """

@@ -1,9 +1,11 @@
 """A cloud whose replies parse and lie: neither the ledger nor the spend cap may believe what cannot be."""
 
+import contextlib
+
 import pytest
 from aiohttp import web
 
-from backend_client import CloudClient, CloudSettings
+from backend_client import ClientOptions, CloudClient, CloudSettings
 from backend_client.errors import CloudUnavailable, SpendCapReached
 from tests.faults.scripted_node import choice, data_event
 
@@ -49,6 +51,33 @@ async def streamed(request, usage):
     await response.write(data_event({**chunk, "choices": [], "usage": usage}))
     await response.write(b"data: [DONE]\n\n")
     return response
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("how", ["endless", "compressed"])
+async def test_a_reply_without_an_end_is_given_up(cloud, how, stream):
+    async def respond(request):
+        kind = "text/event-stream" if stream else "application/json"
+        response = web.StreamResponse(headers={"Content-Type": kind})
+        if how == "compressed":
+            response.headers["Content-Encoding"] = "gzip"
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionResetError):
+            while True:
+                await response.write(b": nothing\n\n" * 1000)
+        return response
+
+    cloud.respond = respond
+    options = ClientOptions(max_reply_bytes=100_000)
+    settings = CloudSettings(base_url=cloud.url, api_key="sk-cloud", chat_model="chat")
+    async with CloudClient(settings, options=options) as client:
+        with pytest.raises(
+            CloudUnavailable, match="it has more than 100000 bytes" if how == "endless" else "compressed"
+        ):
+            if stream:
+                [_ async for _ in client.stream(PROMPT)]
+            else:
+                await client.generate(PROMPT)
 
 
 @pytest.mark.parametrize("lie", LIES)

@@ -350,7 +350,7 @@ class Running:
         return self.job.tokens + np.array(self.answer[:-1], TOKEN_DTYPE).tobytes()
 
     def part_is_computed(self) -> bool:
-        """Whether the part of the prompt is computed: the next can follow. Its token is no part of the answer."""
+        """Whether the part of the prompt is computed: the next can follow. Its token is not part of the answer."""
         while self.handle.can_read():
             self.handle.read()
         if self.handle.get_status() != genai.GenerationStatus.FINISHED:

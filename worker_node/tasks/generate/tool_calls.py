@@ -75,7 +75,7 @@ class TaggedCalls:
 
     def flush(self) -> list[Piece]:
         held, self._held = self._held, ""
-        # An unfinished call of which something was sent already cannot be taken back; its start is no text either.
+        # An unfinished call of which something was sent already cannot be taken back; its start is not text either.
         return [Token(held)] if held and not (self._inside and self._calls.announced) else []
 
     def _in_text(self, character: str) -> list[Piece]:

@@ -1,4 +1,4 @@
-"""The native dialect: POST /inference (spec: node-api)."""
+"""The native dialect: POST /inference."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ class WholeAnswer:
 
 
 def whole_answers(events: Sequence[ChoiceEvent], count: int) -> tuple[list[WholeAnswer], list[Finished]]:
-    """The answers of so many choices and their ends, in the order of the choices."""
+    """The answers of all choices and their ends, in the order of the choices."""
     answers, ends = [WholeAnswer() for _ in range(count)], dict[int, Finished]()
     for index, event, _ in events:
         if isinstance(event, Finished):
