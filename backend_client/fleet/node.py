@@ -90,6 +90,11 @@ class Node:
         """The model of that id or alias."""
         return self.names.get(plain_name(name))
 
+    def context_limit(self, need: Requirement) -> int:
+        """The tokens that its model for a request takes, as it reports; 0 where it reports none."""
+        found = [self.resolve(need.model)] if need.model else [m for m in self.models.values() if m.kind == need.kind]
+        return max((model.context_limit or 0 for model in found if model is not None), default=0)
+
     def take_report(self, report: HealthReport) -> None:
         models = {model.id: model for model in report.models}
         for model in report.models:

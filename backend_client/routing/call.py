@@ -15,6 +15,7 @@ from tenacity.wait import wait_exception
 from backend_client.errors import (
     AttemptTimeout,
     AuthenticationFailed,
+    ContextLengthExceeded,
     DeadlineExceeded,
     FleetOverloaded,
     KeyRefused,
@@ -31,7 +32,7 @@ from backend_client.errors import (
     VectorSpaceMismatch,
 )
 from backend_client.fleet.choose import explain, refusal, unavailable_holders
-from backend_client.fleet.node import Lease, Requirement
+from backend_client.fleet.node import Lease, Node, Requirement
 from backend_client.fleet.pool import Pool
 from backend_client.fleet.probes import Prober
 from backend_client.fleet.spaces import Bindings
@@ -143,7 +144,7 @@ class Dispatcher:
         if isinstance(error, NPUUnavailableError):
             # No node could be asked: to wait for one that is busy is always worth it, for another if the call may.
             return error.retry_after is not None and (isinstance(error, FleetOverloaded) or self.later(call))
-        if isinstance(error, NodeError) and error.misrouted:
+        if isinstance(error, ContextLengthExceeded) or (isinstance(error, NodeError) and error.misrouted):
             return self.elsewhere(call)
         return isinstance(error, NodeError)
 
@@ -267,6 +268,8 @@ class Dispatcher:
         except BaseException as error:
             if isinstance(error, NodeError) and not error.sent:
                 call.sent -= 1
+            if isinstance(error, ContextLengthExceeded):
+                call.tried |= self._no_longer_context(call, lease.node)
             self.settle(call, lease, error)
             raise
         return value, lease
@@ -289,6 +292,11 @@ class Dispatcher:
                     await self._prober.wait_for_probe()
             except TimeoutError:
                 continue
+
+    def _no_longer_context(self, call: Call, refused: Node) -> set[str]:
+        """The nodes whose model has no longer context than that of the node that refused: they would refuse, too."""
+        bound = refused.context_limit(call.need)
+        return {url for url, node in self._pool.nodes.items() if node.context_limit(call.need) <= bound}
 
     def elsewhere(self, call: Call) -> bool:
         """Whether a node that the call has not asked yet could take it now."""

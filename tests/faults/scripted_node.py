@@ -59,6 +59,7 @@ class ScriptedNode:
         self.respond = None
         self.health_respond = None
         self.max_texts = 2048
+        self.context_limit = 256
         self.requests = []
         self.bodies = []
         self.more_routes = []
@@ -98,7 +99,7 @@ class ScriptedNode:
                 "kind": "embedding",
                 "dimensions": self.dimensions,
                 "space": space,
-                "context_limit": 256,
+                "context_limit": self.context_limit,
                 **common,
             }
             for name, space in embedders.items()

@@ -4,7 +4,13 @@ import pytest
 from aiohttp import web
 
 from backend_client import ClientOptions, NPUClient, NPUUnavailableError, RequestRejected
-from backend_client.errors import AuthenticationFailed, DeadlineExceeded, FleetOverloaded, PayloadTooLarge
+from backend_client.errors import (
+    AuthenticationFailed,
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    FleetOverloaded,
+    PayloadTooLarge,
+)
 from backend_client.options import RetryOptions
 from tests.faults.scripted_node import error_response
 
@@ -85,6 +91,24 @@ async def test_a_call_that_one_node_refuses_for_its_key_goes_to_another(pair, st
     assert [attempt.outcome for attempt in caught.value.attempts] == ["KeyRefused", "KeyRefused"]
     assert caught.value.status == status
     assert pair[0].requests
+
+
+@pytest.mark.parametrize("model", [None, "all-minilm-l6-v2"])
+async def test_a_text_too_long_for_one_node_goes_to_one_that_reports_more_context(pair, model):
+    async def refuse(_):
+        return error_response(400, "context_length_exceeded", "the text has 300 tokens")
+
+    pair[0].respond = refuse
+    pair[1].context_limit = 512
+    async with NPUClient([node.url for node in pair]) as client:
+        for number in range(8):
+            await client.embed(f"text {number}", model=model)
+        pair[1].respond = refuse
+        with pytest.raises(ContextLengthExceeded):
+            await client.embed("text", model=model)
+    assert pair[0].requests
+    # The one with the most context is the last to be asked.
+    assert 9 <= len(pair[1].requests) <= 10
 
 
 async def test_a_nodes_own_504_ends_the_call(pair):
