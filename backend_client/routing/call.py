@@ -269,7 +269,7 @@ class Dispatcher:
             if isinstance(error, NodeError) and not error.sent:
                 call.sent -= 1
             if isinstance(error, ContextLengthExceeded):
-                call.tried |= self._no_longer_context(call, lease.node)
+                call.tried |= self._no_roomier(call, lease.node)
             self.settle(call, lease, error)
             raise
         return value, lease
@@ -293,10 +293,11 @@ class Dispatcher:
             except TimeoutError:
                 continue
 
-    def _no_longer_context(self, call: Call, refused: Node) -> set[str]:
-        """The nodes whose model has no longer context than that of the node that refused: they would refuse, too."""
-        bound = refused.context_limit(call.need)
-        return {url for url, node in self._pool.nodes.items() if node.context_limit(call.need) <= bound}
+    def _no_roomier(self, call: Call, refused: Node) -> set[str]:
+        """The nodes that would find it too long as well: no more context, and no other device than `refused`."""
+        bound, devices = refused.room(call.need)
+        rooms = {url: node.room(call.need) for url, node in self._pool.nodes.items()}
+        return {url for url, (limit, others) in rooms.items() if limit <= bound and others <= devices}
 
     def elsewhere(self, call: Call) -> bool:
         """Whether a node that the call has not asked yet could take it now."""

@@ -60,6 +60,7 @@ class ScriptedNode:
         self.health_respond = None
         self.max_texts = 2048
         self.context_limit = 256
+        self.placements = ["CPU"]
         self.requests = []
         self.bodies = []
         self.more_routes = []
@@ -91,7 +92,7 @@ class ScriptedNode:
         self.probes += 1
         if self.health_respond is not None and (scripted := await self.health_respond(request)) is not None:
             return scripted
-        common = {"state": "ready", "device": "CPU", "placements": ["CPU"], "queue_depth": 0, "in_flight": 0}
+        common = {"state": "ready", "device": "CPU", "placements": self.placements, "queue_depth": 0, "in_flight": 0}
         embedders = {EMBEDDER: self.space} | self.embedders
         models = [
             {

@@ -94,12 +94,15 @@ async def test_a_call_that_one_node_refuses_for_its_key_goes_to_another(pair, st
 
 
 @pytest.mark.parametrize("model", [None, "all-minilm-l6-v2"])
-async def test_a_text_too_long_for_one_node_goes_to_one_that_reports_more_context(pair, model):
+@pytest.mark.parametrize("more", [{"context_limit": 512}, {"placements": ["NPU", "CPU"]}])
+async def test_a_text_too_long_for_one_node_goes_to_one_with_more_room(pair, model, more):
     async def refuse(_):
         return error_response(400, "context_length_exceeded", "the text has 300 tokens")
 
     pair[0].respond = refuse
-    pair[1].context_limit = 512
+    pair[0].placements = pair[1].placements = ["NPU"]
+    for name, value in more.items():
+        setattr(pair[1], name, value)
     async with NPUClient([node.url for node in pair]) as client:
         for number in range(8):
             await client.embed(f"text {number}", model=model)
