@@ -109,6 +109,10 @@ ROWS_PER_FRAGMENT = {"embed": 50_000, "generate": 200}
 """Two to three minutes of work: at 300 texts a second, and at 1.5 answers a second."""
 
 _POSITIVE = ("window", "attempts", "rows_per_fragment", "concurrency", "timeout")
+_OPTIONS = {
+    "embed": frozenset({"truncate"}),
+    "generate": frozenset({"max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "response_schema"}),
+}
 # What every node takes: with another value each row would be rejected.
 _BOUNDS = {"max_tokens": (1, math.inf), "temperature": (0, 2), "top_p": (0, 1), "top_k": (-1, math.inf)}
 
@@ -157,6 +161,8 @@ class BulkRequest:
             wrong.append("patience must be a number of seconds, 0 or more")
         if not 0 <= self.max_rejected <= 1:
             wrong.append("max_rejected must be a share of the rows, from 0 to 1")
+        if unknown := sorted(self.options.keys() - _OPTIONS[self.kind]):
+            wrong.append(f"options of {self.kind} must be {', '.join(sorted(_OPTIONS[self.kind]))}, got {unknown[0]}")
         for name, (least, most) in _BOUNDS.items():
             value = self.options.get(name)
             if value is not None and not least <= value <= most:
