@@ -144,10 +144,7 @@ def _options(headers: Mapping[str, str]) -> dict[str, Any]:
     if given.pop("x-priority", "").lower() == "batch":
         options["priority"] = "batch"
     options["require_device"] = _device(given.pop("x-npu-require-device", None), "X-NPU-Require-Device")
-    given.pop("x-npu-local-only", None)
-    # Of several, each holds.
-    local = [value for name, value in headers.items() if name.lower() == "x-npu-local-only"]
-    options["local_only"] = any([_flag(value, "X-NPU-Local-Only") for value in local])
+    options["local_only"] = _flag(given.pop("x-npu-local-only", None), "X-NPU-Local-Only")
     given.pop("x-request-timeout-ms", None)
     options["extra_headers"] = {
         name: value for name, value in given.items() if name.startswith("x-") and not name.startswith("x-stainless-")

@@ -53,7 +53,6 @@ async def test_a_required_device_never_means_the_cloud(openai, cloud, device):
 LOCAL = [
     {"extra_headers": {"X-NPU-Local-Only": "true"}},
     {"extra_headers": {"x-npu-local-only": "1"}},
-    {"extra_headers": {"X-NPU-Local-Only": "true", "x-npu-local-only": "false"}},
     {"extra_body": {"local_only": True}},
     {"extra_body": {"local_only": "true"}},
     {"extra_headers": {"X-NPU-Local-Only": "true"}, "extra_body": {"local_only": False}},
