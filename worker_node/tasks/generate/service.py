@@ -18,7 +18,7 @@ from worker_node.serving.routing import Explained, Explanation, select_placement
 from worker_node.serving.run import Execution, Proof, Services, after_first
 from worker_node.tasks.generate.answer_text import Answer
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
-from worker_node.tasks.generate.metrics import count_generation
+from worker_node.tasks.generate.metrics import GenerationMetrics, count_generation
 from worker_node.tasks.generate.model import GenerationRequest, generation_model
 from worker_node.tasks.generate.prompting import PreparedGeneration, prepare_generation
 
@@ -165,7 +165,7 @@ class GenerationRun:
             while not execution.done:
                 job, answer, held = self._next_job(), self._new_answer(), list[ChoiceEvent]()
                 route = execution.selection.route
-                counter = self._telemetry.made["tokens"].labels(route.model, route.device)
+                counter = self._telemetry.own(GenerationMetrics).tokens.labels(route.model, route.device)
                 # Admission and metrics hear of the first token, of the end, and from time to time between them.
                 at = report_at = 0.0
                 try:

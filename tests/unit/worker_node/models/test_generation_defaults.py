@@ -39,5 +39,5 @@ def test_a_directory_without_the_file_has_none(tmp_path):
     [{"temperature": "hot"}, {"top_p": 2}, {"top_k": 1.5}, {"top_k": True}, {"temperature": -1}, {"max_new_tokens": 0}],
 )
 def test_a_value_that_makes_no_sense_is_told_with_its_file_and_key(read, tmp_path, wrong):
-    with pytest.raises(ConfigurationError, match=f"{tmp_path}/generation_config.json: {next(iter(wrong))} = "):
+    with pytest.raises(ConfigurationError, match=f"{tmp_path}/generation_config.json: {next(iter(wrong))} must be "):
         read(**wrong)
