@@ -219,7 +219,7 @@ async def _read(opened: Callable[[], AbstractContextManager[BinaryIO]]) -> bytes
     left = threading.Event()
 
     def read() -> bytes:
-        """All of it piece by piece, so that it ends when nobody waits for it, or it has too many."""
+        """The whole recording, read in pieces: reading ends when the call is cancelled, or at the bound on bytes."""
         content = bytearray()
         with opened() as file:
             while not left.is_set() and (piece := file.read(_PIECE)):

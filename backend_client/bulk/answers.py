@@ -11,6 +11,7 @@ import asyncio
 import json
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -183,7 +184,7 @@ class Results:
         return pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
 
 
-class Work:
+class Work(ABC):
     """What is done with the inputs of rows. At most `slots` requests are on their way at once, over all chunks."""
 
     def __init__(self, client: InferenceClient, job: BulkJob, slots: int, patience: float) -> None:
@@ -203,13 +204,13 @@ class Work:
         """Why a value cannot be sent; "" when it can."""
         return text_problem(value)
 
+    @abstractmethod
     def requests(self, inputs: Sequence[Any], rows: list[int]) -> list[list[int]]:
         """The rows of each request."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def serve(self, inputs: Sequence[Any], rows: Sequence[int], results: Results) -> None:
         """Send one request, and keep what comes back."""
-        raise NotImplementedError
 
     async def run(self, inputs: Sequence[Any]) -> Results:
         """The results of the inputs, and why some were refused. Raises what `Patience.serve` raises."""

@@ -87,7 +87,7 @@ def rebuilt(store: Store, fragment: Fragment) -> Receipt:
 
 
 def committed(store: Store, fragment: Fragment) -> Receipt | None:
-    """The receipt of a fragment that another process has committed; None while there is no file. Raises OSError."""
+    """Read the receipt of a fragment that another process committed; None if it does not exist yet. Raises OSError."""
     if not store.has(fragment.name):
         return None
     data = store.read(f"{FOLDER}/{fragment.id}.json")

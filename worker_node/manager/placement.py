@@ -166,7 +166,7 @@ class Placement:
 
     @contextmanager
     def awaited(self) -> Iterator[None]:
-        """Count a request that waits for the engine while the block runs; a load that nobody waits for is not begun."""
+        """Count a request that waits for the engine. A load without waiting requests is not started."""
         residency = self.residency
         residency.waiters += 1
         try:
