@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import openvino_genai as genai
 
 from worker_node.core.errors import BadRequest, ConfigurationError, ContextLengthExceeded
 from worker_node.core.types import Message, Rendering
@@ -16,8 +17,9 @@ from worker_node.sandbox.pool import PreparationLimits, PreparationPool
 from worker_node.serving.tokenizing import check_ids
 from worker_node.settings import NodeSettings
 from worker_node.tasks.generate.answer_text import ByteDetokenizer, Detokenizer, WindowDetokenizer
-from worker_node.tasks.generate.tokenizer import DetokenizerGraph, TemplateRenderer, TokenizerGraph
 
+# A call is too short to be divided among threads.
+_PROPERTIES = {"INFERENCE_NUM_THREADS": 1, "NUM_STREAMS": 1}
 _AS_USUAL = Rendering()
 _REASON = "Minja's error: "
 # One of these any template renders: some take no system message, some want one.
@@ -25,42 +27,35 @@ _PROBES = (("user",), ("system", "user"), ("user", "assistant", "user"))
 
 
 class ChatTokenizer:
-    """The tokenizer and chat template of a generation model, as its OpenVINO graphs and GenAI's renderer have them.
+    """The tokenizer and chat template of a generation model, which are GenAI's.
 
-    Making it releases the GIL for most of its second. Its calls take a millisecond or two for ordinary prompts;
-    `large_texts` runs large ones apart. A text that cannot fit the model's context, whatever its tokens are, is refused
-    before it is tokenized.
+    Its calls take a millisecond or two for ordinary prompts; `large_texts` runs large ones apart. A text that cannot
+    fit the model's context, whatever its tokens are, is refused before it is tokenized.
     """
 
     def __init__(self, directory: Path, context_limit: int) -> None:
         self.directory = directory
         template = find_template(directory)
         try:
-            self._graph = TokenizerGraph(directory)
-            self._detokenizer = DetokenizerGraph(directory)
+            # Holds the GIL for 50 to 160 ms (49,000 tokens).
+            self._tokenizer = genai.Tokenizer(str(directory), **_PROPERTIES)
+            vocabulary = self._tokenizer.get_vocab()
         except RuntimeError as error:
             files = "openvino_tokenizer.xml or openvino_detokenizer.xml"
             raise ConfigurationError(f"{directory}: {files} cannot be loaded: {first_line(error)}") from None
-        # Not by way of `self`: in a cycle it would keep its threads, files and megabytes until a collection.
-        detokenizer = self._detokenizer
-        self._renderer = TemplateRenderer(
-            directory,
-            "" if template is None else template.text,
-            self._graph.info,
-            lambda token: detokenizer.decode([token], skip_special=False),
-        )
         if template is not None:
+            self._tokenizer.set_chat_template(template.text)
             self._check_template(template)
         self.context_limit = context_limit
         # The model's own template, in Jinja: whether it has a place for tools, and knows of reasoning.
-        self.chat_template = self._renderer.template
+        self.chat_template = str(self._tokenizer.chat_template)
         self.takes_tools = "tools" in self.chat_template
         self.can_think = "think" in self.chat_template
-        self._table = list(self._detokenizer.vocabulary)
+        self.end_tokens = frozenset({int(self._tokenizer.get_eos_token_id())})
+        self._longest_piece = max(map(len, vocabulary))
         self._special: dict[int, bytes] = {}
-        self.end_tokens = frozenset({self._renderer.special_ids["eos"]})
-        self._longest_piece = max(map(len, self._table))
-        self._byte_level = self._blank_special_tokens()
+        self._table = [b""] * (max(vocabulary.values()) + 1)
+        self._byte_level = self._fill_table(vocabulary)
         self._counts_up_to = self._silent_limit()
 
     def _check_template(self, template: ChatTemplate) -> None:
@@ -69,29 +64,34 @@ class ChatTokenizer:
         for roles in _PROBES:
             history = [{"role": role, "content": "a"} for role in roles]
             try:
-                self._renderer.render(history)
+                self._tokenizer.apply_chat_template(history, add_generation_prompt=True)
             except RuntimeError as error:
                 problem = problem or first_line(error)
             else:
                 return
         raise ConfigurationError(f"{template.file}: the chat template cannot be used: {problem}")
 
-    def _blank_special_tokens(self) -> bool:
-        """Give special tokens no text; False if the vocabulary's bytes are not what the tokenizer decodes to."""
-        shown = self._detokenizer.decode_each(len(self._table))
-        for token, piece in enumerate(self._table):
+    def _fill_table(self, vocabulary: Mapping[bytes, int]) -> bool:
+        """Fill the table of the tokens' bytes, without text for special ones; False if a token is not its bytes."""
+        ids = [[token] for token in range(len(self._table))]
+        shown = self._tokenizer.decode(ids, skip_special_tokens=True)
+        for piece, token in vocabulary.items():
             text = piece.decode("utf-8", "ignore")
-            if text.encode() == piece and text.rstrip("\0") != shown[token]:
-                return False
-            if shown[token] and token in self._detokenizer.special:
+            if text.encode() != piece or text == shown[token]:
+                self._table[token] = piece
+            elif not shown[token]:
                 self._special[token] = piece
-                self._table[token] = b""
-        return True
+            else:
+                return False
+        return len(vocabulary) == len(ids)
 
     def _silent_limit(self) -> int:
         """How many tokens the tokenizer returns at most: some graphs truncate longer texts silently."""
-        probe = "a " * (self.context_limit + 2)
-        return len(self._graph.encode(probe, special=False))
+        return len(self._encode("a " * (self.context_limit + 2), special=False))
+
+    def _encode(self, text: str, *, special: bool) -> list[int]:
+        tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=special).input_ids.data[0].tolist()
+        return tokens
 
     def encode_prompt(self, prompt: str, *, special: bool = True) -> list[int]:
         """Return the token ids of a prompt as it stands.
@@ -99,7 +99,7 @@ class ChatTokenizer:
         With `special` the tokens that the model wants around a text are added. Raises ContextLengthExceeded.
         """
         self.reject_oversized(len(prompt))
-        tokens = self._graph.encode(prompt, special=special)
+        tokens = self._encode(prompt, special=special)
         if len(tokens) >= self._counts_up_to:
             raise ContextLengthExceeded(
                 f"the prompt has {len(tokens)} tokens or more and the model's context is {self.context_limit}",
@@ -126,7 +126,7 @@ class ChatTokenizer:
 
     def opening(self) -> str:
         """The text of what the tokenizer puts before a text, as the beginning of a sequence; empty where it is none."""
-        bare, whole = (self._graph.encode("a", special=special) for special in (False, True))
+        bare, whole = (self._encode("a", special=special) for special in (False, True))
         at = next((n for n in range(len(whole)) if whole[n : n + len(bare)] == bare), 0)
         return self.decode(whole[:at], skip_special_tokens=False) if at else ""
 
@@ -149,11 +149,13 @@ class ChatTokenizer:
         if think is not None:
             extra["enable_thinking"] = think
         try:
-            text = self._renderer.render(
-                history,
-                answer_prompt=rendering.answer_prompt and not rendering.continue_last,
-                tools=tools,
-                variables=extra,
+            text = str(
+                self._tokenizer.apply_chat_template(
+                    history,
+                    add_generation_prompt=rendering.answer_prompt and not rendering.continue_last,
+                    tools=tools,
+                    extra_context=extra,
+                )
             )
         except RuntimeError as error:
             raise BadRequest("the model's chat template does not take this conversation") from error
@@ -173,9 +175,7 @@ class ChatTokenizer:
         """The bytes that a token stands for; none for a special one and for one beyond the vocabulary."""
         if token >= len(self._table):
             return b""
-        if self._byte_level:
-            return self._table[token]
-        return self._detokenizer.decode([token], skip_special=True).encode()
+        return self._table[token] if self._byte_level else self.decode([token]).encode()
 
     def reject_oversized(self, characters: int) -> None:
         """Raise ContextLengthExceeded for more characters than the longest tokens could stand for."""
@@ -195,7 +195,7 @@ class ChatTokenizer:
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of tokens; those beyond the vocabulary have none."""
         known = [token for token in tokens if token < len(self._table)]
-        return self._detokenizer.decode(known, skip_special=skip_special_tokens)
+        return str(self._tokenizer.decode(known, skip_special_tokens=skip_special_tokens)) if known else ""
 
     def decode_each(self, tokens: Sequence[int]) -> list[str]:
         """Return the text of each token, special ones included."""
