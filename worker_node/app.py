@@ -15,11 +15,12 @@ from worker_node.http.middleware import (
     begin_reply,
     describe_request,
     errors_as,
+    inference,
     log_requests,
     traced,
 )
 from worker_node.http.request_state import NODE
-from worker_node.http.task import error_form, task_apis
+from worker_node.http.task import ApiOperation, error_form, task_apis
 from worker_node.node import Node
 from worker_node.settings import NodeSettings
 
@@ -54,12 +55,11 @@ def make_app(node: Node) -> web.Application:
     app[dashboard.EVENTS] = EventLog()
     app.cleanup_ctx.append(dashboard.keep_history)
     node.telemetry.registry.register(metrics.NodeCollector(node))
+    app[dashboard.PAGE] = dashboard.read_page()
     app[models.PULLS] = models.PullJobs()
-    apis = tuple(task_apis())
-    core = (pages, health, explain, metrics, dashboard, openapi, models, ollama)
-    for routes in (*(module.routes for module in core), *(api.routes for api in apis)):
-        app.add_routes(_also_below_v3(routes()))
-    for api in apis:
+    app[openapi.DESCRIBED] = described = operations()
+    app.add_routes(_routes(described))
+    for api in task_apis():
         if api.prepare is not None:
             api.prepare(app, node)
         if api.metrics is not None:
@@ -71,11 +71,21 @@ def _keys(settings: NodeSettings) -> list[str]:
     return [key.get_secret_value() for key in settings.api_keys]
 
 
-def _also_below_v3(routes: Iterable[web.RouteDef]) -> list[web.RouteDef]:
+def operations() -> tuple[ApiOperation, ...]:
+    """The node's own and those of every task."""
+    core = (health, metrics, dashboard, openapi, explain, models, pages, ollama)
+    tasks_own = (operation for api in task_apis() for operation in api.operations)
+    return (*(operation for module in core for operation in module.OPERATIONS), *tasks_own)
+
+
+def _routes(described: Iterable[ApiOperation]) -> list[web.RouteDef]:
     """The routes, and those of OpenAI's dialect also where clients of OpenVINO Model Server look for them."""
-    given = list(routes)
+    given = [
+        web.RouteDef(each.method.upper(), each.path, inference(each.handler) if each.inference else each.handler, {})
+        for each in described
+    ]
     return given + [
-        web.RouteDef(route.method, OVMS_PREFIX + route.path.removeprefix(OPENAI_PREFIX), route.handler, route.kwargs)
+        web.RouteDef(route.method, OVMS_PREFIX + route.path.removeprefix(OPENAI_PREFIX), route.handler, {})
         for route in given
         if route.path.startswith(OPENAI_PREFIX)
     ]

@@ -92,7 +92,8 @@ class ScriptedState:
     @asynccontextmanager
     async def running(self):
         app = web.Application()
-        app.add_routes([dashboard.routes()[0], web.get("/dashboard/state", self.respond)])
+        app[dashboard.PAGE] = dashboard.read_page()
+        app.add_routes([web.get("/dashboard", dashboard.show_page), web.get("/dashboard/state", self.respond)])
         app.add_routes([web.get("/dashboard/history", self.look_back)])
         runner = web.AppRunner(app)
         await runner.setup()

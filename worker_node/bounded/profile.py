@@ -18,7 +18,6 @@ from worker_node.http.body import read_bytes
 from worker_node.http.connection import admit_connection
 from worker_node.http.errors import retry_headers
 from worker_node.http.middleware import (
-    Handler,
     begin_reply,
     errors_as,
     inference,
@@ -26,6 +25,7 @@ from worker_node.http.middleware import (
 )
 from worker_node.http.replies import json_response
 from worker_node.http.request_state import NODE
+from worker_node.http.task import Handler
 from worker_node.models.store import ModelStore
 from worker_node.node import Node
 from worker_node.server import Profile, hosted_node, run

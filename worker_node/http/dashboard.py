@@ -31,6 +31,7 @@ from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.http import health
 from worker_node.http.replies import Health, Reply, json_response
 from worker_node.http.request_state import NODE
+from worker_node.http.task import HTML, JSON, ApiOperation
 from worker_node.node import Node
 from worker_node.observability.metrics import Telemetry
 
@@ -316,22 +317,14 @@ def _routes(node: Node) -> list[dict[str, Any]]:
 
 HISTORIES = web.AppKey("histories", Histories)
 EVENTS = web.AppKey("events", EventLog)
+PAGE = web.AppKey("the dashboard's page", bytes)
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
-def routes() -> list[web.RouteDef]:
-    """The routes of the dashboard. Raises ConfigurationError when the installation lacks the page."""
-    html = _page_file().read_bytes()
-    headers = page_headers(html.decode())
-
-    async def page(_request: web.Request) -> web.Response:
-        return web.Response(body=html, content_type="text/html", charset="utf-8", headers=headers)
-
-    return [
-        web.get("/dashboard", page),
-        web.get("/dashboard/state", _state),
-        web.get("/dashboard/history", _history),
-    ]
+async def show_page(request: web.Request) -> web.Response:
+    """GET /dashboard: the page, which is the same everywhere."""
+    html = request.app[PAGE]
+    return web.Response(body=html, content_type="text/html", charset="utf-8", headers=page_headers(html.decode()))
 
 
 async def keep_history(app: web.Application) -> AsyncIterator[None]:
@@ -382,10 +375,11 @@ def inline_digest(html: str, tag: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(inline.encode()).digest()).decode()
 
 
-def _page_file() -> Path:
+def read_page() -> bytes:
     """The page, a file of the client, which shows a whole fleet with it; every distribution holds both packages.
 
-    It is found by its place and read as bytes: nothing of the client is imported.
+    It is found by its place and read as bytes: nothing of the client is imported. Raises ConfigurationError when the
+    installation lacks it.
     """
     spec = importlib.util.find_spec("backend_client")
     places = spec.submodule_search_locations if spec is not None else None
@@ -394,7 +388,7 @@ def _page_file() -> Path:
         raise ConfigurationError(
             f"the dashboard's page is missing from this installation: {page}; install npu-node again"
         )
-    return page
+    return page.read_bytes()
 
 
 class DashboardState(Health):
@@ -421,3 +415,10 @@ class DashboardHistory(Reply):
     period_s: float
     seconds: list[float]
     requests: list[float]
+
+
+OPERATIONS = (
+    ApiOperation("get", "/dashboard", show_page, "The dashboard's page", {HTML: None}, open=True),
+    ApiOperation("get", "/dashboard/state", _state, "What the dashboard shows", {JSON: DashboardState}),
+    ApiOperation("get", "/dashboard/history", _history, "Its longer history", {JSON: DashboardHistory}),
+)

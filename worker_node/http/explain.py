@@ -15,9 +15,10 @@ from pydantic import Field
 from worker_node.core.errors import BadRequest
 from worker_node.http.body import Body, read_body
 from worker_node.http.errors import describe
-from worker_node.http.middleware import Handler, is_inference
-from worker_node.http.replies import json_response
+from worker_node.http.middleware import is_inference
+from worker_node.http.replies import ExplanationReply, json_response
 from worker_node.http.request_state import STATE, DryRun
+from worker_node.http.task import JSON, ApiOperation, Handler
 from worker_node.manager.placement import Placement
 from worker_node.serving.routing import Demand, Explained, Explanation, PlacementStatus
 
@@ -30,10 +31,6 @@ class ExplainBody(Body):
     path: str = Field(max_length=256)
     body: dict[str, Any]
     headers: dict[str, str] = Field(default_factory=dict)
-
-
-def routes() -> list[web.RouteDef]:
-    return [web.post("/route/explain", _explain)]
 
 
 async def _explain(request: web.Request) -> web.Response:
@@ -94,3 +91,10 @@ def _placement(demand: Demand, placement: Placement, status: PlacementStatus) ->
         "detail": status.detail,
         "retry_after_s": status.retry_after,
     }
+
+
+OPERATIONS = (
+    ApiOperation(
+        "post", "/route/explain", _explain, "Where a request would run", {JSON: ExplanationReply}, ExplainBody
+    ),
+)

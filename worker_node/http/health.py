@@ -13,8 +13,9 @@ from worker_node.core.types import Device
 from worker_node.devices.emulated_npu import EMULATED_NAME
 from worker_node.engines.protocol import CanaryProof, EngineState
 from worker_node.http.access import API_KEYS
-from worker_node.http.replies import json_response
+from worker_node.http.replies import Devices, Health, Status, json_response
 from worker_node.http.request_state import NODE
+from worker_node.http.task import JSON, ApiOperation
 from worker_node.manager.placement import Placement
 from worker_node.manager.served import FailedModel, ModelState, ServedModel
 from worker_node.node import Node
@@ -23,15 +24,6 @@ STATUSES = ("ready", "degraded", "starting", "draining", "failed")
 _SERVING = frozenset({"ready", "degraded"})
 # An unloaded model is as available as configured: a request that needs it has it loaded.
 _AVAILABLE = frozenset({ModelState.READY, ModelState.UNLOADED})
-
-
-def routes() -> list[web.RouteDef]:
-    return [
-        web.get("/health", _health),
-        web.get("/health/live", _live),
-        web.get("/health/ready", _ready),
-        web.get("/health/devices", _devices),
-    ]
 
 
 def node_status(node: Node) -> str:
@@ -237,3 +229,11 @@ def _canary(proof: CanaryProof | None) -> dict[str, Any] | None:
 
 def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 1)
+
+
+OPERATIONS = (
+    ApiOperation("get", "/health", _health, "What the node can do now", {JSON: Health}, open=True),
+    ApiOperation("get", "/health/live", _live, "Whether the process is up", {JSON: Status}, open=True),
+    ApiOperation("get", "/health/ready", _ready, "Whether the node can serve", {JSON: Status}, open=True),
+    ApiOperation("get", "/health/devices", _devices, "All that is known of each device", {JSON: Devices}),
+)

@@ -16,6 +16,7 @@ from worker_node.devices.memory import resident_memory
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.http.health import STATUSES, device_list, node_status
 from worker_node.http.request_state import NODE
+from worker_node.http.task import TEXT, ApiOperation
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.placement import Placement
 from worker_node.node import Node
@@ -127,13 +128,12 @@ def process_footprint(pid: int | None) -> tuple[int | None, int | None]:
     return (None, None) if memory is None else (memory, files)  # it may end between the two reads
 
 
-def routes() -> list[web.RouteDef]:
-    return [web.get("/metrics", _metrics)]
-
-
 async def _metrics(request: web.Request) -> web.Response:
     text = generate_latest(request.app[NODE].telemetry.registry)
     return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+OPERATIONS = (ApiOperation("get", "/metrics", _metrics, "Metrics for Prometheus", {TEXT: None}),)
 
 
 class NodeCollector(Collector):

@@ -6,7 +6,7 @@ import logging
 import random
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from weakref import WeakSet
 
 from aiohttp import web
@@ -27,15 +27,13 @@ from worker_node.http.context import SERVER
 from worker_node.http.errors import Renderer
 from worker_node.http.leniency import labels
 from worker_node.http.request_state import NODE, STATE, RequestState
-from worker_node.http.task import known_fields
+from worker_node.http.task import Handler, known_fields
 from worker_node.node import Node
 from worker_node.observability.tracing import Tracing, set_response_status
 
 log = logging.getLogger(__name__)
 access_log = logging.getLogger("worker_node.access")
 _ACCESS_LINE = "%s %s %s %.1f ms %s"
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _WATCHED = OPEN_PATHS | {"/dashboard/state"}
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")

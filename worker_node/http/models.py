@@ -27,9 +27,10 @@ from worker_node.core.errors import (
 from worker_node.engines.protocol import EngineState
 from worker_node.http.body import Body, deadline_of, read_body
 from worker_node.http.errors import describe
-from worker_node.http.replies import ErrorFields, Reply, json_response
+from worker_node.http.replies import ErrorFields, OpenAIModel, OpenAIModels, Reply, json_response
 from worker_node.http.request_state import NODE
 from worker_node.http.sse import EventStream
+from worker_node.http.task import EVENTS, JSON, ApiOperation
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.placement import Placement
 from worker_node.manager.replacement import WhileInUse
@@ -39,23 +40,6 @@ from worker_node.registry import Task, task_of, tasks
 
 # How many ended pulls are kept.
 _KEPT = 100
-
-
-def routes() -> list[web.RouteDef]:
-    """An id may hold slashes: organisation/model."""
-    return [
-        # Before those of single models.
-        web.post("/models/pull", _pull),
-        web.get("/models/jobs/{id}", _job),
-        web.get("/models", _list),
-        web.get(r"/models/{id:.+}", _one),
-        web.post(r"/models/{id:.+}/load", _load),
-        web.post(r"/models/{id:.+}/unload", _unload),
-        web.delete(r"/models/{id:.+}", _delete),
-        web.get("/v1/models", _openai_list),
-        web.get(r"/v1/models/{id:.+}", _openai_one),
-        web.post("/admin/reload", _reload),
-    ]
 
 
 async def _list(request: web.Request) -> web.Response:
@@ -455,3 +439,22 @@ class Reload(Reply):
     applied: list[str]
     restart: list[str]
     problems: list[str]
+
+
+# An id may hold slashes: organisation/model.
+_MODEL = "/models/{id:.+}"
+OPERATIONS = (
+    # Before those of single models.
+    ApiOperation(
+        "post", "/models/pull", _pull, "Install a model", {JSON: PullJobReply, EVENTS: None}, PullBody, status=202
+    ),
+    ApiOperation("get", "/models/jobs/{id}", _job, "The progress of a pull", {JSON: PullJobReply, EVENTS: None}),
+    ApiOperation("get", "/models", _list, "All models that can be used, loaded or not", {JSON: NodeModels}),
+    ApiOperation("get", _MODEL, _one, "One model", {JSON: NodeModel}),
+    ApiOperation("delete", _MODEL, _delete, "Remove a model and its files", {JSON: Deleted}),
+    ApiOperation("post", f"{_MODEL}/load", _load, "Load a model", {JSON: ModelChange}, status=202),
+    ApiOperation("post", f"{_MODEL}/unload", _unload, "Unload a model when idle", {JSON: ModelChange}, status=202),
+    ApiOperation("post", "/admin/reload", _reload, "Read the settings again", {JSON: Reload}),
+    ApiOperation("get", "/v1/models", _openai_list, "OpenAI: list models", {JSON: OpenAIModels}),
+    ApiOperation("get", f"/v1{_MODEL}", _openai_one, "OpenAI: one model", {JSON: OpenAIModel}),
+)

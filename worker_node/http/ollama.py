@@ -22,9 +22,10 @@ from worker_node.http.errors import message, not_found
 from worker_node.http.leniency import OPTIONS, Table
 from worker_node.http.models import capabilities, chat_first
 from worker_node.http.parameters import RepetitionPenalty, SamplingBody
-from worker_node.http.replies import json_response
+from worker_node.http.replies import OllamaModels, OllamaShow, OllamaStatus, OllamaVersion, json_response
 from worker_node.http.request_state import NODE, STATE
 from worker_node.http.sse import LineStream
+from worker_node.http.task import JSON, LINES, ApiOperation
 from worker_node.manager.served import ServedModel
 from worker_node.models.directory import InstalledModel
 
@@ -105,18 +106,6 @@ class OllamaPullBody(NamedBody):
 
     insecure: bool | None = None
     stream: bool | None = None
-
-
-def routes() -> list[web.RouteDef]:
-    return [
-        web.get("/api/version", _version),
-        web.get("/api/tags", _tags),
-        web.get("/api/ps", _ps),
-        web.post("/api/show", _show),
-        web.post("/api/pull", _pull),
-        web.delete("/api/delete", _delete),
-        *(web.post(f"/api/{name}", _not_offered) for name in ("create", "copy", "push")),
-    ]
 
 
 async def _version(_request: web.Request) -> web.Response:
@@ -384,3 +373,19 @@ async def keeping(request: web.Request, model: ServedModel | str, keep_alive: Ke
         state = request[STATE]
         if state.dry_run is None:
             state.node.manager.keep(model, seconds)
+
+
+OPERATIONS = (
+    ApiOperation("get", "/api/version", _version, "Ollama: version of the API", {JSON: OllamaVersion}),
+    ApiOperation("get", "/api/tags", _tags, "Ollama: list models", {JSON: OllamaModels}),
+    ApiOperation("get", "/api/ps", _ps, "Ollama: models in memory", {JSON: OllamaModels}),
+    ApiOperation("post", "/api/show", _show, "Ollama: one model", {JSON: OllamaShow}, ShowBody),
+    ApiOperation(
+        "post", "/api/pull", _pull, "Ollama: install a model", {JSON: OllamaStatus, LINES: None}, OllamaPullBody
+    ),
+    ApiOperation("delete", "/api/delete", _delete, "Ollama: remove a model", {}, NamedBody),
+    *(
+        ApiOperation("post", f"/api/{name}", _not_offered, "Ollama: not offered", {})
+        for name in ("create", "copy", "push")
+    ),
+)

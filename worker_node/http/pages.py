@@ -12,8 +12,10 @@ import orjson
 from aiohttp import web
 
 from worker_node.http.dashboard import inline_digest
-from worker_node.http.openapi import document
+from worker_node.http.openapi import DESCRIBED, document
+from worker_node.http.task import HTML, TEXT, ApiOperation
 
+_SVG = "image/svg+xml"
 # A square with a hole, and three pins on each side.
 _ICON = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16" fill="none" stroke="#0b62b0">'
@@ -60,9 +62,9 @@ def layout_document(title: str, body: str) -> web.Response:
 
 
 @functools.cache
-def _reference() -> str:
+def _reference(described: tuple[ApiOperation, ...]) -> str:
     """The body of the page: every operation and every schema, as /openapi.json has them."""
-    spec = document()
+    spec = document(described)
     operations = (
         _section(f'<span class="method">{method.upper()}</span> <code>{escape(path)}</code> ', operation)
         for path, methods in spec["paths"].items()
@@ -108,10 +110,6 @@ Where the node has API keys, send one as <code>Authorization: Bearer KEY</code>.
 """
 
 
-def routes() -> list[web.RouteDef]:
-    return [web.get("/", _front), web.get("/docs", _docs), web.get("/favicon.ico", _icon)]
-
-
 async def _front(request: web.Request) -> web.Response:
     if not _is_browser(request):
         # Ollama's clients look for this.
@@ -128,10 +126,18 @@ def _is_browser(request: web.Request) -> bool:
     return "text/html" in accepted
 
 
-async def _docs(_request: web.Request) -> web.Response:
+async def _docs(request: web.Request) -> web.Response:
     # The first time it takes the event loop too long.
-    return layout_document("npu-node: API reference", await asyncio.to_thread(_reference))
+    body = await asyncio.to_thread(_reference, request.app[DESCRIBED])
+    return layout_document("npu-node: API reference", body)
 
 
 async def _icon(_request: web.Request) -> web.Response:
-    return web.Response(text=_ICON, content_type="image/svg+xml", headers={"Cache-Control": "max-age=86400"})
+    return web.Response(text=_ICON, content_type=_SVG, headers={"Cache-Control": "max-age=86400"})
+
+
+OPERATIONS = (
+    ApiOperation("get", "/", _front, "Ollama: it is running; to a browser: links", {TEXT: None, HTML: None}, open=True),
+    ApiOperation("get", "/docs", _docs, "This description, for people", {HTML: None}, open=True),
+    ApiOperation("get", "/favicon.ico", _icon, "The icon of the pages", {_SVG: None}, open=True),
+)

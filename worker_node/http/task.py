@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -17,17 +17,22 @@ from worker_node.observability.metrics import Telemetry
 from worker_node.registry import load, tasks
 
 Model = type[BaseModel]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 # Content types of replies.
 JSON, EVENTS, LINES = "application/json", "text/event-stream", "application/x-ndjson"
 TEXT, HTML, BINARY = "text/plain", "text/html", "application/octet-stream"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ApiOperation:
-    """A route: what it takes, what it gives. `replies` are by content type; None is text or bytes."""
+    """A route and its description: what it takes, what it gives. `replies` are by content type; None is text or bytes.
+
+    An `inference` is refused while the node drains, and waited for when it does; it is traced, and can be explained.
+    """
 
     method: str
     path: str
+    handler: Handler
     summary: str
     replies: Mapping[str, Model | None]
     body: Model | None = None
@@ -35,21 +40,23 @@ class ApiOperation:
     open: bool = False
     status: int = 200
 
+    @property
+    def template(self) -> str:
+        """The path as /openapi.json names it: without the pattern of an id."""
+        return self.path.replace("{id:.+}", "{id}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskApi:
     """The HTTP side of a task, which its registration names (`registry.Task.api`).
 
-    Handlers of `routes` that run a model are marked by `middleware.inference`: so they are drained and explained.
-
-    `operations` describe the routes in /openapi.json. `errors` gives the form of errors at paths whose clients expect
+    `operations` are its routes. `errors` gives the form of errors at paths whose clients expect
     another than their prefix has. `metrics` declares the task's own metrics, which are then there from the start.
     `fields` are those of other servers' requests that the task's bodies know and do not use: the metric
     of ignored fields names them. `prepare` gives the application what the routes need beside the node.
     """
 
-    routes: Callable[[], list[web.RouteDef]]
-    operations: tuple[ApiOperation, ...] = ()
+    operations: tuple[ApiOperation, ...]
     errors: Mapping[str, Renderer] = field(default_factory=dict)
     fields: frozenset[str] = frozenset()
     prepare: Callable[[web.Application, Node], None] | None = None

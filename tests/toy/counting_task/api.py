@@ -8,7 +8,6 @@ from counting_task.serving.service import CountingMetrics, count
 from counting_task.serving.tally import tally
 from worker_node.http.body import Body, read_body
 from worker_node.http.context import request_context, route_headers
-from worker_node.http.middleware import inference
 from worker_node.http.replies import Reply
 from worker_node.http.request_state import NODE
 from worker_node.http.task import ApiOperation, TaskApi
@@ -52,10 +51,9 @@ async def _tally(request):
 
 
 API = TaskApi(
-    routes=lambda: [web.post("/count", inference(_count)), web.get("/count/tally", _tally)],
     operations=(
-        ApiOperation("post", "/count", "Count vowels", {"application/json": Counts}, CountBody, inference=True),
-        ApiOperation("get", "/count/tally", "What the task started with", {"application/json": None}),
+        ApiOperation("post", "/count", _count, "Count vowels", {"application/json": Counts}, CountBody, inference=True),
+        ApiOperation("get", "/count/tally", _tally, "What the task started with", {"application/json": None}),
     ),
     prepare=_prepare,
     metrics=lambda telemetry: telemetry.own(CountingMetrics),

@@ -18,7 +18,6 @@ from worker_node.core.types import RequestContext
 from worker_node.http.body import Body, DialectBody, OneOrMany, note_ignored, read_body
 from worker_node.http.context import request_context, route_headers, timing_ms
 from worker_node.http.leniency import ACCOUNTING, Table, Unsupported, hints
-from worker_node.http.middleware import inference
 from worker_node.http.ollama import KeepAlive, OllamaOptions, keeping, served
 from worker_node.http.replies import OpenAIUsage, Reply
 from worker_node.http.request_state import NODE, STATE
@@ -348,21 +347,12 @@ class OllamaEmbedding(Reply):
     embedding: list[float]
 
 
-def _routes() -> list[web.RouteDef]:
-    return [
-        web.post("/embeddings", inference(_embeddings)),
-        web.post("/v1/embeddings", inference(_openai_embeddings)),
-        web.post("/api/embed", inference(_embed)),
-        web.post("/api/embeddings", inference(_ollama_embeddings)),
-    ]
-
-
 API = TaskApi(
-    routes=_routes,
     operations=(
         ApiOperation(
             "post",
             "/embeddings",
+            _embeddings,
             "Embed texts",
             {JSON: Embeddings, BINARY: None},
             EmbeddingsBody,
@@ -371,15 +361,17 @@ API = TaskApi(
         ApiOperation(
             "post",
             "/v1/embeddings",
+            _openai_embeddings,
             "OpenAI: embed",
             {JSON: OpenAIEmbeddings},
             OpenAIEmbeddingsBody,
             inference=True,
         ),
-        ApiOperation("post", "/api/embed", "Ollama: embed", {JSON: OllamaEmbed}, EmbedBody, inference=True),
+        ApiOperation("post", "/api/embed", _embed, "Ollama: embed", {JSON: OllamaEmbed}, EmbedBody, inference=True),
         ApiOperation(
             "post",
             "/api/embeddings",
+            _ollama_embeddings,
             "Ollama: embed one text",
             {JSON: OllamaEmbedding},
             OllamaEmbeddingsBody,

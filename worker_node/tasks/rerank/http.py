@@ -12,7 +12,6 @@ from worker_node.http.body import DialectBody, read_body
 from worker_node.http.context import request_context, route_headers, timing_ms
 from worker_node.http.errors import OVMS_PREFIX, describe, retry_headers
 from worker_node.http.leniency import Table, Unsupported, hints
-from worker_node.http.middleware import inference
 from worker_node.http.replies import Reply, json_response
 from worker_node.http.request_state import NODE
 from worker_node.http.task import ApiOperation, TaskApi
@@ -80,10 +79,6 @@ class RerankBody(DialectBody):
 
 
 PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
-
-
-def routes() -> list[web.RouteDef]:
-    return [web.post(path, inference(_rerank)) for path in PATHS]
 
 
 def error_response(error: NodeError) -> web.Response:
@@ -182,9 +177,8 @@ _SUMMARIES = {
 }
 
 API = TaskApi(
-    routes=routes,
     operations=tuple(
-        ApiOperation("post", path, _SUMMARIES[path], {"application/json": Ranked}, RerankBody, inference=True)
+        ApiOperation("post", path, _rerank, _SUMMARIES[path], {"application/json": Ranked}, RerankBody, inference=True)
         for path in PATHS
     ),
     errors=dict.fromkeys((*PATHS, f"{OVMS_PREFIX}rerank"), error_response),

@@ -23,7 +23,6 @@ from worker_node.http.body import explain as explain_invalid
 from worker_node.http.context import request_context, route_headers
 from worker_node.http.errors import describe_error
 from worker_node.http.leniency import Ignored
-from worker_node.http.middleware import inference
 from worker_node.http.replies import Reply
 from worker_node.http.request_state import NODE, STATE, DryRun
 from worker_node.http.sse import EventStream
@@ -429,27 +428,15 @@ async def _stream(request: web.Request, run: Transcription) -> web.StreamRespons
     return stream.response
 
 
-def _routes() -> list[web.RouteDef]:
-    return [
-        route
-        for prefix in ("/v1", "/v3")
-        for route in (
-            web.post(f"{prefix}/audio/transcriptions", inference(_transcriptions)),
-            web.post(f"{prefix}/audio/translations", inference(_translations)),
-        )
-    ]
-
-
 _REPLIES = {"application/json": VerboseText, "text/plain": None, "text/vtt": None, "text/event-stream": None}
 
 API = TaskApi(
-    routes=_routes,
     operations=tuple(
-        ApiOperation("post", f"{prefix}/audio/{path}", summary, _REPLIES, inference=True)
+        ApiOperation("post", f"{prefix}/audio/{path}", handler, summary, _REPLIES, inference=True)
         for prefix in ("/v1", "/v3")
-        for path, summary in (
-            ("transcriptions", "Transcribe speech (multipart/form-data: file, model, …)"),
-            ("translations", "Translate speech to English (multipart/form-data: file, model, …)"),
+        for path, handler, summary in (
+            ("transcriptions", _transcriptions, "Transcribe speech (multipart/form-data: file, model, …)"),
+            ("translations", _translations, "Translate speech to English (multipart/form-data: file, model, …)"),
         )
     ),
     metrics=declare_speech_metrics,

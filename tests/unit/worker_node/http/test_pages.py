@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.application import application
 from tests.support.writing import EMBEDDER, WRITER, writing
-from worker_node.http import openapi
+from worker_node.app import operations
 from worker_node.settings import NodeSettings
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
@@ -42,8 +42,8 @@ async def test_the_examples_name_the_address_that_was_asked(client):
 
 async def test_the_reference_holds_every_operation(client):
     _, html = await page(client, "/docs")
-    for operation in openapi.operations():
-        assert f"{operation.method.upper()}</span> <code>{operation.path}</code>" in html
+    for operation in operations():
+        assert f"{operation.method.upper()}</span> <code>{operation.template}</code>" in html
     assert "max_new_tokens" in html
 
 

@@ -16,6 +16,7 @@ from worker_node.http.context import request_context, timing_ms
 from worker_node.http.errors import describe
 from worker_node.http.replies import Reply
 from worker_node.http.sse import event_frame
+from worker_node.http.task import EVENTS, JSON, ApiOperation
 from worker_node.tasks.generate.http.replies import Ask, Renderer, answering
 from worker_node.tasks.generate.model import GenerationRequest
 from worker_node.tasks.generate.service import ChoiceEvent, Choices
@@ -37,10 +38,6 @@ class InferenceBody(Body):
     ignore_eos: bool = False
     stream: bool = False
     raw: bool = False
-
-
-def routes() -> list[web.RouteDef]:
-    return [web.post("/inference", answering(_parse))]
 
 
 async def _parse(request: web.Request) -> Ask:
@@ -102,3 +99,16 @@ class Inference(Reply):
     usage: dict[str, int]
     timing_ms: dict[str, float | None]
     npu_busy_delta_us: int | None
+
+
+OPERATIONS = (
+    ApiOperation(
+        "post",
+        "/inference",
+        answering(_parse),
+        "Generate text",
+        {JSON: Inference, EVENTS: None},
+        InferenceBody,
+        inference=True,
+    ),
+)

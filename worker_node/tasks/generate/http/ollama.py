@@ -42,6 +42,7 @@ from worker_node.http.ollama import (
 from worker_node.http.replies import Reply, json_response
 from worker_node.http.request_state import NODE
 from worker_node.http.sse import LineStream, line
+from worker_node.http.task import JSON, LINES, ApiOperation
 from worker_node.manager.served import ServedModel
 from worker_node.tasks.generate.http.conversation import FunctionFields, tool_of
 from worker_node.tasks.generate.http.replies import Ask, Renderer, WholeAnswer, answering, whole_answers
@@ -242,10 +243,6 @@ class OllamaChatBody(_Common):
         return ToolUse(tools) if tools else None
 
 
-def routes() -> list[web.RouteDef]:
-    return [web.post("/api/generate", answering(_generate)), web.post("/api/chat", answering(_chat))]
-
-
 def _conversation(messages: Sequence[OllamaMessage]) -> tuple[Message, ...]:
     return tuple(
         Message(
@@ -339,3 +336,25 @@ class OllamaFrame(Reply):
     created_at: str
     done: bool
     done_reason: Literal["stop", "length", "load", "unload"] | None = Field(default=None)
+
+
+OPERATIONS = (
+    ApiOperation(
+        "post",
+        "/api/generate",
+        answering(_generate),
+        "Ollama: continue a prompt",
+        {JSON: OllamaFrame, LINES: None},
+        GenerateBody,
+        inference=True,
+    ),
+    ApiOperation(
+        "post",
+        "/api/chat",
+        answering(_chat),
+        "Ollama: answer a conversation",
+        {JSON: OllamaFrame, LINES: None},
+        OllamaChatBody,
+        inference=True,
+    ),
+)

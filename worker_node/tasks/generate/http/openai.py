@@ -32,6 +32,7 @@ from worker_node.http.ollama import keeping
 from worker_node.http.replies import OpenAIUsage, Reply
 from worker_node.http.request_state import NODE
 from worker_node.http.sse import event_frame
+from worker_node.http.task import EVENTS, JSON, ApiOperation
 from worker_node.tasks.generate.http.conversation import (
     MAX_TOOLS,
     AllowedChoice,
@@ -64,13 +65,6 @@ from worker_node.tasks.generate.tokenization import ChatTokenizer
 # What OpenAI does with a completion that names no length, and what its clients count on.
 DEFAULT_MAX_TOKENS = 16
 MAX_GENERATIONS = 128
-
-
-def routes() -> list[web.RouteDef]:
-    return [
-        web.post("/v1/completions", answering(_completions)),
-        web.post("/v1/chat/completions", answering(_chat)),
-    ]
 
 
 async def _chat(request: web.Request) -> Ask:
@@ -472,3 +466,25 @@ class Completion(Reply):
     model: str
     choices: list[TextChoice]
     usage: OpenAIUsage
+
+
+OPERATIONS = (
+    ApiOperation(
+        "post",
+        "/v1/completions",
+        answering(_completions),
+        "OpenAI: continue text",
+        {JSON: Completion, EVENTS: None},
+        CompletionsBody,
+        inference=True,
+    ),
+    ApiOperation(
+        "post",
+        "/v1/chat/completions",
+        answering(_chat),
+        "OpenAI: answer a conversation",
+        {JSON: ChatCompletion, EVENTS: None},
+        ChatBody,
+        inference=True,
+    ),
+)

@@ -17,10 +17,10 @@ from aiohttp import web
 from worker_node.core.errors import NodeError
 from worker_node.core.types import Finished, Piece, Reasoning, Token, TokenLogprob, ToolCallStarted
 from worker_node.http.context import busy_time, route_headers
-from worker_node.http.middleware import Handler, inference
 from worker_node.http.replies import json_response
 from worker_node.http.request_state import NODE
 from worker_node.http.sse import EventStream, LineStream
+from worker_node.http.task import Handler
 from worker_node.tasks.generate.model import GenerationRequest
 from worker_node.tasks.generate.service import ChoiceEvent, Choices, generate_choices
 
@@ -91,7 +91,7 @@ def answering(parse: Callable[[web.Request], Awaitable[Ask | web.StreamResponse]
                 raise
             return stream.response
 
-    return inference(answer)
+    return answer
 
 
 @dataclass(slots=True)

@@ -31,6 +31,7 @@ from worker_node.http.context import busy_fields, request_context
 from worker_node.http.errors import describe_error
 from worker_node.http.replies import Reply, json_response
 from worker_node.http.sse import event_frame
+from worker_node.http.task import EVENTS, JSON, ApiOperation
 from worker_node.tasks.generate.http.replies import Ask, Renderer, answering
 from worker_node.tasks.generate.http.response_store import ResponseStore, StoredItem, StoredResponse
 from worker_node.tasks.generate.http.responses_body import CallItem, InputItem, Item, ItemReference, ResponsesBody
@@ -44,16 +45,6 @@ _SWEEP_S = 60.0
 _PAGE = 20
 _LARGEST_PAGE = 100
 _one_item: TypeAdapter[Item] = TypeAdapter(Item)
-
-
-def routes() -> list[web.RouteDef]:
-    return [
-        web.post("/v1/responses", answering(_responses)),
-        web.get("/v1/responses/{id}", _get),
-        web.delete("/v1/responses/{id}", _delete),
-        web.get("/v1/responses/{id}/input_items", _input_items),
-        web.post("/v1/responses/{id}/cancel", _cancel),
-    ]
 
 
 async def _responses(request: web.Request) -> Ask:
@@ -435,3 +426,22 @@ class OpenAIItems(Reply):
     first_id: str | None
     last_id: str | None
     has_more: bool
+
+
+OPERATIONS = (
+    ApiOperation(
+        "post",
+        "/v1/responses",
+        answering(_responses),
+        "OpenAI: answer, stored for later turns",
+        {JSON: OpenAIResponse, EVENTS: None},
+        ResponsesBody,
+        inference=True,
+    ),
+    ApiOperation("get", "/v1/responses/{id}", _get, "OpenAI: a stored response", {JSON: OpenAIResponse}),
+    ApiOperation("delete", "/v1/responses/{id}", _delete, "OpenAI: forget a response", {JSON: OpenAIDeleted}),
+    ApiOperation("get", "/v1/responses/{id}/input_items", _input_items, "OpenAI: its input", {JSON: OpenAIItems}),
+    ApiOperation(
+        "post", "/v1/responses/{id}/cancel", _cancel, "OpenAI: refused, none is in the background", {JSON: None}
+    ),
+)

@@ -14,6 +14,7 @@ from worker_node.http.context import request_context
 from worker_node.http.leniency import Table
 from worker_node.http.replies import Reply, json_response
 from worker_node.http.request_state import NODE
+from worker_node.http.task import JSON, ApiOperation
 from worker_node.tasks.generate.http.conversation import ChatMessage, conversation
 from worker_node.tasks.generate.http.fields import TOKENIZE, rendering
 from worker_node.tasks.generate.model import GenerationModel, generation_model
@@ -74,10 +75,6 @@ class DetokenizeBody(DialectBody):
     tokens: Annotated[list[int], Field(max_length=_MAX_TOKENS)]
 
 
-def routes() -> list[web.RouteDef]:
-    return [web.post("/tokenize", _tokenize), web.post("/detokenize", _detokenize)]
-
-
 async def _tokenize(request: web.Request) -> web.Response:
     body = await read_body(request, TokenizeBody)
     texts, deadline = request.app[NODE].services.parts.of(large_texts), request_context(request).deadline
@@ -122,3 +119,9 @@ class Detokenized(Reply):
 
     prompt: str
     content: str
+
+
+OPERATIONS = (
+    ApiOperation("post", "/tokenize", _tokenize, "vLLM: tokens of a prompt", {JSON: Tokenized}, TokenizeBody),
+    ApiOperation("post", "/detokenize", _detokenize, "vLLM: text of tokens", {JSON: Detokenized}, DetokenizeBody),
+)
