@@ -75,7 +75,7 @@ test-integrations: install ## other projects' clients, frameworks and suites aga
 	$(PYTEST) tests/integrations
 
 # The second run is that of a laptop's CPU: docs/contributing.md, "Other CPUs".
-test-all: install $(SUITE)  ## the suite with its long forms (soak, fuzz, benchmarks), with integrations, once more as on AVX2, and coverage
+test-all: install $(SUITE)  ## the suite with its long forms (chaos, fuzz, benchmarks), with integrations, once more as on AVX2, and coverage
 	$(PULL)
 	$(PYTEST) --long --cov --cov-report=term tests/integrations tests/real tests/contract tests/faults tests/unit
 	ONEDNN_MAX_CPU_ISA=AVX2 $(PYTEST)

@@ -12,16 +12,13 @@ _LEAST_CALLS = 15
 # From the end of a fault to its effects: a killed engine is missed a moment later.
 _MARGIN_S = 0.5
 ANSWERS = {"ok", "left", "200"}
-# Seconds; by them a call that had no time is told from one that had.
-_TIME_LIMITS = (0.3, 1.0, 3.0, 10.0)
 
 
 @dataclass
 class Report:
     """What happened to the calls, and what must not have happened. Times in seconds, memory in MB.
 
-    `longest_silence`: of a healthy node without traffic. `machine`: figures of the machine meanwhile. `refusals` counts
-    the last attempts of calls that failed, by node and what it said; `by_time` all calls by error and time limit.
+    `longest_silence`: of a healthy node without traffic. `machine`: figures of the machine meanwhile.
     """
 
     seed: int
@@ -30,8 +27,6 @@ class Report:
     faults: Counter = field(default_factory=Counter)
     violations: list = field(default_factory=list)
     overruns: list = field(default_factory=list)
-    refusals: Counter = field(default_factory=Counter)
-    by_time: Counter = field(default_factory=Counter)
     samples: dict = field(default_factory=dict)
     longest_silence: float = 0.0
     machine: dict = field(default_factory=dict)
@@ -39,18 +34,6 @@ class Report:
     def violated(self, what):
         """Note a violation with the time since the start, for finding it in the schedule."""
         self.violations.append(what)
-
-    def failed(self, error):
-        """Note where a call of the client failed last, and with what."""
-        attempts = getattr(error, "attempts", ()) or ()
-        last = attempts[-1] if attempts else None
-        node, what = (last.node, last.code or last.outcome) if last else ("no node asked", type(error).__name__)
-        self.refusals[node, what] += 1
-
-    def timed(self, timeout, outcome):
-        """Note how a call with this time limit ended."""
-        limit = next((f"< {limit:g} s" for limit in _TIME_LIMITS if timeout < limit), f">= {_TIME_LIMITS[-1]:g} s")
-        self.by_time[limit, "answered" if outcome in ANSWERS else outcome] += 1
 
     @property
     def calls(self):
@@ -91,15 +74,8 @@ class Report:
             f"largest overrun {max(self.overruns, default=0.0) * 1e3:.0f} ms, "
             f"longest time without traffic {self.longest_silence:.1f} s: {verdict}\n"
             f"  faults {dict(self.faults)}\n  machine {self.machine}\n{rows}"
-            + _table("failed last at", self.refusals)
-            + _table("by time limit", self.by_time)
             + "".join(f"\n  VIOLATION {what}" for what in self.violations[:20])
         )
-
-
-def _table(title, counts):
-    rows = "".join(f"\n    {first:26s} {second:22s} {n:6d}" for (first, second), n in sorted(counts.items()))
-    return f"\n  {title}{rows}" if rows else ""
 
 
 class TrafficWatch:
@@ -107,8 +83,7 @@ class TrafficWatch:
     resolver, full pools) are no excuse.
     """
 
-    def __init__(self, nodes, faults, report, began, client):
-        self._client = client
+    def __init__(self, nodes, faults, report, began):
         self._nodes = nodes
         self._faults = faults
         self._report = report
@@ -133,26 +108,9 @@ class TrafficWatch:
             if now - since > LONGEST_SILENCE_S:
                 self._report.violated(
                     f"{now - self._began:.1f} s: healthy node {node.number} got none of {self.calls - calls} calls in "
-                    f"{now - since:.1f} s; {self._views()}"
+                    f"{now - since:.1f} s"
                 )
                 since, calls = now, self.calls
-
-    def _views(self):
-        """What the client thinks of its nodes, from its private state: only for finding out why."""
-        now = time.monotonic()
-        return [
-            {
-                "node": url.rpartition(":")[0][-1],
-                "breaker": node.breaker.state.value,
-                "models ejected": {name: breaker.state.value for name, breaker in node.breakers.items()},
-                "held": {str(key): (round(hold.until - now, 1), hold.why) for key, hold in node.holds.items()},
-                "outstanding": dict(node.outstanding),
-                "foreign": node.foreign,
-                "returned": node.returned_at and round(now - node.returned_at, 1),
-                "leased": round(now - node.leased_at, 1),
-            }
-            for url, node in self._client._pool.nodes.items()
-        ]
 
     async def _healthy(self, node, now):
         if node.one_fault.locked():

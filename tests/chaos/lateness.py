@@ -2,15 +2,11 @@
 
 import asyncio
 import bisect
-import sys
 import threading
 import time
-import traceback
 from pathlib import Path
 
 _TICK_S = 0.005
-# A turn of the loop that takes longer is looked at.
-_LONG_TURN_S = 0.03
 
 
 class Lateness:
@@ -24,9 +20,6 @@ class Lateness:
         self._schedstat = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
         self._times, self._waits = [time.monotonic()], [self._waited()]
         self._stalls = []
-        self._thread = threading.get_ident()
-        self._stopped = threading.Event()
-        self._seen = []
         self.longest_wait = 0.0
 
     def _waited(self):
@@ -35,29 +28,12 @@ class Lateness:
 
     async def watch(self):
         """Take the time waited at every tick; run it while calls are made."""
-        looking = threading.Thread(target=self._look, name="chaos: looks at long turns")
-        looking.start()
-        try:
-            while True:
-                now, waited = time.monotonic(), self._waited()
-                self.longest_wait = max(self.longest_wait, waited - self._waits[-1])
-                self._times.append(now)
-                self._waits.append(waited)
-                await asyncio.sleep(_TICK_S)
-        finally:
-            self._stopped.set()
-            looking.join()
-
-    def _look(self):
-        while not self._stopped.wait(_LONG_TURN_S / 3):
-            if (now := time.monotonic()) - self._times[-1] > _LONG_TURN_S:
-                frame = sys._current_frames()[self._thread]
-                own = [f"{f.filename.rpartition('/')[2]}:{f.lineno} {f.name}" for f in traceback.extract_stack(frame)]
-                self._seen.append((now, " < ".join(reversed(own[-4:]))))
-
-    def blocked_by(self, began, ended):
-        """What the loop was seen doing in long turns between two times."""
-        return [f"{at - began:+.3f} s {what}" for at, what in self._seen if began <= at <= ended]
+        while True:
+            now, waited = time.monotonic(), self._waited()
+            self.longest_wait = max(self.longest_wait, waited - self._waits[-1])
+            self._times.append(now)
+            self._waits.append(waited)
+            await asyncio.sleep(_TICK_S)
 
     def stalled(self, began, ended):
         """Note that the loop was blocked on purpose."""

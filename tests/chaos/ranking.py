@@ -9,7 +9,6 @@ import numpy as np
 import tokenizers
 from safetensors.numpy import load_file
 
-from tests.support.cross_encoders import write_tiny
 from tests.support.numpy_bert import bert_logits
 
 RERANKER = "tiny-ranker"
@@ -37,11 +36,6 @@ class Rankings:
         worst = np.abs(wanted - np.array([score for _, score in ranked])).max()
         # Written so that NaN fails.
         return None if worst <= _TOLERANCE else f"a score is {worst:.4f} from the reference"
-
-
-def write_ranker(directory):
-    """Write the published form of the reranker."""
-    write_tiny(directory)
 
 
 def rankings(seed, directory):

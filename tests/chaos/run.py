@@ -44,7 +44,7 @@ async def run(seed, seconds, root, store, *, rate=RATE, log=None):
             )
             load = Load(client, nodes, references, ranked, report, lateness, seed)
             load.began = began = time.monotonic()
-            traffic = TrafficWatch(nodes, faults, report, began, client)
+            traffic = TrafficWatch(nodes, faults, report, began)
             watchers = [
                 asyncio.create_task(watch)
                 for watch in (lateness.watch(), traffic.watch(), proxies.watch(), _machine(report), _warm(ours))

@@ -17,8 +17,9 @@ import psutil
 
 from tests.chaos.oracle import FULL_PRECISION
 from tests.chaos.proxies import Proxies, Proxy
-from tests.chaos.ranking import RERANKER, write_ranker
+from tests.chaos.ranking import RERANKER
 from tests.chaos.schedule import NODES
+from tests.support.cross_encoders import write_tiny
 from tests.support.nodes import start_node
 from tests.support.tiny_encoder import write_encoder
 from worker_node.models.store import ModelStore
@@ -32,7 +33,7 @@ EMBEDDER, GENERATOR = "all-minilm-l6-v2", "smollm2-135m-instruct"
 def prepare_stores(root, store):
     """Make a store of its own for each node: links to the installed models, a second, tiny encoder and a reranker."""
     write_encoder(root / "encoder")
-    write_ranker(root / RERANKER)
+    write_tiny(root / RERANKER)
     first = ModelStore(root / "store0")
     first.convert(root / "encoder", SECOND_ENCODER)
     first.convert(root / RERANKER, RERANKER)

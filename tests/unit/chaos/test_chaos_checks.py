@@ -1,11 +1,8 @@
 """Each invariant of a chaos run, broken once: the harness must report it."""
 
 import asyncio
-import contextlib
 import itertools
 import socket
-import subprocess
-import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -22,7 +19,7 @@ from tests.chaos.lateness import Lateness
 from tests.chaos.leaks import ClientBaseline, NodeBaseline
 from tests.chaos.load import Load
 from tests.chaos.oracle import References
-from tests.chaos.ranking import Rankings, rankings, write_ranker
+from tests.chaos.ranking import Rankings
 from tests.chaos.schedule import CALLER_FAULTS, NODE_FAULTS, RECOVERY_S, Fault, schedule
 
 SEED = 1
@@ -128,16 +125,6 @@ async def test_a_wrong_ranking_is_reported(load, disturb, reported):
     assert reported in violation
 
 
-def test_the_right_scores_are_those_of_the_model(tmp_path):
-    """Of the numpy form, which the conversion is compared with, too: here only that each pair has its own."""
-    write_ranker(tmp_path / "ranker")
-    found = rankings(SEED, tmp_path / "ranker")
-    assert len(found.documents) >= 8
-    assert set(found.scores) == {(query, text) for query in found.queries for text in found.documents}
-    assert len(set(found.scores.values())) > len(found.scores) / 2
-    assert rankings(SEED, tmp_path / "ranker") == found
-
-
 async def test_a_second_space_under_one_name_is_reported(load):
     await load.call(load.embed, timeout=30.0)
     load.client.space = "b"
@@ -176,19 +163,6 @@ async def test_lateness_by_a_stall_on_purpose_or_a_busy_machine_is_excused_and_b
     assert "busy: ok came" in load.report.violations[0]
 
 
-async def test_what_blocked_the_loop_is_told():
-    late = Lateness()
-    watching = asyncio.create_task(late.watch())
-    await asyncio.sleep(0)
-    began = time.monotonic()
-    while not (seen := late.blocked_by(began, time.monotonic())):
-        assert time.monotonic() - began < 30
-        time.sleep(0.2)  # noqa: ASYNC251
-    assert "test_what_blocked_the_loop_is_told" in seen[0]
-    watching.cancel()
-    await asyncio.gather(watching, return_exceptions=True)
-
-
 class Watched:
     """A node to the traffic watch; `ready` is what its /health says."""
 
@@ -209,8 +183,7 @@ async def watch_traffic(monkeypatch, node, faults, *, traffic=False, seconds=1.6
     """Have a traffic watch look for so long, or until it reports something; returns what it reports."""
     monkeypatch.setattr(invariants, "LONGEST_SILENCE_S", 0.5)
     report = Report(SEED, 1)
-    client = SimpleNamespace(_pool=SimpleNamespace(nodes={}))
-    watch = TrafficWatch([node], faults, report, time.monotonic(), client)
+    watch = TrafficWatch([node], faults, report, time.monotonic())
     watching = asyncio.create_task(watch.watch())
     end = time.monotonic() + seconds
     while time.monotonic() < end and not report.violations:
@@ -261,67 +234,35 @@ async def test_what_is_left_of_a_client_is_reported(monkeypatch):
 
 @pytest.fixture
 def idle_node(tmp_path):
-    """A node whose process starts a child or opens files when a line on its standard input says so."""
-    script = """
-import os, subprocess, sys
-kept = []
-for line in sys.stdin:
-    if line == "child\\n":
-        command = [sys.executable, "-c", "input()", "worker_node.engines.child"]
-        kept.append(subprocess.Popen(command, stdin=subprocess.PIPE))
-    elif line == "dead child\\n":
-        kept.append(subprocess.Popen([sys.executable, "-c", ""]))
-        os.waitid(os.P_PID, kept[-1].pid, os.WEXITED | os.WNOWAIT)
-    elif line == "files\\n":
-        kept += [open(os.devnull) for _ in range(40)]
-    print("done", flush=True)
-"""
-    process = subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-    )
-    body = {
-        "status": "ready",
-        "models": [{"id": "m", "state": "ready", "in_flight": 0, "queue_depth": 0, "engines": []}],
-    }
-
-    def do(what):
-        process.stdin.write(what + "\n")
-        assert process.stdout.readline() == "done\n"
-
-    do("")
+    """A node and its process, both scripted: what they tell is what a test sets."""
+    model = {"id": "m", "state": "ready", "in_flight": 0, "queue_depth": 0, "engines": []}
+    process = SimpleNamespace(fds=20, rss=300_000_000, kids=[], children=lambda **_: process.kids)
+    process.num_fds, process.memory_info = lambda: process.fds, lambda: SimpleNamespace(rss=process.rss)
+    body = {"status": "ready", "models": [model]}
     node = SimpleNamespace(health=lambda: (200, body))
-    yield SimpleNamespace(
-        number=0, process=psutil.Process(process.pid), node=node, store=tmp_path, temporary=tmp_path, body=body, do=do
-    )
-    children = psutil.Process(process.pid).children()
-    process.stdin.close()
-    process.wait()
-    process.stdout.close()
-    for child in children:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()
+    return SimpleNamespace(number=0, process=process, node=node, store=tmp_path, temporary=tmp_path, body=body)
+
+
+def child(*command, status=psutil.STATUS_RUNNING):
+    return SimpleNamespace(pid=1, cmdline=lambda: ["python", *command], status=lambda: status)
 
 
 @pytest.mark.parametrize(
-    ("what", "reported"),
+    ("change", "reported"),
     [
-        ("child", "engine processes that it does not know of"),
-        ("dead child", "have ended and were not waited for"),
-        ("files", "descriptors"),
+        ({"kids": [child("-m", "worker_node.engines.child")]}, "engine processes that it does not know of"),
+        ({"kids": [child("-c", "", status=psutil.STATUS_ZOMBIE)]}, "have ended and were not waited for"),
+        ({"kids": [child("-m", "worker_node.sandbox")] * 5}, "more processes than before"),
+        ({"fds": 60}, "descriptors"),
+        ({"rss": 400_000_000}, "95 MB more memory"),
     ],
 )
-async def test_what_a_node_leaves_is_reported(idle_node, what, reported):
+async def test_what_a_node_leaves_is_reported(idle_node, change, reported):
     before = NodeBaseline(idle_node)
     assert await before.left() is None
-    idle_node.do(what)
+    for name, value in change.items():
+        setattr(idle_node.process, name, value)
     assert reported in "; ".join(before.problems())
-
-
-async def test_memory_that_a_node_keeps_is_reported(idle_node, monkeypatch):
-    sizes = iter([300_000_000, 400_000_000])
-    monkeypatch.setattr(idle_node.process, "memory_info", lambda: SimpleNamespace(rss=next(sizes)))
-    before = NodeBaseline(idle_node)
-    assert "95 MB more memory" in "; ".join(before.problems())
 
 
 async def test_files_jobs_and_models_that_stay_are_reported(idle_node, tmp_path):
