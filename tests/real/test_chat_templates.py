@@ -8,7 +8,6 @@ import pytest
 from tests.support.directories import exported_smollm
 from worker_node.core.errors import BadRequest, ConfigurationError
 from worker_node.core.types import Message
-from worker_node.models.directory import read_directory
 from worker_node.models.in_place import open_directory
 from worker_node.tasks.generate.tokenization import ChatTokenizer
 
@@ -101,16 +100,3 @@ def test_a_broken_tokenizer_stops_the_load_with_its_name(exported, name):
     (exported / name).write_text("<net")
     with pytest.raises(ConfigurationError, match=f"{exported}: .*{name}"):
         rendered(exported)
-
-
-def test_the_family_is_told_by_whichever_template_there_is(exported, store, tmp_path):
-    own = exported_smollm(store, tmp_path / "own", without={"chat_template.jinja"})
-    assert read_directory(own).family == "chatml"
-    write_template(exported, FILES[1], "<|start_header_id|>{{ messages[0].content }}")
-    assert read_directory(exported).family == "llama3"
-
-
-def test_a_directory_that_lacks_a_file_names_it(exported, tmp_path):
-    (exported / "openvino_detokenizer.bin").unlink()
-    with pytest.raises(ConfigurationError, match=r"missing: npu-node.json, openvino_detokenizer.bin"):
-        open_directory(exported, "m", tmp_path)

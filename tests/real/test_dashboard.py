@@ -100,19 +100,3 @@ def test_work_failures_and_a_killed_engine_are_told_and_no_word_of_a_request():
     assert SECRET not in json.dumps(state)
     engine = next(model for model in recovered["models"] if model["id"] == WRITER)["engines"][0]
     assert (engine["state"], engine["restarts"]) == ("ready", 1)
-
-
-def test_the_page_is_for_everybody_and_the_state_for_key_holders():
-    async def knock(node):
-        async with aiohttp.ClientSession() as http:
-            async with http.get(node.url + "/dashboard") as reply:
-                assert reply.status == 200
-                assert "script-src 'sha256-" in reply.headers["Content-Security-Policy"]
-                assert reply.headers["X-Content-Type-Options"] == "nosniff"
-            for headers in ({}, {"Authorization": "Bearer nope"}):
-                async with http.get(node.url + "/dashboard/state", headers=headers) as reply:
-                    assert reply.status == 401
-            await state_of(http, node, lambda state: state["kind"] == "node", {"Authorization": "Bearer one"})
-
-    with start_node(ready=False, NPU_NODE_API_KEYS="one", NPU_NODE_MODELS='[{"name": "all-minilm-l6-v2"}]') as node:
-        asyncio.run(knock(node))

@@ -1,6 +1,5 @@
 """The embedding runner by itself: a text that comes alone has a copy of the model to itself, many share the streams."""
 
-import itertools
 import multiprocessing
 import os
 import select
@@ -12,10 +11,9 @@ import openvino as ov
 import pytest
 
 from worker_node.core.types import Device, ModelKind
-from worker_node.devices.memory import usable_cores
 from worker_node.encoders.dynamic import DynamicEncoder
 from worker_node.encoders.jobs import RowJob
-from worker_node.engines.protocol import VECTOR_DTYPE, EngineSpec, results_of
+from worker_node.engines.protocol import VECTOR_DTYPE, EngineSpec
 
 pytestmark = pytest.mark.real
 
@@ -61,20 +59,31 @@ def test_a_text_has_the_same_vector_alone_and_among_others(runner):
     np.testing.assert_allclose(alone, together, atol=1e-5)
 
 
-def _lengths_run(store, options):
-    """The lengths of the runs of one text of 3 tokens alone, and of that and one of 62 tokens together."""
-    installed = store.get("all-minilm-l6-v2")
-    spec = EngineSpec(installed.id, installed.kind, str(installed.path), Device.CPU, "embedding", options)
-    runner, ran = DynamicEncoder(spec), set()
+def _runs(path, options):
+    """(streams, tokens of each text) of the runs of a short text alone, and of those of a short and a long one."""
+    spec = EngineSpec("all-minilm-l6-v2", ModelKind.EMBEDDING, str(path), Device.CPU, "embedding", options)
+    runner, ran = DynamicEncoder(spec), []
     start = runner._start
-    runner._start = lambda slot, batch: start(slot, batch) or ran.add(slot.tokens // len(batch))
+
+    def noting(slot, batch):
+        streams = slot.request.get_compiled_model().get_property("NUM_STREAMS")
+        start(slot, batch)
+        ran.append((streams, slot.tokens // len(batch)))
+
+    runner._start = noting
     runner.load()
     try:
         embed(runner, job(1, ROWS[:1]))
-        embed(runner, job(2, [ROWS[0], ROWS[2]]))
+        alone, ran[:] = ran.copy(), []
+        embed(runner, job(2, ROWS[:1]), job(3, ROWS[2:3]))
+        return alone, ran
     finally:
         runner.close()
-    return ran
+
+
+def _lengths_run(store, options):
+    alone, together = _runs(store.get("all-minilm-l6-v2").path, options)
+    return {length for _, length in alone + together}
 
 
 @pytest.mark.parametrize(
@@ -96,42 +105,18 @@ def test_lengths_are_rounded_where_the_device_computes_in_half_precision(store):
     assert _lengths_run(store, {"context_limit": 512}) == ({16, 64} if halves else {8, 64})
 
 
-def _streams_used(path, options):
-    """For a text that comes alone, and for two jobs at once: the streams of the copies of the model that ran them."""
-    spec = EngineSpec("all-minilm-l6-v2", ModelKind.EMBEDDING, path, Device.CPU, "embedding", options)
-    runner, ran = DynamicEncoder(spec), []
-    start = runner._start
-
-    def noting(slot, batch):
-        ran.append(slot.request.get_compiled_model().get_property("NUM_STREAMS"))
-        start(slot, batch)
-
-    runner._start = noting
-    runner.load()
-    try:
-        embed(runner, job(30, ROWS[:1]))
-        alone = ran.copy()
-        ran.clear()
-        embed(runner, job(31, ROWS[:2]), job(32, ROWS[2:]))
-        return alone, ran
-    finally:
-        runner.close()
-
-
-@pytest.mark.parametrize("options", [{"streams": 2}, {}], ids=["two", "default"])
-def test_only_a_text_that_comes_alone_runs_on_the_second_copy(store, options):
+def test_only_a_text_that_comes_alone_runs_on_the_copy_with_one_stream(store):
     # In a process of its own, with up to four cores: a worker of the suite is kept to one, with one copy only.
-    cores, some = os.sched_getaffinity(0), range(min(4, os.cpu_count()))
-    os.sched_setaffinity(0, some)
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, range(min(4, os.cpu_count())))
     try:
-        a_stream_each = usable_cores()
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
-            path = str(store.get("all-minilm-l6-v2").path)
-            alone, together = process.submit(_streams_used, path, options).result()
+            path = store.get("all-minilm-l6-v2").path
+            alone, together = process.submit(_runs, path, {"streams": 2}).result()
     finally:
         os.sched_setaffinity(0, cores)
-    assert alone == [1]
-    assert set(together) == {options.get("streams", a_stream_each)}
+    assert {streams for streams, _ in alone} == {1}
+    assert {streams for streams, _ in together} == {2}
 
 
 def test_an_interactive_text_is_in_the_next_run_whatever_batch_texts_wait(runner, monkeypatch):
@@ -160,19 +145,6 @@ def test_an_interactive_text_is_in_the_next_run_whatever_batch_texts_wait(runner
     while runner.stats().running:
         assert select.select([runner.wake_fd], [], [], 30)[0], "the device never finished"
         runner.step(lambda event: pytest.fail(f"a cancelled job said {event}"), lambda: None)
-
-
-def test_jobs_that_end_by_one_run_are_sent_together(runner):
-    before = runner.stats().runs
-    for number in range(40, 60):
-        runner.submit(job(number, [ROWS[1]]))
-    sent = []
-    while sum(map(len, sent)) < 20:
-        if not runner.has_work:
-            assert select.select([runner.wake_fd], [], [], 30)[0], "the device never finished"
-        runner.step(lambda outcome: sent.append([part.id for part in results_of(outcome).results]), lambda: None)
-    assert sorted(itertools.chain.from_iterable(sent)) == list(range(40, 60))
-    assert len(sent) <= runner.stats().runs - before < 20
 
 
 def test_texts_are_taken_while_one_that_came_alone_still_runs(runner):

@@ -134,25 +134,6 @@ async def test_over_the_limit_is_refused_with_the_count_or_cut_as_asked(node, ht
     assert worst_cosine(cut, whole) >= MIN_COSINE
 
 
-async def test_one_text_is_a_list_of_one_and_none_is_an_empty_list(node, http):
-    async with http.post(node.url + "/embeddings", json={"texts": "one"}) as reply:
-        assert len((await reply.json())["embeddings"]) == 1
-    async with http.post(node.url + "/embeddings", json={"texts": []}) as reply:
-        assert (await reply.json())["embeddings"] == []
-
-
-async def test_64_concurrent_requests_each_get_their_own_vectors(node, http):
-    import asyncio
-
-    async def one(i):
-        async with http.post(node.url + "/embeddings", json={"texts": [TEXTS[i % 25]]}) as reply:
-            assert reply.status == 200
-            return (await reply.json())["embeddings"][0]
-
-    vectors = np.asarray(await asyncio.gather(*(one(i) for i in range(64))), np.float32)
-    assert worst_cosine(vectors, VECTORS[[i % 25 for i in range(64)]]) >= MIN_COSINE
-
-
 async def test_a_text_embedded_again_comes_from_the_cache_and_says_so(node, http):
     async def embed(*texts):
         async with http.post(node.url + "/embeddings", json={"texts": texts}) as reply:

@@ -131,9 +131,3 @@ async def test_an_answer_may_continue_the_last_message(http, any_node, tokenizer
     ) as reply:
         expected = (await reply.json())["choices"][0]["text"]
     assert told == expected
-
-
-@PROMPTS_ON
-async def test_the_prompt_may_end_before_the_answer_begins(http, any_node, tokenizer):
-    _, _, usage = await chat(http, any_node, add_generation_prompt=False, max_tokens=2)
-    assert usage["prompt_tokens"] == len(ids(tokenizer, tokenizer.apply_chat_template(ASKED, False)))

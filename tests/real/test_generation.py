@@ -85,19 +85,6 @@ async def test_sampling_with_a_seed_can_be_repeated(node, http):
     assert first["text"] == second["text"] != other["text"]
 
 
-async def test_raw_continues_the_text_without_a_template(node, http):
-    raw = await ask(http, node, prompt="The capital of France is", raw=True, max_new_tokens=4)
-    assert raw["usage"]["prompt_tokens"] == 5
-    assert "Paris" in raw["text"]
-
-
-async def test_text_of_many_scripts_comes_through_whole(node, http):
-    pieces, _ = await stream(
-        http, node, prompt="Repeat exactly: 東京 🚀 café", max_new_tokens=30, temperature=1.5, seed=3
-    )
-    assert "\ufffd" not in "".join(pieces)
-
-
 async def test_a_prompt_over_the_context_is_refused_with_the_numbers(node, http):
     for prompt in ("word " * 9000, "x" * 900_000):
         async with http.post(node.url + "/inference", json={"prompt": prompt}) as reply:
@@ -126,10 +113,3 @@ async def test_a_deadline_ends_a_long_answer(node, http):
         assert (await reply.json())["error"]["code"] == "deadline_exceeded"
     async with http.post(node.url + "/inference", json=body, headers={"X-Request-Timeout-Ms": "0"}) as reply:
         assert reply.status == 504
-
-
-async def test_16_concurrent_answers(node, http):
-    answers = await asyncio.gather(
-        *(ask(http, node, prompt=f"Name {i + 1} fruits.", max_new_tokens=32) for i in range(16))
-    )
-    assert all(answer["text"] for answer in answers)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from worker_node.core.types import Device
-from worker_node.engines.protocol import EngineSpec, Failed, NativeCall
+from worker_node.engines.protocol import EngineSpec, NativeCall
 from worker_node.models.store import ModelStore
 from worker_node.tasks.generate.continuous import ContinuousRunner
 from worker_node.tasks.generate.messages import GenerateJob, Step
@@ -95,21 +95,6 @@ def test_interactive_work_goes_before_batch_work_that_came_first(runner):
     assert sorted(finished) == [9, *batch]
     assert finished.index(9) <= before + 1
     assert [job_id for job_id in finished if job_id != 9] == list(batch)
-
-
-def test_what_waits_in_line_can_be_cancelled_and_expires(runner):
-    prompt = np.arange(100, 400, dtype="<i4").tobytes()
-    for job_id in (21, 22, 23):
-        runner.submit(GenerateJob(job_id, prompt, 1, FAR, ignore_eos=True))
-    runner.submit(GenerateJob(24, prompt, 1, 0.0, ignore_eos=True))
-    runner.submit(GenerateJob(25, prompt, 1, FAR, ignore_eos=True))
-    runner.cancel(25)
-    events = step(runner)
-    assert [(e.id, e.code) for e in events if isinstance(e, Failed)] == [(24, "deadline_exceeded")]
-    finished = ended(events)
-    while runner.has_work:
-        finished += ended(step(runner))
-    assert finished == [21, 22, 23]
 
 
 def answers(runner, jobs, *, later=None):

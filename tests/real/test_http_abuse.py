@@ -15,36 +15,23 @@ BAD_BODIES = {
     "not JSON": (EMBED, b"texts=hello"),
     "cut JSON": (EMBED, b'{"texts": ["a"'),
     "an array": (EMBED, b'["a"]'),
-    "a number": (INFER, b"1"),
-    "null": (INFER, b"null"),
     "no texts": (EMBED, b"{}"),
-    "null texts": (EMBED, b'{"texts": null}'),
     "a number among the texts": (EMBED, b'{"texts": ["a", 1]}'),
-    "texts in an object": (EMBED, b'{"texts": {"0": "a"}}'),
     "an unknown field": (EMBED, b'{"texts": ["a"], "normalise": false}'),
     "a string for a flag": (EMBED, b'{"texts": ["a"], "truncate": "yes"}'),
-    "a number for a flag": (EMBED, b'{"texts": ["a"], "truncate": 1}'),
-    "a number for the model": (EMBED, b'{"texts": ["a"], "model": 7}'),
     "a lone surrogate": (EMBED, b'{"texts": ["\\ud800"]}'),
     "bytes that are no UTF-8": (EMBED, b'{"texts": ["\xff\xfe"]}'),
     "deep nesting": (EMBED, b'{"texts": ' + b"[" * DEEP + b"]" * DEEP + b"}"),
-    "deep objects": (INFER, b'{"a":' * DEEP + b"1" + b"}" * DEEP),
     "no prompt": (INFER, b'{"max_new_tokens": 1}'),
-    "a list for a prompt": (INFER, b'{"prompt": ["a"]}'),
     "NaN": (INFER, b'{"prompt": "a", "temperature": NaN}'),
-    "infinity": (INFER, b'{"prompt": "a", "temperature": Infinity}'),
     "a huge float": (INFER, b'{"prompt": "a", "temperature": 1e999}'),
     "a huge integer": (INFER, b'{"prompt": "a", "max_new_tokens": ' + b"9" * 400 + b"}"),
     "an endless integer": (INFER, b'{"prompt": "a", "seed": ' + b"9" * 100_000 + b"}"),
     "no new tokens": (INFER, b'{"prompt": "a", "max_new_tokens": 0}'),
-    "negative tokens": (INFER, b'{"prompt": "a", "max_new_tokens": -1}'),
-    "a fraction of a token": (INFER, b'{"prompt": "a", "max_new_tokens": 1.5}'),
     "negative temperature": (INFER, b'{"prompt": "a", "temperature": -0.1}'),
-    "top_p of zero": (INFER, b'{"prompt": "a", "top_p": 0}'),
     "an empty stop": (INFER, b'{"prompt": "a", "stop": [""]}'),
     "too many stops": (INFER, json.dumps({"prompt": "a", "stop": ["x"] * 17}).encode()),
     "an empty raw prompt": (INFER, b'{"prompt": "", "raw": true}'),
-    "a duplicate of a wrong type": (INFER, b'{"prompt": "a", "prompt": 1}'),
 }
 
 
@@ -80,13 +67,6 @@ async def test_an_unknown_model_is_a_404_that_lists_the_known(node, http):
             error = await error_of(reply, 404)
         assert error["code"] == "model_not_found"
         assert "all-minilm-l6-v2" in error["message"]
-
-
-async def test_a_model_of_the_other_kind_is_a_400(node, http):
-    async with http.post(node.url + EMBED, json={"texts": ["a"], "model": "smollm2:135m"}) as reply:
-        await error_of(reply, 400)
-    async with http.post(node.url + INFER, json={"prompt": "a", "model": "all-minilm"}) as reply:
-        await error_of(reply, 400)
 
 
 async def test_a_body_over_the_limit_is_a_413_declared_or_not(node, http):

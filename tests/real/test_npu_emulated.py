@@ -5,7 +5,6 @@ The limits of `npu_node` are small so that loading is quick; what is compiled is
 
 import asyncio
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -143,25 +142,6 @@ async def test_an_answer_over_the_models_limit_is_refused_everywhere(npu_node, h
         assert "at most 160" in error["message"]
 
 
-async def test_two_callers_are_served_in_turn(npu_node, http):
-    async def both():
-        """Who had an event, in order."""
-        seen = []
-
-        def noting(who):
-            return lambda name, _data: seen.append((who, name))
-
-        await asyncio.gather(*(stream(http, npu_node, {**PARIS, "max_new_tokens": 6}, noting(who)) for who in "ab"))
-        assert seen.count(("a", "done")) == seen.count(("b", "done")) == 1
-        return "".join(who for who, _ in seen)
-
-    # Again where this process was not run for a while, and then read both in any order.
-    tries = []
-    while len(tries) < 5 and not any(re.fullmatch("a+b+|b+a+", seen) for seen in tries):
-        tries.append(await both())
-    assert re.fullmatch("a+b+|b+a+", tries[-1]), tries
-
-
 async def test_a_caller_that_leaves_frees_the_device_within_a_token(npu_node, http):
     wanted = 150
     long_one = {"prompt": "Count.", "max_new_tokens": wanted, "ignore_eos": True}
@@ -234,38 +214,3 @@ async def test_padding_is_measured(npu_node, http):
     assert await moved(["one", "word " * 40]) == (45, 45, 32 + 64)
     assert await moved(["one"]) == (3, 0, 0), "from the cache: nothing ran, so nothing was padded"
     assert await moved(["one", "two"]) == (6, 3, 32)
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/inference", {"prompt": LONG}),
-        ("/v1/chat/completions", {"model": "smollm2-135m-instruct", "messages": [{"role": "user", "content": LONG}]}),
-    ],
-)
-async def test_a_route_is_explained_in_any_dialect_and_nothing_runs(npu_node, http, path, body):
-    async def explain(**headers):
-        return (await ask(http, npu_node, {"path": path, "body": body, "headers": headers}, path="/route/explain"))[1]
-
-    busy = npu_node.health()[1]["npu"]["busy_time_us"]
-    told = await explain()
-    npu, cpu = told["placements"]
-    assert told["token_count"] > 64
-    assert (npu["device"], npu["holds"], npu["prompt_limit"], npu["emulated"]) == ("NPU", False, 64, True)
-    assert (cpu["device"], cpu["holds"], cpu["on_demand"]) == ("CPU", True, True)
-    if cpu["obstacle"] is None:
-        assert (told["device"], told["reason"], told["refusal"]) == ("CPU", "context_exceeds_npu", None)
-    else:
-        assert told["refusal"]["code"] == "model_loading"
-    required = await explain(**NPU_ONLY)
-    assert (required["device"], required["refusal"]["code"]) == (None, "context_length_exceeded")
-    assert npu_node.health()[1]["npu"]["busy_time_us"] == busy
-
-
-async def test_only_requests_for_inference_are_explained(npu_node, http):
-    for path in ("/health", "/route/explain", "/nowhere"):
-        status, _, content = await post(http, npu_node, "/route/explain", {"path": path, "body": {}})
-        assert status == 400
-        assert "/inference" in json.loads(content)["error"]["message"]
-    status, _, content = await post(http, npu_node, "/route/explain", {"path": "/inference", "body": {"prompt": 1}})
-    assert (status, json.loads(content)["error"]["param"]) == (400, "prompt")

@@ -2,15 +2,11 @@
 
 import asyncio
 import json
-import shutil
 import signal
-import subprocess
-from pathlib import Path
 
 import aiohttp
 import pytest
 
-from tests.support.foreign import npm_packages
 from tests.support.later import Later
 from tests.support.nodes import start_node
 from tests.support.scripted_hub import Repository, ScriptedHub
@@ -19,8 +15,6 @@ from tests.support.tiny_encoder import write_encoder
 ollama = Later("ollama")
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
-
-SCRIPTS = Path(__file__).parents[1] / "integrations" / "npm"
 
 
 @pytest.fixture
@@ -74,22 +68,6 @@ def test_pull_load_answer_and_remove_with_the_stock_client(client):
     with pytest.raises(ollama.ResponseError, match="absolute path") as refused:
         client.pull("./tiny")
     assert refused.value.status_code == 400
-
-
-# The same with the npm client.
-def test_pull_load_answer_and_remove_with_the_stock_npm_client(node):
-    packages = npm_packages(SCRIPTS / "package.json")
-    script = shutil.copy(SCRIPTS / "pulled_model.mjs", packages)
-    done = subprocess.run(
-        ["node", script, node.url, "maker/tiny", "tiny"],
-        cwd=packages,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "all is as it should be"
 
 
 def test_a_stop_does_not_wait_for_a_download_that_stalls(hub, node):

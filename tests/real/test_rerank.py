@@ -175,12 +175,6 @@ async def test_wrong_requests_are_refused_by_the_field_at_fault(rank, body, para
     assert (status, reply["error"]["param"]) == (400, param), reply
 
 
-async def test_models_of_other_kinds_are_not_confused(rank, reranking, http):
-    async with http.post(reranking.url + "/v1/embeddings", json={"model": "one", "input": "a"}) as reply:
-        assert reply.status == 400
-        assert "is for rerank, not for embed" in (await reply.json())["error"]["message"]
-
-
 async def test_health_explanation_and_metrics_cover_reranking(rank, reranking, http):
     _, health = reranking.health()
     one = health["models"][0]

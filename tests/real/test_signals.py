@@ -1,12 +1,14 @@
 """Signals to a node without models, so that it starts in a moment."""
 
 import asyncio
+import contextlib
 import json
 import signal
 import socket
 import threading
 
 import aiohttp
+import psutil
 import pytest
 
 from tests.support.nodes import start_node
@@ -48,7 +50,8 @@ def test_a_changed_file_is_applied_by_a_signal_a_request_and_itself(tmp_path):
         assert node.terminate() == 0
 
 
-def test_a_stop_does_not_wait_for_a_pull(tmp_path):
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_an_end_does_not_wait_for_a_pull_and_leaves_no_pip(tmp_path, end):
     """The index of packages takes the connection and never answers: a download would go on for as long."""
     with socket.create_server(("127.0.0.1", 0)) as index:
         asked, held = threading.Event(), []
@@ -74,13 +77,16 @@ def test_a_stop_does_not_wait_for_a_pull(tmp_path):
             ):
                 lines = [json.loads(await reply.content.readline()) for _ in range(2)]
                 assert await asyncio.to_thread(asked.wait, 30)
-                node.process.send_signal(signal.SIGTERM)
-                rest = await reply.content.read()
-                return lines, rest, await asyncio.to_thread(node.process.wait, 10)
+                children = psutil.Process(node.process.pid).children(recursive=True)
+                assert any("pip" in child.cmdline() for child in children)
+                node.process.send_signal(end)
+                with contextlib.suppress(aiohttp.ClientError) if end is signal.SIGKILL else contextlib.nullcontext():
+                    assert "shutting down" in (await reply.content.read()).decode()
+                return lines, children, await asyncio.to_thread(node.process.wait, 10)
 
         with start_node(**environment) as node:
-            lines, rest, status = asyncio.run(pull(node))
+            lines, children, status = asyncio.run(pull(node))
+            assert psutil.wait_procs(children, timeout=10)[1] == []
         held[0].close()
     assert [line["status"].split()[0] for line in lines] == ["pulling", "downloading"]
-    assert "shutting down" in rest.decode()
-    assert status == 0
+    assert status == (0 if end is signal.SIGTERM else -signal.SIGKILL)

@@ -143,12 +143,6 @@ async def test_long_audio_is_heard_in_windows_whose_times_go_on(send):
     assert word_errors(body["text"], f"{text} {text}") / (2 * 71) <= 0.1
 
 
-async def test_silence_has_no_words(send):
-    status, headers, body = await send(wav(np.zeros(32_000, np.int16)))
-    assert (status, body["text"]) == (200, "")
-    assert headers["X-NPU-Node-Device"] == "NPU"
-
-
 def noise(seconds):
     """Faint noise, louder than what counts as silence."""
     return np.random.default_rng(5).normal(0, 150, round(seconds * 16_000)).astype(np.int16)
@@ -208,17 +202,11 @@ async def test_the_network_that_finds_speech_is_no_model_to_ask(node, http):
     [
         (None, {}, 400, "file is missing"),
         (b"", {}, 400, "file is empty"),
-        (b"RIFF" + b"\0" * 40, {}, 400, "not audio"),
         (b"\xff" * 100_000, {}, 400, "not audio|no audio"),
         (b"x" * (8 * 2**20 + 1), {}, 413, "more than"),
         (b"x", {"response_format": "xml"}, 400, "response_format: Input should be"),
-        (b"x", {"temperature": "2"}, 400, "temperature: Input should be"),
         (b"x", {"language": "de"}, 400, "takes no language"),
-        (b"x", {"language": "../etc"}, 400, "language: String should match"),
         (b"x", {"timestamp_granularities[]": "word"}, 400, "needs response_format verbose_json"),
-        (b"x", {"stream": "maybe"}, 400, "stream: Input should be a valid boolean"),
-        (b"x", {"vad_filter": "maybe"}, 400, "vad_filter: Input should be a valid boolean"),
-        (b"x", {"chunking_strategy": '{"type":"semantic"}'}, 400, "chunking_strategy.type: Input should be"),
         (b"x", {"prompt": "x" * 20_000}, 400, "more than 16384 bytes"),
         (b"x", {"model": "nothing"}, 404, "nothing"),
     ],
@@ -235,31 +223,9 @@ async def test_audio_beyond_the_limit_is_refused_by_its_header(send):
     assert "longer than 120 s" in body["error"]["message"]
 
 
-async def test_bodies_that_are_no_form_are_refused(node, http):
-    for data, kind in ((b"{}", "application/json"), (b"--x\r\nbroken", "multipart/form-data; boundary=x"), (b"", None)):
-        headers = {"Content-Type": kind} if kind else {}
-        async with http.post(node.url + PATH, data=data, headers=headers) as reply:
-            assert reply.status == 400, await reply.text()
-
-
 async def test_english_only_models_do_not_translate(send):
     status, _, body = await send(b"x", path="/v1/audio/translations")
     assert (status, body["error"]["code"]) == (400, "unsupported_parameter")
-
-
-async def test_fields_without_effect_are_listed(send):
-    content = list(SPEECH)[1].read_bytes()
-    fields = {"include": "logprobs", "beam": "5", "chunking_strategy": "auto", "vad_filter": "true"}
-    status, headers, _ = await send(content, headers=ON_CPU, **fields)
-    assert status == 200
-    assert set(headers["X-NPU-Node-Ignored"].replace(" ", "").split(",")) == {"include", "beam"}
-
-
-async def test_the_route_is_explained_without_audio(node, http):
-    wanted = {"path": PATH, "body": {"model": MODEL}}
-    async with http.post(node.url + "/route/explain", json=wanted) as reply:
-        explained = await reply.json()
-    assert (explained["device"], explained["refusal"]) == ("NPU", None)
 
 
 def test_the_command_of_the_documentation_works(node, tmp_path):
@@ -269,13 +235,6 @@ def test_the_command_of_the_documentation_works(node, tmp_path):
     command = command.replace("http://127.0.0.1:8081", node.url)
     done = subprocess.run(shlex.split(command), cwd=tmp_path, capture_output=True, check=True, timeout=60)
     assert "young man" in json.loads(done.stdout)["text"]
-
-
-def test_health_says_what_the_model_knows(node):
-    _, body = node.health()
-    (model,) = body["models"]
-    assert (model["kind"], model["languages"], model["translates"]) == ("transcription", ["en"], False)
-    assert model["engines"][0]["canary"]["device"]
 
 
 def straight(url):

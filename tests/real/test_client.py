@@ -1,22 +1,21 @@
-"""The first eight promises over real sockets: real nodes with real models, behind a proxy that makes faults.
+"""The client on real nodes behind proxies that make faults: calls, batches and streams.
 
-The exact times are shown in virtual time (tests/unit/backend_client/test_promises.py); here it is shown that the same
-things happen on sockets.
+The exact times are shown in virtual time (tests/unit/backend_client), every form of a broken reply on sockets
+(tests/faults/client); here it is shown that the same happens with real models.
 """
 
 import asyncio
 
+import numpy as np
 import pytest
 
 from backend_client import NPUClient, NPUUnavailableError, StreamInterrupted
-from backend_client.errors import ContextLengthExceeded, DeadlineExceeded, ModelNotFound
+from backend_client.errors import ContextLengthExceeded, DeadlineExceeded, EmbedManyFailed
 from backend_client.fleet.breaker import BreakerState
-from backend_client.options import BreakerOptions, ClientOptions
 from tests.faults.proxy import Fault, FaultProxy
 
 pytestmark = pytest.mark.real
-
-RESET = Fault(cut_after=0)
+TEXTS = [f"Text number {index} is about {'rivers' if index % 3 else 'mountains'}." for index in range(400)]
 
 
 async def test_tokens_are_counted_as_the_answer_counts_them(node):
@@ -50,22 +49,7 @@ async def until(condition):
         await asyncio.sleep(0.02)
 
 
-def status_of(client, proxy):
-    return next(node for node in client.status() if node.url == proxy.url)
-
-
-async def test_1_a_dead_node_gets_no_request_after_two_failures(proxies):
-    # A quarantine of a second may end before the 40 calls do, and then one more call tries the node.
-    options = ClientOptions(breaker=BreakerOptions(base=60.0, longest=60.0, longest_probed=60.0))
-    async with NPUClient([proxy.url for proxy in proxies], options=options) as client:
-        await client.health()
-        proxies[0].fault = Fault(cut_after=0, probes=True)
-        results = [await client.embed_result(f"text {index}") for index in range(40)]
-    assert proxies[0].requests <= 2
-    assert {result.attempts[-1].outcome for result in results} == {"ok"}
-
-
-async def test_1_a_frozen_node_is_found_out_by_its_probes_and_its_work_done_elsewhere(client, proxies):
+async def test_a_frozen_node_is_found_by_its_probes_and_its_work_is_done_elsewhere(client, proxies):
     proxies[0].fault = Fault(silent=True, probes=True)
     results = await asyncio.gather(*(client.embed_result(f"text {index}") for index in range(12)))
     assert all(result.node != proxies[0].url for result in results)
@@ -76,23 +60,11 @@ async def test_1_a_frozen_node_is_found_out_by_its_probes_and_its_work_done_else
     assert proxies[0].requests == before
 
 
-async def test_2_a_node_that_comes_back_serves_again(client, proxies):
-    await proxies[0].stop()
-    await until(lambda: not status_of(client, proxies[0]).usable)
-    await client.embed("while it is away")
-    await proxies[0].listen()
-    await until(lambda: status_of(client, proxies[0]).usable)
-    before = proxies[0].requests
-    while proxies[0].requests == before:
-        await client.embed("again")
-    assert status_of(client, proxies[0]).breaker is BreakerState.CLOSED
-
-
-async def test_3_half_open_admits_exactly_one_request(proxies):
+async def test_a_half_open_breaker_admits_exactly_one_request(proxies):
     proxy = proxies[0]
     async with NPUClient([proxy.url]) as client:
         await client.health()
-        proxy.fault = RESET
+        proxy.fault = Fault(cut_after=0)
         with pytest.raises(NPUUnavailableError):
             await client.embed("text")
         await until(lambda: client.status()[0].breaker is BreakerState.HALF_OPEN)
@@ -107,25 +79,8 @@ async def test_3_half_open_admits_exactly_one_request(proxies):
         assert seen[0] == 1
 
 
-async def test_4_refused_requests_leave_the_node_healthy(client):
-    with pytest.raises(ModelNotFound):
-        await client.embed("text", model="no-such-model")
-    with pytest.raises(ContextLengthExceeded):
-        await client.embed("word " * 400)
-    assert all(node.usable for node in client.status())
-
-
-async def test_5_three_attempts_on_three_nodes(client, proxies):
-    for proxy in proxies:
-        proxy.fault = RESET
-    with pytest.raises(NPUUnavailableError) as caught:
-        await client.embed("text")
-    assert {attempt.node for attempt in caught.value.attempts} == {proxy.url for proxy in proxies}
-    assert [proxy.requests for proxy in proxies] == [1, 1, 1]
-
-
 @pytest.mark.parametrize("fault", [Fault(silent=True), Fault(latency=60), Fault(bandwidth=100)], ids=str)
-async def test_6_the_deadline_ends_every_wait(client, proxies, fault):
+async def test_the_deadline_ends_every_wait(client, proxies, fault):
     for proxy in proxies:
         proxy.fault = fault
     with pytest.raises(DeadlineExceeded):
@@ -135,7 +90,7 @@ async def test_6_the_deadline_ends_every_wait(client, proxies, fault):
     assert all(node.in_flight == 0 for node in client.status())
 
 
-async def test_7_with_all_nodes_down_calls_fail_without_an_attempt(client, proxies):
+async def test_with_all_nodes_down_calls_fail_without_an_attempt(client, proxies):
     for proxy in proxies:
         await proxy.stop()
     await until(lambda: not any(node.usable for node in client.status()))
@@ -147,7 +102,7 @@ async def test_7_with_all_nodes_down_calls_fail_without_an_attempt(client, proxi
             await cold.embed("text")
 
 
-async def test_8_nothing_is_retried_after_the_first_token(client, proxies):
+async def test_nothing_is_retried_after_the_first_token(client, proxies):
     for proxy in proxies:
         proxy.fault = Fault(cut_after=900)
     stream = client.stream("Count from one to fifty.", max_new_tokens=60)
@@ -157,12 +112,36 @@ async def test_8_nothing_is_retried_after_the_first_token(client, proxies):
     assert sum(proxy.requests for proxy in proxies) == 1
 
 
-async def test_8_a_dead_host_is_passed_over(client, proxies):
-    """That what was never sent costs nothing is shown in virtual time; here a kept-alive connection may die as well."""
-    await proxies[0].stop()
-    await proxies[1].stop()
-    for index in range(5):
-        result = await client.embed_result(f"text {index}")
-        assert result.node == proxies[2].url
-        for attempt in result.attempts[:-1]:
-            assert (attempt.outcome, attempt.sent) in {("NodeUnreachable", False), ("ConnectionLost", True)}
+@pytest.fixture
+async def expected(client):
+    """The vectors by single calls of a few texts, by index. They also give the client a few retries to spend."""
+    return {index: await client.embed(TEXTS[index]) for index in range(0, 400, 19)}
+
+
+async def test_a_way_that_breaks_in_the_middle_costs_no_vector(client, proxies, expected):
+    def progress(_done, _total):
+        proxies[0].fault = Fault(cut_after=700)
+
+    result = await client.embed_many_result(TEXTS, progress=progress)
+    again = await client.embed_many_result(TEXTS)
+    for found in (result, again):
+        assert found.vectors.shape == (400, 384)
+        for index, vector in expected.items():
+            # A batch is padded as a single text is not; that moves the last bits.
+            assert float(np.dot(found.vectors[index], vector)) > 0.999, index
+        assert sum(found.served.values()) == 400
+    assert any(attempt.outcome != "ok" for attempt in result.attempts + again.attempts)
+
+
+async def test_a_text_that_is_too_long_fails_its_batch_and_no_other(client, expected):
+    texts = [*TEXTS[:100], "word " * 400, *TEXTS[101:]]
+    with pytest.raises(EmbedManyFailed) as caught:
+        await client.embed_many(texts)
+    [failure] = caught.value.failures
+    assert isinstance(failure.error, ContextLengthExceeded)
+    assert failure.start <= 100 < failure.stop
+    vectors = caught.value.vectors
+    assert np.isnan(vectors[failure.start : failure.stop]).all()
+    for index, vector in expected.items():
+        if not failure.start <= index < failure.stop:
+            assert float(np.dot(vectors[index], vector)) > 0.999
