@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import functools
-import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,10 +22,10 @@ _JSON_TEXT = "JSON text"
 
 
 def with_columns(job: BulkJob, files: Sequence[InputFile]) -> BulkJob:
-    """The job with its columns: reads all JSON lines, the headers of CSV and the footers of Parquet. Blocking.
+    """The job with its columns: reads all JSON lines and the footers of Parquet. Blocking.
 
     Raises OSError when a store fails, ConfigurationError for files that changed, for columns that are there twice or
-    not at all, that one type cannot hold, or that the output adds.
+    not at all, of different types, or that the output adds.
     """
     pa = need("pyarrow")
     try:
@@ -62,57 +61,21 @@ def with_columns(job: BulkJob, files: Sequence[InputFile]) -> BulkJob:
 
 
 def _common_type(name: str, files: dict[Any, InputFile]) -> Any:
-    """The type that holds all values of a column exactly. Raises ConfigurationError, with two files, for none."""
-    common = _unified(list(files))
-    if common is not None:
-        return common
-    pairs = itertools.combinations(files, 2)
-    some = next((pair for pair in pairs if _unified(pair) is None), list(files)[:2])
-    found = " and ".join(f"{kind} in {files[kind].url}" for kind in some)
+    """The type of a column in the output. Raises ConfigurationError, with two files, for types that differ.
+
+    Only numbers may: they become the wider type, and `conform` refuses a value that it would round.
+    """
+    pa = need("pyarrow")
+    kinds = [kind for kind in files if kind != pa.null()]
+    if all(kind != _JSON_TEXT and (pa.types.is_integer(kind) or pa.types.is_floating(kind)) for kind in kinds):
+        schemas = [pa.schema([("column", kind)]) for kind in files]
+        return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+    if len(kinds) == 1:
+        return pa.string() if kinds[0] == _JSON_TEXT else kinds[0]
+    found = " and ".join(f"{kind} in {files[kind].url}" for kind in kinds[:2])
     raise ConfigurationError(
-        f"the column {name} is {found}, and no type of the output holds its values exactly: convert it, leave it out "
-        "with --keep-columns, or run two jobs"
+        f"the column {name} is {found}: convert one of them, leave it out with --keep-columns, or run two jobs"
     )
-
-
-def _unified(kinds: Sequence[Any]) -> Any:
-    """Arrow's common type of several, unless it rounds; None for none."""
-    pa = need("pyarrow")
-    if _JSON_TEXT in kinds:
-        return pa.string() if len(kinds) == 1 else None
-    # Arrow reads views of strings, but cannot pick rows of them.
-    views = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
-    if any("_view" in str(kind) for kind in kinds if kind not in views):
-        return None
-    try:
-        schemas = [pa.schema([("column", views.get(kind, kind))]) for kind in kinds]
-        common = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
-    except pa.ArrowException:
-        return None
-    return common if all(_can_hold(common, kind) for kind in kinds) else None
-
-
-def _can_hold(wide: Any, narrow: Any) -> bool:
-    """Whether values become the wide type's without rounding, or the cast of one that does not fit raises."""
-    pa = need("pyarrow")
-    if _rounds_decimals(wide, narrow):
-        return False
-    try:
-        pa.array([], narrow).cast(wide)
-    except pa.ArrowException:
-        return bool(narrow.equals(wide))
-    return True
-
-
-def _rounds_decimals(wide: Any, narrow: Any) -> bool:
-    """Whether decimals become floats, which Arrow's casts round without an error."""
-    types = need("pyarrow").types
-    if types.is_struct(narrow):
-        return any(_rounds_decimals(wide.field(part.name).type, part.type) for part in narrow)
-    parts = range(0 if types.is_null(narrow) else narrow.num_fields)
-    if any(_rounds_decimals(wide.field(part).type, narrow.field(part).type) for part in parts):
-        return True
-    return bool(types.is_decimal(narrow) and types.is_floating(wide))
 
 
 def _check_once(names: list[str], file: InputFile, job: BulkJob) -> None:

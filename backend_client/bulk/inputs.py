@@ -19,7 +19,7 @@ from typing import Any, Literal, Self
 from backend_client.bulk.optional import file_system, need
 from backend_client.errors import ConfigurationError
 
-Form = Literal["parquet", "jsonl", "csv", "txt"]
+Form = Literal["parquet", "jsonl", "txt", "csv"]
 
 # A line of JSON is taken for 1 KiB where a number of rows has to become a number of bytes: the plan reads no data.
 BYTES_PER_ROW = 1024
@@ -38,7 +38,7 @@ class InputFile:
     @property
     def splits(self) -> bool:
         """Whether a part of it can be read without what comes before."""
-        return self.form == "parquet" or (self.form in {"jsonl", "txt"} and not self.compression)
+        return self.form == "parquet" or not self.compression
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +114,8 @@ _FORMS: dict[str, Form] = {
     ".pq": "parquet",
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
-    ".csv": "csv",
     ".txt": "txt",
+    ".csv": "csv",
 }
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 _VERSIONS = ("ETag", "etag", "generation", "md5", "mtime", "LastModified", "last_modified", "modified", "created")
@@ -215,10 +215,13 @@ def changed(file: InputFile) -> bool:
 def _input(name: str, info: dict[str, Any]) -> InputFile:
     form, compression = _suffixes(name)
     if form is None:
-        endings = ", ".join(
-            [*_FORMS, *(f".jsonl{end}" for end in _COMPRESSIONS), *(f".csv{end}" for end in _COMPRESSIONS)]
-        )
+        endings = ", ".join([*(end for end in _FORMS if end != ".csv"), *(f".jsonl{end}" for end in _COMPRESSIONS)])
         raise ConfigurationError(f"{name} is of no known form: inputs end with {endings}")
+    if form == "csv":
+        # Known so that a directory with one is refused, and its rows are not left out in silence.
+        raise ConfigurationError(
+            f"{name} is CSV, which is not read: convert it to Parquet (docs/cluster.md has a line for it)"
+        )
     return InputFile(name, info["size"], _version(name, info), form, compression)
 
 
@@ -241,13 +244,6 @@ def _suffixes(name: str) -> tuple[Form | None, str]:
 
 def _hidden(name: str) -> bool:
     return name.rsplit("/", 1)[-1].startswith((".", "_"))
-
-
-def lines(files: list[InputFile]) -> Iterator[str]:
-    """The forms and how many files have each, for people."""
-    for form in sorted({file.form for file in files}):
-        some = [file for file in files if file.form == form]
-        yield f"{len(some)} {form} ({sum(file.size for file in some) / 1e6:.1f} MB)"
 
 
 # Opening files, which keeps apart a store that fails from content that is damaged.

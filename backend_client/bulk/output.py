@@ -1,4 +1,4 @@
-"""What stands beside the data: receipts of committed fragments, the quarantine, `_SUCCESS`, and the report of a run."""
+"""What stands beside the data: receipts of committed fragments, `_SUCCESS`, and the report of a run."""
 
 from __future__ import annotations
 
@@ -95,32 +95,6 @@ def committed(store: Store, fragment: Fragment) -> Receipt | None:
     return replace(receipt, won=False)
 
 
-# Why a run gave up fragments, as the output keeps it: `--status` says it, and the next run tries them again.
-
-QUARANTINE_FOLDER = "_quarantine"
-
-
-def record_quarantined(store: Store, reasons: Mapping[str, str]) -> None:
-    """Keep why fragments were given up, by their ids. Raises OSError."""
-    for fragment, reason in reasons.items():
-        store.put(f"{QUARANTINE_FOLDER}/{fragment}.json", json.dumps({"reason": reason}).encode())
-
-
-def read_quarantined(store: Store, fragments: Iterable[Fragment]) -> dict[str, str]:
-    """Why the last run that tried them gave up some of these fragments, by their ids. Raises OSError."""
-    names = {f"{QUARANTINE_FOLDER}/{fragment.id}.json": fragment.id for fragment in fragments}
-    found = read_many(store, names) if store.names(QUARANTINE_FOLDER) else {}
-    return {names[name]: _reason(data) for name, data in found.items()}
-
-
-def _reason(data: bytes) -> str:
-    try:
-        reason: str = json.loads(data)["reason"]
-    except ValueError:
-        return "the reason was lost: its record is damaged"
-    return reason
-
-
 # The end of a job: when every fragment has a file, counts and checksums of all of them are written once.
 
 SUCCESS = "_SUCCESS"
@@ -147,7 +121,6 @@ def finish(store: Store, fragments: Sequence[Fragment], known: Mapping[str, Rece
     # so that a death here leaves the rest to the next run.
     referred = {receipt.rejected_file for receipt in every}
     store.remove(f"{REJECTED}/{name}" for name in store.names(REJECTED) if name not in referred)
-    store.remove(f"{QUARANTINE_FOLDER}/{name}" for name in store.names(QUARANTINE_FOLDER))
     store.sweep()
     store.create(SUCCESS, json.dumps(content, indent=1).encode() + b"\n")
 
@@ -187,7 +160,7 @@ class ExitCode(IntEnum):
     TOO_MANY_REJECTED = 4
     """More rows were rejected than `max_rejected` allows."""
     INCOMPLETE = 5
-    """Of `status`: there are fragments to do yet, and none is quarantined."""
+    """Of `status`: there are fragments to do yet."""
     INTERRUPTED = 130
     """Stopped by a signal; run the same command to continue."""
 

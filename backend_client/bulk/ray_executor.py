@@ -10,13 +10,8 @@ import asyncio
 import contextlib
 import logging
 import os
-import secrets
-import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Self
 
 from backend_client.bulk.inputs import Fragment
@@ -24,7 +19,6 @@ from backend_client.bulk.job import BulkJob, BulkRequest
 from backend_client.bulk.optional import need
 from backend_client.bulk.output import Receipt
 from backend_client.bulk.worker import Probe, Worker, WorkerLost
-from backend_client.client import NPUClient
 from backend_client.errors import ConfigurationError, NPUUnavailableError
 from backend_client.lifetime import in_daemon_thread
 from backend_client.settings import CONFIG_VARIABLE, ClientSettings
@@ -38,8 +32,6 @@ OPTIONS = {"num_cpus": 0, "resources": {RESOURCE: 1}, "max_restarts": -1, "max_t
 # How often the cluster is looked at for machines that came or went.
 _LOOK_S = 2.0
 _READY_S = 300.0
-# How often a node that was started is asked whether it serves a model.
-_USABLE_S = 0.5
 # Pauses before an actor that failed to make ready is asked again: doubled from the first up to the last.
 _FIRST_PAUSE_S = 0.5
 _LAST_PAUSE_S = 15.0
@@ -72,9 +64,7 @@ class RayExecutor:
         self._look: asyncio.Task[None] | None = None
 
     @classmethod
-    async def connect(
-        cls, address: str, request: BulkRequest, settings: ClientSettings, *, start_nodes: bool = False
-    ) -> Self:
+    async def connect(cls, address: str, request: BulkRequest, settings: ClientSettings) -> Self:
         """Join the cluster at an address. Raises ConfigurationError if it cannot be joined."""
         if not address or address == "local":
             raise ConfigurationError("--ray takes the address of a cluster, such as 10.0.0.1:6379")
@@ -93,7 +83,7 @@ class RayExecutor:
                 )
             remote = ray.remote(Actor).options(**OPTIONS)
             return cls(
-                lambda: remote.remote(request, settings.nodes, start_node=start_nodes),
+                lambda: remote.remote(request, settings.nodes),
                 lambda: round(ray.cluster_resources().get(RESOURCE, 0)),
                 request.patience,
             )
@@ -138,7 +128,6 @@ class RayExecutor:
             ) from None
 
     async def close(self) -> None:
-        """Nodes that actors started end with them."""
         ray = need("ray", "ray")
         tasks = [handle.preparing for handle in self._actors if handle.preparing is not None]
         tasks += [self._look] if self._look is not None else []
@@ -185,7 +174,7 @@ class RayExecutor:
             try:
                 await asyncio.wait_for(handle.actor.ready.remote(self._job), _READY_S)
             except TimeoutError:
-                self._problem = f"an actor was not placed, or its node served no model, for {_READY_S:.0f} s"
+                self._problem = f"an actor was not placed, or not ready, for {_READY_S:.0f} s"
             except (ray.exceptions.RayError, NPUUnavailableError) as error:
                 self._note(error)
                 await asyncio.sleep(pause)
@@ -243,15 +232,13 @@ def _join(ray: Any, address: str) -> None:
 
 
 class Actor:
-    """Runs in a process of the cluster: a worker, and with `start_node` a node of its own."""
+    """Runs in a process of the cluster: a worker, with the nodes of its machine."""
 
-    def __init__(self, request: BulkRequest, nodes: tuple[str, ...], *, start_node: bool) -> None:
+    def __init__(self, request: BulkRequest, nodes: tuple[str, ...]) -> None:
         self._request = request
         self._nodes = nodes
-        self._start_node = start_node
-        # The driver may ask again while a node still starts: that is not to start another one.
+        # The driver may ask again while the last request still runs.
         self._preparing = asyncio.Lock()
-        self._node: TiedNode | None = None
         self._worker: Worker | None = None
         self._job: BulkJob | None = None
 
@@ -259,7 +246,7 @@ class Actor:
         """Make ready for a job; returns the process id. Started again by Ray, an actor knows nothing of its past."""
         async with self._preparing:
             if self._worker is None:
-                self._worker = Worker(self._request, await self._settings())
+                self._worker = Worker(self._request, self._settings())
             if job is not None and self._job != job:
                 await self._worker.begin(job)
                 self._job = job
@@ -273,22 +260,12 @@ class Actor:
         return await self._used.submit(fragment)
 
     async def close(self) -> None:
-        """End the node and the client."""
+        """End the client."""
         if self._worker is not None:
             await self._worker.close()
-        if self._node is not None:
-            await in_daemon_thread(self._node.stop, "stop node")
 
-    async def _settings(self) -> ClientSettings:
+    def _settings(self) -> ClientSettings:
         """The client's settings of this machine, keys among them; the driver's nodes where it names none."""
-        if self._start_node:
-            if self._node is None:
-                self._node = await in_daemon_thread(lambda: TiedNode.start(on_end=_end_actor), "start node")
-            url, key = self._node.url, self._node.key
-            # What the machine says of other nodes is not for this one, and no proxy leads to it.
-            settings = ClientSettings.load(nodes=(url,), api_key=key, node_keys={url: key}, proxy=None)
-            await _until_usable(settings)
-            return settings
         own = "NPU_CLIENT_NODES" in os.environ or CONFIG_VARIABLE in os.environ
         return ClientSettings.load() if own else ClientSettings.load(nodes=self._nodes)
 
@@ -297,109 +274,3 @@ class Actor:
         if self._worker is None:
             raise WorkerLost("the actor was started again and has no job yet")
         return self._worker
-
-
-def _end_actor() -> None:
-    """End this process, whose node is gone: Ray restarts the actor, which starts a new node."""
-    os._exit(1)
-
-
-async def _until_usable(settings: ClientSettings) -> None:
-    """Wait until the node that was started serves a model."""
-    async with NPUClient.from_settings(settings) as client:
-        await client.health()
-        while not any(node.usable for node in client.status()):  # noqa: ASYNC110  (a client has no event for this)
-            await asyncio.sleep(_USABLE_S)
-
-
-# A node as the child of an actor, which ends when the actor ends, however it ends.
-
-# Runs before the node in its process: Linux sends SIGTERM to the node when the thread that started it is gone, and a
-# parent that is gone already is noticed. A node that gets SIGTERM ends its engines.
-_TIED = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGTERM)
-if os.getppid() != int(sys.argv[1]):
-    sys.exit("the process that started this node is gone")
-os.execv(sys.executable, [sys.executable, "-m", "worker_node", "serve", "--host", "127.0.0.1", "--port", "0"])
-"""
-# What a machine or an image sets for a node that serves its network; this one serves its own process.
-_OF_A_SERVICE = frozenset(
-    f"NPU_NODE_{name}"
-    for name in ("ALLOW_UNAUTHENTICATED", "API_KEYS_FILE", "OLLAMA_PORT", "TLS_CERT", "TLS_CLIENT_CA", "TLS_KEY")
-)
-_LISTENING = "listening on "
-# Until it listens; its models load after that. The limit is for a hang.
-_START_S = 120.0
-_STOP_S = 35.0
-
-
-@dataclass(eq=False)
-class TiedNode:
-    """A running node. `url` is where it listens, on this machine only; `key` is what its requests must carry."""
-
-    url: str = ""
-    key: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
-    _process: subprocess.Popen[str] | None = None
-    _last: str = ""
-    _begun: threading.Event = field(default_factory=threading.Event)
-    _stopped: bool = False
-
-    @classmethod
-    def start(
-        cls, environment: dict[str, str] | None = None, *, on_end: Callable[[], object] = lambda: None
-    ) -> TiedNode:
-        """Start a node on a free port, with the settings of this machine; what it logs goes to this process's stderr.
-
-        `on_end` is called, in a thread, when the node ends without having been stopped. Raises NPUUnavailableError,
-        with the node's last message, when it does not start.
-        """
-        node = cls()
-        threading.Thread(target=node._hold, args=(environment or {}, on_end), name="tied node", daemon=True).start()
-        if not node._begun.wait(_START_S):
-            node.stop()
-            raise NPUUnavailableError(f"a node could not be started here: it did not listen within {_START_S:.0f} s")
-        if not node.url:
-            raise NPUUnavailableError(f"a node could not be started here: {node._last or 'it ended at once'}")
-        return node
-
-    def stop(self) -> None:
-        """End the node and its engines."""
-        self._stopped = True
-        if self._process is None:
-            return
-        self._process.send_signal(signal.SIGTERM)
-        try:
-            self._process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-    def _hold(self, environment: dict[str, str], on_end: Callable[[], object]) -> None:
-        """Run the node. The tie is to the thread that starts a process, so this one lives as long as the node."""
-        given = {name: value for name, value in os.environ.items() if name not in _OF_A_SERVICE}
-        try:
-            self._process = subprocess.Popen(  # noqa: S603  (its own interpreter)
-                [sys.executable, "-c", _TIED, str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                env={**given, **environment, "NPU_NODE_API_KEYS": self.key},
-            )
-        except OSError as error:
-            self._last = str(error)
-            self._begun.set()
-            return
-        with self._process as process:
-            for line in process.stdout or ():
-                if not self.url and line.startswith(_LISTENING):
-                    self.url = line.split()[-1]
-                    self._begun.set()
-                else:
-                    self._last = line.strip() or self._last
-                    print(line, end="", file=sys.stderr)
-        if self.url and not self._stopped:
-            on_end()
-        self._begun.set()

@@ -6,7 +6,6 @@ Begin with `run_job`. `Driver` hands fragments to an executor, counts attempts, 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -34,12 +33,10 @@ from backend_client.bulk.output import (
     Progress,
     Receipt,
     finish,
-    read_quarantined,
     read_receipts,
-    record_quarantined,
 )
 from backend_client.bulk.stores import OutputFailed, Store, open_store, prove_exclusive
-from backend_client.bulk.supervisor import History, Note
+from backend_client.bulk.supervisor import Deaths, Note
 from backend_client.bulk.worker import Executor, Worker, WorkerLost
 from backend_client.errors import (
     AuthenticationFailed,
@@ -76,18 +73,18 @@ class Driver:
         attempts: int,
         report: Callable[[Progress], None],
         check: Callable[[Progress], None],
-        history: History | None = None,
+        deaths: Deaths = (),
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._history = history or History()
         self._executor = executor
         self._progress = progress
-        self._progress.lost = self._history.lost
+        self._progress.lost = self._lost = len(deaths)
         self._attempts = attempts
         self._report = report
         self._check = check
         self._sleep = sleep
-        self._failed = Counter(self._history.deaths)
+        self._deaths = Counter(fragment for under_way in deaths if len(under_way) == 1 for fragment in under_way)
+        self._failed = self._deaths.copy()
 
     async def run(self, fragments: Iterable[Fragment]) -> None:
         """Process all of them. Raises the first error that would meet every fragment; nothing runs on after that."""
@@ -108,7 +105,7 @@ class Driver:
                     fragment = running.pop(task)
                     if self._settle(fragment, task):
                         waiting.append(fragment)
-                self._progress.lost = self._history.lost + self._executor.lost
+                self._progress.lost = self._lost + self._executor.lost
                 self._report(self._progress)
         finally:
             await cancelled([*running, changed])
@@ -123,7 +120,7 @@ class Driver:
         return True
 
     async def _attempt(self, fragment: Fragment) -> Receipt:
-        failed = self._failed[fragment.id] - self._history.deaths.get(fragment.id, 0)
+        failed = self._failed[fragment.id] - self._deaths[fragment.id]
         if failed:
             await self._sleep(min(_FIRST_PAUSE_S * 2 ** (failed - 1), _LAST_PAUSE_S))
         return await self._executor.submit(fragment)
@@ -274,7 +271,6 @@ def _open(request: BulkRequest, job: BulkJob, store: Store) -> OpenedJob:
 # A run of a job from its request to its report.
 
 _NOTHING_LEFT = "the job was finished before: nothing was left to do"
-_QUARANTINED = "{} fragments are quarantined: the same command tries them again"
 OnProgress = Callable[[Progress], None]
 
 
@@ -284,15 +280,17 @@ async def run_job(
     *,
     executor: Executor | None = None,
     on_progress: OnProgress | None = None,
-    history: History | None = None,
+    deaths: Deaths = (),
     note: Note | None = None,
 ) -> BulkReport:
     """Do what is left of a job; interrupted anywhere, the same call continues it.
 
-    Works in this event loop, or with the executor, which it closes. `history` and `note` are a supervisor's. Raises
+    Works in this event loop, or with the executor, which it closes. `deaths` and `note` are a supervisor's. Raises
     ConfigurationError for another job than the one in the output, OutputFailed, and NPUError when no node serves it.
     """
-    worker = executor or Worker(request, settings or ClientSettings.load(), note)
+    # After a death, one fragment at a time: so the one that causes the next is known.
+    mine = replace(request, window=1) if deaths else request
+    worker = executor or Worker(mine, settings or ClientSettings.load(), note)
     began = time.monotonic()
     report = on_progress or (lambda _: None)
     excluded: tuple[str, ...] = ()
@@ -311,17 +309,14 @@ async def run_job(
             excluded = (await worker.probe(described)).excluded
             await worker.begin(described)
             try:
-                await _drive(request, job, worker, report, history)
+                await _drive(request, job, worker, report, deaths)
             except TooManyRejected as error:
                 code, message = ExitCode.TOO_MANY_REJECTED, error.message
     finally:
         await worker.close()
-    if progress.quarantined:
-        # The report names them in any case: the record is for `status`, so a failure to write it is not an error.
-        with contextlib.suppress(OSError):
-            await in_daemon_thread(lambda: record_quarantined(store, progress.quarantined), "keep quarantined")
-        if code is ExitCode.COMPLETE:
-            code, message = ExitCode.QUARANTINED, _QUARANTINED.format(len(progress.quarantined))
+    if progress.quarantined and code is ExitCode.COMPLETE:
+        code = ExitCode.QUARANTINED
+        message = f"{len(progress.quarantined)} fragments are quarantined: the same command tries them again"
     success = code is ExitCode.COMPLETE and await in_daemon_thread(job.finish_if_complete, "finish")
     if success:
         # A job that is complete may still have more rejections than this run allows.
@@ -346,11 +341,8 @@ def _read_status(request: BulkRequest) -> BulkReport:
     if plan is None:
         raise ConfigurationError(f"{request.out} holds no job")
     job = OpenedJob.read(store, plan, request.shard)
-    job.progress.quarantined = read_quarantined(store, job.todo)
     code, message = verdict(request.max_rejected, job.progress)
-    if job.progress.quarantined:
-        code, message = ExitCode.QUARANTINED, _QUARANTINED.format(len(job.progress.quarantined))
-    elif job.todo:
+    if job.todo:
         code, message = ExitCode.INCOMPLETE, "the job is not complete: the same command without --status continues"
     return job.progress.report(code, message, success=store.has(SUCCESS))
 
@@ -363,18 +355,9 @@ def _check_output(store: Store, out: str) -> bool:
     return finished
 
 
-async def _drive(
-    request: BulkRequest, job: OpenedJob, worker: Executor, report: OnProgress, history: History | None
-) -> None:
-    """Process the fragments that are left: first all that are not suspects of a death, then each suspect alone.
-
-    Raises TooManyRejected, also for the rejections of earlier runs.
-    """
+async def _drive(request: BulkRequest, job: OpenedJob, worker: Executor, report: OnProgress, deaths: Deaths) -> None:
+    """Process the fragments that are left. Raises TooManyRejected, also for the rejections of earlier runs."""
     check = rejection_check(request.max_rejected, job.mine)
     check(job.progress)
-    driver = Driver(worker, job.progress, attempts=request.attempts, report=report, check=check, history=history)
-    suspects = history.suspects if history is not None else frozenset()
-    await driver.run([fragment for fragment in job.todo if fragment.id not in suspects])
-    for fragment in job.todo:
-        if fragment.id in suspects:
-            await driver.run([fragment])
+    driver = Driver(worker, job.progress, attempts=request.attempts, report=report, check=check, deaths=deaths)
+    await driver.run(job.todo)

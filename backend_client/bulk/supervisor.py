@@ -1,6 +1,6 @@
 """A run in a child process: a fragment that kills its process is found and quarantined, and the others are done.
 
-The child reports which fragments are under way; when it dies, the next child processes the suspects last and alone.
+The child reports which fragments are under way; when it dies, the next child processes one at a time.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
@@ -22,27 +22,10 @@ _FORWARDED = (signal.SIGTERM, signal.SIGINT)
 _PR_SET_PDEATHSIG = 1
 _LOOK_S = 0.5
 
+Deaths = tuple[frozenset[str], ...]
+"""The fragments that were under way at each death of an earlier process: a single one is to blame for it."""
 Note = Callable[[str, bool], None]
 """Called with a fragment's id when its processing begins (True) and when it has ended (False)."""
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """How the processes before this one died. `deaths` counts, by fragment, those that happened while nothing else was
-    under way; `suspects` were under way at some death.
-    """
-
-    deaths: Mapping[str, int] = field(default_factory=dict)
-    suspects: frozenset[str] = frozenset()
-    lost: int = 0
-
-    def after(self, under_way: frozenset[str]) -> History:
-        """The history after one more death."""
-        deaths = dict(self.deaths)
-        if len(under_way) == 1:
-            (blamed,) = under_way
-            deaths[blamed] = deaths.get(blamed, 0) + 1
-        return History(deaths, self.suspects | under_way, self.lost + 1)
 
 
 def supported() -> bool:
@@ -50,15 +33,16 @@ def supported() -> bool:
     return hasattr(os, "fork")
 
 
-def supervise(work: Callable[[History, Note], int]) -> int:
+def supervise(work: Callable[[Deaths, Note], int]) -> int:
     """Run `work` in a child process, again after each death. Returns its status; 1, with a message, when it
     gives up.
 
     To be called before this process has threads. SIGTERM and SIGINT are passed on; the child ends with this process.
     """
-    history, in_a_row = History(), 0
+    deaths: Deaths = ()
+    in_a_row = 0
     while True:
-        end = _once(work, history)
+        end = _once(work, deaths)
         if end.status >= 0:
             return end.status
         name = signal.Signals(-end.status).name
@@ -71,7 +55,7 @@ def supervise(work: Callable[[History, Note], int]) -> int:
             return _give_up(
                 f"the process was ended by {name}, {in_a_row} times in a row without a fragment done in between"
             )
-        history = history.after(end.under_way)
+        deaths += (end.under_way,)
         print(
             f"npu-client: the process was ended by {name} with {len(end.under_way)} fragments under way; it is started "
             "again",
@@ -94,10 +78,10 @@ class _End:
     stopped: bool = False
 
 
-def _once(work: Callable[[History, Note], int], history: History) -> _End:
+def _once(work: Callable[[Deaths, Note], int], deaths: Deaths) -> _End:
     context = multiprocessing.get_context("fork")
     reader, writer = context.Pipe(duplex=False)
-    child = context.Process(target=_child, args=(work, history, writer, os.getpid()))
+    child = context.Process(target=_child, args=(work, deaths, writer, os.getpid()))
     end, under_way = _End(), set[str]()
     # Blocked until both processes have their handlers: a signal in between would be lost.
     signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
@@ -143,13 +127,13 @@ def _passed_on(child: BaseProcess, end: _End) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _child(work: Callable[[History, Note], int], history: History, writer: Connection, parent: int) -> None:
+def _child(work: Callable[[Deaths, Note], int], deaths: Deaths, writer: Connection, parent: int) -> None:
     """What the child does; does not return."""
     # A process group of its own: Ctrl-C of a terminal reaches it once, through its parent.
     os.setpgid(0, 0)
     _end_with(parent)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
-    status = work(history, lambda fragment, begun: writer.send((fragment, begun)))
+    status = work(deaths, lambda fragment, begun: writer.send((fragment, begun)))
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

@@ -19,9 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from backend_client.bulk import BulkReport, BulkRequest, ExitCode, Progress, run_job, status
-from backend_client.bulk.estimate import Estimate, estimate
-from backend_client.bulk.supervisor import History, Note, supervise, supported
+from backend_client.bulk import BulkReport, BulkRequest, Progress, run_job, status
+from backend_client.bulk.supervisor import Deaths, Note, supervise, supported
 from backend_client.cli.flags import add_sampling, sampling
 from backend_client.cli.main import WrongUsage, reported
 from backend_client.errors import ConfigurationError
@@ -114,25 +113,6 @@ def show_report(report: BulkReport, *, as_json: bool) -> None:
         print(f"npu-client: {report.message}", file=sys.stderr)
 
 
-def show_estimate(estimate: Estimate, *, as_json: bool) -> None:
-    """What a job will take."""
-    if as_json:
-        print(json.dumps({"event": "estimate", **estimate.as_dict()}))
-        return
-    print(
-        f"{estimate.files} files, {estimate.input_bytes / 1e6:.1f} MB, {estimate.fragments} fragments, "
-        f"about {estimate.rows} rows"
-    )
-    print(
-        f"{estimate.rows_per_second} rows/s measured on {estimate.sampled_rows} rows: "
-        f"about {clock_time(estimate.seconds)}, {estimate.output_bytes / 1e6:.1f} MB of output"
-    )
-    print(f"cloud: at most {estimate.cloud_cost:f}")
-    print(f"fragments of {estimate.suggested_rows_per_fragment} rows would take 2 to 3 minutes each")
-    if estimate.sample_rejected:
-        print(f"{estimate.sample_rejected} rows of the sample would be rejected")
-
-
 # Flags with the names of fields of a request.
 _OF_THE_REQUEST = (
     "kind",
@@ -171,7 +151,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="IN", help="files: a path, URL, directory or glob; Parquet, JSONL or CSV")
+    parser.add_argument("source", metavar="IN", help="files: a path, URL, directory or glob; Parquet, JSONL or text")
     parser.add_argument("out", metavar="OUT", help="directory or prefix of the output")
     parser.add_argument("--id-column", help="names rejected rows; else file and row do")
     parser.add_argument("--keep-columns", metavar="A,B", help="the input's columns to pass through (all)")
@@ -180,7 +160,6 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--shard", metavar="I/N", help="do part I of N, counted from 0")
     where.add_argument("--ray", metavar="ADDRESS", help="work on the actors of this Ray cluster")
-    parser.add_argument("--start-nodes", action="store_true", help="with --ray: each actor starts a node of its own")
     parser.add_argument("--rows-per-fragment", type=int, metavar="ROWS", help="rows that are committed at once")
     parser.add_argument("--window", type=int, default=2, help="fragments at once (2); on Ray one for each actor")
     parser.add_argument("--concurrency", type=int, help="requests under way at once (3 batches or 8 prompts a node)")
@@ -192,38 +171,47 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--allow-cloud", action="store_true", help="rows that no node can serve may go to the cloud")
     parser.add_argument("--resume", action="store_true", help="continue the job that OUT has (the default)")
     parser.add_argument("--status", action="store_true", help="show how far the job is, and do nothing")
-    parser.add_argument("--dry-run", action="store_true", help="estimate time, size and cost, and write nothing")
     parser.add_argument("--json", action="store_true", help="print progress and the report as JSON, one object a line")
+    for flag, instead in _REMOVED.items():
+        parser.add_argument(flag, action=_Removed, nargs=0, const=instead, help=argparse.SUPPRESS)
+
+
+_REMOVED = {
+    "--dry-run": "start the job, which shows rate and time left, and interrupt it: the same command continues",
+    "--start-nodes": "run a node on each machine (systemd, or the chart's ray.enabled) and name it in NPU_CLIENT_NODES",
+}
+
+
+class _Removed(argparse.Action):
+    """A flag of an earlier version: wrong usage, with what to do instead."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        parser.error(f"{self.option_strings[0]} is no longer there: {self.const}")
 
 
 def start(args: argparse.Namespace, settings: ClientSettings) -> int:
     """Run the job in a child process, so that a fragment that kills it is quarantined; on Ray the actors do that."""
     _checked_request(args)
-    if args.status or args.dry_run or args.ray is not None or args.in_process or not supported():
+    if args.status or args.ray is not None or args.in_process or not supported():
         return asyncio.run(run(args, settings))
-    return supervise(lambda history, note: reported(lambda: asyncio.run(run(args, settings, history, note))))
+    return supervise(lambda deaths, note: reported(lambda: asyncio.run(run(args, settings, deaths, note))))
 
 
-async def run(
-    args: argparse.Namespace, settings: ClientSettings, history: History | None = None, note: Note | None = None
-) -> int:
-    """Run the job, or show what there is. `history` and `note` are the supervisor's."""
+async def run(args: argparse.Namespace, settings: ClientSettings, deaths: Deaths = (), note: Note | None = None) -> int:
+    """Run the job, or show what there is. `deaths` and `note` are the supervisor's."""
     request = _checked_request(args)
     if args.status:
         found = await status(request)
         show_report(found, as_json=args.json)
         return int(found.exit_code)
-    if args.dry_run:
-        show_estimate(await estimate(request, settings), as_json=args.json)
-        return int(ExitCode.COMPLETE)
     executor = None
     if args.ray is not None:
         # Imported lazily: Ray is an extra, and takes seconds to import.
         from backend_client.bulk.ray_executor import RayExecutor  # noqa: PLC0415
 
-        executor = await RayExecutor.connect(args.ray, request, settings, start_nodes=args.start_nodes)
+        executor = await RayExecutor.connect(args.ray, request, settings)
     with _interruptible(), Bar(as_json=args.json) as bar:
-        report = await run_job(request, settings, executor=executor, on_progress=bar.update, history=history, note=note)
+        report = await run_job(request, settings, executor=executor, on_progress=bar.update, deaths=deaths, note=note)
     show_report(report, as_json=args.json)
     return int(report.exit_code)
 
@@ -263,8 +251,6 @@ def _checked_request(args: argparse.Namespace) -> BulkRequest:
 
 
 def _request(args: argparse.Namespace) -> BulkRequest:
-    if args.start_nodes and args.ray is None:
-        raise ConfigurationError("--start-nodes needs --ray")
     messages = args.kind == "generate" and args.messages_column is not None
     if args.kind == "embed":
         column = args.text_column

@@ -9,10 +9,10 @@ from typing import Any
 
 from backend_client.bulk.inputs import Fragment, InputFile, check_unchanged
 from backend_client.bulk.job import BulkJob, Chunk, Rejection
-from backend_client.bulk.readers import csv_rows, json_lines, parquet
+from backend_client.bulk.readers import json_lines, parquet
 
-_READERS = {"parquet": parquet.read, "jsonl": json_lines.read, "csv": csv_rows.read, "txt": json_lines.read}
-_COLUMNS = {"parquet": parquet.columns, "jsonl": json_lines.columns, "csv": csv_rows.columns, "txt": json_lines.columns}
+_READERS = {"parquet": parquet.read, "jsonl": json_lines.read, "txt": json_lines.read}
+_COLUMNS = {"parquet": parquet.columns, "jsonl": json_lines.columns, "txt": json_lines.columns}
 CHUNK_ROWS = 1024
 
 
@@ -31,8 +31,8 @@ def read(fragment: Fragment, job: BulkJob) -> Iterator[Chunk]:
 def columns_in(file: InputFile, job: BulkJob) -> Any:
     """The columns of a file: their JSON types by name for JSON lines, otherwise Arrow's schema.
 
-    Without any where nothing can be read. Raises ConfigurationError for a CSV file whose header makes no sense,
-    OSError when the store fails, InputChanged when the file is no longer the listed one.
+    Without any where nothing can be read. Raises OSError when the store fails, InputChanged when the file is no longer
+    the listed one.
     """
     found = _COLUMNS[file.form](file, job)
     check_unchanged(file)

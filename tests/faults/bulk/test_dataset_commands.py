@@ -1,18 +1,12 @@
 """`npu-client embed-dataset` and `generate-dataset`: what they print, how they end, and wrong usage."""
 
-import fcntl
 import json
-import os
-import struct
-import sys
-import termios
 
 import pyarrow.parquet as pq
 import pytest
 
 from backend_client.bulk import Progress
-from backend_client.bulk.output import Receipt
-from backend_client.cli.dataset import Bar, clock_time, progress_line
+from backend_client.cli.dataset import Bar
 from backend_client.cli.main import main
 from backend_client.testing import FakeFleet, status
 from tests.faults.bulk.data_sets import make_input
@@ -39,6 +33,8 @@ def source(tmp_path):
 @pytest.mark.usefixtures("fleet")
 def test_progress_and_the_report_are_json_where_that_is_asked_for(source, tmp_path, capsys):
     out = str(tmp_path / "out")
+    assert main(["embed-dataset", source, out, "--status"]) == 1
+    assert "holds no job" in capsys.readouterr().err
     assert main(["embed-dataset", source, out, *ARGUMENTS, "--json"]) == 0
     *progress, report = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert {event["event"] for event in progress} == {"progress"}
@@ -48,77 +44,34 @@ def test_progress_and_the_report_are_json_where_that_is_asked_for(source, tmp_pa
     assert capsys.readouterr().out == f"{report['done']} of {report['done']} fragments, 1000 rows, 3 rejected\n"
 
 
-def test_a_dry_run_estimates_and_writes_nothing(fleet, source, tmp_path, capsys):
-    assert main(["embed-dataset", source, str(tmp_path / "out"), *ARGUMENTS, "--dry-run", "--json"]) == 0
-    estimate = json.loads(capsys.readouterr().out)
-    assert not (tmp_path / "out").exists()
-    assert estimate["files"] == 2
-    assert estimate["rows"] >= 700
-    assert estimate["rows_per_second"] > 0
-    assert estimate["cloud_cost"] == "0"
-    assert sum(len(request.body["texts"]) for request in fleet.sent("/embeddings")) < 600
-
-
-@pytest.mark.usefixtures("fleet")
-def test_status_of_nothing_says_so(tmp_path, capsys):
-    assert main(["embed-dataset", "x", str(tmp_path / "none"), "--status"]) == 1
-    assert "holds no job" in capsys.readouterr().err
-
-
 @pytest.mark.usefixtures("fleet")
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("command", "more", "message"),
     [
-        (["--shard", "3"], "--shard is I/N"),
-        (["--shard", "3/3"], "shard 3/3 does not exist"),
-        (["--window", "0"], "window must be more than 0"),
-        (["--max-rejected", "7"], "must be a share of the rows"),
-        (["--start-nodes"], "--start-nodes needs --ray"),
-        (["--keep-columns", "text,device"], "adds a column device"),
-        (["--keep-columns", ""], "--keep-columns names columns"),
-        (["--patience", "nan"], "patience must be a number of seconds"),
-        (["--timeout", "nan"], "timeout must be more than 0"),
-        (["--window", "two"], "invalid int value: 'two'"),
+        ("embed", ["--shard", "3"], "--shard is I/N"),
+        ("embed", ["--shard", "3/3"], "shard 3/3 does not exist"),
+        ("embed", ["--window", "0"], "window must be more than 0"),
+        ("embed", ["--max-rejected", "7"], "must be a share of the rows"),
+        ("embed", ["--keep-columns", "text,device"], "adds a column device"),
+        ("embed", ["--keep-columns", ""], "--keep-columns names columns"),
+        ("embed", ["--patience", "nan"], "patience must be a number of seconds"),
+        ("embed", ["--window", "two"], "invalid int value: 'two'"),
+        ("embed", ["--start-nodes"], "run a node on each machine"),
+        ("embed", ["--dry-run"], "start the job, which shows rate and time left"),
+        ("generate", ["--max-tokens", "-1"], "max_tokens must be at least 1, got -1"),
+        ("generate", ["--temperature", "nan"], "temperature must be from 0 to 2, got nan"),
+        ("generate", ["--top-p", "7"], "top_p must be from 0 to 1, got 7.0"),
     ],
 )
 @pytest.mark.parametrize("how", ["--in-process", "--resume"])
-def test_values_that_make_no_sense_are_wrong_usage(source, tmp_path, capsys, more, message, how):
+def test_wrong_flags_are_refused_before_any_work(source, tmp_path, capsys, command, more, message, how):
     try:
-        status = main(["embed-dataset", source, str(tmp_path / "out"), how, *more])
+        status = main([f"{command}-dataset", source, str(tmp_path / "out"), how, *more])
     except SystemExit as left:
         status = left.code
     assert status == 2
     assert capsys.readouterr().err.count(message) == 1
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.usefixtures("fleet")
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--max-tokens", "-1"], "max_tokens must be at least 1, got -1"),
-        (["--temperature", "nan"], "temperature must be from 0 to 2, got nan"),
-        (["--top-p", "7"], "top_p must be from 0 to 1, got 7.0"),
-    ],
-)
-def test_sampling_that_every_node_refuses_is_wrong_usage(source, tmp_path, capsys, more, message):
-    assert main(["generate-dataset", source, str(tmp_path / "out"), "--in-process", *more]) == 2
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
-def test_the_bar_is_as_wide_as_what_standard_error_is(monkeypatch):
-    ours, theirs = os.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
-    # Standard output is a file, whose width would be taken for 80.
-    with os.fdopen(theirs, "w") as terminal:
-        monkeypatch.setattr(sys, "stderr", terminal)
-        with Bar(as_json=False) as bar:
-            bar.update(Progress(10**30))
-    drawn = os.read(ours, 1000).decode()
-    os.close(ours)
-    assert drawn.startswith("\r0/1000000")
-    assert len(drawn.strip().removesuffix("\x1b[K")) == 39
 
 
 def test_prompts_and_conversations_are_answered(fleet, tmp_path):
@@ -204,15 +157,6 @@ def test_a_model_that_no_node_has_ends_the_job_at_its_start(fleet, source, tmp_p
         node.offers.remove("embedding")
     assert main(["embed-dataset", source, out, *ARGUMENTS]) == 1
     assert "no node serves the model fake-embedder" in capsys.readouterr().err
-
-
-def test_the_bar_tells_rate_time_left_and_failures():
-    progress = Progress(10)
-    for number in range(4):
-        progress.add(Receipt(fragment=str(number), rows=50, rejected=number % 2))
-    progress.failures = 1
-    assert progress_line(progress, 25.0, 133.0) == "4/10 fragments, 25 rows/s, 2:13 left, 2 rejected, 1 failed"
-    assert [clock_time(seconds) for seconds in (5, 3723)] == ["0:05", "1:02:03"]
 
 
 def test_a_log_gets_a_line_of_progress_now_and_then_and_no_control_characters(capsys):

@@ -78,8 +78,8 @@ def test_files_of_several_forms_damaged_and_without_good_rows_have_one_schema(tm
     pq.write_table(pa.table({"text": ["b"], "id": pa.array([2], pa.int64()), "x": [0.5]}), source / "b.parquet")
     pq.write_table(pa.table({"text": pa.array([None], pa.string())}), source / "c.parquet")
     (source / "d.parquet").write_bytes(b"no Parquet")
-    (source / "e.csv").write_text("text,note\ne,five\n")
-    (source / "f.csv").write_text("text,other\n")
+    write_lines(source / "e.jsonl", [{"text": "e", "note": "five"}])
+    write_lines(source / "f.jsonl", [{"text": None, "other": "o"}])
     write_lines(source / "g.jsonl", [{"text": "g", "id": 7}])
     out = tmp_path / "out"
     assert main(["embed-dataset", str(source), str(out), *ARGUMENTS]) == 0
@@ -92,21 +92,14 @@ def test_files_of_several_forms_damaged_and_without_good_rows_have_one_schema(tm
     }
 
 
-def test_views_of_strings_bear_a_rejected_row(tmp_path, capsys):
-    """pyarrow reads and writes them, but cannot pick rows of them."""
+def test_views_of_strings_bear_a_rejected_row(tmp_path):
     views = pa.array(["a", None, "c"], pa.string_view())
-    data = pa.array([b"1", b"2", b"3"], pa.binary_view())
+    data = pa.array([[b"1"], [b"2"], [b"3"]], pa.list_(pa.binary_view()))
     pq.write_table(pa.table({"text": views, "data": data}), tmp_path / "a.parquet")
-    pq.write_table(pa.table({"text": ["d"]}), tmp_path / "b.parquet")
+    pq.write_table(pa.table({"text": views.slice(0, 0)}), tmp_path / "b.parquet")
     out = tmp_path / "out"
-    command = ["embed-dataset", str(tmp_path / "*.parquet"), str(out), "--in-process", "--max-rejected", "1"]
-    assert main(command) == 0
-    assert {text: row["data"] for text, row in whole(out).items()} == {"a": b"1", "c": b"3", "d": None}
-    nested = pa.array([["x"]], pa.list_(pa.string_view()))
-    pq.write_table(pa.table({"text": ["e"], "nested": nested}), tmp_path / "c.parquet")
-    command[2] = str(tmp_path / "nested")
-    assert main(command) == 1
-    assert "the column nested is list<" in capsys.readouterr().err
+    assert main(["embed-dataset", str(tmp_path / "*.parquet"), str(out), "--in-process", "--max-rejected", "1"]) == 0
+    assert {text: row["data"] for text, row in whole(out).items()} == {"a": [b"1"], "c": [b"3"]}
 
 
 @pytest.mark.parametrize(
@@ -115,13 +108,10 @@ def test_views_of_strings_bear_a_rejected_row(tmp_path, capsys):
         (pa.array([["x"]]), pa.array([1]), ("list<", "int64")),
         (pa.array(["1"]), pa.array([1]), ("string", "int64")),
         (pa.array([Decimal("0.10")]), pa.array([0.5]), ("decimal128(2, 2)", "double")),
-        (pa.array([[Decimal("0.10")]]), pa.array([[0.5]]), ("list<", "list<")),
         (pa.array([0]).cast(pa.timestamp("s")), pa.array([0]).cast(pa.timestamp("s", "UTC")), ("timestamp[", "tz=UTC")),
     ],
 )
-def test_a_column_that_no_type_can_hold_is_refused_before_any_work_unless_it_is_left_out(
-    tmp_path, capsys, one, other, names
-):
+def test_a_column_of_two_types_is_refused_unless_it_is_left_out(tmp_path, capsys, one, other, names):
     source = tmp_path / "in"
     source.mkdir()
     pq.write_table(pa.table({"text": ["a"], "tags": one}), source / "a.parquet")
@@ -148,33 +138,28 @@ def test_a_job_that_an_earlier_version_began_is_refused(tmp_path, capsys):
     assert "continue with the version that began it" in capsys.readouterr().err
 
 
-def test_numbers_and_moments_of_several_types_are_exact(tmp_path):
+def test_numbers_of_several_types_are_exact(tmp_path):
     source = tmp_path / "in"
     source.mkdir()
-    one = {"text": ["a"], "n": [2**53], "tags": [[1, None]], "t": pa.array([2**33]).cast(pa.timestamp("s"))}
-    other = {"text": ["b"], "n": [0.5], "tags": [[0.5]], "t": pa.array([8_589_000]).cast(pa.timestamp("us"))}
+    one = {"text": ["a"], "n": [2**53]}
+    other = {"text": ["b"], "n": [0.5]}
     pq.write_table(pa.table({**one, "u": pa.array([2**32], pa.uint64())}), source / "a.parquet")
     pq.write_table(pa.table({**other, "u": [-1]}), source / "b.parquet")
     write_lines(source / "c.jsonl", [{"text": "c", "n": 3}])
     out = tmp_path / "out"
     assert main(["embed-dataset", str(source), str(out), *ARGUMENTS]) == 0
-    found = {text: {name: row[name] for name in ("n", "u", "tags", "t")} for text, row in whole(out).items()}
-    assert {text: (row["n"], row["u"], row["tags"]) for text, row in found.items()} == {
-        "a": (2.0**53, 2**32, [1.0, None]),
-        "b": (0.5, -1, [0.5]),
-        "c": (3.0, None, None),
+    assert {text: (row["n"], row["u"]) for text, row in whole(out).items()} == {
+        "a": (2.0**53, 2**32),
+        "b": (0.5, -1),
+        "c": (3.0, None),
     }
-    moments = {text: row["t"] and row["t"].isoformat() for text, row in found.items()}
-    assert moments == {"a": "2242-03-16T12:56:32", "b": "1970-01-01T00:00:08.589000", "c": None}
 
 
 @pytest.mark.parametrize(
     ("one", "other"),
     [
         (pa.array([2**53 + 1]), pa.array([0.5])),
-        (pa.array([[2**53 + 1]]), pa.array([[0.5]])),
         (pa.array([2**64 - 1], pa.uint64()), pa.array([-1])),
-        (pa.array([2**35]).cast(pa.timestamp("s")), pa.array([1]).cast(pa.timestamp("ns"))),
     ],
 )
 def test_a_value_that_its_column_would_round_ends_the_job_with_its_name(tmp_path, capsys, one, other):
@@ -192,35 +177,25 @@ def test_json_text_of_mixed_values_has_no_type_in_common_with_other_columns(tmp_
     source = tmp_path / "in"
     source.mkdir()
     write_lines(source / "a.jsonl", [{"text": "a", "x": "1"}, {"text": "b", "x": 1}])
-    (source / "b.csv").write_text("text,x\nc,1\n")
+    pq.write_table(pa.table({"text": ["c"], "x": ["1"]}), source / "b.parquet")
     assert main(["embed-dataset", str(source), str(tmp_path / "out"), *ARGUMENTS]) == 1
     assert "the column x is JSON text" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "more", "message"),
+    ("row", "more", "message"),
     [
-        ("in.csv", "text,n,n\na,1,2\n", [], "more than one column 'n'"),
-        ("in.csv", "text,text\na,1\n", ["--keep-columns", "text"], "more than one column 'text'"),
-        ("in.csv", "text,n\ra,1\rb,2\r", [], "its lines end with CR alone"),
-        ("in.csv", "text,n\na,1\n", ["--keep-columns", "text,noet"], "no file of the input has a column 'noet'"),
-        ("in.csv", "text,n\na,1\n", ["--text-column", "txt"], "no file of the input has a column 'txt'"),
-        (
-            "in.jsonl",
-            '{"text": "a"}\n',
-            ["--id-column", "key"],
-            "no file of the input has a column 'key'; it has: text",
-        ),
-        ("in.jsonl", '{"text": "a", "space": 1}\n', [], "columns that the output adds: space"),
+        ({}, ["--keep-columns", "text,noet"], "no file of the input has a column 'noet'"),
+        ({}, ["--text-column", "txt"], "no file of the input has a column 'txt'"),
+        ({}, ["--id-column", "key"], "no file of the input has a column 'key'; it has: text"),
+        ({"space": 1}, [], "columns that the output adds: space"),
     ],
 )
-def test_columns_that_are_wrong_are_refused_by_name_before_any_work(tmp_path, capsys, name, content, more, message):
-    (tmp_path / name).write_bytes(content.encode())
-    command = ["embed-dataset", str(tmp_path / name), str(tmp_path / "out"), *ARGUMENTS, *more]
-    assert main(command) == 1
+def test_wrong_columns_are_refused_by_name_before_any_work(tmp_path, capsys, row, more, message):
+    write_lines(tmp_path / "in.jsonl", [{"text": "a"} | row])
+    assert main(["embed-dataset", str(tmp_path / "in.jsonl"), str(tmp_path / "out"), *ARGUMENTS, *more]) == 1
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out" / "job.json").exists()
-    assert main([*command, "--dry-run"]) == 1
 
 
 def test_columns_that_a_parquet_file_has_twice_are_refused_unless_they_are_left_out(tmp_path, capsys):

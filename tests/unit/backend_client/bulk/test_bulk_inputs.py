@@ -13,6 +13,14 @@ def test_a_file_of_no_known_form_is_refused(tmp_path, name):
         list_inputs(str(tmp_path / name))
 
 
+def test_csv_is_refused_with_what_to_do_also_in_a_directory(tmp_path):
+    for name in ("a.parquet", "b.csv.gz"):
+        (tmp_path / name).write_bytes(b"")
+    for pattern in (tmp_path, tmp_path / "b.*"):
+        with pytest.raises(ConfigurationError, match=r"b.csv.gz is CSV.*convert it to Parquet"):
+            list_inputs(str(pattern))
+
+
 def test_an_input_that_names_nothing_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match="no input file"):
         list_inputs(str(tmp_path / "*.parquet"))

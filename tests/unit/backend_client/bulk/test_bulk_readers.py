@@ -1,6 +1,5 @@
 """Each row is in one fragment, wherever a file is cut and whatever is in it."""
 
-import csv
 import gzip
 import io
 import json
@@ -9,7 +8,7 @@ import os
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from backend_client.bulk.inputs import BYTES_PER_ROW, Fragment, InputChanged, InputFile, InputSource, list_inputs, plan
@@ -112,31 +111,6 @@ def test_a_line_that_is_too_long_is_rejected_without_being_held(tmp_path, monkey
     assert [rejection.row for rejection in rejected] == [0]
 
 
-@given(st.lists(st.tuples(st.text(max_size=8), st.text(max_size=8)), min_size=1, max_size=20))
-@settings(max_examples=15, deadline=None)
-def test_csv_gives_back_every_cell(tmp_path_factory, cells):
-    cells = [tuple(cell.replace("\r", "").replace("\0", "") for cell in row) for row in cells]
-    file = io.StringIO()
-    csv.writer(file, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows([("id", "text"), *cells])
-    path = tmp_path_factory.mktemp("csv") / "in.csv"
-    path.write_bytes(file.getvalue().encode())
-    found, rejected = rows_in(plan(list_inputs(str(path)), 1000))
-    assert found == [(number, text) for number, (_, text) in enumerate(cells)]
-    assert rejected == []
-
-
-def test_csv_rows_with_other_cells_than_the_header_are_rejected(tmp_path):
-    path = tmp_path / "in.csv"
-    path.write_bytes(b'\xef\xbb\xbfid,text\n1,a\n2\n3,b,c\n4,\xff\n5,"d\ne"\n')
-    found, rejected = rows_in(plan(list_inputs(str(path)), 1000))
-    assert found == [(0, "a"), (4, "d\ne")]
-    assert [(rejection.row, rejection.reason) for rejection in rejected] == [
-        (1, "1 cells where the header has 2"),
-        (2, "3 cells where the header has 2"),
-        (3, "invalid UTF-8"),
-    ]
-
-
 @pytest.mark.parametrize("what", ["rewritten", "removed"])
 def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path, what):
     path = tmp_path / "in.jsonl"
@@ -166,15 +140,13 @@ def test_a_store_that_fails_is_no_damaged_file(tmp_path, monkeypatch):
         rows_in(fragments)
 
 
-@pytest.mark.parametrize("form", ["jsonl", "csv", "parquet"])
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
 def test_rows_that_are_large_come_in_small_chunks_and_none_is_lost(tmp_path, form):
     """A line or a row may have megabytes: what is in memory is bounded by bytes, not by rows."""
     rows = [{"id": str(number), "text": "x" * (500_000 if 5 <= number < 65 else 3)} for number in range(80)]
     path = tmp_path / f"in.{form}"
     if form == "jsonl":
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    elif form == "csv":
-        path.write_text("id,text\n" + "".join(f"{row['id']},{row['text']}\n" for row in rows))
     else:
         pq.write_table(pa.Table.from_pylist(rows), path, use_dictionary=False)
     (fragment,) = plan(list_inputs(str(path)), 10**6)

@@ -6,12 +6,8 @@ import fsspec
 import pytest
 
 from backend_client.bulk import optional, stores
-from backend_client.bulk.inputs import Fragment, InputFile
-from backend_client.bulk.output import QUARANTINE_FOLDER, read_quarantined, record_quarantined
 from backend_client.bulk.stores import open_store, prove_exclusive
 from backend_client.errors import ConfigurationError
-
-FRAGMENT = Fragment(InputFile("file:///in.parquet", 1, "v", "parquet"), 0, 10, 10)
 
 
 @pytest.fixture(params=["local", "object"])
@@ -129,12 +125,3 @@ def test_a_small_file_is_written_again_when_who_completed_the_job_removed_its_te
     assert not store.create("a", b"2")
     store.put("b", b"3")
     assert (store.read("a"), store.read("b")) == (b"1", b"3")
-
-
-def test_why_a_fragment_was_given_up_is_kept_also_where_the_machine_lost_its_power(tmp_path):
-    store = open_store(str(tmp_path))
-    record_quarantined(store, {FRAGMENT.id: "its process died"})
-    assert read_quarantined(store, [FRAGMENT]) == {FRAGMENT.id: "its process died"}
-    assert read_quarantined(store, []) == {}
-    store.put(f"{QUARANTINE_FOLDER}/{FRAGMENT.id}.json", b"")
-    assert "lost" in read_quarantined(store, [FRAGMENT])[FRAGMENT.id]
