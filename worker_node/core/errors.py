@@ -280,3 +280,24 @@ class HashMismatch(ModelError):
 
 class ConversionFailed(ModelError):
     """The weights could not be turned into a model that OpenVINO runs."""
+
+
+# What engines and preparation processes report by its code.
+_REPORTED: dict[str, type[NodeError]] = {
+    error.code: error
+    for error in (
+        BadRequest,
+        ContextLengthExceeded,
+        DeadlineExceeded,
+        EngineUnavailable,
+        InsufficientStorage,
+        Overloaded,
+        PayloadTooLarge,
+        UnsupportedParameter,
+    )
+}
+
+
+def reported_error(code: str, message: str, *, param: str | None = None) -> NodeError:
+    """The error that another process of the node reported by its code."""
+    return _REPORTED.get(code, InternalError)(message, param=param)

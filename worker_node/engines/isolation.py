@@ -10,7 +10,8 @@ import asyncio
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import msgspec
@@ -123,79 +124,47 @@ class Isolation:
     """Use of one engine, shared or exclusive, in order of arrival."""
 
     def __init__(self) -> None:
+        # Held while an exclusive use waits for the shared ones before it, or lasts.
+        self._turn = asyncio.Lock()
         self._shared = 0
-        self._exclusive = False
-        self._waiting: OrderedDict[asyncio.Future[None], bool] = OrderedDict()
+        self._unshared = asyncio.Event()
+        self._unshared.set()
 
     @property
     def in_use(self) -> bool:
         """Whether a request uses the engine or waits for it."""
-        return bool(self._shared or self._exclusive or self._waiting)
+        return bool(self._shared or self._turn.locked())
 
-    def use(self, deadline: float, *, exclusive: bool = False) -> EngineUse:
+    @asynccontextmanager
+    async def use(self, deadline: float, *, exclusive: bool = False) -> AsyncIterator[None]:
         """Use the engine within the block; `deadline` is monotonic. Entering raises DeadlineExceeded."""
-        return EngineUse(self, deadline, exclusive=exclusive)
+        if exclusive or self._turn.locked():
+            await self._wait(deadline, exclusive=exclusive)
+        if not exclusive:
+            self._shared += 1
+            self._unshared.clear()
+        try:
+            yield
+        finally:
+            if exclusive:
+                self._turn.release()
+            else:
+                self._shared -= 1
+                if not self._shared:
+                    self._unshared.set()
 
-    async def acquire(self, deadline: float, *, exclusive: bool) -> None:
-        """Take the engine until `release`. Raises DeadlineExceeded."""
-        if not self._waiting and self._is_free(exclusive=exclusive):
-            self._take(exclusive=exclusive)
-            return
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting[turn] = exclusive
+    async def _wait(self, deadline: float, *, exclusive: bool) -> None:
+        """Wait for the turn of a use; an exclusive one keeps it."""
         try:
             async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                await turn
-        except BaseException as error:
-            self._waiting.pop(turn, None)
-            if turn.done() and not turn.cancelled():
-                self.release(exclusive=exclusive)  # its turn came at the same moment
-            else:
-                self._admit()
-            if isinstance(error, TimeoutError):
-                raise DeadlineExceeded("the deadline passed while the request waited for its turn alone") from error
-            raise
-
-    def release(self, *, exclusive: bool) -> None:
-        """End the use that `acquire` began."""
-        if exclusive:
-            self._exclusive = False
-        else:
-            self._shared -= 1
-        self._admit()
-
-    def _is_free(self, *, exclusive: bool) -> bool:
-        return not self._exclusive and not (exclusive and self._shared)
-
-    def _take(self, *, exclusive: bool) -> None:
-        if exclusive:
-            self._exclusive = True
-        else:
-            self._shared += 1
-
-    def _admit(self) -> None:
-        while self._waiting:
-            turn, exclusive = next(iter(self._waiting.items()))
-            if not turn.cancelled():
-                if not self._is_free(exclusive=exclusive):
-                    return
-                self._take(exclusive=exclusive)
-                turn.set_result(None)
-            del self._waiting[turn]
-
-
-class EngineUse:
-    """See `Isolation.use`. A class and not a generator, because every request makes one."""
-
-    __slots__ = ("_deadline", "_exclusive", "_isolation")
-
-    def __init__(self, isolation: Isolation, deadline: float, *, exclusive: bool) -> None:
-        self._isolation = isolation
-        self._deadline = deadline
-        self._exclusive = exclusive
-
-    async def __aenter__(self) -> None:
-        await self._isolation.acquire(self._deadline, exclusive=self._exclusive)
-
-    async def __aexit__(self, *_error: object) -> None:
-        self._isolation.release(exclusive=self._exclusive)
+                await self._turn.acquire()
+                try:
+                    if exclusive:
+                        await self._unshared.wait()
+                        return
+                except BaseException:
+                    self._turn.release()
+                    raise
+                self._turn.release()
+        except TimeoutError as error:
+            raise DeadlineExceeded("the deadline passed while the request waited for its turn alone") from error

@@ -23,8 +23,14 @@ from typing import Any, Generic, NamedTuple, Self, cast
 
 import msgspec
 
-from worker_node.core import errors
-from worker_node.core.errors import DeadlineExceeded, EngineDied, EngineUnavailable, NodeError, RequestBreaksEngine
+from worker_node.core.errors import (
+    DeadlineExceeded,
+    EngineDied,
+    EngineUnavailable,
+    NodeError,
+    RequestBreaksEngine,
+    reported_error,
+)
 from worker_node.core.operating_system import start_module
 from worker_node.devices.memory import KERNEL, MemoryReader
 from worker_node.engines.isolation import BY_ITSELF, Blame, Suspects, fingerprint
@@ -52,18 +58,6 @@ from worker_node.engines.wire import CorruptFrame, FrameBuffer, encode, received
 
 log = logging.getLogger(__name__)
 
-_ERRORS: dict[str, type[NodeError]] = {
-    cls.code: cls
-    for cls in (
-        errors.BadRequest,
-        errors.ContextLengthExceeded,
-        errors.DeadlineExceeded,
-        errors.EngineUnavailable,
-        errors.InternalError,
-        errors.Overloaded,
-        errors.UnsupportedParameter,
-    )
-}
 _UNREAD_BYTES = 1 << 16
 # How many jobs are kept whose callers have left: only a flood leaves more within one run.
 _MOST_LEFT = 64
@@ -348,7 +342,7 @@ class EngineProcess(asyncio.Protocol):
                 self.stats = event.stats
                 self._liveness.beat(event.stats.oldest_run, event.stats.last_run)
             case Failed():
-                self._jobs.fail(event.id, _ERRORS.get(event.code, errors.InternalError)(event.message))
+                self._jobs.fail(event.id, reported_error(event.code, event.message))
             case Loaded():
                 if not self._loaded.done():
                     self._loaded.set_result(event)

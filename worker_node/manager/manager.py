@@ -26,9 +26,9 @@ from worker_node.core.types import Progress
 from worker_node.devices.memory import resident_memory
 from worker_node.engines.protocol import EngineState
 from worker_node.manager.on_demand import Build, OnDemand
-from worker_node.manager.reconciler import KeepAlives, Reconciler
+from worker_node.manager.reconciler import Reconciler
 from worker_node.manager.replacement import Turnover, WhileInUse
-from worker_node.manager.served import FailedModel, Names, ServedModel
+from worker_node.manager.served import FailedModel, KeepAlive, Names, ServedModel
 from worker_node.models.directory import InstalledModel
 from worker_node.models.prepare import PullSpec
 from worker_node.models.pull import checked_spec, pull
@@ -73,8 +73,7 @@ class ModelManager:
         # The order of the settings, by name.
         self._order = [model.name if isinstance(model, FailedModel) else model.id for model in configured]
         self.names = Names(store.catalog, [model for model in configured if isinstance(model, ServedModel)])
-        self._keep_alives = KeepAlives(clock)
-        self._reconciler = Reconciler(self.names, self._keep_alives, budgets, clock=clock, measure=measure)
+        self._reconciler = Reconciler(self.names, budgets, clock=clock, measure=measure)
         self.turnover = Turnover(self.names, self._reconciler, store, self.failed)
         self._on_demand = OnDemand(self.names, store, build, self.turnover, self.add, self.failed, clock)
         self._clock = clock
@@ -198,18 +197,19 @@ class ModelManager:
 
     def keep(self, model: ServedModel, seconds: float | None) -> None:
         """Unload the model when it has been idle for `seconds`; None keeps it for good."""
-        self._keep_alives.keep(model, seconds)
+        model.activity.kept = KeepAlive(seconds, self._clock())
         for placement in model.placements:
             placement.residency.unload_when_idle = False
         self._reconciler.poke()
 
     def expires_in(self, model: ServedModel) -> float | None:
-        """Seconds until the model is unloaded if it stays idle; None if it stays loaded."""
-        return self._keep_alives.expires_in(model)
+        """Seconds until the model is unloaded if it stays idle, counted from its last use; None if it stays loaded."""
+        until = model.unloads_at()
+        return model.keep_s if until is None else max(0.0, until - self._clock())
 
     def unload(self, model: ServedModel) -> None:
         """Unload the model as soon as it is idle."""
-        self._keep_alives.forget(model)
+        model.activity.kept = None
         for placement in model.placements:
             placement.residency.unload_when_idle = True
         self._reconciler.poke()

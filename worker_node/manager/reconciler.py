@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from worker_node.devices.memory import resident_memory
 from worker_node.engines.protocol import EngineState
@@ -18,8 +18,6 @@ from worker_node.manager.served import Names, ServedModel
 log = logging.getLogger(__name__)
 
 _PERIOD_S = 2.0
-# Unless something waits for a model to become idle: successive requests of one caller then cause one decision.
-_IDLE_DELAY_S = 1.0
 _RETRY_S = 0.5
 _MB = 1e6
 _STATES = {
@@ -35,53 +33,6 @@ _STATES = {
 _GIVEN_UP = frozenset({EngineState.QUARANTINED, EngineState.FAILED})
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """The keep-alive that a request set: seconds after the last use, counted from `since` at the earliest; None for
-    good.
-    """
-
-    seconds: float | None
-    since: float
-
-
-@dataclass(slots=True)
-class KeepAlives:
-    """How long models stay in memory after their last use: by the settings, or as a request asked for, by model id.
-
-    `clock` is monotonic seconds.
-    """
-
-    clock: Callable[[], float] = time.monotonic
-    _kept: dict[str, _Kept] = field(default_factory=dict)
-
-    def keep(self, model: ServedModel, seconds: float | None) -> None:
-        """Unload the model when it has been idle for `seconds`; None keeps it for good."""
-        self._kept[model.id] = _Kept(seconds, self.clock())
-
-    def forget(self, model: ServedModel) -> None:
-        """Return to the keep-alive of the settings."""
-        self._kept.pop(model.id, None)
-
-    def until(self, model: ServedModel) -> float | None:
-        """When the model is unloaded if it stays idle; None if it stays loaded or is in use."""
-        idle_since, seconds = model.activity.idle_since, self._seconds(model)
-        if seconds is None or idle_since is None:
-            return None
-        kept = self._kept.get(model.id)
-        loaded = max((placement.residency.ready_at for placement in model.placements), default=0.0)
-        return max(idle_since, loaded, kept.since if kept is not None else 0.0) + seconds
-
-    def expires_in(self, model: ServedModel) -> float | None:
-        """Seconds until `until`; for a model in use, the seconds from its last use on. None if it stays."""
-        until = self.until(model)
-        return self._seconds(model) if until is None else max(0.0, until - self.clock())
-
-    def _seconds(self, model: ServedModel) -> float | None:
-        kept = self._kept.get(model.id)
-        return model.idle_unload_s if kept is None else kept.seconds
-
-
 class Reconciler:
     """Loads and unloads the engines of the served models and of the `unserved` ones, within `budgets` (bytes by pool).
 
@@ -92,7 +43,6 @@ class Reconciler:
     def __init__(
         self,
         names: Names,
-        keep_alives: KeepAlives,
         budgets: Mapping[str, int | None],
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -101,16 +51,14 @@ class Reconciler:
         self.budgets = dict(budgets)
         self.unserved: list[ServedModel] = []
         self._names = names
-        self._keep_alives = keep_alives
         self._clock = clock
         self._measure = measure
         self._poked = asyncio.Event()
         self._decided = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._watches: dict[int, asyncio.Task[None]] = {}
-        # Whether a request waits for memory, or for a model to leave; and the timer since one became idle.
+        # Whether a request waits for memory, or for a model to leave.
         self._awaited = True
-        self._idle_timer: asyncio.TimerHandle | None = None
 
     def poke(self) -> None:
         """Decide again soon, because something has changed."""
@@ -154,10 +102,9 @@ class Reconciler:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _went_idle(self) -> None:
+        # Else the next decision is soon enough, and successive requests of one caller cause none.
         if self._awaited:
             self.poke()
-        elif self._idle_timer is None:
-            self._idle_timer = asyncio.get_running_loop().call_later(_IDLE_DELAY_S, self.poke)
 
     def _start(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=name)
@@ -182,9 +129,6 @@ class Reconciler:
     async def _run(self) -> None:
         while True:
             self._poked.clear()
-            if self._idle_timer is not None:
-                self._idle_timer.cancel()
-                self._idle_timer = None
             try:
                 decide_at = self._reconcile()
             except Exception:  # one error must not end the only loop that loads models
@@ -223,8 +167,8 @@ class Reconciler:
         for refusal in plan.refusals:
             self._refuse(units[refusal.key][1].residency, refusal, _text(refusal, snapshot, units, plan))
         loaded = any(unit.state in {UnitState.LOADING, UnitState.READY} for unit in snapshot)
-        # Memory changes without notice.
-        times = [plan.decide_at, now + _PERIOD_S if loaded and any(self.budgets.values()) else None]
+        # Memory changes without notice, and models become idle.
+        times = [plan.decide_at, now + _PERIOD_S if loaded else None]
         return min((at for at in times if at is not None), default=None)
 
     async def _wait(self, until: float | None) -> None:
@@ -259,7 +203,7 @@ class Reconciler:
             wanted_since=residency.wanted_since,
             busy=model.may_need(placement),
             pinned=residency.pinned,
-            keep_until=self._keep_alives.until(model),
+            keep_until=model.unloads_at(),
             unload_when_idle=residency.unload_when_idle,
         )
 
@@ -286,7 +230,7 @@ class Reconciler:
                 log.info("unloaded %s on %s: %s", model.id, placement.device, why)
                 residency.unload_when_idle = False
                 if why in {Why.EXPIRED, Why.ASKED}:
-                    self._keep_alives.forget(model)
+                    model.activity.kept = None
             else:
                 # The canary asks it something: soon over.
                 await asyncio.sleep(_RETRY_S)

@@ -19,12 +19,24 @@ from worker_node.models.catalog import Catalog, normalise_name
 from worker_node.models.directory import InstalledModel
 
 
+@dataclass(frozen=True, slots=True)
+class KeepAlive:
+    """`seconds` after its last use a model is unloaded, counted from `since` at the earliest; None: it stays."""
+
+    seconds: float | None
+    since: float
+
+
 @dataclass(slots=True)
 class Activity:
-    """Counts the requests that a model works on. `clock` is monotonic seconds; `on_idle` is called after the last."""
+    """Counts the requests that a model works on. `clock` is monotonic seconds; `on_idle` is called after the last.
+
+    `kept` is the keep-alive that a request set; without it that of the settings holds.
+    """
 
     clock: Callable[[], float] = time.monotonic
     on_idle: Callable[[], None] | None = None
+    kept: KeepAlive | None = None
     _running: int = 0
     _since: float = 0.0
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -97,6 +109,20 @@ class ServedModel:
     def id(self) -> str:
         """The model's name in replies."""
         return self.installed.id
+
+    @property
+    def keep_s(self) -> float | None:
+        """How long it stays loaded after its last use; None if it stays."""
+        kept = self.activity.kept
+        return self.idle_unload_s if kept is None else kept.seconds
+
+    def unloads_at(self) -> float | None:
+        """When it is unloaded if it stays idle; None if it stays loaded or is in use."""
+        idle_since, kept = self.activity.idle_since, self.activity.kept
+        if self.keep_s is None or idle_since is None:
+            return None
+        loaded = max((placement.residency.ready_at for placement in self.placements), default=0.0)
+        return max(idle_since, loaded, 0.0 if kept is None else kept.since) + self.keep_s
 
     def facts(self) -> Mapping[str, Any]:
         """What /health says of it beside what it says of every model."""

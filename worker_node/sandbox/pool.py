@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from worker_node.core import errors
 from worker_node.core.errors import (
     BadRequest,
     DeadlineExceeded,
@@ -23,22 +22,12 @@ from worker_node.core.errors import (
     InternalError,
     NodeError,
     Overloaded,
+    reported_error,
 )
 from worker_node.core.operating_system import start_module
 from worker_node.sandbox.worker import Call, CallFailed, CallRefused, OutOfMemory, Reply, Returned, encode, replies
 
 log = logging.getLogger(__name__)
-
-_REFUSALS: dict[str, type[NodeError]] = {
-    error.code: error
-    for error in (
-        errors.BadRequest,
-        errors.ContextLengthExceeded,
-        errors.InsufficientStorage,
-        errors.PayloadTooLarge,
-        errors.UnsupportedParameter,
-    )
-}
 
 
 class ProcessEnded(Exception):
@@ -258,7 +247,7 @@ class PreparationPool:
             case Returned(value):
                 return value
             case CallRefused(code, message, place):
-                raise _REFUSALS.get(code, InternalError)(message, param=place)
+                raise reported_error(code, message, param=place)
             case OutOfMemory():
                 raise BadRequest(
                     f"{param}: preparing it takes more memory than the bound, {self._limits.memory_bytes >> 20} MiB",

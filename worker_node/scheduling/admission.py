@@ -28,7 +28,7 @@ _CAUTION = 1.5
 _BATCH_PLACES = 0.75
 # A request for more than this share of the places is treated like batch work there.
 _LARGE_REQUEST = 1 / 64
-# How long answers are taken to be before one has ended, and how many of the last ones the mean is of.
+# How long answers are taken to be before one has ended, and how many of the last ones the mean is of, by and large.
 _UNKNOWN_ANSWER_TOKENS = 256.0
 _MEMORY_ANSWERS = 32
 # The least share of the time between two tokens that is taken to be decoding.
@@ -128,10 +128,21 @@ class Permit:
         Before that the engine computed the `prefilled` tokens of any prompts, in the seconds given with them. `ended`:
         the answer ended with these tokens, by itself or at its limit.
         """
-        self.measured(*prefilled)
-        self._admission.progressed(self, tokens, self._admission.clock() if at is None else at)
+        admission = self._admission
+        admission.measured(*prefilled)
+        at = admission.clock() if at is None else at
+        if self in admission.decoding:
+            # The time since its last token, less what the prompts of other jobs took of it.
+            elapsed = max(0.0, at - self.heard)
+            prompts = admission.prefill_s - self.heard_prefill_s
+            admission.decode_rate.measured(tokens, max(elapsed - prompts, _LEAST_DECODE * elapsed))
+        else:
+            admission.prefilling.pop(self, None)
+            admission.decoding[self] = None
+        self.generated += tokens
+        self.heard, self.heard_prefill_s = at, admission.prefill_s
         if ended:
-            self._admission.answered(self)
+            admission.mean_answer += (self.generated - admission.mean_answer) / _MEMORY_ANSWERS
 
     def measured(self, tokens: int, seconds: float) -> None:
         """Record that the engine computed `tokens` of texts or prompts in `seconds` under load."""
@@ -149,15 +160,14 @@ class Admission:
     # Jobs whose prefill is not complete, and those that decode.
     prefilling: dict[Permit, None] = field(default_factory=dict)
     decoding: dict[Permit, None] = field(default_factory=dict)
-    # The mean length of answers by the size of their limit: callers that ask for as much as 4,096 tokens seldom want
-    # what those of 16 want. Each with the number of answers that it is of.
-    _lengths: dict[int, tuple[float, int]] = field(default_factory=dict)
-    _prefill_s: float = 0.0
-    _prefill_rate: Rate = field(init=False)
-    _decode_rate: Rate = field(default_factory=lambda: Rate(_MEMORY_TOKENS))
+    # Tokens of an answer, and the seconds in which prompts were computed.
+    mean_answer: float = _UNKNOWN_ANSWER_TOKENS
+    prefill_s: float = 0.0
+    prefill_rate: Rate = field(init=False)
+    decode_rate: Rate = field(default_factory=lambda: Rate(_MEMORY_TOKENS))
 
     def __post_init__(self) -> None:
-        self._prefill_rate = Rate(_MEMORY_STEPS * max(64, self.limits.step_tokens))
+        self.prefill_rate = Rate(_MEMORY_STEPS * max(64, self.limits.step_tokens))
 
     @property
     def queue_depth(self) -> int:
@@ -172,29 +182,9 @@ class Admission:
 
     def measured(self, tokens: int, seconds: float) -> None:
         """See `Permit.measured`. A step of a generation that holds next to nothing says nothing of the rate."""
-        self._prefill_s += seconds
+        self.prefill_s += seconds
         if self.limits.sequences is None or 2 * tokens >= self.limits.step_tokens:
-            self._prefill_rate.measured(tokens, seconds)
-
-    def progressed(self, job: Permit, tokens: int, at: float) -> None:
-        """See `Permit.progressed`."""
-        if job in self.decoding:
-            # The time since its last token, less what the prompts of other jobs took of it.
-            elapsed = max(0.0, at - job.heard)
-            prompts = self._prefill_s - job.heard_prefill_s
-            self._decode_rate.measured(tokens, max(elapsed - prompts, _LEAST_DECODE * elapsed))
-        else:
-            self.prefilling.pop(job, None)
-            self.decoding[job] = None
-        job.generated += tokens
-        job.heard, job.heard_prefill_s = at, self._prefill_s
-
-    def answered(self, job: Permit) -> None:
-        """See `Permit.progressed`."""
-        size = job.work.limit.bit_length()
-        mean, count = self._lengths.get(size, (0.0, 0))
-        count = min(count + 1, _MEMORY_ANSWERS)
-        self._lengths[size] = mean + (job.generated - mean) / count, count
+            self.prefill_rate.measured(tokens, seconds)
 
     def expected_wait(self, *, interactive: bool = True, tokens: int = 0) -> float | None:
         """Seconds until work of this priority admitted now would begin to run; None while nothing was measured.
@@ -212,7 +202,7 @@ class Admission:
             ahead = [job for job in ahead if job.work.prefill <= turn]
         first = sum(min(job.work.prefill, turn) for job in ahead)
         others = sum(job.work.prefill for job in self.prefilling) - first
-        prefill = self._prefill_rate.seconds(first + min(limits.step_tokens, others)) if first or others else 0.0
+        prefill = self.prefill_rate.seconds(first + min(limits.step_tokens, others)) if first or others else 0.0
         if limits.sequences is None:
             return prefill
         decode = self._decode_wait(ahead, limits.sequences, interactive=interactive)
@@ -229,7 +219,7 @@ class Admission:
             excess = max(excess, sum(not job.interactive for job in jobs) - shared)
         if excess < 0:
             return 0.0
-        return self._decode_rate.seconds((excess + 1) * sum(map(self._rest, jobs)) / len(jobs) / shared)
+        return self.decode_rate.seconds((excess + 1) * sum(map(self._rest, jobs)) / len(jobs) / shared)
 
     def _rest(self, job: Permit) -> float:
         """New tokens that a job is still expected to get.
@@ -237,8 +227,7 @@ class Admission:
         An answer that has outgrown the mean is expected to get as many tokens again: long answers among short ones are
         known by their length.
         """
-        mean, _ = self._lengths.get(job.work.limit.bit_length(), (_UNKNOWN_ANSWER_TOKENS, 0))
-        return min(job.work.limit - job.generated, max(mean - job.generated, job.generated))
+        return min(job.work.limit - job.generated, max(self.mean_answer - job.generated, job.generated))
 
     def permit(
         self, units: int, deadline: float, *, work: Work | None = None, interactive: bool = True
@@ -268,7 +257,7 @@ class Admission:
         self._check_places(units, interactive=interactive)
         # By itself a request is given the time that it asks for; behind others, only what it is likely to need.
         tokens = 0 if work is None else work.prefill
-        own = self._prefill_rate.seconds(tokens) or 0.0
+        own = self.prefill_rate.seconds(tokens) or 0.0
         acceptable = min(self.limits.max_wait_s, (deadline - now - own) / _CAUTION)
         wait = self.expected_wait(interactive=interactive, tokens=tokens)
         if wait and wait > acceptable:

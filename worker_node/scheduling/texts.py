@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import NamedTuple
 
-from worker_node.scheduling.prompts import BatchCredit
+from worker_node.scheduling.prompts import OTHERS_WEIGHT
 
 # What a job gets before the others have theirs.
 TURN_TOKENS = 4096
@@ -109,11 +109,15 @@ class _Lane:
 
 @dataclass(slots=True)
 class TextQueue:
-    """All waiting texts of an encoder's engine. A run holds texts of one priority."""
+    """All waiting texts of an encoder's engine. A run holds texts of one priority.
 
-    credit: BatchCredit = field(default_factory=BatchCredit)
+    Interactive texts go first; batch texts are guaranteed a share of the tokens that are computed while both wait.
+    """
+
     _interactive: _Lane = field(default_factory=_Lane)
     _batch: _Lane = field(default_factory=_Lane)
+    # What interactive texts have got while batch texts waited, less what those have got for it; in tokens of the first.
+    _earned: int = 0
 
     def __len__(self) -> int:
         return len(self._interactive) + len(self._batch)
@@ -125,8 +129,7 @@ class TextQueue:
     def remove(self, job_id: int, row: int) -> bool:
         """Remove a text; False if it is not queued."""
         found = self._interactive.remove(job_id, row) or self._batch.remove(job_id, row)
-        if not self._batch:
-            self.credit.nothing_waits()
+        self._forget_unused_share()
         return found
 
     def take(self, limits: BatchLimits, free_slots: int = 1) -> list[Waiting]:
@@ -134,13 +137,13 @@ class TextQueue:
         if not len(self):
             return []
         both = bool(self._interactive and self._batch)
-        owed = both and self.credit.pays_for(min(limits.max_tokens, self._batch.tokens))
-        lane = self._batch if owed or not self._interactive else self._interactive
-        chosen = lane.take(limits, free_slots)
-        if owed:
-            self.credit.charge(limits.computed(chosen))
-        elif both:
-            self.credit.interactive_served(limits.computed(chosen))
-        if not self._batch:
-            self.credit.nothing_waits()
+        owed = both and self._earned >= OTHERS_WEIGHT * min(limits.max_tokens, self._batch.tokens)
+        chosen = (self._batch if owed or not self._interactive else self._interactive).take(limits, free_slots)
+        if both:
+            self._earned += limits.computed(chosen) * (-OTHERS_WEIGHT if owed else 1)
+        self._forget_unused_share()
         return chosen
+
+    def _forget_unused_share(self) -> None:
+        if not self._batch:
+            self._earned = min(self._earned, 0)

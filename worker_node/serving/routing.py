@@ -265,7 +265,7 @@ async def select_placement(demand: Demand, context: RequestContext, *, units: in
         decision = await _wait(decision, demand, context, units, began)
         loading_s = clock() - began
     if decision.error is not None:
-        _load(demand, decision.load)
+        request_load(demand, decision.load)
         raise decision.error
     return Selection(demand.placements[decision.index], decision.route(demand), loading_s)
 
@@ -282,9 +282,9 @@ async def _wait(decision: Decision, demand: Demand, context: RequestContext, uni
         placement.awaited(),
     ):
         # Only once: where memory does not hold it beside the other one, each further try would be refused, too.
-        _load(demand, decision.load)
+        request_load(demand, decision.load)
         while until is not None and decision.index == index:
-            _load(demand, index)
+            request_load(demand, index)
             if not await first_change(demand.placements, until) and until == context.deadline:
                 raise DeadlineExceeded("the deadline passed before the model was ready")
             placement.raise_refusal()
@@ -298,7 +298,7 @@ def _statuses(demand: Demand) -> list[PlacementStatus]:
     return [PlacementStatus.of(placement) for placement in demand.placements]
 
 
-def _load(demand: Demand, index: int | None) -> None:
+def request_load(demand: Demand, index: int | None) -> None:
     """Have the placement loaded, unless its load was requested before."""
     if index is not None and demand.placements[index].state is EngineState.UNLOADED:
         demand.placements[index].wake()

@@ -33,7 +33,7 @@ from worker_node.core.errors import (
 )
 from worker_node.core.types import Device, RequestContext, Route, Timing
 from worker_node.engines.isolation import fingerprint
-from worker_node.engines.protocol import EngineState, Job, JobResult, R, ResultStream
+from worker_node.engines.protocol import Job, JobResult, R, ResultStream
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.placement import Placement, first_change
 from worker_node.manager.served import ServedModel
@@ -41,7 +41,14 @@ from worker_node.observability.metrics import Telemetry
 from worker_node.observability.tracing import OFF, Operation, Tracing
 from worker_node.registry import task_of
 from worker_node.scheduling.admission import AdmissionLimits, Permit, Work
-from worker_node.serving.routing import Demand, PlacementStatus, Selection, choose, select_placement
+from worker_node.serving.routing import (
+    Demand,
+    PlacementStatus,
+    Selection,
+    decide,
+    request_load,
+    select_placement,
+)
 from worker_node.settings import NodeSettings
 
 M = TypeVar("M", bound=ServedModel)
@@ -51,7 +58,6 @@ WorkOf = Callable[[AdmissionLimits], Work]
 # A request that breaks its engine takes three: with others, and twice alone. More are for those that run when others
 # break it.
 MAX_RUNS = 6
-_RETURNING = frozenset({EngineState.STARTING, EngineState.BACKING_OFF})
 
 
 class TaskPart(Protocol):
@@ -222,46 +228,31 @@ class Execution:
         # A caller with a proof of its own holds the device, which the canary of the restarted engine needs first.
         if self._context.own_proof or self._deaths >= MAX_RUNS:
             raise error
-        suspected = self._suspected(key)
-        while (selection := self._select_ready(suspected=suspected)) is None:
-            returning = self._returning()
-            if not returning:
-                raise error
-            if not await first_change(returning, self._context.deadline):
+        demand = replace(self._demand, require=self.route.device) if self.pinned else self._demand
+        suspected, clock = self._suspected(key), self._first.residency.clock
+        began = clock()
+        while True:
+            considered = [self._status(placement, suspected=suspected) for placement in demand.placements]
+            decision = decide(demand, considered, self._context, began=began, now=clock())
+            if decision.wait_until is None:
+                break
+            request_load(demand, decision.load)
+            if not await first_change(demand.placements, decision.wait_until):
                 raise DeadlineExceeded("the deadline passed before the engine was started again") from error
-        self.selection = selection
-
-    def _select_ready(self, *, suspected: bool) -> Selection | None:
-        demand = self._demand
-        if self.pinned:
-            demand = replace(demand, require=self.route.device)
-        decision = choose(demand, [self._status(placement, suspected=suspected) for placement in demand.placements])
         if decision.error is not None:
-            return None
+            raise error
         route = decision.route(demand)
         if self.pinned:
             route = replace(route, reason=self.route.reason)
-        return Selection(demand.placements[decision.index], route)
+        self.selection = Selection(demand.placements[decision.index], route)
 
     def _status(self, placement: Placement, *, suspected: bool) -> PlacementStatus:
-        status = PlacementStatus.of(placement)
-        busy = placement is not self.selection.placement and placement.engine.status.in_flight > 0
-        if suspected and busy and status.obstacle is None and self._returning():
+        status, own = PlacementStatus.of(placement), self.selection.placement
+        busy = placement is not own and placement.engine.status.in_flight > 0
+        if suspected and busy and own.ready_in() is not None:
             # What it may do to its own engine it must not do to others at work.
             return replace(status, obstacle="device_unavailable")
         return status
-
-    def _returning(self) -> list[Placement]:
-        """The placements whose engine is started again in time."""
-        now = time.monotonic()
-        found = []
-        for placement in self._demand.placements:
-            status = placement.engine.status
-            if self.pinned and placement.device is not self.route.device:
-                continue
-            if status.state in _RETURNING and now + (status.retry_after or 0.0) < self._context.deadline:
-                found.append(placement)
-        return found
 
 
 class SingleResult(JobResult, Protocol):

@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from tests.unit.worker_node.scheduling.virtual import Request, SequenceWorld, SingleWorld, TextWorld
+from tests.unit.worker_node.scheduling.virtual import Request, SequenceWorld, TextWorld
 
 pytestmark = pytest.mark.slow
 
@@ -49,50 +49,18 @@ def plenty(_rng):
     return SequenceWorld(sequences=256, step_s=0.01, token_s=1e-3)
 
 
-def single(_rng):
-    return SingleWorld(prompt_s=1e-4, token_s=0.03)
-
-
 def generation(prompt, answer, limit=4096, **more):
     return Request(prompt, answer=answer, limit=limit, **more)
 
 
 STEADY = {
     "texts, all alike": (texts, 40, 10, 0.1, lambda r: Request(r.randint(5, 200), texts=16)),
-    "texts, one or a thousand": (
-        texts,
-        12,
-        60,
-        0.1,
-        lambda r: Request(r.randint(5, 200), texts=1 if r.random() < 0.9 else 1000),
-    ),
     "texts, both priorities": (
         texts,
         60,
         20,
         0.1,
         lambda r: Request(r.randint(5, 200), texts=16, interactive=r.random() < 0.5),
-    ),
-    "one at a time, 5 ms or 60 s, lengths as asked for": (
-        single,
-        10,
-        1500,
-        0.03,
-        lambda r: generation(50, 1, 1) if r.random() < 0.9 else generation(50, 2000, 2000),
-    ),
-    "one at a time, 5 ms or 60 s, nobody knows which": (
-        single,
-        10,
-        1500,
-        0.03,
-        lambda r: generation(50, 1 if r.random() < 0.9 else 2000),
-    ),
-    "one at a time, both priorities": (
-        single,
-        10,
-        1000,
-        0.03,
-        lambda r: generation(50, r.randint(1, 200), interactive=r.random() < 0.5),
     ),
     "eight at a time": (eight, 30, 60, 0.27, lambda r: generation(r.randint(10, 500), r.randint(1, 300))),
     "eight at a time, short or long": (
@@ -101,13 +69,6 @@ STEADY = {
         150,
         0.27,
         lambda r: generation(r.randint(10, 500), 1 if r.random() < 0.9 else 2000),
-    ),
-    "eight at a time, both priorities": (
-        eight,
-        30,
-        60,
-        0.27,
-        lambda r: generation(r.randint(10, 500), r.randint(1, 300), interactive=r.random() < 0.5),
     ),
     "long prompts": (plenty, 60, 120, 0.27, lambda r: generation(r.randint(10, 3000), 10, 50)),
     "long streams beside short answers": (
@@ -127,8 +88,6 @@ def test_in_steady_load_the_predicted_wait_is_within_a_factor_of_two(mix):
     rng = random.Random(1)
     world = callers(world_of(rng), count, make, rng, until=until)
     settled = [r for r in world.requests if r.started is not None and r.predicted is not None and r.arrived > until / 3]
-    # A thousand texts begin with the first turn, and their predicted wait is that for the last one.
-    settled = [r for r in settled if r.texts < 1000]
     # What batch work waits for interactive work that comes later is not foreseen.
     interactive = [request for request in settled if request.interactive]
     assert len(interactive) > 20
@@ -196,51 +155,59 @@ def test_small_requests_are_served_beside_clients_that_send_thousands_of_texts_a
     assert any(request.outcome == "done" for request in world.requests if request.texts == 2000)
 
 
-def test_interactive_generations_are_part_of_the_next_steps_whatever_batch_work_waits():
-    world = SequenceWorld(sequences=16, step_s=0.01, token_s=1e-3)
-    first_token = {}
+def first_tokens(world):
+    """When each job got its first token, by job id."""
+    at = {}
     emit = world.emit
 
     def noting(event):
         for delta in getattr(event, "deltas", ()):
-            first_token.setdefault(delta.id, world.steps)
+            at.setdefault(delta.id, delta.at)
         emit(event)
 
     world.emit = noting
-    for _ in range(50):
-        world.call(one_by_one([generation(3000, 100, 100, interactive=False)]))
-    asked = []
-
-    def lone():
-        for _ in range(40):
-            yield 1.3
-            asked.append((len(world.jobs) + 1, world.steps))
-            yield generation(200, 20, 32)
-
-    world.call(lone())
-    world.run(400)
-    assert len(asked) == 40
-    # The step that runs, and that with the prompt.
-    assert all(first_token[job_id] - steps <= 2 for job_id, steps in asked)
-    assert all(request.outcome == "done" for request in world.requests), "and batch work is not starved"
+    return at
 
 
-@pytest.mark.parametrize(("world_of", "until"), [(single, 400), (eight, 70)], ids=["one at a time", "eight at a time"])
-def test_batch_generations_keep_their_share_under_endless_interactive_load(world_of, until):
-    rng = random.Random(8)
-    world = world_of(rng)
+@pytest.mark.parametrize("interactive", [True, False], ids=["interactive", "batch"])
+@pytest.mark.parametrize(("count", "prompt", "answer"), [(6, 8000, 50), (50, 3000, 100)])
+def test_a_chat_begins_within_three_steps_whatever_long_prompts_wait(interactive, count, prompt, answer):
+    world = SequenceWorld(sequences=64, step_s=0.02, token_s=2e-3, max_wait_s=1e6)
+    at = first_tokens(world)
+    long = [generation(prompt, answer, answer, interactive=interactive) for _ in range(count)]
+    chats = [generation(40, 16, 64, timeout=30.0) for _ in range(100)]
+    for request in long:
+        world.call(one_by_one([request]))
+    for second, chat in enumerate(chats):
+        world.call(one_by_one([chat]), at=float(second))
+    world.run(5000)
+    assert {request.outcome for request in chats + long} == {"done"}, "and long prompts are not starved"
+    ids = {request: job_id for job_id, request in world.jobs.items()}
+    # The step that runs, one that the oldest prompt is owed, and its own.
+    assert max(at[ids[chat]] - chat.arrived for chat in chats) <= 3 * (0.02 + 256 * 2e-3)
+
+
+@pytest.mark.parametrize("interactive", [True, False], ids=["long", "batch"])
+def test_endless_short_prompts_leave_a_fifth_to_the_oldest_prompt(interactive):
+    world = SequenceWorld(sequences=64, step_s=0.02, token_s=2e-3)
+    oldest = generation(8000, 1, 1, interactive=interactive)
+
+    def flood():
+        while True:
+            yield generation(200, 1, 1)
+
+    world.call(one_by_one([oldest]))
     for _ in range(20):
-        world.call(one_by_one(generation(100, 50, 60, interactive=False) for _ in range(1000)))
-    callers(world, 20, lambda r: generation(100, 50, 60), rng, until=until)
-    ended = [request for request in world.requests if request.ended < until]
-    batch = sum(not request.interactive for request in ended) / len(ended)
-    assert 0.08 < batch < 0.2
+        world.call(flood())
+    world.run(300)
+    alone = 8000 / 256 * (0.02 + 256 * 2e-3)
+    assert alone * 3 < oldest.ended < alone * 6
 
 
 def random_scenario(seed):
     """A world with a mix of everything, run to its end."""
     rng = random.Random(seed)
-    kind = rng.choice(["texts", "texts", "sequences", "single"])
+    kind = rng.choice(["texts", "sequences"])
     most, wait = rng.choice([20, 100, 10**6]), rng.choice([0.5, 5.0, 1e6])
     if kind == "texts":
         world = TextWorld(
@@ -250,7 +217,7 @@ def random_scenario(seed):
             max_outstanding=10 * most,
             max_wait_s=wait,
         )
-    elif kind == "sequences":
+    else:
         world = SequenceWorld(
             sequences=rng.choice([1, 2, 8, 64]),
             step_s=10 ** rng.uniform(-3, -1),
@@ -258,8 +225,6 @@ def random_scenario(seed):
             max_outstanding=most,
             max_wait_s=wait,
         )
-    else:
-        world = SingleWorld(prompt_s=1e-4, token_s=10 ** rng.uniform(-3, -1), max_wait_s=wait)
 
     def request():
         common = {
@@ -307,24 +272,23 @@ def check_nothing_is_left(world):
 def check_deadlines(world):
     for run in world.runs:
         assert all(world.jobs[job_id].deadline > run.at for job_id in run.jobs), "started too late"
-    longest = max((later.at - run.at for run, later in zip(world.runs, world.runs[1:], strict=False)), default=0.0)
     for request in world.requests:
-        if request.last_token is not None and not isinstance(world, SingleWorld):
+        if request.last_token is not None:
             step = world.step_s + world.token_s * (world.step_tokens + 64)
-            assert request.last_token <= request.deadline + step, longest
+            assert request.last_token <= request.deadline + step
 
 
 def check_shares(world):
-    """Ten per cent of what both kinds compete for is batch work's, to a run; the rest is interactive."""
+    """A fifth of what both kinds compete for is batch work's, to a run; the rest is interactive."""
     # What a cancelled text was owed is forgotten, and the runs do not show when.
     given_up = any(not r.interactive and r.outcome in {"cancelled", "deadline_exceeded"} for r in world.requests)
-    owed, unit = 0, 9 * max([BATCH_TOKENS, *(run.tokens for run in world.runs)])
+    owed, unit = 0, 4 * max([BATCH_TOKENS, *(run.tokens for run in world.runs)])
     for run in world.runs:
         if run.interactive and run.batch_left:
             assert owed < unit or given_up, "batch work was due"
             owed += run.tokens
         elif not run.interactive and run.interactive_left:
             assert owed >= 0, "batch work had had its share"
-            owed -= 9 * run.tokens
+            owed -= 4 * run.tokens
         if not run.batch_left:
             owed = min(owed, 0)

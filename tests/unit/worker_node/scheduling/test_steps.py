@@ -23,7 +23,7 @@ class Job:
 
 
 def prompts(*lefts, **more):
-    return [Prompt(Job(index, prompt_tokens=left, **more), index, left) for index, left in enumerate(lefts)]
+    return [Prompt(Job(index, prompt_tokens=left, **more), left) for index, left in enumerate(lefts)]
 
 
 def chosen(ranked, places=100, batch_places=100):

@@ -125,4 +125,4 @@ def test_batch_texts_get_their_share_and_no_more_while_interactive_texts_keep_co
         batch = queue.take(limits)
         served[batch[0].interactive] += sum(text.length for text in batch)
     share = served[False] / sum(served.values())
-    assert abs(share - 0.1) < 0.01
+    assert abs(share - 0.2) < 0.01

@@ -5,8 +5,7 @@ generator that yields `Request`s and the seconds until its next one; it is sent 
 """
 
 from tests.unit.worker_node.scheduling.virtual.sequences import SequenceWorld
-from tests.unit.worker_node.scheduling.virtual.single import SingleWorld
 from tests.unit.worker_node.scheduling.virtual.texts import TextWorld
 from tests.unit.worker_node.scheduling.virtual.world import Request, Run, World
 
-__all__ = ["Request", "Run", "SequenceWorld", "SingleWorld", "TextWorld", "World"]
+__all__ = ["Request", "Run", "SequenceWorld", "TextWorld", "World"]

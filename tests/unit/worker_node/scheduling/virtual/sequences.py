@@ -69,17 +69,7 @@ class SequenceWorld(World):
         request = self.jobs[job.id]
         handle = Handle(request, prompt.shape[1])
         self.handles.append(handle)
-        queue = self.runner._queue
-        self.runs.append(
-            Run(
-                self.now,
-                request.interactive,
-                request.prompt + request.limit,
-                {job.id},
-                len(queue._interactive),
-                len(queue._batch),
-            )
-        )
+        self.runs.append(Run(self.now, request.interactive, request.prompt + request.limit, {job.id}))
         return handle
 
     def has_non_finished_requests(self):

@@ -14,7 +14,7 @@ from worker_node.encoders import dynamic
 from worker_node.encoders.jobs import RowJob, RowResult
 from worker_node.engines.protocol import Failed, OutcomeBatch
 from worker_node.scheduling.admission import Admission, Work
-from worker_node.tasks.generate import continuous, stateful
+from worker_node.tasks.generate import continuous
 from worker_node.tasks.generate.messages import GenerateJob, Step
 
 TOKEN = np.ones(1, "<i4").tobytes()
@@ -28,8 +28,8 @@ class Run:
     interactive: bool
     tokens: int
     jobs: set
-    interactive_left: int
-    batch_left: int
+    interactive_left: int = 0
+    batch_left: int = 0
 
 
 @dataclass(eq=False)
@@ -182,7 +182,6 @@ class World:
         with (
             patch.object(dynamic, "time", clock),
             patch.object(continuous, "time", clock),
-            patch.object(stateful, "time", clock),
         ):
             self._loop(until)
             self.draining = True
