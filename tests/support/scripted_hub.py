@@ -1,7 +1,6 @@
 """A model hub on loopback that speaks as much of the hub's protocol as huggingface_hub's client asks for.
 
-It also serves plain files under `/files/NAME`. Faults are scripted per file: cut connections, a stall, other bytes
-than declared.
+Faults are scripted per file: cut connections, a stall, other bytes than declared.
 """
 
 import asyncio
@@ -55,7 +54,6 @@ class ScriptedHub:
     """
 
     repositories: dict[str, Repository] = field(default_factory=dict)
-    files: dict[str, bytes] = field(default_factory=dict)
     token: str = "hf_right"
     members: set[str] = field(default_factory=set)
     cuts: dict[str, list[int]] = field(default_factory=dict)
@@ -90,7 +88,6 @@ class ScriptedHub:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         app = web.Application()
         app.router.add_get("/api/models/{repo:[^/]+/[^/]+}/revision/{revision:.+}", self._info)
-        app.router.add_get("/files/{path:.+}", self._file)
         app.router.add_get("/{repo:[^/]+/[^/]+}/resolve/{revision}/{path:.+}", self._resolve)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
@@ -119,13 +116,6 @@ class ScriptedHub:
             return _error(404, "EntryNotFound", "Entry not found")
         content = found.files[path]
         return await self._send(request, path, content, {"X-Repo-Commit": COMMIT})
-
-    async def _file(self, request):
-        self.asked.append((request.method, request.path, request.headers.get("Range")))
-        path = request.match_info["path"]
-        if path not in self.files:
-            return web.Response(status=404)
-        return await self._send(request, path, self.files[path], {})
 
     def _admit(self, request, repo, *, large):
         self.asked.append((request.method, request.path, request.headers.get("Range")))

@@ -21,7 +21,6 @@ _EXAMPLES = """examples:
   npu-node pull smollm2                                   a model of the catalog (npu-node list --all)
   npu-node pull OpenVINO/Qwen3-8B-int4-cw-ov              a hub repository; @REVISION selects another than main
   npu-node pull hf.co/Qwen/Qwen2.5-0.5B-Instruct-GGUF:Q8_0  a GGUF file of one, by quantization
-  npu-node pull https://example.com/model.gguf#sha256=…   one file by URL
   npu-node pull ./model.gguf --name mine                  local files, copied
 """
 _VERDICTS = {True: "suitable", False: "not suitable", None: "not known"}
@@ -47,7 +46,7 @@ def add_pull(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         choices=[form.value for form in CONVERTED_FORMS],
         help="how to store the weights of GGUF models",
     )
-    parser.add_argument("--insecure-no-hash", action="store_true", help="take the file of a URL without its hash")
+    parser.add_argument("--insecure-no-hash", action="store_true", help="no effect: files are not pulled by URL")
     parser.add_argument("--model-store", type=Path, help="directory of the models")
     parser.set_defaults(run=_pull, parser=parser)
 
@@ -90,7 +89,7 @@ def _pull(args: argparse.Namespace) -> int:
         args.parser.error("name at least one model, or give --embedded")
     if args.name is not None and len(names) > 1:
         args.parser.error("--name is for one model")
-    if args.check or args.embedded or args.name or args.quantization or args.insecure_no_hash or args.model_store:
+    if args.check or args.embedded or args.name or args.quantization or args.model_store:
         return _pull_to_store(args, names, catalog)
     return on_node(lambda node: _pull_by_node(node, names), lambda: _pull_to_store(args, names, catalog))
 
@@ -119,7 +118,6 @@ def _pull_to_store(args: argparse.Namespace, names: list[str], catalog: Catalog)
             name,
             model_id=args.name,
             quantization=Quantization(args.quantization) if args.quantization else None,
-            insecure_no_hash=args.insecure_no_hash,
         )
         for name in names
     ]

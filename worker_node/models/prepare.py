@@ -20,21 +20,18 @@ from worker_node.models.convert.job import ConversionJob, Ended, follow, recogni
 from worker_node.models.directory import MODEL_FILE, WEIGHTS_FILE, InstalledModel
 from worker_node.models.sources.disk import require_space
 from worker_node.models.sources.downloads import (
-    check_hash_given,
     fetch_file,
     fetch_package,
-    fetch_url,
     file_sha256,
     list_repository,
 )
-from worker_node.models.sources.reference import HubReference, LocalReference, Reference, UrlReference, export_command
+from worker_node.models.sources.reference import HubReference, LocalReference, Reference, export_command
 from worker_node.models.sources.selection import (
     CONFIG_FILES,
     SAFETENSORS_FILE,
     Listing,
     Selection,
     conversion_needs,
-    require_gguf,
     require_resources,
     select,
 )
@@ -47,15 +44,13 @@ _MODULE = "worker_node.models.convert"
 class PullSpec:
     """What to make: a model called `model_id`; None is what the source says.
 
-    `name` is what was asked for. `insecure_no_hash` takes a URL's file unverified. `pooling` and `normalize` count for
-    encoders whose files do not specify them.
+    `name` is what was asked for. `pooling` and `normalize` count for encoders whose files do not specify them.
     """
 
     reference: Reference
     model_id: str
     kind: str | None = None
     quantization: Quantization | None = None
-    insecure_no_hash: bool = False
     name: str = ""
     pooling: str | None = None
     normalize: bool | None = None
@@ -97,8 +92,6 @@ def _fetch(spec: PullSpec, downloads: Path, work: Path, progress: Progress) -> A
     reference = spec.reference
     if isinstance(reference, HubReference):
         return fetch_hub(reference, downloads, progress)
-    if isinstance(reference, UrlReference):
-        return fetch_from_url(reference, downloads, progress, insecure_no_hash=spec.insecure_no_hash)
     if not isinstance(reference, CatalogEntry):
         return find_local(reference, downloads, progress)
     source = reference.source
@@ -180,22 +173,11 @@ def _require_convertible(directory: Path, source_format: SourceFormat) -> None:
         known[1].check(directory)
 
 
-def fetch_from_url(reference: UrlReference, into: Path, progress: Progress, *, insecure_no_hash: bool) -> Arrived:
-    """Download one GGUF file. Raises BadRequest, SourceRejected, DownloadFailed, HashMismatch, ConversionFailed."""
-    check_hash_given(reference, insecure_no_hash=insecure_no_hash)
-    hashes = fetch_url(reference, into, progress, insecure_no_hash=insecure_no_hash)
-    path = into / reference.file_name
-    require_gguf(path)
-    require_resources(SourceFormat.GGUF, path.stat().st_size, into, str(reference), movable=True)
-    return Arrived(into, SourceFormat.GGUF, hashes, str(reference))
-
-
 def local_format(source: Path) -> SourceFormat:
     """What local files are. Raises SourceRejected for what cannot be converted."""
     if (special := special_file(source)) is not None:
         raise SourceRejected(f"{special} is a pipe, a socket or a device: a model's files are plain files")
     if source.is_file() and source.suffix == ".gguf":
-        require_gguf(source)
         return SourceFormat.GGUF
     if recognised(source) is not None:
         return SourceFormat.TASK

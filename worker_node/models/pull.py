@@ -24,8 +24,7 @@ from worker_node.core.operating_system import tethered
 from worker_node.core.types import Progress
 from worker_node.models.convert.job import Ended, follow, report
 from worker_node.models.prepare import PullSpec
-from worker_node.models.sources.downloads import check_hash_given
-from worker_node.models.sources.reference import LocalReference, UrlReference
+from worker_node.models.sources.reference import LocalReference
 from worker_node.models.store import ModelStore
 
 # Errors of a pull that tell the caller more than that it failed.
@@ -37,15 +36,12 @@ _KINDS: dict[str | None, type[NodeError]] = {
 def checked_spec(store: ModelStore, name: str) -> PullSpec:
     """What a request to pull `name` asks for, checked without network calls.
 
-    Raises ModelNotFound or BadRequest: nothing stands for the name, a local path that is relative (to what?), a URL
-    without its hash.
+    Raises ModelNotFound or BadRequest: nothing stands for the name, or a local path is relative (to what?).
     """
     spec = store.pull_spec(name)
     reference = spec.reference
     if isinstance(reference, LocalReference) and not reference.path.is_absolute():
         raise BadRequest(f"{name[:200]!r}: the node takes local files only by their absolute path", param="model")
-    if isinstance(reference, UrlReference):
-        check_hash_given(reference, insecure_no_hash=False)
     return spec
 
 

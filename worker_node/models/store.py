@@ -133,7 +133,6 @@ class ModelStore:
         model_id: str | None = None,
         kind: str | None = None,
         quantization: Quantization | None = None,
-        insecure_no_hash: bool = False,
     ) -> PullSpec:
         """What a pull of `name` would make; `model_id` None is the source's own name. Makes no network calls.
 
@@ -167,7 +166,7 @@ class ModelStore:
                 f"the name {chosen} belongs to a model of the catalog; choose another with npu-node pull --name",
                 param="name",
             )
-        return PullSpec(reference, chosen, kind, quantization, insecure_no_hash, name)
+        return PullSpec(reference, chosen, kind, quantization, name)
 
     def is_installed(self, spec: PullSpec) -> bool:
         """Whether a pull would find the model there. Raises ConversionFailed when its name is another model's."""

@@ -29,6 +29,7 @@ from worker_node.core.types import ModelKind
 from worker_node.models.catalog import Quantization
 from worker_node.models.convert.job import ConversionJob, Converted
 from worker_node.models.directory import MODEL_FILE, TOKENIZER_FILES, family_of
+from worker_node.models.sources.selection import require_known_architecture
 
 # Chosen by fidelity and speed together: docs/models.md has the figures.
 DEFAULT_QUANTIZATION = Quantization.INT4_INT8
@@ -69,7 +70,8 @@ _READABLE = frozenset({"F32", "F16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K"})
 class GgufFile:
     """An open GGUF file: what it says of the model, and its weights exactly as llama.cpp would see them.
 
-    Raises ConversionFailed when the file is not one, or lacks a field that is asked for.
+    Raises ConversionFailed when the file is not one, or lacks a field that is asked for, SourceRejected for another
+    architecture than those that can be converted.
     """
 
     def __init__(self, path: Path) -> None:
@@ -81,6 +83,7 @@ class GgufFile:
         self._fields = reader.fields
         self._tensors: dict[str, ReaderTensor] = {tensor.name: tensor for tensor in reader.tensors}
         self.architecture: str = self.field("general.architecture")
+        require_known_architecture(self.architecture, str(path))
         unreadable = {tensor.tensor_type.name for tensor in reader.tensors} - _READABLE
         if unreadable:
             raise ConversionFailed(

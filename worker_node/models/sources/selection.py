@@ -23,7 +23,7 @@ class RemoteFile:
     path: str
     size: int
     sha256: str | None = None
-    git_sha1: str | None = None
+    git_sha1: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,23 +151,8 @@ def _unusable(listing: Listing, top: dict[str, RemoteFile]) -> SourceRejected:
     )
 
 
-# Enough for the metadata that precedes the tokenizer in files of every common writer.
-HEADER_BYTES = 64 << 10
 # Those that GenAI's reader builds a graph for (openvino-genai 2026.4).
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
-# The field, the type of a text, and its length, which is below 256.
-_ARCHITECTURE = re.compile(rb"general\.architecture\x08\0\0\0(.)\0{7}", re.DOTALL)
-
-
-def require_gguf(path: Path) -> None:
-    """Raises SourceRejected for what is not a GGUF file, and for models of an architecture that is not converted."""
-    with path.open("rb") as stream:
-        head = stream.read(HEADER_BYTES)
-    if not head.startswith(b"GGUF"):
-        raise SourceRejected(f"{path} is not a GGUF file: it does not begin with GGUF")
-    found = _ARCHITECTURE.search(head)
-    name = head[found.end() : found.end() + found[1][0]] if found else b""
-    require_known_architecture(name.decode(errors="replace"), path.name)
 
 
 def require_known_architecture(architecture: str, name: str) -> None:

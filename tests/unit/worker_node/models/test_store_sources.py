@@ -1,6 +1,5 @@
 """Models come into the store from a hub, a URL and local files, and are found by every name of their source."""
 
-import hashlib
 import os
 
 import pytest
@@ -120,17 +119,6 @@ def test_an_encoder_that_cannot_be_built_is_rejected_before_its_weights_come(hub
     assert hub.large_downloads() == []
 
 
-def test_a_gguf_file_comes_by_url_and_is_found_by_it(hub, store_root, make_gguf):
-    content = make_gguf().read_bytes()
-    hub.files["tiny.gguf"] = content
-    url = f"{hub.endpoint}/files/tiny.gguf"
-    store = ModelStore()
-    model = store.pull(f"{url}#sha256={hashlib.sha256(content).hexdigest()}")
-    assert (model.id, model.kind) == ("tiny", ModelKind.GENERATION)
-    assert store.get(url) == model
-    assert hidden(store_root) == set()
-
-
 def test_local_files_are_copied_and_found_by_their_path(store_root, make_bert):
     directory, _ = make_bert("mine")
     store = ModelStore()
@@ -184,8 +172,6 @@ def test_requests_may_name_local_files_only_by_their_absolute_path(store_root):
     for name in ("./x", "../x", "x.gguf"):
         with pytest.raises(BadRequest, match="absolute"):
             checked_spec(store, name)
-    with pytest.raises(BadRequest, match="sha256"):
-        checked_spec(store, "https://h.test/m.gguf")
 
 
 def test_downloads_that_nobody_continues_are_removed_after_a_week(store_root):
@@ -207,7 +193,7 @@ def test_the_command_pulls_from_a_hub_under_a_name_of_choice(hub, store_root, ma
     assert captured.out.startswith("mine: ready")
     assert "downloading model.safetensors" in captured.err
     assert main(["pull", "maker/none"]) == 1
-    assert "no such repository" in capsys.readouterr().err
+    assert "RepositoryNotFound" in capsys.readouterr().err
 
 
 def test_a_whisper_model_of_a_hub_is_taken_in_openvino_form_and_in_no_other(hub, store_root):

