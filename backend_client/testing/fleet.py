@@ -103,16 +103,18 @@ class FakeFleet:
         return NPUClient(self.urls, **options)
 
     def kill(self, index: int) -> None:
-        """Stop a node: its connections break, and new ones are refused."""
-        runner = self._runners.pop(index)
-        self._running().run(_end(runner))
-        self._kept[index] = _bound(self._ports[index])
+        """Stop a node: its connections break, and new ones are refused. One that is stopped stays so."""
+        thread, index = self._running(), range(len(self.nodes))[index]
+        if (runner := self._runners.pop(index, None)) is not None:
+            thread.run(_end(runner))
+            self._kept[index] = _bound(self._ports[index])
 
     def revive(self, index: int) -> None:
-        """Start a node that was stopped, on the same port."""
+        """Start a node that was stopped, on the same port. One that runs stays as it is."""
+        thread, index = self._running(), range(len(self.nodes))[index]
         if (kept := self._kept.pop(index, None)) is not None:
             kept.close()
-        self._running().run(self._start(index))
+            thread.run(self._start(index))
 
     def sent(self, path: str | None = None) -> list[Sent]:
         """The requests to a path, or all."""

@@ -109,11 +109,10 @@ def refusal(step: Step) -> Answer:
 NOT_FOUND = refusal(Step("status", 404, "not_found"))
 
 
-def vectors(texts: Sequence[str], dimensions: int, space: str) -> Answer:
+def vectors(model: str, rows: Sequence[npt.ArrayLike], dimensions: int, space: str) -> Answer:
     """The reply of /embeddings."""
-    rows = np.array([fake_vector(text, dimensions) for text in texts], "<f4").reshape(len(texts), dimensions)
-    headers = {"Content-Type": "application/octet-stream", "X-Shape": f"{len(texts)},{dimensions}", "X-Space": space}
-    return Answer(200, {**headers, **route_headers(EMBEDDER)}, rows.tobytes())
+    headers = {"Content-Type": "application/octet-stream", "X-Shape": f"{len(rows)},{dimensions}", "X-Space": space}
+    return Answer(200, {**headers, **route_headers(model)}, np.array(rows, "<f4").tobytes())
 
 
 def generation(model: str, prompt: str, pieces: Sequence[str]) -> Answer:
@@ -134,7 +133,7 @@ def chat(model: str, messages: Any, deltas: Sequence[Mapping[str, Any]], reason:
     return _stream([*(("", chunk) for chunk in chunks), ("", None)], model)
 
 
-def ranking(query: str, documents: Sequence[Any], top_n: int | None) -> Answer:
+def ranking(model: str, query: str, documents: Sequence[Any], top_n: int | None) -> Answer:
     """The reply of /v1/rerank: the score of a document is the share of the query's words that it has."""
     texts = [document if isinstance(document, str) else document["text"] for document in documents]
     wanted = set(query.lower().split())
@@ -142,8 +141,8 @@ def ranking(query: str, documents: Sequence[Any], top_n: int | None) -> Answer:
     order = sorted(range(len(texts)), key=lambda index: -scores[index])[:top_n]
     results = [{"index": index, "relevance_score": scores[index]} for index in order]
     tokens = sum(len(WORD.findall(text)) for text in [query, *texts])
-    body = {"id": "rerank-fake", "model": RERANKER, "results": results, "usage": {"total_tokens": tokens}}
-    return json_answer(body, route_headers(RERANKER))
+    body = {"id": "rerank-fake", "model": model, "results": results, "usage": {"total_tokens": tokens}}
+    return json_answer(body, route_headers(model))
 
 
 def transcript(text: str, language: str | None) -> Answer:
@@ -184,6 +183,13 @@ _KIND_OF = {
 }
 PATHS = tuple(_KIND_OF)
 _INVALID = "invalid_request"
+
+
+def model_row(kind: str | None) -> dict[str, Any]:
+    """A model on /health, without its id."""
+    return {"kind": kind, "state": "ready", "device": "CPU", "placements": ["CPU"], "context_limit": 8192}
+
+
 _MODELS = {
     "embedding": EMBEDDER,
     "generation": WRITER,
@@ -198,19 +204,30 @@ class FakeNode:
 
     `tool_call` is the name and the arguments of a tool call that answers chats with tools; `transcript` is the text of
     all recordings; `offers` are the kinds of models that it has. The model of kind vision takes chats with images.
+    `models` are the rows of /health by id; `vector` makes the vector of a text, given its length and its space.
     """
 
     def __init__(self, record: Callable[[Sent], None], dimensions: int) -> None:
         self.url = ""
-        self.space = "fake-space"
+        self.models = {name: model_row(kind) for kind, name in _MODELS.items()}
+        self.models[EMBEDDER] |= {"dimensions": dimensions, "space": "fake-space"}
+        self.vector: Callable[[str, int, str], npt.ArrayLike] = lambda text, length, _: fake_vector(text, length)
         self.answer: str | Callable[[Mapping[str, Any]], str] = "The capital is Paris."
         self.tool_call: tuple[str, Mapping[str, Any]] | None = None
         self.transcript = "It is raining in Paris."
         self.health_status = "ready"
         self.offers = set(_MODELS)
         self._record = record
-        self._dimensions = dimensions
         self._steps: deque[Step | None] = deque()
+
+    @property
+    def space(self) -> str:
+        """The vector space of its first embedding model."""
+        return str(self._first("embedding")["space"])
+
+    @space.setter
+    def space(self, space: str) -> None:
+        self._first("embedding")["space"] = space
 
     def script(self, *steps: Step | None) -> None:
         """What to do with the next requests, one after another; None answers one. Afterwards all are answered."""
@@ -222,14 +239,9 @@ class FakeNode:
 
     def health(self) -> Answer:
         """The reply of /health."""
-        common: dict[str, Any] = {"state": "ready", "device": "CPU", "placements": ["CPU"], "context_limit": 8192}
-        models = [{"id": name, "kind": kind, **common} for kind, name in _MODELS.items() if kind in self.offers]
-        for model in models:
-            if model["kind"] == "embedding":
-                model |= {"dimensions": self._dimensions, "space": self.space}
-        serving = self.health_status in {"ready", "degraded"}
-        body = {"status": self.health_status, "version": "fake", "models": models if serving else []}
-        return json_answer(body, status=200 if serving else 503)
+        models = [{"id": name, **row} for name, row in self._offered().items()]
+        body = {"status": self.health_status, "version": "fake", "models": models}
+        return json_answer(body, status=200 if self.health_status in {"ready", "degraded"} else 503)
 
     def take(self, path: str, headers: Mapping[str, str], content: bytes) -> tuple[Step | None, Answer]:
         """A request: its step, and the reply, which a step may keep from the caller."""
@@ -248,36 +260,46 @@ class FakeNode:
         if step is not None and step.kind == "status":
             return step, refusal(step)
         try:
-            kind = self._kind(path, body)
-            model = body.get("model") or _MODELS[kind]
-            if kind not in self.offers and not (kind == "vision" and "generation" in self.offers):
+            kind = writing_kind(body) if _KIND_OF[path] == "generation" else _KIND_OF[path]
+            model = self._model(kind, body.get("model"))
+            if model is None:
                 return step, refusal(Step("status", 404, "model_not_found"))
-            if model != _MODELS[kind] and (model, kind) != (VIEWER, "generation"):
+            if (kind, self.models[model]["kind"]) == ("vision", "generation"):
                 # A model that reads no images refuses them.
-                wrong = model == WRITER and kind == "vision"
-                return step, refusal(Step("status", *((400, _INVALID) if wrong else (404, "model_not_found"))))
+                return step, refusal(Step("status", 400, _INVALID))
             return step, self._answer(path, body, model)
         except (KeyError, TypeError, AttributeError):
             # A field is missing, or of another type.
             return step, refusal(Step("status", 400, _INVALID))
 
-    def _kind(self, path: str, body: Mapping[str, Any]) -> str:
-        """The kind of model that answers where the body names none."""
-        if _KIND_OF[path] != "generation":
-            return _KIND_OF[path]
-        return writing_kind(body) if "generation" in self.offers else "vision"
+    def _offered(self) -> dict[str, dict[str, Any]]:
+        return {name: row for name, row in self.models.items() if row["kind"] is None or row["kind"] in self.offers}
+
+    def _first(self, kind: str) -> dict[str, Any]:
+        return next(row for row in self.models.values() if row["kind"] == kind)
+
+    def _model(self, kind: str, asked: str | None) -> str | None:
+        """The model that answers: the one with that name or alias, or the first of its kind; None: there is none."""
+        written = {"generation", "vision"}
+        fitting = {
+            name: row for name, row in self._offered().items() if row["kind"] == kind or {row["kind"], kind} <= written
+        }
+        if asked is not None:
+            return next((name for name, row in fitting.items() if asked in {name, *row.get("aliases", ())}), None)
+        return min(fitting, key=lambda name: fitting[name]["kind"] != kind, default=None)
 
     def _answer(self, path: str, body: Mapping[str, Any], model: str) -> Answer:
         if path == "/embeddings":
-            wanted = body.get("dimensions", self._dimensions)
-            space = self.space if wanted == self._dimensions else f"{self.space}-{wanted}"
-            return vectors(body["texts"], wanted, space)
+            whole, space = self.models[model]["dimensions"], self.models[model]["space"]
+            length = body.get("dimensions", whole)
+            space = space if length == whole else f"{space}-{length}"
+            return vectors(model, [self.vector(text, length, space) for text in body["texts"]], length, space)
         if path == "/inference":
             return generation(model, body["prompt"], self._pieces(body))
         if path == "/v1/chat/completions":
             return self._chat(body, model)
         if path in {"/v1/rerank", "/v2/rerank"}:
-            return ranking(body["query"], body["documents"], body.get("top_n"))
+            return ranking(model, body["query"], body["documents"], body.get("top_n"))
         if path.startswith("/v1/audio/"):
             language = None if body.get("stream") == "true" else body.get("language", "english")
             return transcript(self.transcript, language)

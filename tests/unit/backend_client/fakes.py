@@ -1,38 +1,42 @@
-"""A fleet of scripted nodes behind the transport protocol, for tests in virtual time."""
+"""A fleet of fake nodes in memory, for tests in virtual time."""
 
 import asyncio
 import json
 import random
 from contextlib import asynccontextmanager
 
-import numpy as np
-
-from backend_client import ClientOptions, NPUClient
+from backend_client import ClientOptions, NPUClient, testing
 from backend_client.errors import NodeUnreachable
 from backend_client.http.health import HealthReport
-from backend_client.http.messages import EmbedReply, Reply, RouteInfo
+from backend_client.http.messages import Reply
 from backend_client.http.sse import Event
+from backend_client.testing.memory import MemoryTransport
+from backend_client.testing.node import generation, model_row
 
 EMBEDDER = "minilm"
 WRITER = "smollm"
 
 
+def node_of(space, embedder=EMBEDDER):
+    """A fake node that writes and embeds; its vectors tell the length of their text."""
+    node = testing.FakeNode(lambda _: None, 2)
+    embedding = model_row("embedding") | {"dimensions": 2, "space": space}
+    node.models = {embedder: embedding, WRITER: model_row("generation")}
+    node.vector = lambda text, *_: [float(len(text)), 1.0]
+    return node
+
+
 def report(status="ready", *, space="space-a", state="ready", queue=0, device="CPU", placements=("CPU",)):
     """A /health body."""
-    common = {"state": state, "device": device, "placements": placements, "queue_depth": queue}
-    return HealthReport.model_validate(
-        {
-            "status": status,
-            "models": [
-                {"id": EMBEDDER, "kind": "embedding", "dimensions": 2, "space": space, **common},
-                {"id": WRITER, "kind": "generation", **common},
-            ],
-        }
-    )
+    node = node_of(space)
+    node.health_status = status
+    for row in node.models.values():
+        row |= {"state": state, "device": device, "placements": placements, "queue_depth": queue}
+    return HealthReport.model_validate_json(node.health().body)
 
 
 class FakeNode:
-    """`health`, `embed` and `generate` may be set to a value, an exception, or an async function of the call.
+    """`health`, `embed` and `pieces` may be set to a value, an exception, or an async function of the call.
 
     `requests` are the virtual times of ordinary requests; `probes` those of /health.
     """
@@ -40,17 +44,16 @@ class FakeNode:
     def __init__(self, url, space="space-a"):
         self.url = url
         self.space = space
-        self.health = report(space=space)
-        self.embed = self.vectors
-        self.pieces = ["Pa", "ris"]
         self.requests = []
         self.request_ids = []
         self.probes = []
+        self.revive()
 
     async def vectors(self, call):
-        vectors = np.array([[float(len(text)), 1.0] for text in call.texts], np.float32)
-        route = RouteInfo(call.model or EMBEDDER, "CPU", "preferred", sum(map(len, call.texts)), None, emulated=False)
-        return EmbedReply(vectors, self.space, route)
+        """The vectors of whatever model is asked for."""
+        node = node_of(self.space, call.model or EMBEDDER)
+        node.url = self.url
+        return await MemoryTransport([node]).embed(self.url, call)
 
     def die(self):
         """Refuse connections, as a dead process does."""
@@ -69,12 +72,6 @@ class FakeNode:
         self.pieces = ["Pa", "ris"]
 
 
-def done(model, tokens):
-    """The last event of an answer of /inference."""
-    usage = {"prompt_tokens": 5, "completion_tokens": tokens}
-    return Event("done", json.dumps({"model": model, "device": "CPU", "finish_reason": "stop", "usage": usage}))
-
-
 async def hang(*_):
     await asyncio.get_running_loop().create_future()
 
@@ -85,13 +82,11 @@ async def play(script, *args):
     return await script(*args) if callable(script) else script
 
 
-class FakeTransport:
+class FakeTransport(MemoryTransport):
     """Carries requests to the fakes, taking `latency` seconds each."""
 
     def __init__(self, nodes, latency=0.002):
-        self.nodes = {node.url: node for node in nodes}
-        self.latency = latency
-        self.closed = False
+        super().__init__(nodes, latency)
 
     async def health(self, url):
         node = self.nodes[url]
@@ -105,16 +100,12 @@ class FakeTransport:
 
     async def events(self, url, call):
         node = await self._arrive(url, call)
-        model = call.model or WRITER
-        yield Reply(200, {"x-model": model, "x-npu-node-device": "CPU"})
-        for piece in list(node.pieces):
-            text = await play(piece, call)
+        answer = generation(call.model or WRITER, "prompt", node.pieces)
+        yield Reply(200, {name.lower(): value for name, value in answer.headers.items()})
+        for name, data in answer.events:
+            sent = {"text": await play(data["text"], call)} if name == "token" else data
             await asyncio.sleep(self.latency)
-            yield Event("token", json.dumps({"text": text}))
-        yield done(model, len(node.pieces))
-
-    async def close(self):
-        self.closed = True
+            yield Event(name, json.dumps(sent))
 
     async def _arrive(self, url, call):
         node = self.nodes[url]

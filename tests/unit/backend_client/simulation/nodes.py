@@ -1,25 +1,15 @@
-"""Nodes in memory that fail in every way a script asks for, behind the client's transport protocol."""
+"""Fake nodes in memory that fail in every way a script asks for."""
 
 import asyncio
 import contextlib
 import json
 import zlib
 
-import numpy as np
-
-from backend_client.errors import (
-    BadReply,
-    ConnectionLost,
-    ModelMissing,
-    NodeFailed,
-    NodeNotServing,
-    NodeOverloaded,
-    NodeUnreachable,
-)
-from backend_client.http.health import HealthReport
-from backend_client.http.messages import EmbedReply, Reply, RouteInfo
+from backend_client.errors import BadReply, ConnectionLost, NodeNotServing, NodeUnreachable
 from backend_client.http.sse import Event
-from tests.unit.backend_client.fakes import done
+from backend_client.testing import FakeNode, status
+from backend_client.testing.memory import MemoryTransport
+from backend_client.testing.node import model_row
 
 EMBEDDER, OTHER, WRITER, ALIAS = "minilm", "e5", "smollm", "prod"
 SPACES = ["space-a", "space-b", "space-c", "space-d"]
@@ -37,17 +27,22 @@ def vector(text, space):
 
 def answer(prompt):
     """The pieces that a node must answer."""
-    return [f"{prompt}:{index} " for index in range(zlib.crc32(prompt.encode()) % 5 + 1)]
+    number = zlib.crc32(prompt.encode())
+    return [f"{number}:{index} " for index in range(number % 5 + 1)]
 
 
-class SimNode:
+class SimNode(FakeNode):
     """One node. `fault` is what ails it now; see `scenario.FAULTS`."""
 
     def __init__(self, url, rng, *, spaces, alias):
+        super().__init__(lambda _: None, 2)
         self.url = url
         self.rng = rng
         self.pace = rng.uniform(0.001, 0.03)
-        self.spaces = dict(spaces)
+        self.models = {name: model_row("embedding") | {"dimensions": 2, "space": spaces[name]} for name in spaces}
+        self.models[WRITER] = model_row("generation")
+        self.vector = lambda text, _, space: vector(text, space)
+        self.answer = lambda body: "".join(answer(body["prompt"]))
         self.alias = alias
         self.fault = None
         self._epoch = 0
@@ -63,77 +58,46 @@ class SimNode:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def report(self):
-        """The body of /health."""
-        state = "loading" if self.fault == "loading" else "ready"
-        common = {"device": "CPU", "placements": ["CPU"]}
-        models = [
-            {
-                "id": name,
-                "kind": "embedding",
-                "dimensions": 2,
-                "space": space,
-                "state": state if name == EMBEDDER else "ready",
-                "aliases": [ALIAS] if name == self.alias else [],
-                **common,
-            }
-            for name, space in self.spaces.items()
-        ]
-        restart = {"state": "loading", "ready_in_s": 2.0} if self.fault == f"killed {WRITER}" else {"state": "ready"}
-        models.append({"id": WRITER, "kind": "generation", **restart, **common})
-        status = {"loading": "degraded", "draining": "draining"}.get(self.fault, "ready")
-        return HealthReport.model_validate({"status": status, "models": models})
+    def health(self):
+        for name, row in self.models.items():
+            row["aliases"] = [ALIAS] if name == self.alias else []
+        self.models[EMBEDDER]["state"] = "loading" if self.fault == "loading" else "ready"
+        killed = self.fault == f"killed {WRITER}"
+        self.models[WRITER] |= {"state": "loading", "ready_in_s": 2.0} if killed else {"state": "ready"}
+        self.health_status = {"loading": "degraded", "draining": "draining"}.get(self.fault, "ready")
+        return super().health()
 
-    async def health(self):
-        """One probe."""
-        await self._connect()
+    async def probed(self):
+        """What a probe goes through."""
+        await self.connect()
         if self.fault == "probes lost" and self.rng.random() < 0.6:
             await self._until_changed()
-        await self._work("health", 0.001)
-        return self.report()
+        await self.work("health", 0.001)
 
-    async def embed(self, call):
-        """One POST /embeddings."""
-        name = self._admit(call.model, set(self.spaces))
-        await self._work(name, self.pace * (1 + len(call.texts) / 64) * self.rng.lognormvariate(0, 0.3))
-        space = self.spaces[name]
-        vectors = np.array([vector(text, space) for text in call.texts], np.float32).reshape(-1, 2)
-        return EmbedReply(vectors, space, self._route(name))
+    def named(self, model):
+        """The id of a model, given its name or alias."""
+        return self.alias if model == ALIAS else model
 
-    async def events(self, call):
-        """One POST /inference."""
-        name = self._admit(call.model, {WRITER})
-        while self.fault == f"killed {WRITER}":
-            if not call.may_wait:
-                raise NodeNotServing("restarts", node=self.url, status=503, code="engine_unavailable", retry_after=2.0)
+    async def refusal(self, name, *, may_wait):
+        """How the fault refuses a request for a model; None: it does not."""
+        while self.fault == f"killed {WRITER}" and name == WRITER:
+            if not may_wait:
+                return status(503, "engine_unavailable", retry_after=2.0)
             await self._until_changed()
-        yield Reply(200, {"x-model": name, "x-npu-node-device": "CPU"})
-        for piece in answer(json.loads(call.encoded)["prompt"]):
-            await self._work(name, self.pace * self.rng.lognormvariate(0, 0.3))
-            yield Event("token", json.dumps({"text": piece}))
-        yield done(name, 1)
+        fault = self.fault
+        if fault == "flaky":
+            fault = None if self.rng.random() > 0.5 else "failing"
+        elif fault == "loading" and name != EMBEDDER:
+            fault = None
+        wait = self.rng.uniform(0.05, 2.0)
+        return {
+            "busy": status(429, "overloaded", retry_after=wait),
+            "draining": status(503, "draining"),
+            "failing": status(500),
+            "loading": status(503, "model_loading", retry_after=1.0),
+        }.get(fault)
 
-    def _route(self, name):
-        return RouteInfo(name, "CPU", "preferred", 1, None, emulated=False)
-
-    def _admit(self, model, names):
-        name = self.alias if model == ALIAS else model
-        match self.fault:
-            case "busy":
-                raise NodeOverloaded("full", node=self.url, status=429, retry_after=self.rng.uniform(0.05, 2.0))
-            case "draining":
-                raise NodeNotServing("drains", node=self.url, status=503, code="draining")
-            case "flaky" if self.rng.random() > 0.5:
-                pass
-            case "failing" | "flaky":
-                raise NodeFailed("boom", node=self.url, status=500)
-            case "loading" if name == EMBEDDER:
-                raise NodeNotServing("loads", node=self.url, status=503, code="model_loading", retry_after=1.0)
-        if name not in names:
-            raise ModelMissing("no such model", node=self.url, status=404)
-        return name
-
-    async def _connect(self):
+    async def connect(self):
         if self.fault == "dead":
             await asyncio.sleep(0.0005)
             raise NodeUnreachable("refused", node=self.url)
@@ -141,9 +105,9 @@ class SimNode:
             await asyncio.sleep(1.0)
             raise NodeUnreachable("no answer in time", node=self.url)
 
-    async def _work(self, name, seconds):
-        """Take that long, and longer or for ever while a fault says so."""
-        epoch, kills, left = self._epoch, self._kills, seconds
+    async def work(self, name, seconds):
+        """Take that long at this node's random pace, and longer or for ever while a fault says so."""
+        epoch, kills, left = self._epoch, self._kills, seconds * self.rng.lognormvariate(0, 0.3)
         while True:
             if self._kills != kills and name == WRITER:
                 raise NodeNotServing("died", node=self.url, code="engine_unavailable")
@@ -169,46 +133,46 @@ class SimNode:
         return changed.is_set()
 
 
-class SimTransport:
+class SimTransport(MemoryTransport):
     """Counts what is under way, what was sent, and what nodes cannot serve, or not yet (`misrouted`)."""
 
     def __init__(self, nodes):
-        self.nodes = {node.url: node for node in nodes}
+        super().__init__(nodes)
         self.under_way = 0
         self.misrouted = 0
         self.sent = []
-        self.closed = False
 
     @contextlib.contextmanager
     def _counted(self):
         self.under_way += 1
         try:
             yield
-        except (ModelMissing, NodeNotServing) as error:
-            self.misrouted += not isinstance(error, NodeNotServing) or error.code == "model_loading"
-            raise
         finally:
             self.under_way -= 1
 
-    async def health(self, url):
+    async def request(self, node, method, path, body, headers, *, probe=False):
         with self._counted():
-            return await self.nodes[url].health()
+            if probe:
+                await self.nodes[node].probed()
+            return await super().request(node, method, path, body, headers, probe=probe)
 
-    async def embed(self, url, call):
+    async def events(self, node, call):
         with self._counted():
-            await self._arrive(url, call)
-            return await self.nodes[url].embed(call)
-
-    async def events(self, url, call):
-        with self._counted():
-            await self._arrive(url, call)
-            async with contextlib.aclosing(self.nodes[url].events(call)) as items:
+            async with contextlib.aclosing(super().events(node, call)) as items:
                 async for item in items:
+                    if isinstance(item, Event) and item.name == "token":
+                        await self.nodes[node].work(WRITER, self.nodes[node].pace)
                     yield item
 
-    async def close(self):
-        self.closed = True
-
-    async def _arrive(self, url, call):
-        await self.nodes[url]._connect()
-        self.sent.append((now(), url, call.request_id))
+    async def _take(self, url, path, headers, body):
+        node, asked = self.nodes[url], json.loads(body)
+        await node.connect()
+        self.sent.append((now(), url, headers["X-Request-ID"]))
+        name, texts = node.named(asked.get("model")), asked.get("texts", ())
+        refusal = await node.refusal(name, may_wait=headers.get("X-NPU-Restart-Wait-Ms") != "0")
+        if texts and name in node.models and refusal is None:
+            await node.work(name, node.pace * (1 + len(texts) / 64))
+        node.script(refusal)
+        step, answer = await super()._take(url, path, headers, json.dumps(asked | {"model": name}).encode())
+        self.misrouted += answer.status == 404 or (step is not None and step.code == "model_loading")
+        return step, answer

@@ -140,9 +140,9 @@ class _Run:
         node = self.nodes[fault.node]
         await asyncio.sleep(max(0.0, fault.start - self.now()))
         if fault.kind == "another space":
-            node.spaces[EMBEDDER] = SPACES[3]
+            node.models[EMBEDDER]["space"] = SPACES[3]
         elif fault.kind == "another alias":
-            node.alias = OTHER if node.alias == EMBEDDER and OTHER in node.spaces else EMBEDDER
+            node.alias = OTHER if node.alias == EMBEDDER and OTHER in node.models else EMBEDDER
         else:
             node.set(fault.kind)
             await asyncio.sleep(max(0.0, fault.end - self.now()))
@@ -295,4 +295,4 @@ class _Run:
 
     def _bound_here(self, node):
         bound = self.spaces.get(EMBEDDER)
-        return bound is not None and node.spaces[EMBEDDER] == bound
+        return bound is not None and node.space == bound
