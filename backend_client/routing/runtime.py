@@ -89,7 +89,7 @@ class Runtime:
 
     def _forget(self) -> None:
         """Nothing runs any more, and what was known of the nodes' health is out of date."""
-        self._running = self._follower = self._closing = self._end = None
+        self._running = self._follower = self._end = None
         urls = list(self.pool.nodes)
         for url in urls:
             self.pool.remove(url)
@@ -121,9 +121,9 @@ class Runtime:
         A second call waits for the first. One that is cancelled leaves nothing open: closing goes on.
         """
         self._closed = True
-        if self._running is not None and not self._running.loop.is_closed():
-            if self._closing is None:
-                self._closing = asyncio.create_task(self._close(self._running), name="closing the client")
+        if self._closing is None and self._running is not None and not self._running.loop.is_closed():
+            self._closing = asyncio.create_task(self._close(self._running), name="closing the client")
+        if self._closing is not None and not self._closing.done():
             await asyncio.shield(self._closing)
 
     async def _close(self, running: Running) -> None:

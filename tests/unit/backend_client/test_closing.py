@@ -108,20 +108,29 @@ async def test_a_call_that_ends_by_itself_as_the_client_closes_keeps_its_result(
         assert isinstance(result, list | ClientClosed)
 
 
+class SlowlyClosed(FakeTransport):
+    async def close(self):
+        await asyncio.sleep(0.1)
+        await super().close()
+
+
+@pytest.mark.parametrize("turns", range(1, 12))
 @in_virtual_time
-async def test_closing_twice_at_once_and_leaving_it_closes_everything():
+async def test_a_second_close_waits_for_the_first_whenever_that_is_left(turns):
     nodes = fleet(2)
     for node in nodes:
         node.embed = hang
-    transport = FakeTransport(nodes)
+    transport = SlowlyClosed(nodes)
     client = NPUClient([node.url for node in nodes], transport=lambda: transport, clock=now)
     call = asyncio.ensure_future(client.embed("text"))
     await asyncio.sleep(0.1)
-    left, second = asyncio.ensure_future(client.close()), asyncio.ensure_future(client.close())
-    await asyncio.sleep(0)
+    left = asyncio.ensure_future(client.close())
+    for _ in range(turns):
+        await asyncio.sleep(0)
     left.cancel()
-    await second
+    await client.close()
     assert transport.closed
+    await asyncio.gather(left, return_exceptions=True)
     with pytest.raises(ClientClosed):
         await call
     assert asyncio.all_tasks() == {asyncio.current_task()}
