@@ -16,13 +16,12 @@ from pathlib import Path
 os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 import psutil
-import ray
 from ray.cluster_utils import Cluster
 
 from backend_client.bulk import run_job
 from backend_client.bulk.inputs import list_inputs
 from backend_client.bulk.output import Progress, Receipt
-from backend_client.bulk.ray_executor import OPTIONS, RESOURCE, Actor, RayExecutor
+from backend_client.bulk.ray_executor import RESOURCE, RayExecutor
 from backend_client.bulk.run import Driver
 from backend_client.bulk.worker import Worker
 from backend_client.settings import ClientSettings
@@ -32,23 +31,17 @@ FRAGMENTS = 20_000
 RATE = 1000.0
 
 
-class EmptyActor(Actor):
-    """Commits nothing: what is left is Ray and the driver."""
-
-    async def ready(self, job):  # noqa: ARG002
-        return os.getpid()
-
-    async def process(self, fragment):
-        return Receipt(fragment=fragment.id, rows=0, rejected=0)
+def commit_nothing(request, nodes, job, fragment):  # noqa: ARG001
+    """What is left is Ray and the driver."""
+    return Receipt(fragment=fragment.id, rows=0, rejected=0)
 
 
 async def empty(cluster, folder):
     source = make_input(folder / "small.parquet", 10)
     request = request_for(source, folder / "empty")
     settings = ClientSettings.load(nodes=["http://127.0.0.1:1"])
-    connected = await RayExecutor.connect(cluster.address, request, settings)
-    remote = ray.remote(EmptyActor).options(**OPTIONS)
-    executor = RayExecutor(lambda: remote.remote(request, (), start_node=False), connected.count)
+    await RayExecutor.connect(cluster.address, request, settings)
+    executor = RayExecutor(request, (), commit_nothing)
     await executor.begin(None)
     fragments = empty_fragments(list_inputs(str(source))[0], FRAGMENTS)
     progress = Progress(len(fragments))

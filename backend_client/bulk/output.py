@@ -190,14 +190,8 @@ class BulkReport:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        values = {name: getattr(self, name) for name in self.__slots__}
-        return {
-            **values,
-            "exit_code": int(self.exit_code),
-            "quarantined": dict(self.quarantined),
-            "served": dict(self.served),
-            "rows_per_second": round(self.rows_now / self.seconds, 1) if self.seconds else 0.0,
-        }
+        rate = round(self.rows_now / self.seconds, 1) if self.seconds else 0.0
+        return asdict(self) | {"exit_code": int(self.exit_code), "rows_per_second": rate}
 
 
 class Progress:

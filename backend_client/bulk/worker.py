@@ -16,12 +16,9 @@ from backend_client.bulk.supervisor import Note
 from backend_client.client import InferenceClient
 from backend_client.errors import (
     ConfigurationError,
-    ModelNotFound,
-    NPUUnavailableError,
     RequestRejected,
     VectorSpaceMismatch,
 )
-from backend_client.http.messages import plain_name
 from backend_client.lifetime import in_daemon_thread
 from backend_client.results import CallOptions, EmbedOptions
 from backend_client.settings import ClientSettings
@@ -55,7 +52,7 @@ class Worker:
         self._begun: tuple[BulkJob, Store, Work] | None = None
 
     async def probe(self, job: BulkJob | None) -> Probe:
-        """Send one small request to a node; while no node answers, again, for as long as the patience allows.
+        """Send one small request to a node, never to the cloud; again while no node answers and the patience allows.
 
         Raises RequestRejected (ModelNotFound for example) at once, and ConfigurationError when the nodes answer in
         another space than the job's.
@@ -75,16 +72,10 @@ class Worker:
                 model, result.space, len(result.vector), await self._excluded(client, result.model, result.space)
             )
 
-        known = self._served_by_cloud(job)
-        patience = Patience(request.patience if known is None else 0.0)
         try:
-            return await patience.ask(ask, final=(RequestRejected, VectorSpaceMismatch))
+            return await Patience(request.patience).ask(ask, final=(RequestRejected, VectorSpaceMismatch))
         except VectorSpaceMismatch as error:
             problem = error.message
-        except (NPUUnavailableError, ModelNotFound):
-            if known is None:
-                raise
-            return known
         raise ConfigurationError(f"the nodes do not answer in the vector space of job.json: {problem}")
 
     async def begin(self, job: BulkJob) -> None:
@@ -104,18 +95,13 @@ class Worker:
             work = Generation(client, job, options, slots, request.patience)
         self._begun = job, store, work
 
-    @property
-    def begun(self) -> tuple[BulkJob, Store, Work]:
-        """The job, its output, and what is done with its rows. Raises ConfigurationError before `begin`."""
-        if self._begun is None:
-            raise ConfigurationError("the worker has no job: call begin() first")
-        return self._begun
-
     async def submit(self, fragment: Fragment) -> Receipt:
         """Process a fragment of the job that was begun."""
+        if self._begun is None:
+            raise ConfigurationError("the worker has no job: call begin() first")
         self._note(fragment.id, True)
         try:
-            return await process(fragment, *self.begun)
+            return await process(fragment, *self._begun)
         finally:
             self._note(fragment.id, False)
 
@@ -153,18 +139,6 @@ class Worker:
             priority="batch",
             require_device=request.require_device,
         )
-
-    def _served_by_cloud(self, job: BulkJob | None) -> Probe | None:
-        """What a node would have answered, where that is known and the cloud can serve the job without nodes."""
-        cloud, request = self._settings.cloud, self._request
-        if cloud is None or not request.allow_cloud or self._settings.local_only or request.require_device is not None:
-            return None
-        if request.kind == "embed":
-            mapped = job is not None and job.space in cloud.embedding_models
-            return Probe(job.model, job.space, job.dimensions) if job is not None and mapped else None
-        model = plain_name((job.model if job is not None else request.model) or "")
-        mapped = model in map(plain_name, cloud.chat_models)
-        return Probe(request.model or model, "", 0) if mapped else None
 
     async def _excluded(self, client: InferenceClient, model: str, space: str) -> tuple[str, ...]:
         # Of all nodes: the others may be slower than the one that answered.

@@ -159,9 +159,9 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--require-device", choices=("NPU", "GPU", "CPU"), help="no other device may run it")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--shard", metavar="I/N", help="do part I of N, counted from 0")
-    where.add_argument("--ray", metavar="ADDRESS", help="work on the actors of this Ray cluster")
+    where.add_argument("--ray", metavar="ADDRESS", help="work on the machines of this Ray cluster")
     parser.add_argument("--rows-per-fragment", type=int, metavar="ROWS", help="rows that are committed at once")
-    parser.add_argument("--window", type=int, default=2, help="fragments at once (2); on Ray one for each actor")
+    parser.add_argument("--window", type=int, default=2, help="fragments at once (2); on Ray one for each machine")
     parser.add_argument("--concurrency", type=int, help="requests under way at once (3 batches or 8 prompts a node)")
     parser.add_argument("--attempts", type=int, default=3, help="failures of a fragment until it is quarantined (3)")
     parser.add_argument("--max-rejected", type=float, default=0.001, metavar="SHARE", help="of the rows (0.001)")
@@ -190,7 +190,7 @@ class _Removed(argparse.Action):
 
 
 def start(args: argparse.Namespace, settings: ClientSettings) -> int:
-    """Run the job in a child process, so that a fragment that kills it is quarantined; on Ray the actors do that."""
+    """Run the job in a child process, so that a fragment that kills it is quarantined; on Ray each has its own."""
     _checked_request(args)
     if args.status or args.ray is not None or args.in_process or not supported():
         return asyncio.run(run(args, settings))

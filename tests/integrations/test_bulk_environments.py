@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.foreign import environment
 
-# They install up to 80 packages on the first run; Ray starts four machines' worth of processes, and actors anew.
+# They install up to 80 packages on the first run; Ray starts four machines' worth of processes, and again.
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 HERE = Path(__file__).parent

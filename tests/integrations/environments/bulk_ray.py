@@ -1,4 +1,4 @@
-"""Data sets on a Ray cluster of a head and three machines, with actors and machines killed while they work.
+"""Data sets on a Ray cluster of a head and three machines, with processes and machines killed while they work.
 
 Runs in an environment of its own (bulk_ray.txt), which tests/integrations/test_bulk_environments.py makes.
 Prints a line for each scenario.
@@ -15,23 +15,20 @@ from pathlib import Path
 os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 import psutil
-import ray
 from ray.cluster_utils import Cluster
 
 from backend_client.bulk import BulkRequest, ExitCode, run_job
-from backend_client.bulk.ray_executor import OPTIONS, RESOURCE, Actor, RayExecutor
+from backend_client.bulk.ray_executor import RESOURCE, RayExecutor, process_fragment
 from backend_client.settings import ClientSettings
 from backend_client.testing import FakeFleet
 from tests.faults.bulk.data_sets import assert_whole, make_input, rows_of
 
 
-class DyingActor(Actor):
+def dying(request, nodes, job, fragment):
     """Dies with every fragment that begins at row 150 of the Parquet file."""
-
-    async def process(self, fragment):
-        if fragment.file.form == "parquet" and fragment.start == 150:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return await super().process(fragment)
+    if fragment.file.form == "parquet" and fragment.start == 150:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return process_fragment(request, nodes, job, fragment)
 
 
 @contextlib.contextmanager
@@ -43,10 +40,10 @@ def cluster_of(machines):
         cluster.shutdown()
 
 
-def actors():
-    """The processes of actors that this process's cluster runs."""
+def workers():
+    """The processes of this process's cluster that work on a fragment, or have."""
     found = psutil.Process().children(recursive=True)
-    return [process for process in found if "Actor" in _title(process)]
+    return [process for process in found if "process_fragment" in _title(process)]
 
 
 def _title(process):
@@ -55,15 +52,14 @@ def _title(process):
     return ""
 
 
-async def run(cluster, source, out, fleet, *, actor=None, on_progress=None):
+async def run(cluster, source, out, fleet, *, process=None, on_progress=None):
     request = BulkRequest(
         kind="embed", source=str(source), out=str(out), column="text", rows_per_fragment=25, max_rejected=0.1
     )
     settings = ClientSettings.load(nodes=fleet.urls)
     executor = await RayExecutor.connect(cluster.address, request, settings)
-    if actor is not None:
-        remote = ray.remote(actor).options(**OPTIONS)
-        executor = RayExecutor(lambda: remote.remote(request, settings.nodes, start_node=False), executor.count)
+    if process is not None:
+        executor = RayExecutor(request, settings.nodes, process)
     return await run_job(request, settings, executor=executor, on_progress=on_progress)
 
 
@@ -74,30 +70,30 @@ async def undisturbed(cluster, source, texts, out, fleet):
     return "undisturbed: every row once"
 
 
-async def killed_actors(cluster, source, texts, out, fleet):
+async def killed_workers(cluster, source, texts, out, fleet):
     killed = []
 
     def kill_one(progress):
-        if len(killed) < 3 and progress.done >= 5 * (len(killed) + 1):
-            victim = actors()[0]
-            victim.kill()
-            killed.append(victim.pid)
+        busy = workers()
+        if busy and len(killed) < 3 and progress.done >= 5 * (len(killed) + 1):
+            busy[0].kill()
+            killed.append(busy[0].pid)
 
     report = await run(cluster, source, out, fleet, on_progress=kill_one)
     assert report.exit_code is ExitCode.COMPLETE, report
     assert len(killed) == 3
     assert report.lost >= 1, report
     assert_whole(out, texts)
-    return f"three actors killed: every row once, {report.lost} deaths noticed, {report.failures} fragments again"
+    return f"three processes killed: every row once, {report.lost} deaths noticed, {report.failures} fragments again"
 
 
 async def poisonous_fragment(cluster, source, texts, out, fleet):
-    report = await run(cluster, source, out, fleet, actor=DyingActor)
+    report = await run(cluster, source, out, fleet, process=dying)
     assert report.exit_code is ExitCode.QUARANTINED, report
     ((_, reason),) = report.quarantined.items()
     assert " 150-175: its worker died" in reason, reason
     assert len(rows_of(out)) == len(texts) - 25
-    first = f"a fragment that kills its actor: quarantined after {report.lost} deaths, all others done"
+    first = f"a fragment that kills its process: quarantined after {report.lost} deaths, all others done"
     report = await run(cluster, source, out, fleet)
     assert report.exit_code is ExitCode.COMPLETE, report
     assert_whole(out, texts)
@@ -137,12 +133,12 @@ async def scenarios(folder):
     texts = make_input(source)
     with FakeFleet(3) as fleet, cluster_of(3) as (cluster, machines):
         print(await undisturbed(cluster, source, texts, folder / "plain", fleet), flush=True)
-        print(await killed_actors(cluster, source, texts, folder / "actors", fleet), flush=True)
+        print(await killed_workers(cluster, source, texts, folder / "killed", fleet), flush=True)
         print(await poisonous_fragment(cluster, source, texts, folder / "poison", fleet), flush=True)
         print(await removed_machine(cluster, source, texts, folder / "machine", fleet, machines[0]), flush=True)
         print(await added_machine(cluster, source, texts, folder / "joined", fleet), flush=True)
-        _, alive = psutil.wait_procs(actors(), timeout=20)
-        assert not alive, f"actors outlive their driver: {alive}"
+        _, alive = psutil.wait_procs(workers(), timeout=20)
+        assert not alive, f"processes outlive their driver: {alive}"
     print("all as expected")
 
 
