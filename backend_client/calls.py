@@ -7,7 +7,7 @@ import inspect
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NoReturn, Protocol, Self, TypeVar, Unpack
 
@@ -81,7 +81,10 @@ class Backend(Protocol):
 
 
 class Nodes(Protocol):
-    """What clients ask beside calls."""
+    """What clients ask beside calls. `calls` are those under way there."""
+
+    @property
+    def calls(self) -> OpenCalls: ...
 
     async def models(self) -> Sequence[ModelReport]:
         """The models of all nodes, as they report them; none for the cloud."""
@@ -100,8 +103,6 @@ class Core:
     nodes: Nodes
     options: ClientOptions
     clock: Clock
-    calls: OpenCalls = field(default_factory=OpenCalls)
-    """What waits for something else than the backend: the source of a stream of texts."""
 
 
 def not_picklable(client: object) -> TypeError:
@@ -167,7 +168,6 @@ class BaseClient:
 
     async def close(self) -> None:
         """Release connections and tasks. Calls that are under way end at once with ClientClosed."""
-        await self._core.calls.close()
         await self._core.backend.close()
 
     async def __aenter__(self) -> Self:
@@ -230,7 +230,7 @@ class BaseClient:
             options=self._core.options.batch,
             concurrency=self._core.nodes.concurrency(),
             probing=max(1, self._core.nodes.concurrency() // self._core.options.batch.per_node),
-            calls=self._core.calls,
+            calls=self._core.nodes.calls,
             until=whole,
             progress=progress,
         )
@@ -254,7 +254,7 @@ class BaseClient:
             embed,
             options=self._core.options.batch,
             window=self._core.nodes.concurrency(),
-            calls=self._core.calls,
+            calls=self._core.nodes.calls,
         )
         return OneLoop(batches)
 

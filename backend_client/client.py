@@ -279,7 +279,7 @@ class InferenceClient(BaseClient):
         if self._cloud is None:
             return nodes
         breaker = self._cloud.backend.breaker
-        reachable = breaker.admits() and not self._local_only and not self._core.calls.closed
+        reachable = breaker.admits() and not self._local_only and not self._core.nodes.calls.closed
         return replace(
             nodes,
             serving=nodes.serving or reachable,

@@ -222,7 +222,7 @@ class _Run:
             if not waited:
                 break
             pause = None if until is None or self._ended else until.remaining()
-            with self._calls.open():
+            async with self._calls.open():
                 await asyncio.wait(waited, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
         if self._problem is not None:
             raise self._problem

@@ -11,12 +11,12 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
 from concurrent.futures import CancelledError, Future
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from backend_client.errors import ClientClosed, ConfigurationError
@@ -72,93 +72,77 @@ def renew(scope: asyncio.Timeout, seconds: float, deadline: Deadline) -> None:
         scope.reschedule(asyncio.get_running_loop().time() + min(seconds, deadline.remaining()))
 
 
-class OpenCall:
-    """A call, or a part of one, of the current task. Use as `with`; raises ClientClosed when `end` came meanwhile.
+class OpenCalls:
+    """The calls under way in one client, all in the event loop of its first one.
 
-    It is `asyncio.timeout` for an event instead of a time, at a tenth of the cost, because every call has one.
+    `release` is awaited once: when `close` has ended the calls, or when the tasks of that loop are cancelled, as
+    `asyncio.run` does at its end. The client is closed then.
     """
 
-    __slots__ = ("_cancelling", "_ended", "_left", "_task")
-
-    def __init__(self, left: Callable[[OpenCall], None]) -> None:
-        self._left = left
-        self._ended = False
-
-    def end(self) -> None:
-        """Interrupt what the task awaits."""
-        if not self._ended:
-            self._ended = True
-            self._task.cancel()
-
-    def __enter__(self) -> None:
-        task = asyncio.current_task()
-        if task is None:
-            raise RuntimeError("a call needs a task")
-        self._task = task
-        self._cancelling = task.cancelling()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._left(self)
-        # Somebody else may have cancelled the task as well: then that holds.
-        if self._ended and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
-            raise ClientClosed("this client was closed during the call") from None
-
-
-class OpenCalls:
-    """The calls under way in one client."""
-
-    def __init__(self) -> None:
+    def __init__(self, release: Callable[[], Awaitable[None]] | None = None) -> None:
+        self._release = release
         # Ordered, so that a simulation repeats exactly.
-        self._calls: dict[OpenCall, None] = {}
+        self._calls: dict[asyncio.Timeout, None] = {}
         self._none = asyncio.Event()
+        self._closing = asyncio.Event()
+        self._end: asyncio.Task[None] | None = None
         self.closed = False
 
     def check(self) -> None:
-        """Raise ClientClosed after `close`."""
+        """Raise ClientClosed after the end, ConfigurationError in another event loop than that of the first call."""
         if self.closed:
-            raise ClientClosed("this client is closed; make a new one")
+            raise ClientClosed("this client is closed, as it is when its event loop ends; make a new one")
+        if self._end is None:
+            self._end = asyncio.create_task(self._until_closed(), name="end of the client")
+        elif self._end.get_loop() is not asyncio.get_running_loop():
+            raise ConfigurationError(
+                "this client belongs to another event loop, or to a process that forked this one; make a client for "
+                "each process and event loop, or use backend_client.sync"
+            )
 
-    def open(self) -> OpenCall:
-        """A call that `close` ends. Raises ClientClosed after it."""
+    @asynccontextmanager
+    async def open(self) -> AsyncGenerator[None, None]:
+        """A call, or a part of one, of the current task. Raises ClientClosed when the client is closed meanwhile."""
         self.check()
-        call = OpenCall(self._left)
-        self._calls[call] = None
-        return call
-
-    def _left(self, call: OpenCall) -> None:
-        self._calls.pop(call, None)
-        if not self._calls:
-            self._none.set()
+        scope = asyncio.timeout(None)
+        try:
+            async with scope:
+                self._calls[scope] = None
+                try:
+                    yield
+                finally:
+                    del self._calls[scope]
+                    if self.closed and not self._calls:
+                        self._none.set()
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            raise ClientClosed("this client was closed during the call") from None
 
     async def close(self) -> None:
-        """End all calls, and wait until they have ended (at most 1 s: one may be stuck in foreign code)."""
+        """End all calls, wait until they have ended (at most 1 s: one may be stuck in foreign code), and release.
+
+        A second call waits for the first. One that is cancelled leaves nothing open: closing goes on.
+        """
         self.closed = True
-        for call in list(self._calls):
-            call.end()
-        if self._calls:
-            self._none.clear()
-            try:
-                async with asyncio.timeout(_GRACE_S):
-                    await self._none.wait()
-            except TimeoutError:
-                pass
+        self._closing.set()
+        if self._end is None and self._release is not None:
+            await self._release()
+        elif self._end is not None and self._end.get_loop() is asyncio.get_running_loop():
+            await asyncio.wait([self._end])
 
-
-def before_loop_ends(close: Callable[[], Awaitable[None]], name: str) -> asyncio.Task[None]:
-    """Await `close` when the tasks of the running loop are cancelled, as `asyncio.run` does at its end.
-
-    Cancel the returned task when that has been done otherwise; `close` is awaited then, too.
-    """
-
-    async def wait() -> None:
+    async def _until_closed(self) -> None:
         try:
-            await asyncio.get_running_loop().create_future()
+            await self._closing.wait()
+            for scope in list(self._calls):
+                end_now(scope)
+            if self._calls:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._none.wait(), _GRACE_S)
         finally:
-            await close()
-
-    return asyncio.create_task(wait(), name=name)
+            self.closed = True
+            if self._release is not None:
+                await self._release()
 
 
 class OneLoop(AsyncGenerator[T, None]):
@@ -366,6 +350,23 @@ class LoopThread:
         finally:
             loop.futures.discard(future)
         raise ClientClosed("this client was closed during the call")
+
+    def iterate(self, items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
+        """The items of an async generator, each waited for as in `run`. Closing it closes `items`."""
+
+        async def following() -> T | None:
+            # StopAsyncIteration cannot cross from one thread to another as the result of a coroutine.
+            return await anext(items, None)
+
+        async def stop() -> None:
+            await items.aclose()
+
+        try:
+            while (item := self.run(following())) is not None:
+                yield item
+        finally:
+            with suppress(ClientClosed):
+                self.run(stop())
 
     def close(self) -> None:
         """End the loop and its thread. Calls of other threads end at once with ClientClosed."""

@@ -11,14 +11,12 @@ with NPUClient(["http://10.0.0.22:8081"]) as client:
 from __future__ import annotations
 
 import inspect
-import ssl
-from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
 from contextlib import suppress
-from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar, Unpack
 
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel
 
 from backend_client import client
 from backend_client.calls import BaseClient, Messages, not_picklable
@@ -26,7 +24,6 @@ from backend_client.client import ClientStatus, NodeStatus
 from backend_client.cloud.ledger import Ledger
 from backend_client.errors import ClientClosed
 from backend_client.lifetime import LoopThread
-from backend_client.options import ClientOptions
 from backend_client.results import (
     CallOptions,
     ChatDelta,
@@ -40,7 +37,7 @@ from backend_client.results import (
 from backend_client.settings import ClientSettings
 from backend_client.streams import ResultStream
 
-C = TypeVar("C", bound=BaseClient)
+C = TypeVar("C", bound=client.NPUClient | client.InferenceClient)
 M = TypeVar("M", bound=BaseModel)
 P = TypeVar("P")
 A = ParamSpec("A")
@@ -103,15 +100,36 @@ def _waiting_for(method: Callable[Concatenate[Any, A], Coroutine[Any, Any, R]]) 
     return call
 
 
+def _with_parameters_of(
+    make: Callable[A, object],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, A], None]]:
+    """A constructor whose parameters are those of another class."""
+
+    def typed(init: Callable[..., None]) -> Callable[Concatenate[Any, A], None]:
+        vars(init)["__signature__"] = inspect.signature(vars(make)["__init__"])
+        return init
+
+    return typed
+
+
 class Blocking(Generic[C]):
-    """The methods of `BaseClient`, waited for. Its client lives in the event loop of a thread of its own.
+    """The methods of the clients, waited for. Its client lives in the event loop of a thread of its own.
 
     That thread calls the `progress` of `embed_many`.
     """
 
+    _from_settings: ClassVar[Callable[..., Any]]
+
     def __init__(self, inner: C) -> None:
         self._client = inner
         self._thread = LoopThread(type(self).__name__, inner.close)
+
+    @classmethod
+    def from_settings(cls, settings: ClientSettings | None = None, **options: Any) -> Self:
+        """See `backend_client.InferenceClient.from_settings`."""
+        made = cls.__new__(cls)
+        Blocking.__init__(made, cls._from_settings(settings, **options))
+        return made
 
     @property
     def inner(self) -> C:
@@ -133,20 +151,7 @@ class Blocking(Generic[C]):
 
     def embed_stream(self, texts: Iterable[str], **options: Unpack[EmbedOptions]) -> Generator[EmbedBatch, None, None]:
         """See `BaseClient.embed_stream`."""
-        batches = self._client.embed_stream(texts, **options)
-
-        async def following() -> EmbedBatch | None:
-            return await anext(batches, None)
-
-        async def stop() -> None:
-            await batches.aclose()
-
-        try:
-            while (batch := self._thread.run(following())) is not None:
-                yield batch
-        finally:
-            with suppress(ClientClosed):
-                self._thread.run(stop())
+        return self._thread.iterate(self._client.embed_stream(texts, **options))
 
     def stream(self, prompt: str, **options: Unpack[GenerateOptions]) -> BlockingStream[str, GenerateResult]:
         """See `BaseClient.stream`."""
@@ -155,6 +160,10 @@ class Blocking(Generic[C]):
     def stream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> BlockingStream[ChatDelta, ChatResult]:
         """See `BaseClient.stream_chat`."""
         return BlockingStream(self._thread, self._client.stream_chat(messages, **options))
+
+    def healthz(self) -> ClientStatus:
+        """See `backend_client.InferenceClient.healthz`. It waits for nothing, not even for the client's thread."""
+        return self._client.healthz()
 
     def with_options(self, **options: Unpack[CallOptions]) -> Self:
         """See `BaseClient.with_options`."""
@@ -189,41 +198,11 @@ class Blocking(Generic[C]):
 class NPUClient(Blocking[client.NPUClient]):
     """The blocking `backend_client.NPUClient`."""
 
-    def __init__(
-        self,
-        nodes: Sequence[str],
-        *,
-        api_key: SecretStr | str | None = None,
-        spaces: Mapping[str, str] | None = None,
-        options: ClientOptions | None = None,
-        node_keys: Mapping[str, str] | None = None,
-        ca_file: Path | str | None = None,
-        client_cert: Path | str | None = None,
-        client_key: Path | str | None = None,
-        ssl_context: ssl.SSLContext | None = None,
-        proxy: str | None = None,
-    ) -> None:
-        super().__init__(
-            client.NPUClient(
-                nodes,
-                api_key=api_key,
-                spaces=spaces,
-                options=options,
-                node_keys=node_keys,
-                ca_file=ca_file,
-                client_cert=client_cert,
-                client_key=client_key,
-                ssl_context=ssl_context,
-                proxy=proxy,
-            )
-        )
+    _from_settings = client.NPUClient.from_settings
 
-    @classmethod
-    def from_settings(cls, settings: ClientSettings | None = None, **options: Any) -> Self:
-        """See `backend_client.NPUClient.from_settings`."""
-        made = cls.__new__(cls)
-        Blocking.__init__(made, client.NPUClient.from_settings(settings, **options))
-        return made
+    @_with_parameters_of(client.NPUClient)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(client.NPUClient(*args, **options))
 
     def status(self) -> tuple[NodeStatus, ...]:
         """See `backend_client.NPUClient.status`. It waits for nothing, not even for the client's thread."""
@@ -233,22 +212,11 @@ class NPUClient(Blocking[client.NPUClient]):
         """See `backend_client.NPUClient.health`."""
         return self._thread.run(self._client.health())
 
-    def healthz(self) -> ClientStatus:
-        """See `backend_client.NPUClient.healthz`. It waits for nothing, not even for the client's thread."""
-        return self._client.healthz()
-
 
 class InferenceClient(Blocking[client.InferenceClient]):
     """The blocking `backend_client.InferenceClient`."""
 
-    @classmethod
-    def from_settings(cls, settings: ClientSettings | None = None, **options: Any) -> Self:
-        """See `backend_client.InferenceClient.from_settings`."""
-        return cls(client.InferenceClient.from_settings(settings, **options))
-
-    def healthz(self) -> ClientStatus:
-        """See `backend_client.InferenceClient.healthz`. It waits for nothing, not even for the client's thread."""
-        return self._client.healthz()
+    _from_settings = client.InferenceClient.from_settings
 
     @property
     def ledger(self) -> Ledger:

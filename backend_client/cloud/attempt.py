@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import openai
@@ -38,7 +38,7 @@ class CloudState:
     breaker: Breaker
     ledger: Ledger
     clock: Clock
-    calls: OpenCalls = field(default_factory=OpenCalls)
+    calls: OpenCalls
 
 
 class CloudAttempt:
@@ -72,7 +72,7 @@ class CloudAttempt:
         remaining = (until or self.job.deadline).remaining()
         problem: CloudError
         try:
-            with self._state.calls.open():
+            async with self._state.calls.open():
                 async with asyncio.timeout(remaining):
                     return await work
         except TimeoutError:

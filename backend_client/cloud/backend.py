@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from backend_client.cloud.attempt import CloudAttempt, CloudState, check_model, usage_in
+from backend_client.cloud.ledger import Ledger
 from backend_client.errors import ClientClosed, CloudError, CloudRejected, StreamInterrupted
 from backend_client.fleet.breaker import Breaker
 from backend_client.http import messages
@@ -18,7 +18,7 @@ from backend_client.http.health import ModelReport
 from backend_client.http.messages import EmbedJob, Exchange, Job, NotAnAnswer, Vectors, plain_name
 from backend_client.http.sse import EventParser
 from backend_client.http.stream_forms import FORMS, EventStream, Json, StreamEvent, failure_in, read_event
-from backend_client.lifetime import Deadline, before_loop_ends
+from backend_client.lifetime import Clock, Deadline, OpenCalls
 from backend_client.results import ChatChoice, EmbedBatch, RawReply, Usage
 from backend_client.sdk.client import httpx
 from backend_client.settings import CloudSettings
@@ -52,21 +52,22 @@ _CONCURRENCY = 8
 
 
 class CloudBackend:
-    """Embeds and generates in the cloud. Each event loop and each forked child has connections of its own."""
+    """Embeds and generates in the cloud."""
 
-    def __init__(self, settings: CloudSettings, state: CloudState, max_reply_bytes: int) -> None:
+    def __init__(
+        self, settings: CloudSettings, breaker: Breaker, ledger: Ledger, clock: Clock, max_reply_bytes: int
+    ) -> None:
         self._settings = settings
-        self._state = state
         self._spaces = {model: space for space, model in settings.embedding_models.items()}
         self._headers = {name.lower() for name in settings.extra_headers}
         self._dimensions: dict[str, int] = {}
         self._chat_models = {plain_name(name): model for name, model in settings.chat_models.items()}
         # Made here and not by the first call: reading the certificates and importing the SDK's parts block for 100 ms
         # and more, which the deadline of a call and the service's event loop cannot afford.
-        self._max_reply_bytes = max_reply_bytes
         self._sdk = _sdk(settings, max_reply_bytes)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._end: asyncio.Task[None] | None = None
+        self.calls = OpenCalls(self._sdk.close)
+        name = settings.base_url or "https://api.openai.com/v1"
+        self._state = CloudState(name, breaker, ledger, clock, self.calls)
 
     @property
     def spaces(self) -> Collection[str]:
@@ -99,11 +100,7 @@ class CloudBackend:
 
     async def close(self) -> None:
         """End all calls, then close the SDK's connections."""
-        await self._state.calls.close()
-        if self._end is not None and self._loop is asyncio.get_running_loop():
-            self._end.cancel()
-            await asyncio.gather(self._end, return_exceptions=True)
-        await self._sdk.close()
+        await self.calls.close()
 
     async def embed(self, job: EmbedJob) -> EmbedBatch:
         """Embed with the model that is mapped to the job's space. Raises CloudError."""
@@ -163,13 +160,6 @@ class CloudBackend:
         return vectors, usage_in(found, attempt.bound)
 
     def _client(self, job: Job) -> AsyncOpenAI:
-        loop = asyncio.get_running_loop()
-        if loop is not self._loop:
-            if self._loop is not None:
-                # Those connections are another loop's, or the parent's of a fork: they are not closed here.
-                self._before, self._sdk = self._sdk, _sdk(self._settings, self._max_reply_bytes)
-            self._loop = loop
-            self._end = before_loop_ends(self._sdk.close, "connections to the cloud")
         headers = {name: value for name, value in job.extra_headers.items() if name.lower() in self._headers}
         return self._sdk.with_options(timeout=job.deadline.remaining(), default_headers=headers or None)
 

@@ -7,7 +7,6 @@ import time
 from typing import Any, Self
 
 from backend_client.calls import BaseClient
-from backend_client.cloud.attempt import CloudState
 from backend_client.cloud.backend import CloudBackend
 from backend_client.cloud.ledger import Ledger
 from backend_client.errors import ConfigurationError
@@ -36,9 +35,8 @@ class CloudClient(BaseClient):
             raise ConfigurationError("CloudClient takes CloudSettings")
         options = options or ClientOptions()
         self.ledger = ledger or Ledger(settings.prices, settings.spend_cap)
-        name = settings.base_url or "https://api.openai.com/v1"
         breaker = Breaker(options.breaker, clock, rng or random.Random())
-        self._cloud = CloudBackend(settings, CloudState(name, breaker, self.ledger, clock), options.max_reply_bytes)
+        self._cloud = CloudBackend(settings, breaker, self.ledger, clock, options.max_reply_bytes)
         super().__init__(self._cloud, self._cloud, options, clock)
 
     @classmethod

@@ -34,7 +34,7 @@ from backend_client.http.stream_forms import (
     read_event,
     usage_of,
 )
-from backend_client.lifetime import Deadline, in_daemon_thread
+from backend_client.lifetime import Deadline, OpenCalls, in_daemon_thread
 from backend_client.options import ClientOptions
 from backend_client.results import EmbedBatch, RawReply, Usage
 from backend_client.routing.call import Call
@@ -62,8 +62,12 @@ class FleetBackend:
         self._options = options
         _warn_of_ignored(options)
 
+    @property
+    def calls(self) -> OpenCalls:
+        return self.runtime.calls
+
     async def close(self) -> None:
-        await self.runtime.close()
+        await self.calls.close()
 
     def concurrency(self) -> int:
         """A few batches for every node."""
@@ -214,7 +218,7 @@ class FleetBackend:
             while True:
                 event = next(held, None)
                 if event is None:
-                    with dispatcher.calls.open():
+                    async with self.runtime.calls.open():
                         event = await dispatcher.guard(call, lease, opened.following(lease))
                     self.runtime.pool.heard(lease)
                 data = event.data or {}

@@ -87,12 +87,13 @@ class Dispatcher:
         pool: Pool,
         bindings: Bindings,
         prober: Prober,
+        calls: OpenCalls,
         budget: RetryBudget,
         options: RetryOptions,
         rng: random.Random,
         share: float,
     ) -> None:
-        self.calls = OpenCalls()
+        self._calls = calls
         self._pool = pool
         self._bindings = bindings
         self._prober = prober
@@ -114,7 +115,7 @@ class Dispatcher:
         """
         self._budget.deposit()
         try:
-            with self.calls.open():
+            async with self._calls.open():
                 async for attempt in AsyncRetrying(
                     retry=retry_if_exception(lambda error: self._may_succeed_again(call, error)),
                     wait=wait_exception(lambda error: self._pause(call, error)),

@@ -7,14 +7,13 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from backend_client.errors import ClientClosed, ConfigurationError
 from backend_client.fleet.discovery import Follower
 from backend_client.fleet.pool import Pool
 from backend_client.fleet.probes import Prober
 from backend_client.fleet.spaces import Bindings
 from backend_client.http.addresses import NodeAddress
 from backend_client.http.transport import Transport
-from backend_client.lifetime import before_loop_ends, supervise
+from backend_client.lifetime import OpenCalls, supervise
 from backend_client.options import ClientOptions
 from backend_client.routing.call import Dispatcher, RetryBudget
 
@@ -23,14 +22,13 @@ from backend_client.routing.call import Dispatcher, RetryBudget
 class Running:
     """The parts of a started runtime."""
 
-    loop: asyncio.AbstractEventLoop
     transport: Transport
     prober: Prober
     dispatcher: Dispatcher
 
 
 class Runtime:
-    """Belongs to the event loop in which it is started; when that has ended, the next call starts it in another one."""
+    """Belongs to the event loop in which it is started, and ends with it."""
 
     def __init__(
         self,
@@ -44,61 +42,38 @@ class Runtime:
         self.pool = pool
         self.bindings = bindings
         self.budget = RetryBudget(options.retry, pool.clock)
+        self.calls = OpenCalls(self._release)
         self._make_transport = make_transport
         self._options = options
         self._rng = rng
         self._lists = lists
         self._follower: asyncio.Task[None] | None = None
         self._running: Running | None = None
-        self._closed = False
-        self._closing: asyncio.Task[None] | None = None
-        self._end: asyncio.Task[None] | None = None
 
     def start(self) -> Running:
-        """Start to probe, if that has not been done. Raises ClientClosed, or ConfigurationError while another loop has
-        it.
-        """
-        loop = asyncio.get_running_loop()
-        running = self._running
-        if running is not None and running.loop is loop and not self._closed:
-            return running
-        if self._closed:
-            raise ClientClosed("this client is closed; make a new one")
-        if running is not None and not running.loop.is_closed():
-            raise ConfigurationError(
-                "this client belongs to another event loop, which has not ended, or to a process that forked this "
-                "one; make a client for each process and event loop, or use backend_client.sync"
-            )
-        if running is not None:
-            self._forget()
+        """Start to probe, if that has not been done. Raises as `OpenCalls.check`."""
+        self.calls.check()
+        if self._running is not None:
+            return self._running
         transport = self._make_transport()
-        prober = Prober(self.pool, transport.health, self._options.probe, self._rng)
         options = self._options
+        prober = Prober(self.pool, transport.health, options.probe, self._rng)
         dispatcher = Dispatcher(
-            self.pool, self.bindings, prober, self.budget, options.retry, self._rng, options.timeouts.share
+            self.pool, self.bindings, prober, self.calls, self.budget, options.retry, self._rng, options.timeouts.share
         )
-        running = self._running = Running(loop, transport, prober, dispatcher)
-        self._end = before_loop_ends(lambda: self._loop_ends(running), "connections of the client")
+        self._running = Running(transport, prober, dispatcher)
         for node in self.pool.nodes.values():
             prober.watch(node)
         if self._lists:
             self.pool.complete = False
             follower = Follower(self._lists, self.pool.nodes, add=self.add, remove=self.remove)
             self._follower = supervise(lambda: self._follow(follower, prober), "node discovery")
-        return running
-
-    def _forget(self) -> None:
-        """Nothing runs any more, and what was known of the nodes' health is out of date."""
-        self._running = self._follower = self._end = None
-        urls = list(self.pool.nodes)
-        for url in urls:
-            self.pool.remove(url)
-        self.pool.add(urls)
+        return self._running
 
     async def known(self) -> None:
         """Wait until every node's first probe has ended."""
         running = self.start()
-        with running.dispatcher.calls.open():
+        async with self.calls.open():
             while self.pool.unseen:
                 await running.prober.wait_for_probe()
 
@@ -115,39 +90,18 @@ class Runtime:
             if self._running is not None:
                 self._running.prober.forget(url)
 
-    async def close(self) -> None:
-        """End calls, probes and connections. Calls under way, and those that wait, raise ClientClosed.
-
-        A second call waits for the first. One that is cancelled leaves nothing open: closing goes on.
-        """
-        self._closed = True
-        if self._closing is None and self._running is not None and not self._running.loop.is_closed():
-            self._closing = asyncio.create_task(self._close(self._running), name="closing the client")
-        if self._closing is not None and not self._closing.done():
-            await asyncio.shield(self._closing)
-
-    async def _close(self, running: Running) -> None:
-        await running.dispatcher.calls.close()
-        if self._end is not None:
-            self._end.cancel()
-            await asyncio.gather(self._end, return_exceptions=True)
-        follower = self._follower
-        self._forget()
-        await self._release(running, follower)
-
-    async def _loop_ends(self, running: Running) -> None:
-        """The loop's tasks were cancelled, so the calls under way are ending."""
-        if self._running is running and not self._closed:
-            follower = self._follower
-            self._forget()
-            await self._release(running, follower)
-
-    async def _release(self, running: Running, follower: asyncio.Task[None] | None) -> None:
-        if follower is not None:
-            follower.cancel()
-            await asyncio.gather(follower, return_exceptions=True)
-        await running.prober.close()
-        await running.transport.close()
+    async def _release(self) -> None:
+        if self._follower is not None:
+            self._follower.cancel()
+            await asyncio.gather(self._follower, return_exceptions=True)
+        if self._running is not None:
+            await self._running.prober.close()
+            await self._running.transport.close()
+        # What was known of the nodes' health is out of date.
+        urls = list(self.pool.nodes)
+        for url in urls:
+            self.pool.remove(url)
+        self.pool.add(urls)
 
     async def _follow(self, follower: Follower, prober: Prober) -> None:
         try:

@@ -6,14 +6,14 @@ That is httpx2 from version 3 of the SDK on, httpx before.
 from __future__ import annotations
 
 import importlib
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from openai import APIConnectionError, AsyncOpenAI, DefaultAsyncHttpxClient, OpenAI, OpenAIError
 
 from backend_client.calls import BaseClient
-from backend_client.errors import ClientClosed, DeadlineExceeded
+from backend_client.errors import DeadlineExceeded
 from backend_client.lifetime import LoopThread
 from backend_client.sdk.routes import OpenAIRoutes
 
@@ -86,8 +86,8 @@ def _as_sdk_error(request: httpx.Request) -> Iterator[None]:
 
 
 class _AsyncStream(httpx.AsyncByteStream):
-    def __init__(self, content: AsyncIterator[bytes], request: httpx.Request) -> None:
-        self._content: Any = content
+    def __init__(self, content: AsyncGenerator[bytes, None], request: httpx.Request) -> None:
+        self._content = content
         self._request = request
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -100,24 +100,16 @@ class _AsyncStream(httpx.AsyncByteStream):
 
 
 class _BlockingStream(httpx.SyncByteStream):
-    def __init__(self, thread: LoopThread, content: AsyncIterator[bytes], request: httpx.Request) -> None:
-        self._thread = thread
-        self._content: Any = content
+    def __init__(self, thread: LoopThread, content: AsyncGenerator[bytes, None], request: httpx.Request) -> None:
+        self._parts = thread.iterate(content)
         self._request = request
 
     def __iter__(self) -> Iterator[bytes]:
-        async def following() -> bytes | None:
-            # StopAsyncIteration cannot cross from one thread to another as the result of a coroutine.
-            found: bytes | None = await anext(self._content, None)
-            return found
-
         with _as_sdk_error(self._request):
-            while (part := self._thread.run(following())) is not None:
-                yield part
+            yield from self._parts
 
     def close(self) -> None:
-        with suppress(ClientClosed):
-            self._thread.run(self._content.aclose())
+        self._parts.close()
 
 
 def openai_over(client: BaseClient) -> AsyncOpenAI:

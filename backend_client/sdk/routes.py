@@ -6,7 +6,7 @@ import base64
 import contextlib
 import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,7 +46,7 @@ class HttpReply:
 
     status: int
     headers: dict[str, str]
-    content: bytes | AsyncIterator[bytes] = field(repr=False)
+    content: bytes | AsyncGenerator[bytes, None] = field(repr=False)
 
 
 class OpenAIRoutes:

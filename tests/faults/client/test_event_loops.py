@@ -47,31 +47,38 @@ async def leave_a_call(client):
 
 
 @pytest.mark.parametrize("last", [lambda client: client.embed("text"), leave_a_stream, leave_a_call])
-def test_a_client_works_in_one_loop_after_another(client, fleet, caplog, last):
-    vector = asyncio.run(client.embed("text"))
+def test_a_client_ends_with_its_event_loop(client, fleet, caplog, last):
     held = psutil.Process().num_fds()
-    for _ in range(4):
-        asyncio.run(last(client))
-        assert asyncio.run(client.embed("text")) == vector
-    asyncio.run(client.close())
+    asyncio.run(last(client))
     closes_down_to(held)
-    with pytest.raises(ClientClosed):
+    assert not client.healthz().serving
+    with pytest.raises(ClientClosed, match="its event loop ends"):
         asyncio.run(client.embed("text"))
+    asyncio.run(client.close())
     # asyncio logs what aiohttp finds unclosed.
     assert [record.message for record in caplog.records if record.name == "asyncio"] == []
 
 
-def test_the_cloud_is_reached_from_one_loop_after_another(cloud):
+async def test_a_client_is_refused_in_another_loop(client):
+    def elsewhere():
+        with pytest.raises(ConfigurationError, match="belongs to another event loop"):
+            asyncio.run(client.embed("text"))
+
+    await client.embed("text")
+    await asyncio.to_thread(elsewhere)
+    await client.close()
+
+
+def test_a_client_of_the_cloud_ends_with_its_event_loop(cloud):
     settings = ClientSettings(
         nodes=["http://127.0.0.1:9"], cloud={"base_url": cloud, "api_key": "k", "chat_model": "m"}
     )
     for client in (InferenceClient.from_settings(settings), CloudClient(settings.cloud)):
-        held = None
-        for _ in range(3):
-            assert asyncio.run(client.generate("prompt")).source == "cloud"
-            held = held or psutil.Process().num_fds()
-        asyncio.run(client.close())
+        held = psutil.Process().num_fds()
+        assert asyncio.run(client.generate("prompt")).source == "cloud"
         closes_down_to(held)
+        with pytest.raises(ClientClosed):
+            asyncio.run(client.generate("prompt"))
 
 
 STREAMS = {
@@ -95,8 +102,6 @@ def test_a_stream_is_not_continued_in_another_loop(client, caplog, begin):
         with pytest.raises(ConfigurationError, match="begun in another event loop"):
             asyncio.run(following())
     asyncio.run(close())
-    assert asyncio.run(client.embed("text"))
-    asyncio.run(client.close())
     assert [record.message for record in caplog.records if record.name == "asyncio"] == []
 
 

@@ -126,6 +126,7 @@ async def test_what_progress_raises_reaches_the_caller_as_it_is_and_ends_the_res
             raise
 
     running = []
+    calls = OpenCalls()
 
     def progress(done, total):
         assert total == 20
@@ -134,9 +135,10 @@ async def test_what_progress_raises_reaches_the_caller_as_it_is_and_ends_the_res
 
     with pytest.raises(Stop) as caught:
         await embed_in_batches(
-            ["x"] * 20, embed, options=OPTIONS, concurrency=4, probing=2, calls=OpenCalls(), progress=progress
+            ["x"] * 20, embed, options=OPTIONS, concurrency=4, probing=2, calls=calls, progress=progress
         )
     assert caught.value is raised
+    await calls.close()
     assert len(asyncio.all_tasks()) == 1
 
 

@@ -17,7 +17,7 @@ def calls():
 
 
 async def waiting(calls, begun):
-    with calls.open():
+    async with calls.open():
         begun.set()
         await asyncio.get_running_loop().create_future()
 
@@ -36,7 +36,7 @@ async def test_closing_ends_a_call_with_its_own_error_alone(calls):
         await task
     assert caught.value.__suppress_context__
     with pytest.raises(ClientClosed):
-        calls.open()
+        calls.check()
 
 
 async def test_a_caller_who_cancels_while_the_client_closes_gets_the_cancellation(calls):
@@ -50,7 +50,7 @@ async def test_a_caller_who_cancels_while_the_client_closes_gets_the_cancellatio
 async def test_a_time_limit_around_a_closed_call_still_ends_at_its_time(calls):
     async def limited():
         async with asyncio.timeout(None) as scope:
-            with calls.open():
+            async with calls.open():
                 scope.reschedule(0)
                 await asyncio.get_running_loop().create_future()
 
@@ -63,7 +63,7 @@ async def test_work_that_fails_by_itself_while_the_client_closes_keeps_its_error
     begun = asyncio.Event()
 
     async def failing():
-        with calls.open():
+        async with calls.open():
             begun.set()
             try:
                 await asyncio.get_running_loop().create_future()
