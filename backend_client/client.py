@@ -131,10 +131,13 @@ class NPUClient(BaseClient):
         except ValueError as error:
             # Not as the cause: that would repeat a URL's password.
             raise ConfigurationError(str(error)) from None
+        keys = keys_by_node(node_keys)
+        if not lists and (strange := keys.keys() - {*urls}):
+            raise ConfigurationError(f"node_keys must name nodes of the client, and has {', '.join(sorted(strange))}")
         rng = rng or random.Random()
         identity = Identity(
             key=key.get_secret_value() if key else "",
-            node_keys=keys_by_node(node_keys),
+            node_keys=keys,
             tls=tls_context(ssl_context, ca_file, client_cert, client_key),
             proxy=proxy_url(proxy),
         )
@@ -210,6 +213,8 @@ def _check(nodes: object, api_key: object, spaces: object, options: object) -> N
     problem = None
     if isinstance(nodes, str) or not isinstance(nodes, Sequence) or not all(isinstance(node, str) for node in nodes):
         problem = "nodes must be a list of URLs"
+    elif not nodes:
+        problem = "nodes must have at least one URL: set NPU_CLIENT_NODES"
     elif api_key is not None and not isinstance(api_key, str | SecretStr):
         problem = f"api_key must be a str, got {type(api_key).__name__}"
     elif not isinstance(spaces, Mapping) or not all(

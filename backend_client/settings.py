@@ -42,7 +42,7 @@ from backend_client.options import (
     ClientOptions,
     FallbackOptions,
     HedgeOptions,
-    PositiveShare,
+    Options,
     ProbeOptions,
     RetryOptions,
     Timeouts,
@@ -140,6 +140,7 @@ class ClientSettings(BaseSettings, ClientOptions):
         hide_input_in_errors=True,
     )
 
+    without_effect = ("hedge", "hedge_percentile")
     nodes: Annotated[tuple[str, ...], NoDecode] = (DEFAULT_NODE,)
     api_key: SecretStr | None = None
     node_keys: dict[str, SecretStr] = {}
@@ -149,7 +150,6 @@ class ClientSettings(BaseSettings, ClientOptions):
     proxy: SecretStr | None = None
     cloud: CloudSettings | None = None
     local_only: bool = False
-    hedge_percentile: PositiveShare | None = None
     spaces: dict[str, str] = {}
 
     _key = field_validator("api_key")(checked_key)
@@ -236,10 +236,7 @@ class ClientSettings(BaseSettings, ClientOptions):
 
     def options(self) -> ClientOptions:
         """The options that these settings give."""
-        values = {name: getattr(self, name) for name in ClientOptions.model_fields}
-        if self.hedge_percentile is not None:
-            values["hedge"] = self.hedge.model_copy(update={"percentile": self.hedge_percentile})
-        return ClientOptions(**values)
+        return ClientOptions(**{name: getattr(self, name) for name in ClientOptions.model_fields})
 
 
 def _reject_unknown_variables(environment: Mapping[str, str]) -> None:
@@ -259,6 +256,9 @@ def _reject_unknown_variables(environment: Mapping[str, str]) -> None:
 
 def _variables(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """The names of all settings, nested ones with `__`; `name__*` stands for the keys of a mapping."""
+    for name in model.without_effect if issubclass(model, Options) else ():
+        yield prefix + name
+        yield f"{prefix}{name}__*"
     for name, field in model.model_fields.items():
         yield prefix + name
         if get_origin(field.annotation) is dict:

@@ -86,15 +86,10 @@ def status_error(node: str, reply: Reply, model: str | None) -> NPUError:
         fields = json.loads(reply.body)["error"]
     except (ValueError, RecursionError, KeyError, TypeError):
         fields = None
-    if needs_node_error(status) and not _of_a_node(fields):
+    if 400 <= status < 500 and status not in _MEANT_BY_ANYBODY and not _of_a_node(fields):
         why = "without the error body of a node; check the address, and the proxy if there is one"
         return BadReply(f"answered HTTP {status} {why}", node=node, status=status)
     return _error(node, status, reply.headers, fields, model)
-
-
-def needs_node_error(status: int) -> bool:
-    """Whether a status means something only with the error body of a node."""
-    return 400 <= status < 500 and status not in _MEANT_BY_ANYBODY
 
 
 def event_error(node: str, data: object, model: str | None) -> NPUError:

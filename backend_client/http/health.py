@@ -5,13 +5,11 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 ModelKind = Literal["embedding", "generation", "vision", "rerank", "transcription"]
 # Both write text, and take chats and prompts; those for vision take images as well.
 _WRITERS = frozenset({"generation", "vision"})
-# The names that nodes give the kinds beside those above.
-_KINDS = {"reranking": "rerank", "reranker": "rerank", "transcribe": "transcription", "audio": "transcription"}
 SERVING = frozenset({"ready", "degraded"})
 # A request to such a model has it loaded, and waits for that.
 UNLOADED = "unloaded"
@@ -54,8 +52,8 @@ class ModelReport(_Part):
 
     @field_validator("kind", mode="before")
     @classmethod
-    def _one_name_a_kind(cls, value: object) -> object:
-        return _KINDS.get(value, value) if isinstance(value, str) else "" if value is None else value
+    def _unknown(cls, value: object) -> object:
+        return "" if value is None else value
 
     def serves(self, kind: ModelKind) -> bool:
         """Whether requests of that kind are for such a model: images that a model cannot read are for it to refuse."""
@@ -77,36 +75,13 @@ class ModelReport(_Part):
         return self.state in SERVING
 
 
-class NpuReport(_Part):
-    """The NPU's counters; None where the node could not read them."""
-
-    busy_time_us: int | None = None
-    memory_bytes: int | None = None
-    frequency_mhz: int | None = None
-    utilisation: float | None = None
-
-
 class HealthReport(_Part):
     """The body of /health. Raises pydantic.ValidationError for anything else."""
 
     status: Literal["ready", "degraded", "starting", "draining", "failed"]
     version: str | None = None
-    uptime_s: float | None = None
     devices: tuple[DeviceReport, ...] = ()
     models: tuple[ModelReport, ...] = ()
-    npu: NpuReport = NpuReport()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _npu_readings(cls, data: object) -> object:
-        """A counter may come as a number or as `{"value", "reason"}`."""
-        if isinstance(data, dict) and isinstance(data.get("npu"), dict):
-            readings = {
-                name: reading.get("value") if isinstance(reading, dict) else reading
-                for name, reading in data["npu"].items()
-            }
-            return data | {"npu": readings}
-        return data
 
     def draining(self) -> Self:
         """The same report of a node that has begun to shut down."""

@@ -267,10 +267,11 @@ class Exchange(Job):
 
     def __post_init__(self) -> None:
         """Raise InvalidArgument for a wrong number, or an option of the call among the fields of the body."""
-        for name in _NO_FIELDS:
-            if name in (self.body or ()):
+        for given in self.body or ():
+            # However it is written: `Local_Only` must not get lost either.
+            if (name := given.lower().replace("-", "_")) in _NO_FIELDS:
                 option = f"give the option {name}" if name in _COMMON else "put its fields into the body itself"
-                raise InvalidArgument(f"the body has {name}: {option}", param=name)
+                raise InvalidArgument(f"the body has {given}: {option}", param=name)
         # The fields of a form are texts.
         if self.file is None:
             check_numbers(self.body or {}, self.path)

@@ -24,7 +24,7 @@ from yarl import URL
 from backend_client.errors import BadReply, ConnectionLost, NodeError, NodeUnreachable, NPUError
 from backend_client.http import messages
 from backend_client.http.answers import read_json
-from backend_client.http.errors import needs_node_error, status_error
+from backend_client.http.errors import status_error
 from backend_client.http.health import HealthReport
 from backend_client.http.messages import EmbedReply, Reply, WireCall, new_request_id
 from backend_client.http.sse import Event, EventParser, MalformedStream
@@ -239,7 +239,7 @@ def _look_up(host: str, port: int, family: socket.AddressFamily) -> list[Resolve
 
 
 # As many ids as are remembered: a surplus reply is one to an earlier request on the same connection.
-_REMEMBERED = 4096
+REMEMBERED = 4096
 
 
 class RequestIds:
@@ -248,30 +248,22 @@ class RequestIds:
     HTTP/1.1 pairs requests and replies by their order alone. One reply too many on a connection that is kept alive
     would be taken for the answer to the next request: another text's vector.
 
-    A node whose last probe was answered with its id repeats the ids of all requests. Of others (older nodes, proxies
-    that give requests ids of their own) any reply is accepted but one to another request of this client.
+    Nodes repeat the id of each request. A reply without one is accepted, and one with an id that this client has not
+    sent: there are proxies that give requests ids of their own.
     """
 
     def __init__(self) -> None:
         self._sent: dict[str, None] = {}
-        self._repeating: set[str] = set()
 
     def send(self, identifier: str) -> None:
         """Record that a request with this id is sent to a node."""
         self._sent[identifier] = None
-        if len(self._sent) > _REMEMBERED:
+        if len(self._sent) > REMEMBERED:
             del self._sent[next(iter(self._sent))]
 
-    def probed(self, node: str, sent: str, received: str | None) -> None:
-        """Record the id in the reply to a probe."""
-        (self._repeating.add if received == sent else self._repeating.discard)(node)
-
-    def check(self, node: str, sent: str, received: str | None, *, by_node: bool) -> None:
-        """A reply came; `by_node`: it is one that only nodes send, and no proxy writes itself.
-
-        Raises BadReply for one to another request; its connection must not be used again.
-        """
-        if received != sent and (received in self._sent or (by_node and node in self._repeating)):
+    def check(self, node: str, sent: str, received: str | None) -> None:
+        """Raise BadReply for a reply to another request; its connection must not be used again."""
+        if received != sent and received in self._sent:
             raise BadReply(
                 "the reply does not repeat the X-Request-ID that was sent: it is another request's", node=node
             )
@@ -367,9 +359,8 @@ class HttpTransport(Transport):
 
     def _check_id(self, node: str, sent: str, response: aiohttp.ClientResponse) -> None:
         """Raises BadReply for a reply to another request, and closes its connection."""
-        by_node = response.status == 200 or needs_node_error(response.status)
         try:
-            self._ids.check(node, sent, response.headers.get(REQUEST_ID), by_node=by_node)
+            self._ids.check(node, sent, response.headers.get(REQUEST_ID))
         except BadReply:
             break_connection()
             raise
@@ -387,9 +378,7 @@ class HttpTransport(Transport):
         session, limit = (self._probes, _SMALL) if probe else (self._session, self._max_reply)
         try:
             async with self._request(session, node, method, path, body, headers, self._timeout) as response:
-                if probe:
-                    self._ids.probed(node, headers[REQUEST_ID], response.headers.get(REQUEST_ID))
-                else:
+                if not probe:
                     self._check_id(node, headers[REQUEST_ID], response)
                 return await _reply(response, limit)
         except (aiohttp.ClientError, OSError, ValueError) as error:

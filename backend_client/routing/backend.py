@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -41,15 +40,7 @@ from backend_client.routing.call import Call
 from backend_client.routing.responses import placed
 from backend_client.routing.runtime import Running, Runtime
 
-log = logging.getLogger(__name__)
-
 _LARGE_FILE = 1024 * 1024
-# Options of mechanisms that were removed: they are accepted and have no effect.
-_WITHOUT_EFFECT = (
-    ("hedge", ("percentile", "samples", "least")),
-    ("probe", ("idle_after", "idle_interval", "fresh")),
-    ("breaker", ("slow_start", "silence_factor", "silence_least", "silence_unknown", "silence_last")),
-)
 # They run on no device.
 _TOKENS = frozenset({"/tokenize", "/detokenize"})
 
@@ -60,7 +51,6 @@ class FleetBackend:
     def __init__(self, runtime: Runtime, options: ClientOptions) -> None:
         self.runtime = runtime
         self._options = options
-        _warn_of_ignored(options)
 
     @property
     def calls(self) -> OpenCalls:
@@ -374,18 +364,6 @@ def _origin(call: Call, lease: Lease, route: RouteInfo) -> dict[str, Any]:
         "emulated": route.emulated,
         "headers": route.headers,
     }
-
-
-def _warn_of_ignored(options: ClientOptions) -> None:
-    default = ClientOptions()
-    ignored = [
-        f"{group}.{name}"
-        for group, names in _WITHOUT_EFFECT
-        for name in names
-        if getattr(getattr(options, group), name) != getattr(getattr(default, group), name)
-    ]
-    if ignored:
-        log.warning("these options have no effect any more, remove them: %s", ", ".join(ignored))
 
 
 def _need(job: Exchange) -> Requirement:

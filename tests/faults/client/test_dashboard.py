@@ -147,7 +147,7 @@ async def test_the_state_reaches_the_page(http):
 
 
 async def test_other_names_for_this_machine_are_refused(http):
-    async with NPUClient([]) as client, served(client) as url:
+    async with NPUClient(["http://127.0.0.1:9"]) as client, served(client) as url:
         for host, status in (
             ("127.0.0.1", 200),
             ("localhost:99", 200),
@@ -160,7 +160,7 @@ async def test_other_names_for_this_machine_are_refused(http):
 
 
 async def test_a_taken_port_is_a_message():
-    async with NPUClient([]) as client, served(client) as url:
+    async with NPUClient(["http://127.0.0.1:9"]) as client, served(client) as url:
         port = int(url.split(":")[2].split("/")[0])
         with pytest.raises(ConfigurationError, match=f"cannot listen on 127.0.0.1:{port}"):
             async with served(client, port):

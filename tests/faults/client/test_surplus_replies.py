@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from backend_client import NPUClient
+from backend_client.errors import BadReply
+from backend_client.http.transport import REMEMBERED, RequestIds
 from tests.faults.chat_node import chunk
 from tests.faults.scripted_node import EMBEDDER, WRITER, choice, data_event, done_event, sse, vectors_for
 
@@ -17,7 +19,6 @@ HEALTH = {
         {"id": WRITER, "kind": "generation", "state": "ready", "placements": ["CPU"]},
     ],
 }
-ERROR = {"message": "no", "type": "t", "code": "invalid_request", "param": None}
 # What a node does with the id of a request.
 REPEAT = "X-Request-ID: {}\r\n"
 NONE = ""
@@ -26,17 +27,14 @@ OWN = "X-Request-ID: proxy-{}\r\n"
 
 class Doubling:
     """A node that answers correctly, but puts its last reply on a connection once more before the next one there, as
-    often as `surplus` says. `identity` is what it does with request ids, `health` with those of /health. `inserted` is
-    put before the next reply. `lags`: its own reply comes only with the next request on the connection, so that nothing
-    but the id tells that there was one too many.
+    often as `surplus` says. `identity` is what it does with request ids. `lags`: its own reply comes only with the next
+    request on the connection, so that nothing but the id tells that there was one too many.
     """
 
-    def __init__(self, identity=REPEAT, *, lags=False, health=NONE):
+    def __init__(self, identity=REPEAT, *, lags=False):
         self.identity = identity
-        self.health = health
         self.lags = lags
         self.surplus = 0
-        self.inserted = b""
         self.connections = 0
         self.served = 0
         self._writers, self._tasks = [], []
@@ -63,14 +61,11 @@ class Doubling:
                 body = await reader.readexactly(int(headers.get("content-length", 0)))
                 path = head[0].split()[1]
                 if path == "/health":
-                    identity = self.health.format(headers.get("x-request-id"))
-                    writer.write(_reply("application/json", json.dumps(HEALTH).encode(), identity))
+                    writer.write(_reply("application/json", json.dumps(HEALTH).encode()))
                     continue
                 self.connections += before is None
                 self.served += 1
                 own = _answer(path, json.loads(body), self.identity.format(headers["x-request-id"]))
-                writer.write(self.inserted)
-                self.inserted = b""
                 doubled = before is not None and self.surplus > 0
                 if doubled:
                     self.surplus -= 1
@@ -93,8 +88,8 @@ class Doubling:
         writer.close()
 
 
-def _reply(kind, body, more="", status="200 OK"):
-    head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\n{more}Content-Length: {len(body)}\r\n\r\n"
+def _reply(kind, body, more=""):
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\n{more}Content-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 
@@ -155,37 +150,20 @@ async def test_nodes_that_repeat_no_ids_and_proxies_that_give_their_own_are_serv
         assert node.served == 8
 
 
-def embedding_of(text, identity, status):
-    reply = _answer("/embeddings", {"texts": [text]}, identity)
-    refused = _reply("application/json", json.dumps({"error": ERROR}).encode(), identity, "400 Bad Request")
-    return reply if status == 200 else refused
-
-
-@pytest.mark.parametrize("status", [200, 400])
-@pytest.mark.parametrize("identity", [NONE, OWN.format(7), REPEAT.format("of-another-client")])
-async def test_a_node_that_repeats_the_ids_of_probes_must_repeat_all(identity, status):
-    async with Doubling(health=REPEAT) as node, NPUClient([node.url]) as client:
-        # Also the first one, before any other reply has come.
-        node.inserted = embedding_of("another text", identity, status)
-        result = await client.embed_result("one")
-        assert [attempt.outcome for attempt in result.attempts] == ["BadReply", "ok"]
-        assert np.array_equal(np.array(result.vector, "<f4"), vectors_for(["one"])[0])
-        assert node.connections == 2
-
-
-@pytest.mark.parametrize("status", ["429 Busy", "502 Bad Gateway"])
-async def test_what_a_proxy_refuses_itself_needs_no_id(status):
-    async with Doubling(health=REPEAT) as node, NPUClient([node.url]) as client:
-        node.inserted = _reply("text/html", b"no", status=status)
-        result = await client.embed_result("one")
-        assert result.attempts[0].status == int(status[:3])
+def test_as_many_request_ids_are_remembered_as_the_bound_says():
+    ids = RequestIds()
+    for number in range(REMEMBERED + 1):
+        ids.send(f"id-{number}")
+    ids.check("node", "id-5", "id-0")
+    with pytest.raises(BadReply, match="another request's"):
+        ids.check("node", "id-5", "id-1")
 
 
 @pytest.mark.parametrize("identity", [NONE, OWN, REPEAT])
 async def test_what_comes_on_a_free_connection_is_no_answer(identity):
     async with Doubling(identity) as node, NPUClient([node.url]) as client:
         assert await embed(client, "one") == "right"
-        await node.push(embedding_of("another text", NONE, 200))
+        await node.push(_answer("/embeddings", {"texts": ["another text"]}, NONE))
         result = await client.embed_result("two")
         assert np.array_equal(np.array(result.vector, "<f4"), vectors_for(["two"])[0])
         assert [attempt.outcome for attempt in result.attempts] == ["ok"]

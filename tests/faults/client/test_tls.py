@@ -157,6 +157,7 @@ def test_files_that_cannot_be_used_are_said_at_the_start(pki, tmp_path):
         {"client_key": client_key},
         {"ca_file": authority, "ssl_context": ssl.create_default_context()},
         {"node_keys": {"ftp://a": "key"}},
+        {"node_keys": {"http://another:1": "key"}},
     ):
         with pytest.raises(ConfigurationError) as caught:
             NPUClient(["https://127.0.0.1:1"], **wrong)

@@ -10,17 +10,16 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from backend_client import ClientOptions, ClientSettings, CloudSettings, ConfigurationError, NPUClient
+from backend_client import ClientOptions, ClientSettings, CloudSettings, ConfigurationError
 from backend_client.cli.flags import table
 from backend_client.cloud.ledger import Ledger
 from backend_client.embed_many import cut
 from backend_client.errors import BadReply, InvalidArgument, SpendCapReached
 from backend_client.http.answers import check_generation
 from backend_client.http.errors import status_error
-from backend_client.http.health import HealthReport
 from backend_client.http.messages import NotAnAnswer, Reply, embed_reply
 from backend_client.http.sse import Event, EventParser, MalformedStream
-from backend_client.options import BatchOptions, BreakerOptions, HedgeOptions
+from backend_client.options import BatchOptions, HedgeOptions, ProbeOptions
 from backend_client.results import Usage
 from backend_client.settings import Price
 
@@ -224,24 +223,16 @@ def test_an_error_says_what_its_code_means_and_which_parameter_to_check():
     assert "check messages" in str(error)
 
 
-def test_health_of_a_newer_node_is_read():
-    found = HealthReport.model_validate(
-        {"status": "ready", "new": 1, "models": [], "npu": {"busy_time_us": {"value": None, "reason": "no counter"}}}
-    )
-    assert found.npu.busy_time_us is None
-
-
 def test_settings_come_from_file_then_environment_then_arguments(tmp_path, monkeypatch):
     path = tmp_path / "client.toml"
     path.write_text('nodes = ["http://file:1"]\nlocal_only = true\n[timeouts]\nembed = 3.0\n')
     monkeypatch.setenv("NPU_CLIENT_NODES", "http://one:1, http://two:2")
     monkeypatch.setenv("NPU_CLIENT_CLOUD__API_KEY", "sk-hunter2")
     monkeypatch.setenv("NPU_CLIENT_CLOUD__EMBEDDING_MODELS", '{"space": "model"}')
-    settings = ClientSettings.load(path, hedge_percentile=0.9)
+    settings = ClientSettings.load(path)
     assert settings.nodes == ("http://one:1", "http://two:2")
     assert settings.local_only
     assert settings.options().timeouts.embed == 3.0
-    assert settings.options().hedge.percentile == 0.9
     assert settings.cloud.embedding_models == {"space": "model"}
     assert "hunter2" not in repr(settings)
 
@@ -283,10 +274,12 @@ def test_a_table_is_as_wide_as_its_cells():
     assert table(("A", "B"), [("long", "x"), ("s", "")]) == "A     B\nlong  x\ns"
 
 
-def test_options_without_effect_are_named_in_one_line_of_the_log(caplog):
-    NPUClient(["http://a:1"])
+def test_options_without_effect_are_accepted_and_named_in_the_log(monkeypatch, caplog):
+    ClientOptions()
     assert not caplog.records
-    options = ClientOptions(hedge=HedgeOptions(percentile=0.9), breaker=BreakerOptions(slow_start=5.0))
-    NPUClient(["http://a:1"], options=options)
-    [record] = caplog.records
-    assert record.getMessage().endswith("remove them: hedge.percentile, breaker.slow_start")
+    monkeypatch.setenv("NPU_CLIENT_BREAKER__SLOW_START", "5")
+    monkeypatch.setenv("NPU_CLIENT_HEDGE__SAMPLES", "5")
+    ClientSettings.load(hedge_percentile=0.9, hedge=HedgeOptions(percentile=0.9))
+    ClientOptions(hedge=HedgeOptions(), probe=ProbeOptions(idle_after=5.0))
+    named = [record.getMessage().rpartition(": ")[2] for record in caplog.records]
+    assert sorted(named) == ["hedge", "hedge, hedge_percentile", "idle_after", "slow_start"]
