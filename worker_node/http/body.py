@@ -123,29 +123,25 @@ def limited(request: web.Request, name: str, wanted: int, available: int) -> int
     """
     if wanted <= available:
         return wanted
-    state = request[STATE]
-    if state.node.settings.unknown_fields == "reject":
-        raise UnsupportedParameter(
-            f"{name}: at most {available} are available here, and the node is set to refuse requests for more "
-            '(unknown_fields = "reject")',
-            param=name,
-        )
-    if state.ignored is not None:
-        state.ignored.limited[name] = available
+    ignored = _listed(request, f"{name}: at most {available} are available here", name)
+    if ignored is not None:
+        ignored.limited[name] = available
     return available
 
 
 def note_ignored(request: web.Request, name: str) -> None:
     """List a part of a request that has no effect as ignored, or refuse it where the node is strict."""
+    ignored = _listed(request, f"{name}: it has no effect on this request; leave it out", name)
+    if ignored is not None:
+        ignored.add(name)
+
+
+def _listed(request: web.Request, problem: str, name: str) -> Ignored | None:
+    """Where the reply lists fields without their full effect. Raises UnsupportedParameter where the node is strict."""
     state = request[STATE]
     if state.node.settings.unknown_fields == "reject":
-        raise UnsupportedParameter(
-            f"{name}: it has no effect on this request, and the node is set to refuse such fields "
-            '(unknown_fields = "reject"); leave it out',
-            param=name,
-        )
-    if state.ignored is not None:
-        state.ignored.add(name)
+        raise UnsupportedParameter(f'{problem} (the node is set to unknown_fields = "reject")', param=name)
+    return state.ignored
 
 
 def _most_bytes(node: Node, *, images: bool) -> int:

@@ -272,7 +272,7 @@ class PullJob:
         self._stage: str | None = None
         self._total: int | None = None
         self._done = 0
-        self._error: NodeError | None = None
+        self.error: NodeError | None = None
         self._changed = asyncio.Event()
 
     def stage(self, name: str, total: int | None = None) -> None:
@@ -291,13 +291,11 @@ class PullJob:
             await manager.pull(self.name, self)
             self.state = "done"
         except NodeError as error:
-            self.state, self._error = "failed", error
+            self.state, self.error = "failed", error
         except Exception:
-            self.state, self._error = "failed", InternalError("the pull failed; the node's log says where")
+            self.state, self.error = "failed", InternalError("the pull failed; the node's log says where")
             raise
         finally:
-            if self.state == "running":
-                self.state = "failed"
             self._notify()
 
     def describe(self) -> dict[str, Any]:
@@ -309,7 +307,7 @@ class PullJob:
             "stage": self._stage,
             "completed": self._done,
             "total": self._total,
-            "error": None if self._error is None else describe(self._error),
+            "error": None if self.error is None else describe(self.error),
         }
 
     async def changes(self) -> AsyncIterator[dict[str, Any]]:

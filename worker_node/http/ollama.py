@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import re
 from collections.abc import AsyncIterator
@@ -13,14 +12,14 @@ from typing import Annotated, Any, ClassVar, Literal
 from aiohttp import web
 from pydantic import Field, model_validator
 
-from worker_node.core.errors import BadRequest, ModelNotFound, NodeError, NotOffered, UnsupportedParameter
+from worker_node.core.errors import BadRequest, ModelNotFound, NotOffered, UnsupportedParameter
 from worker_node.core.types import AnswerSchema, Device, Finished, FinishReason, Sampling
 from worker_node.http import parameters
 from worker_node.http.body import DialectBody, deadline_of, read_body
 from worker_node.http.context import busy_fields
 from worker_node.http.errors import message, not_found
 from worker_node.http.leniency import OPTIONS, Table
-from worker_node.http.models import capabilities, chat_first
+from worker_node.http.models import PULLS, capabilities, chat_first
 from worker_node.http.parameters import RepetitionPenalty, SamplingBody
 from worker_node.http.replies import OllamaModels, OllamaShow, OllamaStatus, OllamaVersion, json_response
 from worker_node.http.request_state import NODE, STATE
@@ -182,62 +181,25 @@ async def _pull(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, OllamaPullBody)
     name, manager = body.wanted(), request.app[NODE].manager
     await manager.pull_spec(name, deadline_of(request))  # a wrong name has a status of its own
-    progress = _Progress()
-    pulling = asyncio.create_task(manager.pull(name, progress))
-    pulling.add_done_callback(lambda _: progress.end())
-    pulling.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    job = request.app[PULLS].start(manager, name)
     if body.stream is False:
-        await asyncio.shield(pulling)
+        async for _ in job.changes():
+            pass
+        if job.error is not None:
+            raise job.error
         return json_response({"status": "success"})
     async with LineStream(request, {}) as stream:
-        try:
-            await stream.send({"status": "pulling manifest"})
-            while (line := await progress.next()) is not None:
-                await stream.send(line)
-            await pulling
+        await stream.send({"status": "pulling manifest"})
+        async for state in job.changes():
+            if state["stage"] is not None and state["state"] == "running":
+                size = {name: state[name] for name in ("total", "completed")} if state["total"] is not None else {}
+                await stream.send({"status": state["stage"], **size})
+        if job.error is None:
             await stream.send({"status": "success"})
-        except NodeError as error:
-            stream.failed(error)
-            await stream.send({"error": message(error)})
-    return stream.response
-
-
-class _Progress:
-    """Carries the progress of a pull to the reply; of several updates the reader gets the latest."""
-
-    def __init__(self) -> None:
-        self._news = asyncio.Event()
-        self._stages: list[dict[str, Any]] = []
-        self._total: int | None = None
-        self._ended = False
-
-    def stage(self, name: str, total: int | None = None) -> None:
-        """See `core.types.Progress`."""
-        self._total = total
-        self._stages.append({"status": name, **({} if total is None else {"total": total, "completed": 0})})
-        self._news.set()
-
-    def update(self, done: int) -> None:
-        """See `core.types.Progress`."""
-        if self._total is None:
-            return
-        if self._stages and "total" in self._stages[-1]:
-            self._stages[-1]["completed"] = done
         else:
-            self._stages.append({"status": "downloading", "total": self._total, "completed": done})
-        self._news.set()
-
-    def end(self) -> None:
-        """There is nothing more to tell."""
-        self._ended = True
-        self._news.set()
-
-    async def next(self) -> dict[str, Any] | None:
-        """The next line to tell; None at the end."""
-        while not self._stages and not self._ended:
-            self._news.clear()
-            await self._news.wait()
-        return self._stages.pop(0) if self._stages else None
+            stream.failed(job.error)
+            await stream.send({"error": message(job.error)})
+    return stream.response
 
 
 async def _delete(request: web.Request) -> web.Response:

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import orjson
 from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
 
 from worker_node.core.errors import NodeError
 from worker_node.http.middleware import note_failure
@@ -85,35 +86,30 @@ class EventStream(FrameStream):
     def __init__(self, request: web.Request, headers: dict[str, str], *, keep_alive_s: float = 15.0) -> None:
         super().__init__(request, headers, "text/event-stream; charset=utf-8")
         self._keep_alive_s = keep_alive_s
-        self._sent = 0
-        self._timer: asyncio.TimerHandle | None = None
-        self._comment: asyncio.Task[None] | None = None
+        self._comments: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._writer = await self._response.prepare(self._request)
-        self._timer = asyncio.get_running_loop().call_later(self._keep_alive_s / 2, self._keep_alive)
+        writer = await self._response.prepare(self._request)
+        if writer is not None:
+            self._comments = asyncio.create_task(self._send_comments(writer), name="keep-alive comments")
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._comment is not None:
-            self._comment.cancel()
+        if self._comments is not None:
+            self._comments.cancel()
         await super().__aexit__(kind, error, trace)
 
     async def send(self, data: Any, event: str | None = None) -> None:
         """Send one event with `data` as JSON."""
         await self.write(event_frame(data, event))
 
-    def _keep_alive(self) -> None:
-        """Send a comment if nothing was sent since the last look."""
-        if self._writer is not None and self._writer.output_size == self._sent:
-            self._comment = asyncio.create_task(self._say_so())
-        self._sent = 0 if self._writer is None else self._writer.output_size
-        self._timer = asyncio.get_running_loop().call_later(self._keep_alive_s / 2, self._keep_alive)
-
-    async def _say_so(self) -> None:
+    async def _send_comments(self, writer: AbstractStreamWriter) -> None:
+        """Send a comment whenever nothing was sent for half of the time."""
         with contextlib.suppress(ConnectionError):
-            await self.write(_COMMENT)
+            while True:
+                sent = writer.output_size
+                await asyncio.sleep(self._keep_alive_s / 2)
+                if writer.output_size == sent:
+                    await self.write(_COMMENT)
