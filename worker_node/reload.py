@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -65,9 +66,9 @@ class ReloadReport:
 class Reloader:
     """Reloads the settings of one node from `source`; `build` makes a model by its settings.
 
-    `budget` is the bytes that models may take by `memory_budget`, set or not. The `followers` are called with the
-    settings that hold from now on. Raises ConfigurationError, with file and line, for settings that are wrong; nothing
-    is applied then.
+    `budget` is the bytes that models may take by `memory_budget`, set or not. `adopt` is called with the settings that
+    hold from now on. Raises ConfigurationError, with file and line, for settings that are wrong; nothing is applied
+    then.
     """
 
     def __init__(
@@ -77,8 +78,9 @@ class Reloader:
         manager: ModelManager,
         build: Build,
         budget: Budget = lambda wanted: wanted,
+        adopt: Callable[[NodeSettings], None] = lambda _settings: None,
     ) -> None:
-        self.followers: list[Callable[[NodeSettings], None]] = []
+        self._adopt = adopt
         self._budget = budget
         self._source = source
         self._settings = settings
@@ -118,8 +120,7 @@ class Reloader:
                 raise ConfigurationError(model.reason)
         merged.note_file(given=new.from_file)
         self._settings = merged
-        for follow in self.followers:
-            follow(merged)
+        self._adopt(merged)
         await self._apply(before, after, built, report)
         if "memory_budget" in report.applied:
             self._manager.set_budget(HOST, self._budget(new.memory_budget))
@@ -192,31 +193,31 @@ def _same(before: ModelSettings, after: ModelSettings) -> bool:
     return before.model_dump() == after.model_dump()
 
 
-async def watch_file(path: Path, reloader: Reloader) -> None:
-    """Reload when the file has changed and is no longer being written, until cancelled."""
+async def follow_changes(path: Path | None, reloader: Reloader, hangup: asyncio.Event) -> None:
+    """Reload when `hangup` is set, and when the file has changed and is no longer being written, until cancelled.
+
+    What is wrong with the settings is logged, and the node goes on with the earlier ones.
+    """
     known = seen = _stamp(path)
     while True:
-        await asyncio.sleep(_LOOK_S)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(hangup.wait(), _LOOK_S)
         now = _stamp(path)
-        if now == seen and now != known and now is not None:
-            await reload_and_log(reloader)
+        if hangup.is_set() or (now == seen and now != known and now is not None):
+            hangup.clear()
+            try:
+                await reloader.reload()
+            except ConfigurationError as error:
+                log.error("the settings were not reloaded, the node goes on with the earlier ones: %s", error.message)
+            except Exception:
+                log.exception("the settings could not be reloaded; the node goes on with the earlier ones")
             known = now
         seen = now
 
 
-async def reload_and_log(reloader: Reloader) -> None:
-    """Reload; what is wrong with the settings is logged, and the node goes on with the earlier ones."""
+def _stamp(path: Path | None) -> _Stamp | None:
     try:
-        await reloader.reload()
-    except ConfigurationError as error:
-        log.error("the settings were not reloaded, the node goes on with the earlier ones: %s", error.message)
-    except Exception:
-        log.exception("the settings could not be reloaded; the node goes on with the earlier ones")
-
-
-def _stamp(path: Path) -> _Stamp | None:
-    try:
-        status = path.stat()
+        status = path.stat() if path is not None else None
     except OSError:
         return None
-    return status.st_mtime_ns, status.st_size, status.st_ino
+    return None if status is None else (status.st_mtime_ns, status.st_size, status.st_ino)

@@ -33,7 +33,7 @@ from worker_node.node import Node, NodeState
 from worker_node.observability.metrics import Telemetry
 from worker_node.observability.tracing import open_tracing
 from worker_node.registry import tasks
-from worker_node.reload import Reloader, reload_and_log, watch_file
+from worker_node.reload import Reloader, follow_changes
 from worker_node.serving.build import (
     HOST,
     Machine,
@@ -189,8 +189,8 @@ async def hosted_node(
                 manager,
                 lambda wanted: configured_model(wanted, machine),
                 lambda wanted: budgets[HOST] if wanted is None else wanted,
+                node.adopt,
             )
-            node.reloader.followers.append(node.adopt)
         manager.start()
         yield node
 
@@ -202,22 +202,13 @@ async def _reloading(node: Node, source: SettingsSource | None) -> AsyncIterator
     if reloader is None or source is None:
         yield
         return
-    loop = asyncio.get_running_loop()
-    async with contextlib.AsyncExitStack() as stack:
-        tasks: set[asyncio.Task[None]] = set()
-
-        def reload() -> None:
-            task = asyncio.create_task(reload_and_log(reloader), name="reload")
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-
-        loop.add_signal_handler(signal.SIGHUP, reload)
-        if source.config is not None:
-            watch = asyncio.create_task(watch_file(source.config, reloader), name="watch the settings")
-            stack.callback(watch.cancel)
+    hangup = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hangup.set)
+    following = asyncio.create_task(follow_changes(source.config, reloader, hangup), name="follow the settings")
+    try:
         yield
-        for task in tasks:
-            task.cancel()
+    finally:
+        following.cancel()
 
 
 def _allow_files(count: int) -> None:

@@ -48,7 +48,7 @@ def _list(args: argparse.Namespace) -> int:
     from worker_node.cli.node_client import on_node
     from worker_node.cli.output import megabytes, print_json, table
 
-    rows = on_node(lambda node: [_row_of_node(model) for model in node.get("/models")["models"]], _rows_of_store)
+    rows = [_row(model) for model in on_node(lambda node: node.get("/models")["models"], _of_store)]
     if args.json:
         print_json(rows)
         return 0
@@ -57,7 +57,7 @@ def _list(args: argparse.Namespace) -> int:
     return 0
 
 
-def _row_of_node(model: Mapping[str, Any]) -> dict[str, Any]:
+def _row(model: Mapping[str, Any]) -> dict[str, Any]:
     from worker_node.cli.output import serving_device
 
     passport = model.get("passport") or {}
@@ -71,41 +71,28 @@ def _row_of_node(model: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _rows_of_store() -> list[dict[str, Any]]:
+def _of_store(name: str | None = None) -> list[dict[str, Any]]:
+    """The installed models, or the one of that name, as a node without engines describes them."""
     from worker_node.models.store import ModelStore
 
+    store = ModelStore()
+    found = store.installed() if name is None else [store.get(name)]
+    here = {"state": "installed", "reason": None}
     return [
-        {
-            "name": model.id,
-            "size": model.size,
-            "quantization": model.quantization,
-            "family": model.family,
-            "state": "installed",
-        }
-        for model in ModelStore().installed()
+        model.describe()
+        | here
+        | {"aliases": list(model.aliases), "capabilities": [model.kind], "directory": str(model.path)}
+        for model in found
     ]
 
 
 def _show(args: argparse.Namespace) -> int:
-    from worker_node.cli.node_client import on_node
+    from worker_node.cli.node_client import model_path, on_node
     from worker_node.cli.output import print_json
 
-    facts = on_node(lambda node: _facts_of_node(node, args.model), lambda: facts_of_store(args.model))
-    if args.json:
-        print_json(facts)
-        return 0
-    for name, value in facts.items():
-        if value not in (None, []):
-            print(f"{name:<14}{', '.join(value) if isinstance(value, list) else value}")
-    return 0
-
-
-def _facts_of_node(node: Any, name: str) -> dict[str, Any]:
-    from worker_node.cli.node_client import model_path
-
-    known = node.get(model_path(name))
+    known = on_node(lambda node: node.get(model_path(args.model)), lambda: _of_store(args.model)[0])
     passport = known.get("passport") or {}
-    return {
+    facts = {
         "name": known["id"],
         "state": known["state"],
         "reason": known["reason"],
@@ -118,33 +105,17 @@ def _facts_of_node(node: Any, name: str) -> dict[str, Any]:
         "source": known.get("source"),
         "aliases": known["aliases"],
         "size": known.get("size"),
+        "directory": known.get("directory"),
         "prompts": sorted(passport.get("prompts") or []),
         "matryoshka": [str(size) for size in passport.get("matryoshka") or []],
     }
-
-
-def facts_of_store(name: str) -> dict[str, Any]:
-    from datetime import UTC, datetime
-
-    from worker_node.models.store import ModelStore
-
-    model = ModelStore().get(name)
-    return {
-        "name": model.id,
-        "capabilities": [str(model.kind)],
-        "context": model.context_limit,
-        "dimensions": model.dimensions,
-        "weights": model.quantization,
-        "family": model.family,
-        "licence": model.licence,
-        "source": model.source,
-        "installed": datetime.fromtimestamp(model.installed_at, UTC).isoformat(),
-        "aliases": list(model.aliases),
-        "size": model.size,
-        "directory": str(model.path),
-        "prompts": sorted(model.prompts),
-        "matryoshka": [str(size) for size in model.matryoshka],
-    }
+    if args.json:
+        print_json(facts)
+        return 0
+    for name, value in facts.items():
+        if value not in (None, []):
+            print(f"{name:<14}{', '.join(value) if isinstance(value, list) else value}")
+    return 0
 
 
 def _models(args: argparse.Namespace) -> int:
@@ -154,8 +125,8 @@ def _models(args: argparse.Namespace) -> int:
 
     store = ModelStore()
     directories = {path.name: path for path in store.directories()}
-    rows = [_row(entry.id, directories.pop(entry.id, None), entry) for entry in store.catalog]
-    rows += [_row(name, path, None) for name, path in directories.items()]
+    rows = [_catalog_row(entry.id, directories.pop(entry.id, None), entry) for entry in store.catalog]
+    rows += [_catalog_row(name, path, None) for name, path in directories.items()]
     if args.json:
         print_json(rows)
         return 0
@@ -181,7 +152,7 @@ def _models(args: argparse.Namespace) -> int:
     return 0
 
 
-def _row(name: str, directory: Path | None, entry: CatalogEntry | None) -> dict[str, Any]:
+def _catalog_row(name: str, directory: Path | None, entry: CatalogEntry | None) -> dict[str, Any]:
     from worker_node.core.errors import ConfigurationError
     from worker_node.models.directory import read_directory
 

@@ -8,21 +8,18 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
-
-from worker_node.devices.compile_cache import KEY_FILE, CacheKey
 from worker_node.devices.npu import find_npu
 from worker_node.devices.probe import Probe
 from worker_node.doctor.machine import ExaminedMachine, Finding, Severity, error, ok, warning
 
 _PCI = "sys/bus/pci/devices"
-_GENERATIONS = {"7d1d": "37xx", "ad1d": "37xx", "643e": "40xx", "b03e": "50xx", "fd3e": "50xx"}
-_NAMES = {
-    "7d1d": "Meteor Lake",
-    "ad1d": "Arrow Lake",
-    "643e": "Lunar Lake",
-    "b03e": "Panther Lake",
-    "fd3e": "Wildcat Lake",
+# Name and generation by PCI device id.
+_NPUS = {
+    "7d1d": ("Meteor Lake", "37xx"),
+    "ad1d": ("Arrow Lake", "37xx"),
+    "643e": ("Lunar Lake", "40xx"),
+    "b03e": ("Panther Lake", "50xx"),
+    "fd3e": ("Wildcat Lake", "50xx"),
 }
 _DRIVER_SINCE = (6, 3)
 _COUNTER_SINCE = (6, 11)
@@ -40,7 +37,7 @@ def pci_device(machine: ExaminedMachine) -> tuple[str, str] | None:
     for path in machine.find(_PCI, "*"):
         vendor = machine.read(f"{_PCI}/{path.name}/vendor")
         device = (machine.read(f"{_PCI}/{path.name}/device") or "").removeprefix("0x")
-        if vendor == "0x8086" and device in _GENERATIONS:
+        if vendor == "0x8086" and device in _NPUS:
             return path.name, device
     return None
 
@@ -50,19 +47,17 @@ def check_kernel(machine: ExaminedMachine) -> list[Finding]:
     findings = [_version(machine)]
     npu = pci_device(machine)
     if npu is None:
-        known = ", ".join(sorted(_GENERATIONS))
+        known = ", ".join(sorted(_NPUS))
         fix = (
             "enable the NPU in the firmware setup; in a virtual machine pass the device through (usually "
             "0000:00:0b.0); to try the node without one set NPU_NODE_NPU_EMULATION=1"
         )
         return [*findings, error("npu-present", f"no Intel NPU on the PCI bus (8086: {known})", fix)]
     address, device = npu
-    findings.append(ok("npu-present", f"{_NAMES[device]} NPU 8086:{device} at {address}"))
-    findings.append(_driver(machine, address))
-    findings.append(_firmware(machine, _GENERATIONS[device]))
-    findings += _log(machine)
-    findings += _node(machine)
-    return findings
+    name, generation = _NPUS[device]
+    present = ok("npu-present", f"{name} NPU 8086:{device} at {address}")
+    driver, firmware = _driver(machine, address), _firmware(machine, generation)
+    return [*findings, present, driver, firmware, *_log(machine), *_node(machine)]
 
 
 def _version(machine: ExaminedMachine) -> Finding:
@@ -178,38 +173,39 @@ def _counter(machine: ExaminedMachine, node: str) -> Finding:
 # Released together by github.com/intel/linux-npu-driver; the versions of one release are equal.
 _PACKAGES = ("intel-driver-compiler-npu", "intel-fw-npu", "intel-level-zero-npu")
 _RELEASE = "github.com/intel/linux-npu-driver/releases"
+_COMPILER_FIX = f"install the package intel-driver-compiler-npu of the release that the driver is of ({_RELEASE})"
 
 
 def check_userspace(machine: ExaminedMachine, probe: Probe, *, npu: bool) -> list[Finding]:
     """`npu` says whether there is a device to drive; `probe` is what OpenVINO sees. In the order of dependence."""
     findings = []
     if npu:
-        findings = [_loader(machine), _userspace_driver(machine), _compiler(machine), *_release(machine)]
+        newest = f"of the newest release of {_RELEASE}"
+        findings = [
+            _library(
+                machine,
+                "level-zero-loader",
+                f"apt install libze1 (or level-zero from {_RELEASE})",
+                "libze_loader.so*",
+            ),
+            _library(
+                machine,
+                "user-mode-driver",
+                f"install the package intel-level-zero-npu {newest}",
+                "libze_intel_npu.so*",
+                "libze_intel_vpu.so*",
+            ),
+            _library(machine, "compiler", _COMPILER_FIX, "libnpu_driver_compiler.so*"),
+            *_release(machine),
+        ]
     return [*findings, _openvino(probe, npu=npu)]
 
 
-def _loader(machine: ExaminedMachine) -> Finding:
-    found = machine.library("libze_loader.so*")
+def _library(machine: ExaminedMachine, check: str, fix: str, *patterns: str) -> Finding:
+    found = machine.library(*patterns)
     if found is None:
-        fix = f"apt install libze1 (or level-zero from {_RELEASE})"
-        return error("level-zero-loader", "libze_loader.so.1 is not installed", fix)
-    return ok("level-zero-loader", found.name)
-
-
-def _userspace_driver(machine: ExaminedMachine) -> Finding:
-    found = machine.library("libze_intel_npu.so*", "libze_intel_vpu.so*")
-    if found is None:
-        fix = f"install the package intel-level-zero-npu of the newest release of {_RELEASE}"
-        return error("user-mode-driver", "the user-mode driver libze_intel_npu.so is not installed", fix)
-    return ok("user-mode-driver", found.name)
-
-
-def _compiler(machine: ExaminedMachine) -> Finding:
-    found = machine.library("libnpu_driver_compiler.so*")
-    if found is None:
-        fix = f"install the package intel-driver-compiler-npu of the release that the driver is of ({_RELEASE})"
-        return error("compiler", "libnpu_driver_compiler.so is not installed: no model can be compiled", fix)
-    return ok("compiler", found.name)
+        return error(check, f"{patterns[0].removesuffix('*')} is not installed", fix)
+    return ok(check, found.name)
 
 
 def _release(machine: ExaminedMachine) -> list[Finding]:
@@ -232,8 +228,7 @@ def _openvino(probe: Probe, *, npu: bool) -> Finding:
         fix = "fix the errors above, first to last; then run npu-node doctor again" if npu else "see npu-present"
         return error("openvino", f"OpenVINO {probe.openvino} sees no NPU, only {seen}", fix)
     if device.properties.get("NPU_COMPILER_VERSION") is None:
-        fix = f"install the package intel-driver-compiler-npu of the release that the driver is of ({_RELEASE})"
-        return error("openvino", "OpenVINO sees the NPU and no compiler for it", fix)
+        return error("openvino", "OpenVINO sees the NPU and no compiler for it", _COMPILER_FIX)
     driver = device.properties.get("NPU_DRIVER_VERSION")
     return ok("openvino", f"OpenVINO {probe.openvino} sees the NPU, driver {driver}")
 
@@ -245,40 +240,13 @@ def check_model(path: Path, problem: str | None) -> Finding:
     return error("model-files", problem, "npu-node pull qwen2.5-1.5b-instruct, or set OV_GENAI_NPU_MODEL")
 
 
-def check_cache(root: Path, probe: Probe) -> list[Finding]:
-    """Entries for the NPU that other versions wrote, and whether new ones can be."""
-    found = _writable(root)
-    stale = [path.parent for path in sorted(root.glob(f"*/*/{KEY_FILE}")) if _is_stale(path, probe)]
-    if stale:
-        names = " ".join(str(path) for path in stale)
-        fix = f"rm -r {names} (the node does so when it next loads these models)"
-        return [found, warning("cache-version", f"{len(stale)} compiled models are of other versions", fix)]
-    return [found, ok("cache-version", "nothing compiled by other versions")]
-
-
-def _writable(root: Path) -> Finding:
+def check_cache(root: Path) -> Finding:
+    """Whether what is compiled can be kept."""
     existing = next(path for path in (root, *root.parents) if path.exists())
     if os.access(existing, os.W_OK | os.X_OK):
         return ok("cache-directory", str(root))
     fix = f"sudo chown -R $USER {existing}, or set OV_GENAI_NPU_CACHE"
     return error("cache-directory", f"{root} cannot be written: each start would compile again, for minutes", fix)
-
-
-def _is_stale(path: Path, probe: Probe) -> bool:
-    try:
-        key = msgspec.json.decode(path.read_bytes(), type=CacheKey)
-    except (OSError, msgspec.DecodeError):
-        return False  # no entry of the node's
-    if key.openvino != (probe.openvino or key.openvino):
-        return True
-    npu = probe.find("NPU")
-    if key.device != "NPU" or npu is None:
-        return False
-    properties = npu.properties
-    return (key.driver, key.compiler) != (
-        properties.get("NPU_DRIVER_VERSION"),
-        properties.get("NPU_COMPILER_VERSION"),
-    )
 
 
 def examine(
@@ -290,7 +258,7 @@ def examine(
         *check_kernel(machine),
         *check_userspace(machine, probe, npu=npu),
         check_model(model, model_problem),
-        *check_cache(cache, probe),
+        check_cache(cache),
     )
 
 

@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self, TypeVar
 
 import orjson
@@ -33,7 +33,6 @@ _NUMBERS_AND_BLANKS = b"-0123456789 \t\r\n"
 _MILLISECONDS = re.compile(r"-?[0-9]{1,12}")
 
 _SHOWN = 3
-_KINDS = ("type", "role")
 _OBJECTS = frozenset({"model_type", "model_attributes_type"})
 _EXPECTED = "Input should be "
 
@@ -275,30 +274,18 @@ def _opened(data: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """`path` are keys and indices of the body; `forms` are those that were tried, the last one at `depth` of it."""
+    """`path` are keys and indices of the body; `forms` are the forms of the value that were tried."""
 
     path: tuple[int | str, ...]
     message: str
-    kind: str
-    forms: tuple[str, ...] = ()
-    depth: int = 0
-
-    @property
-    def is_another_form(self) -> bool:
-        """Whether the value shows that another form was intended: by its type, or by its `type` or `role`."""
-        inner = self.path[self.depth :]
-        if not inner:
-            return True
-        if len(inner) != 1 or inner[0] not in _KINDS:
-            return False
-        return self.kind == "literal_error" or (self.kind == "missing" and inner[0] == "type")
+    forms: tuple[str, ...]
 
 
 def explain(error: ValidationError, body: Any) -> tuple[str, str | None]:
     """Return the message, and the path of the first problem.
 
-    Where a field may have several forms, pydantic lists the problems of each. Only those of one form are reported, the
-    one with the fewest problems among those that the value does not rule out.
+    Where a field may have several forms, pydantic lists the problems of each. Only those of one form are reported: the
+    one that fits deepest into the value, and of several such the one with the fewest problems.
     """
     found = error.errors(include_url=False, include_context=False, include_input=False)
     forms: dict[tuple[str, ...], list[Problem]] = {}
@@ -306,14 +293,12 @@ def explain(error: ValidationError, body: Any) -> tuple[str, str | None]:
         forms.setdefault(problem.forms, []).append(problem)
     problems = forms.pop((), [])
     if forms:
-        wrong = {form for form, ones in forms.items() if any(one.is_another_form for one in ones)}
-        possible = [
-            ones for form, ones in forms.items() if not any(form[: length + 1] in wrong for length in range(len(form)))
-        ]
-        if possible:
-            problems = problems + min(possible, key=len)
-        else:
-            problems.append(_of_no_form([one for ones in forms.values() for one in ones]))
+        nearest = max(forms.values(), key=lambda ones: (max(len(one.path) for one in ones), -len(ones)))
+        first, *rest = nearest
+        # What any form expects in that place.
+        expected = dict.fromkeys(one.message for ones in forms.values() for one in ones if one.path == first.path)
+        alternatives = [message.removeprefix(_EXPECTED) for message in expected if message != first.message]
+        problems += [replace(first, message=" or ".join([first.message, *alternatives])), *rest]
     parts = [f"{where}: {p.message}" if (where := _path(p.path)) else p.message for p in problems[:_SHOWN]]
     if len(problems) > _SHOWN:
         parts.append(f"and {len(problems) - _SHOWN} more problems")
@@ -324,33 +309,20 @@ def _located(location: Sequence[int | str], message: str, kind: str, body: Any) 
     """Take the names of forms out of a location: parts that are not keys or indices of the body."""
     path: list[int | str] = []
     forms: list[str] = []
-    depth, here = 0, body
+    here = body
     for number, part in enumerate(location):
         inside = isinstance(here, dict) and part in here
         inside = inside or (isinstance(here, list) and isinstance(part, int) and part < len(here))
         missing = kind == "missing" and number == len(location) - 1
         if not inside and not missing:
             forms.append(str(part))
-            depth = len(path)
             continue
         path.append(part)
         here = here[part] if inside else None
     if kind in _OBJECTS:
         # Pydantic's message names a class of ours.
         message = f"{_EXPECTED}an object"
-    return Problem(tuple(path), message, kind, tuple(forms), depth)
-
-
-def _of_no_form(problems: list[Problem]) -> Problem:
-    """The problem of a value that is ruled out in every form: what was expected in its `type`, or in its place."""
-    deepest = max(problem.depth for problem in problems)
-    problems = [problem for problem in problems if problem.depth == deepest]
-    kinds = [problem for problem in problems if problem.path[-1:] and problem.path[-1] in _KINDS] or problems
-    first = kinds[0]
-    expected = dict.fromkeys(problem.message for problem in kinds if problem.path == first.path)
-    if all(message.startswith(_EXPECTED) for message in expected):
-        return Problem(first.path, _EXPECTED + " or ".join(m.removeprefix(_EXPECTED) for m in expected), first.kind)
-    return Problem(first.path, " or ".join(expected), first.kind)
+    return Problem(tuple(path), message, tuple(forms))
 
 
 def _path(location: Sequence[int | str]) -> str:

@@ -331,8 +331,7 @@ async def keep_history(app: web.Application) -> AsyncIterator[None]:
     """For `app.cleanup_ctx`: the history is kept while the application runs."""
     node, events = app[NODE], app[EVENTS]
     events.add("the node", f"started, version {__version__}", "good")
-    if node.reloader is not None:
-        node.reloader.followers.append(lambda _settings: events.add("the node", "settings reloaded", "good"))
+    node.followers.append(lambda _settings: events.add("the node", "settings reloaded", "good"))
     keeper = asyncio.create_task(keep(node, app[HISTORIES], events), name="dashboard history")
     yield
     keeper.cancel()

@@ -209,23 +209,7 @@ def describe_installed(manager: ModelManager, model: InstalledModel) -> dict[str
 
 def _installed(model: InstalledModel) -> dict[str, Any]:
     task = _task(model)
-    return {
-        "id": model.id,
-        "task": model.kind if task is None else task.verb,
-        "source": model.source,
-        "size": model.size,
-        "context": model.context_limit,
-        "passport": {
-            "digest": model.digest,
-            "family": model.family,
-            "quantization": model.quantization,
-            "licence": model.licence,
-            "dimensions": model.dimensions,
-            "space": model.space,
-            "prompts": model.prompts or None,
-            "matryoshka": list(model.matryoshka) or None,
-        },
-    }
+    return model.describe() | {"task": model.kind if task is None else task.verb}
 
 
 def _state(model: ServedModel) -> str:

@@ -147,6 +147,25 @@ class InstalledModel:
         """Bytes on disk."""
         return sum(self.files.values())
 
+    def describe(self) -> dict[str, Any]:
+        """What lists of models say of it, whether or not a node serves it."""
+        return {
+            "id": self.id,
+            "source": self.source,
+            "size": self.size,
+            "context": self.context_limit,
+            "passport": {
+                "digest": self.digest,
+                "family": self.family,
+                "quantization": self.quantization,
+                "licence": self.licence,
+                "dimensions": self.dimensions,
+                "space": self.space,
+                "prompts": self.prompts or None,
+                "matryoshka": list(self.matryoshka) or None,
+            },
+        }
+
 
 def sizes(directory: Path) -> dict[str, int]:
     """Every file of a model directory with its size in bytes, the manifest itself excepted."""

@@ -40,8 +40,6 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 _ENGINE_ATTRIBUTES = ("gen_ai.response.model", "npu.device", "npu.emulated")
 # A collector that accepts and never answers must not hold up the node's end.
 _FLUSH_S = 2.0
-# A smaller difference of the clocks is jitter of the reading; for a larger one, the wall clock was set.
-_STEP_NS = 1_000_000
 
 
 def open_tracing(*, enabled: bool) -> Tracing:
@@ -75,17 +73,15 @@ def open_tracing(*, enabled: bool) -> Tracing:
 
 
 class WallClock:
-    """Nanoseconds since the epoch. All spans of a request are dated by one offset, so that none begins before its
-    parent does."""
+    """Nanoseconds since the epoch. The spans of a request are dated by the offset that holds when it begins, since the
+    wall clock may be set, and a laptop that sleeps stops the monotonic one."""
 
     def __init__(self) -> None:
-        self._offset = time.time_ns() - time.monotonic_ns()
+        self.follow()
 
     def follow(self) -> None:
-        """Follow the wall clock, if it was set."""
-        offset = time.time_ns() - time.monotonic_ns()
-        if abs(offset - self._offset) > _STEP_NS:
-            self._offset = offset
+        """Follow the wall clock."""
+        self._offset = time.time_ns() - time.monotonic_ns()
 
     def at(self, monotonic: float) -> int:
         """The wall time at `time.monotonic()` seconds."""

@@ -3,10 +3,8 @@
 import dataclasses
 import shutil
 
-import msgspec
 import pytest
 
-from worker_node.devices.compile_cache import CacheKey
 from worker_node.devices.probe import DeviceInfo, Probe
 from worker_node.doctor.checks import examine, healthy
 from worker_node.doctor.machine import ExaminedMachine, Severity
@@ -203,33 +201,6 @@ def test_a_missing_or_broken_busy_counter_needs_a_newer_kernel(good, content):
     if content:
         write(good.root, COUNTER, content)
     only(good, "busy-counter", "6.11")
-
-
-def key(**changes):
-    fields = {
-        "model": "m",
-        "model_hash": "h",
-        "device": "NPU",
-        "openvino": "2026.4.1",
-        "driver": "1019",
-        "compiler": "7",
-    }
-    return msgspec.json.encode(CacheKey(**fields | changes)).decode()
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"openvino": "2026.3.0"}, {"driver": "1018"}, {"compiler": "6"}, {"device": "NPU-emulated", "openvino": "2025.1"}],
-)
-def test_a_cache_of_other_versions(good, changes):
-    write(good.root, "cache/m/NPU-1/key.json", key())
-    write(good.root, "cache/m/NPU-2/key.json", key(**changes))
-    write(good.root, "cache/m/NPU-3/key.json", "not ours")
-    wrong = good.wrong()
-    assert list(wrong) == ["cache-version"]
-    assert "rm -r" in wrong["cache-version"].fix
-    assert str(good.cache / "m/NPU-2") in wrong["cache-version"].fix
-    assert str(good.cache / "m/NPU-1") not in wrong["cache-version"].fix
 
 
 def test_a_cache_that_cannot_be_written(good, monkeypatch):

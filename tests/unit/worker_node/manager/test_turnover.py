@@ -13,7 +13,7 @@ from worker_node.engines.protocol import EngineState
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.served import FailedModel
 from worker_node.models.store import ModelStore
-from worker_node.reload import Reloader, watch_file
+from worker_node.reload import Reloader, follow_changes
 from worker_node.settings.reading import SettingsSource
 
 BROKEN = (
@@ -46,7 +46,8 @@ class World:
         self.manager = ModelManager(
             built, ModelStore(), pytest.fail, {"host": budget}, clock=self.clock, measure=self.machine.measure
         )
-        self.reloader = Reloader(self.source, settings, self.manager, self.build)
+        self.adopted = []
+        self.reloader = Reloader(self.source, settings, self.manager, self.build, adopt=self.adopted.append)
         self.manager.start()
 
     def write(self, models, **settings):
@@ -231,13 +232,11 @@ def test_every_setting_is_applied_or_named(tmp_path, caplog):
     values = {"api_keys": '["k"]', "max_texts": 7, "watchdog_s": 99, "embedding_cache": 3, "unknown_fields": '"reject"'}
 
     async def scenario(world):
-        held = []
-        world.reloader.followers.append(held.append)
         world.write({"always": {}}, **values)
         report = await world.reloader.reload()
         assert sorted(report.applied) == ["api_keys", "max_texts", "unknown_fields"]
         assert sorted(report.restart) == ["embedding_cache", "watchdog_s"]
-        (settings,) = held
+        (settings,) = world.adopted
         assert (settings.max_texts, settings.unknown_fields, settings.watchdog_s) == (7, "reject", 30.0)
         assert "need a restart of the node: embedding_cache, watchdog_s" in caplog.text.replace("watchdog_s, e", "e")
 
@@ -248,11 +247,11 @@ def test_keys_stay_while_the_node_listens_where_others_reach_it(tmp_path):
     async def scenario(world):
         world.write({"always": {}}, host='"0.0.0.0"', api_keys='["k"]')
         running = world.source.read()
-        reloader = Reloader(world.source, running, world.manager, world.build)
-        reloader.followers.append(lambda _: pytest.fail("nothing may be applied"))
+        reloader = Reloader(world.source, running, world.manager, world.build, adopt=world.adopted.append)
         world.write({"always": {}}, host='"127.0.0.1"')
         with pytest.raises(ConfigurationError, match=r"listens at 0\.0\.0\.0 until it is restarted"):
             await reloader.reload()
+        assert world.adopted == []
 
     run(tmp_path, scenario)
 
@@ -261,10 +260,10 @@ def test_keys_stay_while_the_node_listens_where_others_reach_it(tmp_path):
 def test_a_file_that_sets_nothing_is_refused_where_it_set_something_before(tmp_path, text):
     async def scenario(world):
         before = world.manager.names.find("always")
-        world.reloader.followers.append(lambda _: pytest.fail("nothing may be applied"))
         world.file.write_text(text)
         with pytest.raises(ConfigurationError, match=r"node\.toml sets nothing.* middle of being written"):
             await world.reloader.reload()
+        assert world.adopted == []
         assert world.manager.names.find("always") is before
         await world.request("always", 0.0)
 
@@ -291,7 +290,7 @@ def test_a_file_that_never_set_anything_may_stay_empty(tmp_path, monkeypatch):
 def test_a_file_is_reloaded_when_it_has_changed_and_rests(tmp_path):
     async def scenario(world):
         before = world.manager.names.find("always")
-        watching = asyncio.create_task(watch_file(world.file, world.reloader))
+        watching = asyncio.create_task(follow_changes(world.file, world.reloader, asyncio.Event()))
         await asyncio.sleep(2)
         world.file.write_text("")
         await asyncio.sleep(5)
