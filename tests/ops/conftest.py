@@ -21,19 +21,22 @@ GENERATOR = "smollm2-135m-instruct"
 _PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config, log):
-    """Used with `-n`, in place of the one of the suite."""
-    from tests.ops.side_by_side import MachinesFirst
-
-    return MachinesFirst(config, log)
+# Each is set up once, for all that use it: on one worker, which begins with them.
+MACHINES = ("fleet", "hardware")
 
 
 def pytest_collection_modifyitems(items):
     """Mark what boots machines: `make test-ops OPS_TESTS="tests/ops -m 'not machines'"` leaves it out."""
+
+    def group(item):
+        return next((name for name in MACHINES if name in getattr(item, "fixturenames", ())), item.path.name)
+
     for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group(group(item)))
         if "containers_possible" in getattr(item, "fixturenames", ()):
             item.add_marker("machines")
+    items.sort(key=lambda item: group(item) not in MACHINES)
 
 
 @pytest.fixture

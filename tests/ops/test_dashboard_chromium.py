@@ -1,4 +1,4 @@
-"""The dashboard in a real Chromium, on real nodes with real weights. DASHBOARD_SHOTS names a directory for pictures."""
+"""The dashboard in a real Chromium, on real nodes with real weights."""
 
 import contextlib
 import os
@@ -66,15 +66,6 @@ def browser(browser):
     assert browser.leave() == []
 
 
-@pytest.fixture(scope="module")
-def shots(tmp_path_factory):
-    """Where pictures go."""
-    wanted = os.environ.get("DASHBOARD_SHOTS")
-    directory = Path(wanted) if wanted else tmp_path_factory.mktemp("shots")
-    directory.mkdir(parents=True, exist_ok=True)
-    return directory
-
-
 def post(node, path, body, headers=None):
     """Send a request; the status."""
     request = urllib.request.Request(  # noqa: S310
@@ -122,20 +113,18 @@ def test_the_wheel_holds_the_page_once(wheel):
     assert [name for name in names if name.endswith(".html")] == ["backend_client/cli/dashboard.html"]
 
 
-def test_a_killed_engine_is_red_within_three_seconds_and_green_when_it_is_back(browser, shots, long):
+def test_a_killed_engine_is_red_within_three_seconds_and_green_when_it_is_back(browser, long):
     with start_node() as node:
         some_work(node)
         browser.open(node.url + "/dashboard")
         browser.wait(ALL_GOOD)
         browser.wait("return document.querySelectorAll('.spark .line').length > 4")
-        browser.shoot(shots / "node-light.png")
         row = '#models tr[data-key="smollm2-135m-instruct CPU"]'
         browser.size(1280, 900)
         browser.record(row)
         pid = node.engine_pids()["smollm2-135m-instruct"]
         killed_at = time.time() * 1000
         kill_until_red(browser, node, "smollm2-135m-instruct")
-        browser.shoot(shots / "node-red-light.png")
         browser.size(1280, 900)
         browser.wait("return window.recorded.at(-1).level === 'good'")
         before, red, *_, green = browser.recorded()
@@ -159,7 +148,7 @@ def test_a_killed_engine_is_red_within_three_seconds_and_green_when_it_is_back(b
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_is_accessible_in_both_schemes_and_at_every_width(browser, node, axe, shots, scheme):
+def test_it_is_accessible_in_both_schemes_and_at_every_width(browser, node, axe, scheme):
     some_work(node)
     browser.scheme(scheme)
     browser.open(node.url + "/dashboard")
@@ -168,7 +157,6 @@ def test_it_is_accessible_in_both_schemes_and_at_every_width(browser, node, axe,
         browser.size(width, 900)
         assert browser.overflow() == 0
         assert browser.violations(axe) == []
-        browser.shoot(shots / f"node-{scheme}-{width}.png")
     paper = browser.run("return getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, paper[4:-1].split(","))) < 200) == (scheme == "dark")
 
@@ -210,7 +198,7 @@ def test_the_whole_page_is_reached_by_keyboard_and_the_focus_is_seen(browser, no
     browser.wait("return document.getElementById('freshness').innerText.startsWith('live')")
 
 
-def test_an_emulated_npu_is_called_so_wherever_it_is_shown(browser, axe, shots):
+def test_an_emulated_npu_is_called_so_wherever_it_is_shown(browser, axe):
     models = '[{"name": "all-minilm-l6-v2", "npu_buckets": [32], "placements": ["NPU", "CPU"]}]'
     with start_node(NPU_NODE_NPU_EMULATION="1", NPU_NODE_MODELS=models) as node:
         for number in range(20):
@@ -222,11 +210,10 @@ def test_an_emulated_npu_is_called_so_wherever_it_is_shown(browser, axe, shots):
             browser.wait("return document.querySelector(arguments[0])?.innerText.includes('EMULATED')", place)
         assert "EMULATED" not in browser.text(EMBEDDER_ROW)
         assert browser.violations(axe) == []
-        browser.shoot(shots / "node-emulated.png")
         assert browser.leave() == []
 
 
-def test_a_key_is_asked_for_once_and_kept_in_this_tab(browser, axe, shots):
+def test_a_key_is_asked_for_once_and_kept_in_this_tab(browser, axe):
     with start_node(NPU_NODE_API_KEYS="right", NPU_NODE_MODELS=EMBEDDER) as node:
         browser.open(node.url + "/dashboard")
         browser.wait("return document.activeElement.id === 'key-field'")
@@ -234,7 +221,6 @@ def test_a_key_is_asked_for_once_and_kept_in_this_tab(browser, axe, shots):
         assert browser.violations(axe) == []
         browser.press("wrong", "ENTER")
         browser.wait("return document.getElementById('key-refused').checkVisibility()")
-        browser.shoot(shots / "node-key.png")
         browser.run("document.getElementById('key-field').focus()")
         browser.press("right", "ENTER")
         browser.wait(ALL_GOOD)
@@ -264,7 +250,7 @@ def fleet_dashboard(nodes):
         process.stdout.close()
 
 
-def test_the_fleet_shows_a_killed_node_as_red_and_green_when_it_is_back(browser, axe, shots, long):
+def test_the_fleet_shows_a_killed_node_as_red_and_green_when_it_is_back(browser, axe, long):
     port = free_port()
     with contextlib.ExitStack() as stack:
         ports = ("0", str(port), "0")
@@ -276,7 +262,6 @@ def test_the_fleet_shows_a_killed_node_as_red_and_green_when_it_is_back(browser,
         browser.wait(ALL_SERVE)
         browser.wait("return document.querySelector('#nodes').innerText.match(/50 %/g)?.length === 2")
         assert browser.violations(axe) == []
-        browser.shoot(shots / "fleet-light.png")
 
         # By keyboard to the second node: its inside is shown, and the focus goes there.
         browser.size(1600, 900)
@@ -298,10 +283,8 @@ def test_the_fleet_shows_a_killed_node_as_red_and_green_when_it_is_back(browser,
         browser.wait("return document.getElementById('no-detail').checkVisibility()")
         assert browser.violations(axe) == []
         browser.scheme("dark")
-        browser.shoot(shots / "fleet-red-dark.png")
         browser.size(400, 900)
         assert browser.overflow() == 0
-        browser.shoot(shots / "fleet-red-dark-400.png")
         browser.scheme("light")
         browser.size(1600, 900)
         with start_node("--port", str(port), NPU_NODE_MODELS=EMBEDDER):

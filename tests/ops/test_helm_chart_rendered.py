@@ -1,6 +1,7 @@
 """The chart as `helm` itself reads it: linted, rendered, and every manifest held to the schemas of Kubernetes."""
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -8,8 +9,8 @@ import pytest
 import yaml
 
 from tests.contract.test_helm_chart import CHART, EVERYTHING, GIVEN
+from tests.faults.client.test_tls import issue, make_authority
 from tests.ops.containers import run
-from tests.ops.kubernetes import Authority
 from tests.support.foreign import environment, npm_packages
 from tests.support.nodes import start_node
 
@@ -84,20 +85,75 @@ def test_values_that_cannot_be_meant_are_refused_by_name(helm, given, problem):
     assert problem in done.stderr
 
 
+def rendered(helm, *given, chart=CHART):
+    """The manifests of these values, by kind."""
+    values = [part for value in ("apiKeys.keys[0]=a", *given) for part in ("--set", value)]
+    text = run(helm, "template", "r", chart, *values, "--kube-version", "v1.31.0").stdout
+    return {document["kind"]: document for document in yaml.safe_load_all(text) if document}
+
+
+BULK = ("bulk.enabled=true", "bulk.source=s3://in/", "bulk.out=s3://out/", "bulk.shards=3")
+
+
+def test_pods_fit_namespaces_that_enforce_the_restricted_level(helm):
+    manifests = rendered(helm, *BULK, "models.volume=emptyDir", "models.pull[0][0]=--embedded")
+    for kind in ("DaemonSet", "Job"):
+        pod = manifests[kind]["spec"]["template"]["spec"]
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not any("hostPath" in volume for volume in pod["volumes"])
+        for container in (*pod["containers"], *pod.get("initContainers", ())):
+            rights = container["securityContext"]
+            assert (rights["allowPrivilegeEscalation"], rights["capabilities"]) == (False, {"drop": ["ALL"]})
+
+
+def test_a_machine_has_one_node_with_its_device_and_an_upgrade_never_two(helm):
+    manifests = rendered(helm)
+    spec = manifests["DaemonSet"]["spec"]
+    assert spec["updateStrategy"]["rollingUpdate"] == {"maxUnavailable": 1, "maxSurge": 0}
+    (container,) = spec["template"]["spec"]["containers"]
+    assert container["resources"]["limits"]["npu.intel.com/accel"] == "1"
+    assert spec["template"]["spec"]["nodeSelector"] == {"intel.feature.node.kubernetes.io/npu": "true"}
+    pods = spec["template"]["metadata"]
+    assert manifests["PodDisruptionBudget"]["spec"]["minAvailable"] == 1
+    service = manifests["Service"]["spec"]
+    assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
+    for selector in (service["selector"], manifests["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"]):
+        assert selector.items() <= pods["labels"].items()
+    other_keys = rendered(helm, "apiKeys.keys[1]=b")["DaemonSet"]["spec"]["template"]["metadata"]
+    assert other_keys["annotations"] != pods["annotations"], "other keys restart the nodes"
+
+
+def test_a_data_set_is_an_indexed_job_that_another_data_set_replaces(helm, tmp_path):
+    job = rendered(helm, *BULK)["Job"]
+    spec = job["spec"]
+    assert (spec["completionMode"], spec["completions"], spec["backoffLimitPerIndex"] > 0) == ("Indexed", 3, True)
+    (container,) = spec["template"]["spec"]["containers"]
+    assert "--shard=$(JOB_COMPLETION_INDEX)/3" in container["args"]
+    (source,) = [entry["valueFrom"] for entry in container["env"] if entry["name"] == "JOB_COMPLETION_INDEX"]
+    assert source["fieldRef"]["fieldPath"] == "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+    assert spec["podFailurePolicy"]["rules"][0]["action"] == "FailIndex"
+    chart = shutil.copytree(CHART, tmp_path / "chart")
+    text = (chart / "Chart.yaml").read_text()
+    (chart / "Chart.yaml").write_text(text.replace("version: 0.1.0", "version: 0.1.1", 1))
+    name = job["metadata"]["name"]
+    assert rendered(helm, *BULK, chart=chart)["Job"]["metadata"]["name"] == name
+    assert rendered(helm, *BULK, "bulk.source=s3://other/")["Job"]["metadata"]["name"] != name
+
+
 def test_probes_of_nodes_that_admit_certificates_only_show_one(helm, tmp_path):
-    authorities = [tmp_path / name for name in ("own", "foreign")]
-    for directory in authorities:
+    directories = [tmp_path / name for name in ("own", "foreign")]
+    for directory in directories:
         directory.mkdir()
-        Authority(directory).issue("x", "/CN=x", "DNS:*.r-npu-node.default.svc.cluster.local")
-    own, foreign = authorities
-    tls = {"NPU_NODE_TLS_CERT": "x.crt", "NPU_NODE_TLS_KEY": "x.key", "NPU_NODE_TLS_CLIENT_CA": "ca.crt"}
+        cert, key = issue(directory, make_authority(directory, "ca"), "x", "DNS:*.r-npu-node.default.svc.cluster.local")
+        cert.rename(directory / "x.crt")
+        assert key.name == "x.key"
+    own, foreign = directories
+    tls = {"NPU_NODE_TLS_CERT": "x.crt", "NPU_NODE_TLS_KEY": "x.key", "NPU_NODE_TLS_CLIENT_CA": "ca.pem"}
     variables = {name: str(own / file) for name, file in tls.items()}
     with start_node(ready=False, NPU_NODE_MODELS="[]", **variables) as node:
         port = node.url.rsplit(":", 1)[-1]
-        given = ("apiKeys.keys[0]=a", f"port={port}", "tls.existingSecret=x", "tls.clientSecret=y")
-        values = [part for value in given for part in ("--set", value)]
-        rendered = run(helm, "template", "r", CHART, *values, "--kube-version", "v1.31.0").stdout
-        (daemonset,) = [part for part in yaml.safe_load_all(rendered) if part and part["kind"] == "DaemonSet"]
+        daemonset = rendered(helm, f"port={port}", "tls.existingSecret=x", "tls.clientSecret=y")["DaemonSet"]
         (container,) = daemonset["spec"]["template"]["spec"]["containers"]
 
         def probe(name, directory):

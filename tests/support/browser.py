@@ -155,13 +155,6 @@ class Browser:
         """By how many pixels the page is wider than its window."""
         return self.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth")
 
-    def shoot(self, path):
-        """A picture of the whole page, however long."""
-        height = self.run("return document.documentElement.scrollHeight")
-        width = self.run("return document.documentElement.clientWidth")
-        self.size(width, height)
-        self.driver.save_screenshot(str(path))
-
 
 def _started(options, driver):
     """The driver's port is found free before the driver listens there: another process may take it in between."""

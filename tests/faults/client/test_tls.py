@@ -30,11 +30,11 @@ def openssl(*arguments):
     subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
 
 
-def issue(directory, authority, name):
-    """A certificate of the authority for 127.0.0.1, with its key."""
+def issue(directory, authority, name, subject="IP:127.0.0.1"):
+    """A certificate of the authority, with its key."""
     cert, key, request = (directory / f"{name}.{end}" for end in ("pem", "key", "csr"))
     names = directory / "names.txt"
-    names.write_text(f"subjectAltName=IP:127.0.0.1\n{_KEYS}")
+    names.write_text(f"subjectAltName={subject}\n{_KEYS}")
     new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", key)
     openssl("req", *new_key, "-subj", f"/CN={name}", "-out", request)
     signed_by = ("-CA", authority, "-CAkey", authority.with_suffix(".key"), "-CAcreateserial")
