@@ -1,14 +1,13 @@
-"""The recipes of docs/clients.md, each run as it stands, against a real node on real weights."""
+"""The recipes of docs/clients.md, each as it stands, and the stock npm clients, against a real node on real weights."""
 
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.foreign import environment, npm_packages
+from tests.support.foreign import environment, npm_packages, output_of
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -31,19 +30,10 @@ def recipe(section, language, node):
     return block.replace(DOCUMENTED, node.url)
 
 
-def run(*command, directory=None):
-    """What a recipe prints."""
-    done = subprocess.run(
-        [str(part) for part in command], cwd=directory, capture_output=True, text=True, timeout=100, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
-
-
 def test_curl(node):
     if shutil.which("curl") is None:
         pytest.skip("NOT RUN: curl is not installed")
-    told = run("sh", "-ec", recipe("curl", "sh", node))
+    told = output_of("sh", "-ec", recipe("curl", "sh", node))
     assert "data: [DONE]" in told
     assert '"object":"embedding"' in told
     assert '"done":true' in told
@@ -61,7 +51,7 @@ def test_curl(node):
 def test_python(node, section, requirements, lines):
     # LiteLLM takes more than 5 s to import, and its environment minutes to install, once for each machine.
     python = sys.executable if requirements is None else environment(HERE / "environments" / f"{requirements}.txt")
-    told = run(python, "-c", recipe(section, "python", node)).splitlines()
+    told = output_of(python, "-c", recipe(section, "python", node)).splitlines()
     for wanted, line in zip(lines, told, strict=False):
         assert wanted in line
 
@@ -71,4 +61,10 @@ def test_npm(node, section):
     packages = npm_packages(HERE / "npm" / "package.json")
     script = packages / "recipe.mjs"
     script.write_text(recipe(section, "js", node), encoding="utf-8")
-    assert "Paris" in run("node", script, directory=packages)
+    assert "Paris" in output_of("node", script, directory=packages)
+
+
+def test_the_stock_npm_clients(node):
+    packages = npm_packages(HERE / "npm" / "package.json")
+    script = shutil.copy(HERE / "npm" / "stock_clients.mjs", packages)
+    assert output_of("node", script, node.url, directory=packages).endswith("all as expected\n")

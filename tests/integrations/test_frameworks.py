@@ -4,13 +4,11 @@ The scripts in `frameworks/` use chat, streams, tools with nested schemas, struc
 small model answers is its own affair: they assert that requests pass, and the form of what is enforced.
 """
 
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.support.foreign import environment, npm_packages
+from tests.support.foreign import environment, npm_packages, output_of
 
 # Each installs up to 100 packages on the first run, and some take a minute to import and run.
 pytestmark = [pytest.mark.real, pytest.mark.long, pytest.mark.timeout(900)]
@@ -25,28 +23,16 @@ def node(whole_node):
     return whole_node
 
 
-def _run(command, node, **env):
-    done = subprocess.run(
-        command,
-        env=os.environ | {"NODE_URL": node.url, "HF_HUB_OFFLINE": "1"} | env,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-    assert done.stdout.strip().endswith("all as expected")
-
-
 @pytest.mark.parametrize("name", PYTHON_FRAMEWORKS)
 def test_framework(node, store, name):
     # A load generator makes its prompts of random tokens, with any tokenizer.
     tokenizer = str(store.get("all-minilm-l6-v2").path)
     python = environment(HERE / "environments" / f"{name}.txt")
-    _run([python, HERE / "frameworks" / f"{name}_calls.py"], node, TOKENIZER=tokenizer)
+    told = output_of(python, HERE / "frameworks" / f"{name}_calls.py", NODE_URL=node.url, TOKENIZER=tokenizer)
+    assert told.endswith("all as expected\n")
 
 
 def test_ai_sdk(node):
     script = npm_packages(HERE / "frameworks" / "package.json") / "ai_sdk_calls.mjs"
     script.write_bytes((HERE / "frameworks" / "ai_sdk_calls.mjs").read_bytes())
-    _run(["node", script], node)
+    assert output_of("node", script, NODE_URL=node.url).endswith("all as expected\n")

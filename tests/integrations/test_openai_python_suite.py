@@ -4,13 +4,10 @@ They come with its source distribution and were written for a mock server, so th
 its own under these names.
 """
 
-import contextlib
 import json
-import signal
 import sys
 import tarfile
 from importlib.metadata import version
-from pathlib import Path
 
 import pytest
 
@@ -95,37 +92,6 @@ def deselected():
         for test in tests
         for kind in ("", "Async")
     ]
-
-
-@pytest.mark.long
-def test_the_suite_through_our_transport_while_one_of_three_nodes_is_killed(tmp_path):
-    # Minutes: three nodes start.
-    root = source()
-    with contextlib.ExitStack() as stack:
-        nodes = [stack.enter_context(start_node(NPU_NODE_MODELS=json.dumps(MODELS), ready=False)) for _ in range(3)]
-        for node in nodes:
-            node.wait_for(lambda body: body["status"] == "ready")
-        outcome = run_suite(
-            sys.executable,
-            [f"tests/api_resources/{name}" for name in FILES],
-            root,
-            tmp_path / "report.xml",
-            deselected=deselected(),
-            settings=[
-                "asyncio_mode=auto",
-                "asyncio_default_fixture_loop_scope=session",
-                "addopts=-k '(strict or loose or embeddings) and not aiohttp'",
-            ],
-            TEST_API_BASE_URL="http://fleet.invalid/v1",
-            PYTEST_PLUGINS="openai_over_fleet",
-            PYTHONPATH=str(Path(__file__).parent / "plugins"),
-            OVER_FLEET_NODES=",".join(node.url for node in nodes),
-            OVER_FLEET_VICTIM=str(nodes[0].process.pid),
-            OVER_FLEET_KILL_AFTER="20",
-        )
-        assert nodes[0].process.wait(10) == -signal.SIGKILL
-    assert outcome.failed == 0, outcome.told
-    assert outcome.passed > 80, outcome.told
 
 
 def test_openai_pythons_own_tests(tmp_path, long, quick_models):

@@ -8,7 +8,6 @@ import asyncio
 import math
 import os
 import signal
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from tokenizers import Tokenizer
 from backend_client import NPUClient
 from backend_client.errors import ContextLengthExceeded
 from tests.support.cross_encoders import HEADS, write_minilm, write_tiny
-from tests.support.foreign import environment
+from tests.support.foreign import environment, output_of
 from tests.support.nodes import start_node
 from tests.support.numpy_bert import bert_logits
 
@@ -207,16 +206,9 @@ async def test_our_client_ranks_on_the_device_that_it_requires(reranking, expect
 
 def test_coheres_own_client(reranking):
     # More than 5 s: its environment is installed once for each machine, and importing it takes seconds.
-    done = subprocess.run(
-        [environment(ENVIRONMENTS / "cohere.txt"), ENVIRONMENTS / "cohere_calls.py"],
-        env=os.environ | {"NODE_URL": reranking.url},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.strip().endswith("all is as it should be")
+    python = environment(ENVIRONMENTS / "cohere.txt")
+    told = output_of(python, ENVIRONMENTS / "cohere_calls.py", NODE_URL=reranking.url)
+    assert told.endswith("all as expected\n")
 
 
 async def test_an_engine_killed_in_the_middle_costs_a_caller_nothing_or_a_retryable_error(rank, reranking):

@@ -93,13 +93,23 @@ def npm_packages(wanted: Path) -> Path:
 
 def pip(python: Path | str, *arguments: Path | str) -> None:
     """Run pip. Raises CalledProcessError, TimeoutExpired."""
-    subprocess.run(
-        [python, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments],
-        check=True,
+    command = [python, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=INSTALL_LIMIT_S)
+
+
+def output_of(*command: Path | str, directory: Path | None = None, **env: str) -> str:
+    """What a program of others, which must end well, prints."""
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=directory,
+        env=os.environ | {"HF_HUB_OFFLINE": "1"} | env,
         capture_output=True,
         text=True,
-        timeout=INSTALL_LIMIT_S,
+        timeout=RUN_LIMIT_S,
+        check=False,
     )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    return done.stdout
 
 
 @dataclass(frozen=True)

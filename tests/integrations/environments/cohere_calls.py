@@ -35,4 +35,4 @@ for wanted, expected in (
         raise AssertionError(f"{expected.__name__} was not raised")
     assert message, wanted
 
-print("all is as it should be")
+print("all as expected")

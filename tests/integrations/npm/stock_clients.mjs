@@ -1,4 +1,4 @@
-// The stock npm clients against a node: node stock_clients.mjs URL. Ends with status 0 if all is as it should be.
+// The stock npm clients against a node: node stock_clients.mjs URL. Ends with status 0 if all as expected.
 import assert from "node:assert/strict";
 import OpenAI from "openai";
 import { Ollama } from "ollama";
@@ -43,4 +43,4 @@ await assert.rejects(local.show({ model: "no-such-model" }), /not found/);
 
 const cut = await local.generate({ model, prompt: "Count to a thousand.", stream: true, options: { num_predict: 4000 } });
 for await (const part of cut) { assert.equal(part.done, false); cut.abort(); break; }
-console.log("all is as it should be");
+console.log("all as expected");

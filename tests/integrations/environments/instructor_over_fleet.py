@@ -15,7 +15,7 @@ class Person(BaseModel):
 
 
 MODES = (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA)
-ROUNDS = int(os.environ["ROUNDS"])
+ROUNDS = 4
 ask = {
     "response_model": Person,
     "model": os.environ["CHAT_MODEL"],

@@ -23,4 +23,4 @@ for model, base in (("openai/all-minilm", URL + "/v1"), ("ollama/all-minilm", UR
 try:
     litellm.completion(model="openai/no-such-model", api_base=URL + "/v1", api_key="unused", messages=MESSAGES)
 except litellm.NotFoundError:
-    print("all is as it should be")
+    print("all as expected")
