@@ -6,15 +6,13 @@ import contextlib
 import os
 import secrets
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from backend_client.bulk.optional import file_system
 from backend_client.errors import ConfigurationError, NPUError
-
-R = TypeVar("R")
 
 _READS_AT_ONCE = 32
 _TEMPORARY = ".tmp-"
@@ -106,7 +104,7 @@ class Store:
                 self._system.rm_file(self._path(name))
 
     def sweep(self) -> None:
-        """Remove all temporary files from the output: the job is complete."""
+        """Remove all temporary data files from the output: the job is complete."""
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}".rstrip("/")
@@ -116,15 +114,13 @@ class LocalStore(Store):
     """A directory, on this machine or shared by several: files get their names by `link`, which never replaces."""
 
     def create(self, name: str, data: bytes) -> bool:
-        return _twice(lambda: self.commit(self._written(name, data), name))
+        return self.commit(self._written(name, data), name)
 
     def put(self, name: str, data: bytes) -> None:
-        _twice(lambda: self._written(name, data).replace(self._path(name)))
+        self._written(name, data).replace(self._path(name))
 
     def temporary(self, fragment: str) -> Path:
-        root = Path(self._root)
-        root.mkdir(parents=True, exist_ok=True)
-        return root / f"{_TEMPORARY}{secrets.token_hex(8)}-{fragment}"
+        return self._hidden(f"{_TEMPORARY}{secrets.token_hex(8)}-{fragment}")
 
     def commit(self, temporary: Path, name: str) -> bool:
         final = Path(self._path(name))
@@ -148,7 +144,8 @@ class LocalStore(Store):
             path.unlink(missing_ok=True)
 
     def _written(self, name: str, data: bytes) -> Path:
-        path = self.temporary("small")
+        # Another prefix than that of data files: a process that completes the job must not sweep it away.
+        path = self._hidden(f".small-{secrets.token_hex(8)}")
         Path(self._path(name)).parent.mkdir(parents=True, exist_ok=True)
         try:
             path.write_bytes(data)
@@ -157,13 +154,10 @@ class LocalStore(Store):
             raise
         return path
 
-
-def _twice(work: Callable[[], R]) -> R:
-    """Retry where the temporary file is gone: a process that completed the job meanwhile removed it."""
-    try:
-        return work()
-    except FileNotFoundError:
-        return work()
+    def _hidden(self, name: str) -> Path:
+        root = Path(self._root)
+        root.mkdir(parents=True, exist_ok=True)
+        return root / name
 
 
 def _sync(path: Path) -> None:

@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -111,25 +112,6 @@ def show_report(report: BulkReport, *, as_json: bool) -> None:
         print(f"quarantined: {fragment} ({reason})")
     if report.message:
         print(f"npu-client: {report.message}", file=sys.stderr)
-
-
-# Flags with the names of fields of a request.
-_OF_THE_REQUEST = (
-    "kind",
-    "source",
-    "out",
-    "id_column",
-    "model",
-    "require_device",
-    "rows_per_fragment",
-    "window",
-    "concurrency",
-    "attempts",
-    "max_rejected",
-    "patience",
-    "timeout",
-    "allow_cloud",
-)
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -260,14 +242,11 @@ def _request(args: argparse.Namespace) -> BulkRequest:
         options = sampling(args, "max_tokens")
         if args.response_schema is not None:
             options["response_schema"] = _schema(args.response_schema)
-    return BulkRequest(
-        column=column,
-        messages=messages,
-        keep=None if args.keep_columns is None else _columns(args.keep_columns),
-        options=options,
-        shard=_shard(args.shard),
-        **{name: getattr(args, name) for name in _OF_THE_REQUEST},
-    )
+    # Flags have the names of fields, but for these.
+    given = {item.name: getattr(args, item.name) for item in fields(BulkRequest) if hasattr(args, item.name)}
+    keep = None if args.keep_columns is None else _columns(args.keep_columns)
+    given |= {"column": column, "messages": messages, "keep": keep, "options": options, "shard": _shard(args.shard)}
+    return BulkRequest(**given)
 
 
 def _columns(value: str) -> tuple[str, ...]:

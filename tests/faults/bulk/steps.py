@@ -29,8 +29,7 @@ def observe(reached):
 def _observed(method, name, when, prefix, reached):
     @functools.wraps(method)
     def observed(self, *arguments):
-        # Small files have a temporary one, too.
-        matches = any(isinstance(each, str) and each.startswith(prefix) and each != "small" for each in arguments)
+        matches = any(isinstance(each, str) and each.startswith(prefix) for each in arguments)
         if matches and when == "before":
             reached(name)
         result = method(self, *arguments)

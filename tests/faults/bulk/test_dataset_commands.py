@@ -30,8 +30,7 @@ def source(tmp_path):
     return str(tmp_path / "in")
 
 
-@pytest.mark.usefixtures("fleet")
-def test_progress_and_the_report_are_json_where_that_is_asked_for(source, tmp_path, capsys):
+def test_a_job_reports_in_json_and_is_finished_once(fleet, source, tmp_path, capsys):
     out = str(tmp_path / "out")
     assert main(["embed-dataset", source, out, "--status"]) == 1
     assert "holds no job" in capsys.readouterr().err
@@ -42,6 +41,10 @@ def test_progress_and_the_report_are_json_where_that_is_asked_for(source, tmp_pa
     assert (report["rows"], report["rejected"], report["done"]) == (1000, 3, report["fragments"])
     assert main(["embed-dataset", source, out, *ARGUMENTS, "--status", "--resume"]) == 0
     assert capsys.readouterr().out == f"{report['done']} of {report['done']} fragments, 1000 rows, 3 rejected\n"
+    served = len(fleet.sent("/embeddings"))
+    assert main(["embed-dataset", source, out, *ARGUMENTS]) == 0
+    assert "the job was finished before: nothing was left to do" in capsys.readouterr().err
+    assert len(fleet.sent("/embeddings")) == served
 
 
 @pytest.mark.usefixtures("fleet")

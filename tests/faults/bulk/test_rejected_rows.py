@@ -182,50 +182,30 @@ async def test_a_different_job_is_refused_with_the_difference(source, tmp_path, 
             await run_job(request_for(source, out, **change), settings_for(node))
 
 
-async def test_requests_are_batch_work_of_the_job_s_model(source, tmp_path):
-    async with ScriptedNode().running() as node:
-        await run_job(request_for(source, tmp_path / "out"), settings_for(node))
-        assert {request.headers["X-Priority"] for request in node.requests} == {"batch"}
-
-
-async def test_damaged_files_are_set_aside_and_the_others_served(source, tmp_path):
-    folder = tmp_path / "in"
-    folder.mkdir()
-    whole = source.read_bytes()
-    (folder / "good.parquet").write_bytes(whole)
-    (folder / "cut.parquet").write_bytes(whole[: len(whole) // 2])
-    (folder / "empty.jsonl").write_bytes(b"")
-    (folder / "text.jsonl").write_text(json.dumps({"text": "json"}))
-    async with ScriptedNode().running() as node:
-        report = await run_job(request_for(folder, tmp_path / "out"), settings_for(node))
-        accepted = await run_job(request_for(folder, tmp_path / "out", max_rejected=1.0), settings_for(node))
-    assert report.exit_code is ExitCode.TOO_MANY_REJECTED
-    assert "1 files are damaged or end early" in report.message
-    assert json.loads((tmp_path / "out" / "_SUCCESS").read_text())["incomplete"] == 1
-    assert accepted.exit_code is ExitCode.COMPLETE
-    assert (report.rows, report.rejected) == (301, 1)
-    ((place, reason),) = rejections_of(tmp_path / "out").items()
-    assert place == ("cut.parquet", 0)
-    assert "not a complete Parquet file" in reason
-
-
-@pytest.mark.parametrize("suffix", [".gz", ".zst"])
-async def test_a_torn_stream_does_not_keep_good_files_from_being_done(tmp_path, suffix):
+@pytest.mark.parametrize("form", [".parquet", ".jsonl.gz", ".jsonl.zst"])
+async def test_a_torn_file_does_not_keep_good_files_from_being_done(source, tmp_path, form):
     """It may hold no row at all: that says nothing of how many of the others are bad."""
     folder, out = tmp_path / "in", tmp_path / "out"
     folder.mkdir()
     lines = b"".join(json.dumps({"text": text}).encode() + b"\n" for text in TEXTS)
-    packed = gzip.compress(lines) if suffix == ".gz" else pa.compress(lines, "zstd", asbytes=True)
-    (folder / f"a.jsonl{suffix}").write_bytes(packed[: len(packed) // 2])
+    whole = {
+        ".parquet": source.read_bytes(),
+        ".jsonl.gz": gzip.compress(lines),
+        ".jsonl.zst": pa.compress(lines, "zstd", asbytes=True),
+    }[form]
+    (folder / f"a{form}").write_bytes(whole[: len(whole) // 2])
     (folder / "b.jsonl").write_bytes(lines)
+    (folder / "empty.jsonl").write_bytes(b"")
     async with ScriptedNode().running() as node:
         report = await run_job(request_for(folder, out, max_rejected=0.001, window=1), settings_for(node))
+        assert {request.headers["X-Priority"] for request in node.requests} == {"batch"}
+        accepted = await run_job(request_for(folder, out, max_rejected=1.0), settings_for(node))
     assert report.exit_code is ExitCode.TOO_MANY_REJECTED
     assert "1 files are damaged or end early" in report.message
-    assert (report.success, report.done, report.rejected) == (True, 2, 1)
-    assert {row["text"] for row in rows_of_all(out) if row["source_file"].endswith("b.jsonl")} == set(TEXTS)
+    assert (report.success, report.done, report.rejected) == (True, 3, 1)
+    assert accepted.exit_code is ExitCode.COMPLETE
+    ((file, _),) = rejections_of(out)
+    assert file == f"a{form}"
+    rows = [row for path in out.glob("part-*") for row in pq.read_table(path).to_pylist()]
+    assert {row["text"] for row in rows if row["source_file"].endswith("b.jsonl")} == set(TEXTS)
     assert json.loads((out / "_SUCCESS").read_text())["incomplete"] == 1
-
-
-def rows_of_all(out):
-    return [row for path in out.glob("part-*") for row in pq.read_table(path).to_pylist()]

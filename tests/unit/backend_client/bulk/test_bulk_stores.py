@@ -1,7 +1,5 @@
 """Stores: the first writer of a name wins, and a store that cannot promise it is refused."""
 
-import threading
-
 import fsspec
 import pytest
 
@@ -24,29 +22,6 @@ def test_the_first_writer_of_a_name_wins(store):
         assert store.commit(path, "part-f.parquet") == (number == 0)
         assert not path.exists()
     assert store.read("part-f.parquet") == b"0"
-
-
-def test_of_writers_at_once_one_wins(tmp_path):
-    store = open_store(str(tmp_path))
-    barrier = threading.Barrier(8)
-    won = []
-
-    def write(number):
-        path = store.temporary("f")
-        path.write_bytes(str(number).encode())
-        barrier.wait()
-        if store.commit(path, "part-f.parquet"):
-            won.append(number)
-        assert not path.exists()
-
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    (winner,) = won
-    assert store.read("part-f.parquet") == str(winner).encode()
-    assert store.names() == {"part-f.parquet"}
 
 
 def test_small_files_are_created_once_replaced_read_and_removed(store):
@@ -106,22 +81,3 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch):
 
 def _absent(name):
     raise ModuleNotFoundError(f"No module named {name}", name=name)
-
-
-def test_a_small_file_is_written_again_when_who_completed_the_job_removed_its_temporary_file(tmp_path, monkeypatch):
-    store = open_store(str(tmp_path))
-    written = store._written
-    swept = []
-
-    def swept_once(name, data):
-        path = written(name, data)
-        if name not in swept:
-            swept.append(name)
-            store.sweep()
-        return path
-
-    monkeypatch.setattr(store, "_written", swept_once)
-    assert store.create("a", b"1")
-    assert not store.create("a", b"2")
-    store.put("b", b"3")
-    assert (store.read("a"), store.read("b")) == (b"1", b"3")
