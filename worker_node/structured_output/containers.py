@@ -53,6 +53,8 @@ def _members(compiler: Compiler, schema: Schema, path: str, declared: dict[str, 
         raise CannotEnforce(path, "minProperties", "more than one cannot be enforced beyond the required properties")
     if most is not None and most < len(members):
         raise CannotEnforce(path, "maxProperties", "cannot be enforced beside as many declared properties")
+    # The runtime compiles a row of optional members in quadratic time: 0.8 s for 440, 18 s for 1,500.
+    compiler.spend((len(members) - len(needed)) ** 2)
     return _in_order(compiler.rules, members, any_one=least > 0)
 
 
