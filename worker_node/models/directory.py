@@ -373,41 +373,46 @@ def read_directory(path: Path) -> InstalledModel:
             "(npu-node convert makes one of GGUF, safetensors and OpenVINO files)"
         )
     try:
-        return _without_manifest(path)
+        for name in _OTHER_CONFIGS:
+            if (path / name).is_file():
+                read_config(path / name)
+        return describe_export(path, path.resolve().name.lower(), ModelKind.GENERATION, MODEL_FILE)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: not readable ({error})") from error
 
 
-def _without_manifest(path: Path) -> InstalledModel:
-    config = read_config(path / "config.json")
-    for name in _OTHER_CONFIGS:
-        if (path / name).is_file():
-            read_config(path / name)
-    template = find_template(path)
-    files = sizes(path)
+def describe_export(path: Path, name: str, kind: str, graph: str, limit: int | None = None) -> InstalledModel:
+    """The model of a directory in OpenVINO form without a manifest, by its `config.json` and `graph`, its main file.
+
+    `limit` is its context where `config.json` does not say that. Raises ConfigurationError for what is damaged.
+    """
+    config, template, files = read_config(path / "config.json"), find_template(path), sizes(path)
+    changed = (path / graph).stat().st_mtime_ns
     return InstalledModel(
-        id=path.resolve().name.lower(),
-        kind=ModelKind.GENERATION,
+        id=name,
+        kind=kind,
         path=path,
-        context_limit=context_limit(config, path),
-        quantization=compression_of(path / MODEL_FILE),
+        context_limit=limit or _context_limit(config, path),
+        quantization=compression_of(path / graph),
         family=family_of(str(config.get("model_type", "")), template.text if template else ""),
         source=f"directory {path}",
         files=files,
         # Of names, sizes and times: hashing gigabytes of weights at every look would take seconds.
-        digest=hashlib.sha256(
-            repr((sorted(files.items()), (path / MODEL_FILE).stat().st_mtime_ns)).encode()
-        ).hexdigest(),
-        installed_at=(path / MODEL_FILE).stat().st_mtime,
+        digest=hashlib.sha256(repr((sorted(files.items()), changed)).encode()).hexdigest(),
+        installed_at=changed / 1e9,
     )
 
 
-def context_limit(config: dict[str, Any], path: Path) -> int:
-    """Tokens that the model was made for; raises ConfigurationError when `config.json` does not say."""
-    limit = config.get("max_position_embeddings")
-    if not isinstance(limit, int) or limit < 1:
-        raise ConfigurationError(f"{path / 'config.json'}: max_position_embeddings is missing or no whole number")
-    return limit
+# Where the configuration of the language model stands within that of a vision model.
+_LANGUAGE = ("text_config", "llm_config", "language_config")
+
+
+def _context_limit(config: dict[str, Any], path: Path) -> int:
+    for part in (config, *(config.get(name) for name in _LANGUAGE)):
+        limit = part.get("max_position_embeddings") if isinstance(part, dict) else None
+        if isinstance(limit, int) and limit > 0:
+            return limit
+    raise ConfigurationError(f"{path / 'config.json'}: max_position_embeddings is missing or not a whole number")
 
 
 def family_of(model_type: str, template: str) -> str:

@@ -34,7 +34,7 @@ from worker_node.models.convert.encoder import (
     sentence_config_of,
     write_tokenizer,
 )
-from worker_node.models.convert.job import ConversionJob, Converted, copy_exported
+from worker_node.models.convert.job import ConversionJob, Converted, copy_export
 from worker_node.models.directory import (
     CANARY_TEXTS,
     MODEL_FILE,
@@ -169,31 +169,17 @@ class _Limits(msgspec.Struct, frozen=True):
 def adopt(job: ConversionJob, stage: Callable[[str], None]) -> Converted:
     """Copy a generation model, or finish an encoder's graph; raises ConversionFailed for what is neither."""
     source = Path(job.source)
-    if job.quantization is not None and job.kind is None:
-        raise ConversionFailed(f"{job.id}: the weights are compressed already; leave the quantization out")
     stage("reading the graph")
     try:
         model = ov.Core().read_model(source / MODEL_FILE)
     except RuntimeError as error:
         raise ConversionFailed(f"{source / MODEL_FILE}: OpenVINO cannot read it ({error})") from error
     if _named_output(model, _LOGITS) is not None:
-        return _adopt_generation(job, source, stage)
+        try:
+            return copy_export(job, read_directory(source), stage)
+        except ConfigurationError as error:
+            raise ConversionFailed(error.message) from error
     return _adopt_encoder(job, source, model, stage)
-
-
-def _adopt_generation(job: ConversionJob, source: Path, stage: Callable[[str], None]) -> Converted:
-    try:
-        known = read_directory(source)
-    except ConfigurationError as error:
-        raise ConversionFailed(error.message) from error
-    stage("copying the files")
-    copy_exported(job)
-    return Converted(
-        kind=ModelKind.GENERATION,
-        family=known.family,
-        quantization=known.quantization,
-        context_limit=known.context_limit,
-    )
 
 
 def _adopt_encoder(job: ConversionJob, source: Path, model: ov.Model, stage: Callable[[str], None]) -> Converted:

@@ -10,14 +10,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, ClassVar, cast
 
 import msgspec
 
-from worker_node.core.errors import NodeError
+from worker_node.core.errors import ConfigurationError, ConversionFailed, NodeError, SourceRejected
 from worker_node.core.types import Progress
 from worker_node.models.catalog import CatalogEntry, Quantization, SourceFormat
-from worker_node.models.directory import InstalledModel
+from worker_node.models.directory import InstalledModel, describe_export, read_config
 from worker_node.models.sources.disk import storage_problem
 from worker_node.registry import load, tasks
 
@@ -133,12 +133,16 @@ class Converted:
     matryoshka: tuple[int, ...] = ()
 
 
-def copy_exported(job: ConversionJob) -> None:
+def copy_export(job: ConversionJob, known: InstalledModel, stage: Callable[[str], None]) -> Converted:
     """Copy the files of a directory in OpenVINO form as they are; those that are ours are moved."""
+    if job.quantization is not None and job.entry is None:
+        raise ConversionFailed(f"{job.id}: the weights are compressed already; leave the quantization out")
+    stage("copying the files")
     for path in sorted(Path(job.source).iterdir()):
         if path.is_file() and path.suffix in EXPORTED_SUFFIXES:
             # shutil.move would keep a link; what is not ours to move is copied.
             (shutil.move if job.movable else shutil.copyfile)(path, Path(job.target) / path.name)
+    return Converted(known.kind, known.family, known.quantization, known.context_limit)
 
 
 class ModelFiles(ABC):
@@ -177,6 +181,60 @@ class ModelFiles(ABC):
         Raises ConfigurationError, naming the file, when it is damaged.
         """
         return None
+
+
+class ExportedFiles(ModelFiles):
+    """Models in OpenVINO form, which are served, or copied, as they are: directories with all of the files `needed`.
+
+    `graph` is the main one of these; `limit` is the models' context where their configuration has none.
+    """
+
+    kind: ClassVar[str]
+    graph: ClassVar[str]
+    needed: ClassVar[tuple[str, ...]]
+    limit: ClassVar[int | None] = None
+    advice: ClassVar[str] = "export the model again with optimum-cli export openvino"
+
+    @abstractmethod
+    def published(self, architectures: Collection[str], names: Collection[str]) -> bool:
+        """Whether a repository with these architectures and files holds such a model, complete or not."""
+
+    def weights(self, source: Path) -> list[Path]:
+        return [path for name in self.needed if (path := source / name).is_file()]
+
+    def of_repository(
+        self, repository: str, architectures: Collection[str], names: Collection[str]
+    ) -> Collection[str] | None:
+        if not self.published(architectures, names):
+            return None
+        if missing := [name for name in self.needed if name not in names]:
+            raise SourceRejected(
+                f"{repository} lacks {', '.join(missing)}, so it is not a whole model in OpenVINO form; {self.advice}"
+            )
+        return [name for name in names if Path(name).suffix in EXPORTED_SUFFIXES]
+
+    def convert(self, job: ConversionJob, stage: Callable[[str], None]) -> Converted:
+        try:
+            known = self.open(Path(job.source), job.id)
+        except ConfigurationError as error:
+            raise ConversionFailed(error.message) from error
+        if known is None:
+            raise ConversionFailed(f"{job.source} holds a model in another form than OpenVINO's; {self.advice}")
+        return copy_export(job, known, stage)
+
+    def open(self, directory: Path, name: str) -> InstalledModel | None:
+        if not (directory / self.graph).is_file():
+            return None
+        if missing := [file for file in self.needed if not (directory / file).is_file()]:
+            raise ConfigurationError(f"{directory}: {', '.join(missing)} is missing; {self.advice}")
+        for file in self.needed:
+            if file.endswith(".json"):
+                read_config(directory / file)
+        try:
+            self.check(directory)
+        except ConversionFailed as error:
+            raise ConfigurationError(error.message) from error
+        return describe_export(directory, name, self.kind, self.graph, self.limit)
 
 
 def files_of_task(repository: str, architectures: Collection[str], names: Collection[str]) -> frozenset[str] | None:

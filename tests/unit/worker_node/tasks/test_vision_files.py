@@ -6,13 +6,13 @@ import pytest
 
 from worker_node.core.errors import ConfigurationError, ConversionFailed, SourceRejected
 from worker_node.tasks.vision.building import image_rules
-from worker_node.tasks.vision.files import _NEEDED, FILES
+from worker_node.tasks.vision.files import FILES
 
 LLAVA = {"model_type": "llava", "text_config": {"max_position_embeddings": 4096}, "vision_config": {"patch_size": 14}}
 
 
 def write(directory, config=LLAVA, preprocessor=None):
-    for name in _NEEDED:
+    for name in FILES.needed:
         (directory / name).write_bytes(b"")
     (directory / "config.json").write_text(json.dumps(config))
     (directory / "preprocessor_config.json").write_text(json.dumps(preprocessor or {}))
@@ -41,8 +41,8 @@ def test_what_is_missing_or_has_no_pipeline_is_named(tmp_path):
 
 
 def test_a_repository_is_fetched_whole_or_rejected():
-    names = [*_NEEDED, "README.md", "chat_template.jinja"]
-    assert set(FILES.of_repository("maker/model", (), names)) == {*_NEEDED, "chat_template.jinja"}
+    names = [*FILES.needed, "README.md", "chat_template.jinja"]
+    assert set(FILES.of_repository("maker/model", (), names)) == {*FILES.needed, "chat_template.jinja"}
     assert FILES.of_repository("maker/model", (), ["openvino_model.xml"]) is None
     with pytest.raises(SourceRejected, match=r"preprocessor_config\.json"):
         FILES.of_repository("maker/model", (), [name for name in names if name != "preprocessor_config.json"])
