@@ -10,10 +10,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import openvino as ov
-from numpy.typing import NDArray
 from openvino import Output
 from openvino import opset13 as op
-from tokenizers import Tokenizer
 
 from worker_node.core.errors import ConfigurationError, ConversionFailed
 from worker_node.core.types import ModelKind
@@ -22,10 +20,12 @@ from worker_node.models.convert.encoder import (
     ATTENTION_MASK,
     EMBEDDING,
     INPUT_IDS,
+    TOKEN_TYPES,
     TOKENIZER_FILE,
     build_encoder,
     finish,
     matryoshka_of,
+    outputs_on_cpu,
     pool,
     prompts_of,
     read_bert_config,
@@ -101,9 +101,9 @@ def finish_embedding_model(
     target = Path(job.target)
     # Exact weights: rounded to f16 they would be read no faster, for the CPU widens them when it compiles.
     ov.save_model(model, target / MODEL_FILE, compress_to_fp16=False)
-    tokenizer_sha256 = write_tokenizer(Path(job.source) / TOKENIZER_FILE, target / TOKENIZER_FILE)
+    tokenizer, tokenizer_sha256 = write_tokenizer(Path(job.source) / TOKENIZER_FILE, target / TOKENIZER_FILE)
     stage("computing reference vectors")
-    vectors = embed_on_cpu(target, CANARY_TEXTS)
+    vectors = outputs_on_cpu(target / MODEL_FILE, map(tokenizer.encode, CANARY_TEXTS))
     norms = np.linalg.norm(vectors, axis=1)
     if not np.isfinite(vectors).all() or (normalised and not np.allclose(norms, 1.0, atol=1e-4)):
         raise ConversionFailed(f"{job.id}: the encoder made of these files gives vectors that are not sound")
@@ -127,33 +127,6 @@ def finish_embedding_model(
     )
 
 
-def embed_on_cpu(directory: Path, texts: tuple[str, ...]) -> NDArray[np.float32]:
-    """Vectors of some texts, one by one, on the CPU in float32: what every other device is compared with."""
-    return embed_all(ov.Core().read_model(directory / MODEL_FILE), tokenizer_of(directory), texts)
-
-
-def tokenizer_of(directory: Path) -> Tokenizer:
-    """The tokenizer in a directory, without truncation and padding. Raises ConversionFailed when there is none."""
-    try:
-        tokenizer = Tokenizer.from_file(str(directory / TOKENIZER_FILE))
-    except Exception as error:  # tokenizers raises nothing more precise
-        raise ConversionFailed(f"{directory / TOKENIZER_FILE}: not readable ({error})") from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
-
-
-def embed_all(model: ov.Model, tokenizer: Tokenizer, texts: tuple[str, ...]) -> NDArray[np.float32]:
-    """As `embed_on_cpu`, of a graph in memory."""
-    compiled = ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"})
-    rows = []
-    for text in texts:
-        ids = np.array([tokenizer.encode(text).ids], dtype=np.int64)
-        rows.append(compiled({INPUT_IDS: ids, ATTENTION_MASK: np.ones_like(ids)})[EMBEDDING][0].copy())
-    return np.stack(rows)
-
-
-_SEGMENTS = "token_type_ids"
 # Of decoders that are used as encoders, as Qwen3-Embedding.
 _POSITIONS = "position_ids"
 _POOLED = ("sentence_embedding", EMBEDDING)
@@ -227,13 +200,13 @@ def _named_output(model: ov.Model, name: str) -> Output | None:
 def _text_inputs(job: ConversionJob, model: ov.Model) -> list[ov.op.Parameter]:
     """The two inputs that are fed; token types, always 0 for a single text, and positions become part of the graph."""
     found = {name: port.get_node() for port in model.inputs for name in port.names}
-    unknown = sorted(set(found) - {INPUT_IDS, ATTENTION_MASK, _SEGMENTS, _POSITIONS})
+    unknown = sorted(set(found) - {INPUT_IDS, ATTENTION_MASK, TOKEN_TYPES, _POSITIONS})
     if unknown or INPUT_IDS not in found or ATTENTION_MASK not in found:
         raise ConversionFailed(
             f"{job.id}: the encoder has the inputs {', '.join(sorted(found))}; known are {INPUT_IDS}, "
-            f"{ATTENTION_MASK} and, beside these, {_SEGMENTS} and {_POSITIONS}"
+            f"{ATTENTION_MASK} and, beside these, {TOKEN_TYPES} and {_POSITIONS}"
         )
-    if (types := found.get(_SEGMENTS)) is not None:
+    if (types := found.get(TOKEN_TYPES)) is not None:
         zeros = op.broadcast(op.constant(np.int64(0)), op.shape_of(found[INPUT_IDS]))
         types.output(0).replace(zeros.output(0))
     if (positions := found.get(_POSITIONS)) is not None:

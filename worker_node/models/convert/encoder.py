@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from openvino import Node, Output
 from openvino import opset13 as op
 from safetensors import SafetensorError, deserialize
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from worker_node.core.errors import ConversionFailed
 from worker_node.models.convert.job import ConversionJob
@@ -24,6 +24,7 @@ from worker_node.models.convert.job import ConversionJob
 # The names by which engines know the encoder's ports.
 INPUT_IDS = "input_ids"
 ATTENTION_MASK = "attention_mask"
+TOKEN_TYPES = "token_type_ids"  # noqa: S105  (the name of an input)
 EMBEDDING = "embedding"
 
 # What sentence-transformers divides by at least: the number of tokens (mean pooling) and the norm of the vector.
@@ -466,8 +467,8 @@ def read_tensors(path: Path) -> dict[str, NDArray[np.float32]]:
 TOKENIZER_FILE = "tokenizer.json"
 
 
-def write_tokenizer(source: Path, target: Path) -> str:
-    """Copy a tokenizer with its truncation and padding taken out; returns the sha256 of what it says.
+def write_tokenizer(source: Path, target: Path) -> tuple[Tokenizer, str]:
+    """Copy a tokenizer with its truncation and padding taken out; returns it and the sha256 of what it says.
 
     The hash is over a canonical form, so that it depends on what the tokenizer does and not on its layout.
     Raises ConversionFailed when the file is missing or no tokenizer.
@@ -476,9 +477,20 @@ def write_tokenizer(source: Path, target: Path) -> str:
         content = json.loads(source.read_bytes())
         content["truncation"] = content["padding"] = None
         canonical = json.dumps(content, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
-        Tokenizer.from_str(canonical)
+        tokenizer = Tokenizer.from_str(canonical)
     except Exception as error:
         # The tokenizers library raises plain Exception for what it cannot read.
         raise ConversionFailed(f"{source}: not a readable tokenizer ({error})") from error
     target.write_text(canonical, encoding="utf-8")
-    return hashlib.sha256(canonical.encode()).hexdigest()
+    return tokenizer, hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def outputs_on_cpu(graph: Path, encodings: Iterable[Encoding]) -> NDArray[np.float32]:
+    """The outputs for some texts, one by one, on the CPU in float32: what every other device is compared with."""
+    compiled = ov.Core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"})
+    rows = []
+    for encoding in encodings:
+        values = {INPUT_IDS: encoding.ids, ATTENTION_MASK: encoding.attention_mask, TOKEN_TYPES: encoding.type_ids}
+        inputs = {port.any_name: np.array([values[port.any_name]], np.int64) for port in compiled.inputs}
+        rows.append(compiled(inputs)[0][0].copy())
+    return np.stack(rows)

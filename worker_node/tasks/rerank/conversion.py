@@ -11,23 +11,22 @@ from pathlib import Path
 
 import numpy as np
 import openvino as ov
-from numpy.typing import NDArray
 from openvino import Node
 from openvino import opset13 as op
-from tokenizers import Tokenizer
 
 from worker_node.core.errors import ConversionFailed
-from worker_node.encoders.jobs import TOKEN_TYPES
 from worker_node.models.catalog import Quantization
 from worker_node.models.convert.encoder import (
     ATTENTION_MASK,
     INPUT_IDS,
+    TOKEN_TYPES,
     TOKENIZER_FILE,
     Tensors,
     Weights,
     hidden_states,
     linear,
     name_port,
+    outputs_on_cpu,
     read_tensors,
     text_input,
     write_tokenizer,
@@ -80,23 +79,6 @@ def _head(config: CrossEncoderConfig, weights: Weights, first: Node) -> Node:
     return linear(weights, "classifier", pooled, labels, size)
 
 
-def score_on_cpu(directory: Path, pairs: tuple[tuple[str, str], ...], limit: int) -> NDArray[np.float32]:
-    """Logits of some pairs, one by one, on the CPU in float32: what every other device is compared with."""
-    tokenizer = Tokenizer.from_file(str(directory / TOKENIZER_FILE))
-    tokenizer.enable_truncation(limit, strategy="only_second")
-    compiled = ov.Core().compile_model(
-        directory / MODEL_FILE, "CPU", {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
-    )
-    names = {port.any_name for port in compiled.inputs}
-    rows = []
-    for query, document in pairs:
-        encoding = tokenizer.encode(query, document)
-        values = {INPUT_IDS: encoding.ids, ATTENTION_MASK: encoding.attention_mask, TOKEN_TYPES: encoding.type_ids}
-        inputs = {name: np.array([value], np.int64) for name, value in values.items() if name in names}
-        rows.append(compiled(inputs)[LOGITS][0].copy())
-    return np.stack(rows)
-
-
 WEIGHTS = "model.safetensors"
 _INPUTS = frozenset({INPUT_IDS, ATTENTION_MASK, TOKEN_TYPES})
 
@@ -116,9 +98,10 @@ def convert_cross_encoder(job: ConversionJob, stage: Callable[[str], None]) -> C
         model = build_cross_encoder(config, read_tensors(source / WEIGHTS))
     # Exact weights, as those of encoders.
     ov.save_model(model, target / MODEL_FILE, compress_to_fp16=False)
-    write_tokenizer(source / TOKENIZER_FILE, target / TOKENIZER_FILE)
+    tokenizer, _ = write_tokenizer(source / TOKENIZER_FILE, target / TOKENIZER_FILE)
+    tokenizer.enable_truncation(config.max_tokens, strategy="only_second")
     stage("computing reference scores")
-    logits = score_on_cpu(target, CANARY_PAIRS, config.max_tokens)
+    logits = outputs_on_cpu(target / MODEL_FILE, (tokenizer.encode(*pair) for pair in CANARY_PAIRS))
     if not np.isfinite(logits).all():
         raise ConversionFailed(f"{job.id}: the model made of these files gives scores that are not numbers")
     write_canary(target, canary_of(CANARY_PAIRS, logits))

@@ -206,7 +206,9 @@ def test_a_whisper_model_of_a_hub_is_taken_in_openvino_form_and_in_no_other(hub,
     assert (model.kind, model.family) == ("transcription", "whisper")
     assert set(model.files) == set(files)
     hub.repositories["maker/Speech"] = Repository(config | {"model.safetensors": b"x", "modules.json": b"[]"})
-    with pytest.raises(SourceRejected, match=r"not a whole model in OpenVINO form; .* npu-node pull OpenVINO/whisper-small-fp16-ov"):
+    with pytest.raises(
+        SourceRejected, match=r"not a whole model in OpenVINO form; .* npu-node pull OpenVINO/whisper-small-fp16-ov"
+    ):
         ModelStore().pull("maker/Speech")
 
 
