@@ -82,13 +82,18 @@ async def test_an_encoder_on_two_devices_and_a_reranker_are_changed_under_load(q
         async with load(embed("NPU"), embed("CPU"), rank) as goes_on:
             await goes_on()
             write(101, 4)
+            before = len(rankings)
             report = await reloaded(http, node)
             assert (sorted(report["changed"]), report["problems"]) == ([EMBEDDER, "ranker"], [])
+            assert len(rankings) > before, "the earlier reranker answered while the later one was loaded"
             await goes_on()
         assert rankings == [rankings[0]] * len(rankings)
         async with http.post(node.url + "/v2/rerank", json=RANKING | {"documents": ["a"] * 4}) as reply:
             assert reply.status == 200, "as many documents as the new settings allow"
         assert node.engine_pids()["ranker"] != engine
+        async with asyncio.timeout(60):
+            while engine in node.engine_processes():
+                await asyncio.sleep(0.05)
 
 
 @pytest.mark.long

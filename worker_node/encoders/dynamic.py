@@ -67,7 +67,6 @@ class DynamicEncoder:
         self._slots: list[_Slot] = []
         self._idle: list[_Slot] = []
         self._lone: _Slot | None = None
-        self._last_run: tuple[int, float] | None = None
         # deque.append is atomic, so OpenVINO's threads hand over finished slots without a lock; the descriptor
         # wakes the engine's loop.
         self._finished: deque[_Slot] = deque()
@@ -88,7 +87,6 @@ class DynamicEncoder:
         return msgspec.structs.replace(
             self._jobs.stats(),
             oldest_run=None if oldest is None else (oldest.tokens, now - oldest.started),
-            last_run=self._last_run,
         )
 
     def load(self) -> Loaded:
@@ -182,7 +180,6 @@ class DynamicEncoder:
         while self._finished:
             slot = self._finished.popleft()
             slot.request.wait()
-            self._last_run = (slot.tokens, time.monotonic() - slot.started)
             output = slot.request.get_output_tensor(0).data
             outcomes += self._jobs.finish(slot.batch, output, RunCost(slot.tokens), time.monotonic())
             slot.batch = []

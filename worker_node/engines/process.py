@@ -13,7 +13,6 @@ import contextlib
 import itertools
 import logging
 import signal
-import socket
 import subprocess
 import time
 from collections import deque
@@ -53,19 +52,16 @@ from worker_node.engines.protocol import (
     Shutdown,
 )
 from worker_node.engines.restart import GrowthLimits, RestartLimits
-from worker_node.engines.watchdog import CallTimes, Liveness, LivenessLimits, cause_of_death, stopped
-from worker_node.engines.wire import CorruptFrame, FrameBuffer, encode, received_events, submission
+from worker_node.engines.watchdog import Liveness, LivenessLimits, cause_of_death, stopped
+from worker_node.engines.wire import CorruptFrame, FrameBuffer, decode_event, encode, submission
 
 log = logging.getLogger(__name__)
 
-_UNREAD_BYTES = 1 << 16
 # How many jobs are kept whose callers have left: only a flood leaves more within one run.
 _MOST_LEFT = 64
 # The kernel closes the socket of a process that ends shortly before its exit status is known.
 _STATUS_WAIT_S = 1.0
 _STATUS_LOOK_S = 0.001
-# After a look of the watchdog that failed.
-_WATCH_AGAIN_S = 1.0
 
 # Examines an engine process by a known question; raises CanaryFailed.
 Canary = Callable[[JobEngine], Awaitable[None]]
@@ -97,22 +93,18 @@ class EngineLimits:
 
 
 class EngineProcess(asyncio.Protocol):
-    """A running engine process and the socket to it. Make it with `spawn`; call `load`, then `watch` in a task.
-
-    `times` are what calls of the engine took in earlier processes.
-    """
+    """A running engine process and the socket to it. Make it with `spawn`; call `load`, then `watch` in a task."""
 
     def __init__(
         self,
         spec: EngineSpec,
         limits: EngineLimits,
         suspects: Suspects,
-        times: CallTimes,
         memory: MemoryReader = KERNEL,
     ) -> None:
         self._spec = spec
         self._limits = limits
-        self._liveness = Liveness(limits.liveness, times, time.monotonic())
+        self._liveness = Liveness(limits.liveness, time.monotonic())
         # When events came, and the latest of them: each look of the watch judges those since the one before.
         self._heard: deque[tuple[float, Event]] = deque()
         self._memory = memory
@@ -122,7 +114,6 @@ class EngineProcess(asyncio.Protocol):
         self._ids = itertools.count(1)
         self._transport: asyncio.Transport | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._socket: socket.socket | None = None
         self._loop = asyncio.get_running_loop()
         self._loaded: asyncio.Future[Loaded] = self._loop.create_future()
         self._closed: asyncio.Future[str] = self._loop.create_future()
@@ -141,20 +132,17 @@ class EngineProcess(asyncio.Protocol):
         spec: EngineSpec,
         limits: EngineLimits,
         suspects: Suspects,
-        times: CallTimes,
         memory: MemoryReader = KERNEL,
     ) -> EngineProcess:
         """Start the process, which waits for `load`."""
-        self = cls(spec, limits, suspects, times, memory)
+        self = cls(spec, limits, suspects, memory)
         self._process, ours = start_module("worker_node.engines.child")
         ours.setblocking(False)
-        self._socket = ours.dup()
         try:
             await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
         except BaseException:
             self.kill("the node was stopped while it started")
             ours.close()
-            self._socket.close()
             await self.reap()
             raise
         return self
@@ -284,12 +272,8 @@ class EngineProcess(asyncio.Protocol):
         """Kill the process when it hangs; return then."""
         while True:
             now = time.monotonic()
-            try:
-                self._judge_heard()
-                reason, pause = self._liveness.look(now)
-            except Exception as error:  # noqa: BLE001  (an engine without supervision may hang and stay)
-                log.error("watching %s on %s failed: %s", self._spec.model_id, self._spec.device, type(error).__name__)
-                reason, pause = None, _WATCH_AGAIN_S
+            self._judge_heard()
+            reason, pause = self._liveness.look(now)
             if reason is not None:
                 self.kill_hung(reason)
                 return
@@ -307,7 +291,7 @@ class EngineProcess(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            events = received_events(self._buffer, data)
+            events = [decode_event(body) for body in self._buffer.feed(data)]
             for event in events:
                 match event:
                     case Results():
@@ -340,7 +324,7 @@ class EngineProcess(asyncio.Protocol):
                 if event.idle:
                     self._jobs.idle()
                 self.stats = event.stats
-                self._liveness.beat(event.stats.oldest_run, event.stats.last_run)
+                self._liveness.beat(event.stats.oldest_run, ran=event.stats.runs > 0)
             case Failed():
                 self._jobs.fail(event.id, reported_error(event.code, event.message))
             case Loaded():
@@ -355,7 +339,6 @@ class EngineProcess(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._transport, self.up = None, False
-        self._read_unread_events()
         reason = self._kill_reason or "the engine process died"
         if not self._loaded.done():
             self._loaded.set_exception(engine_died(self._spec, reason))
@@ -387,17 +370,6 @@ class EngineProcess(asyncio.Protocol):
 
     def _status(self) -> int | None:
         return self._process.poll() if self._process is not None else None
-
-    def _read_unread_events(self) -> None:
-        """Read what the engine sent before it ended: a failed write to it closes the transport with that unread.
-
-        It may be the announcement that shows which request is to blame.
-        """
-        if self._socket is None:
-            return
-        with self._socket as connection, contextlib.suppress(OSError):
-            while data := connection.recv(_UNREAD_BYTES):
-                self.data_received(data)
 
 
 class JobResults(Generic[R]):

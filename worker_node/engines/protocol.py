@@ -10,7 +10,7 @@ owner of a pipeline."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, Self, TypeVar, cast
@@ -188,9 +188,9 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     """How busy an engine is. `waiting` and `running` count jobs, or texts for embeddings.
 
     `runs` and `rows` are cumulative: their quotient is the mean batch. `kv_cache_usage` is a share of 1, None where
-    there is no paged cache. `oldest_run` is the oldest run that the device works on while the engine's loop turns, and
-    `last_run` the one that ended last: tokens, padding included, and seconds. Of `prefix_asked_tokens` of prompts,
-    `prefix_hit_tokens` began as an earlier prompt did; both are cumulative, and 0 without a prefix cache.
+    there is no paged cache. `oldest_run` is the oldest run that the device works on while the engine's loop turns:
+    tokens, padding included, and seconds. Of `prefix_asked_tokens` of prompts, `prefix_hit_tokens` began as an earlier
+    prompt did; both are cumulative, and 0 without a prefix cache.
     """
 
     waiting: int = 0
@@ -199,7 +199,6 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     rows: int = 0
     kv_cache_usage: float | None = None
     oldest_run: tuple[int, float] | None = None
-    last_run: tuple[int, float] | None = None
     prefix_asked_tokens: int = 0
     prefix_hit_tokens: int = 0
 
@@ -222,16 +221,10 @@ class DeviceBroken(Exception):
     """Raised by a runner when its device or driver failed in the middle of a job."""
 
 
-class Outbox(Protocol):
-    """Sends a runner's events."""
-
-    def __call__(self, event: Event | Outcome) -> None: ...
-
-
-class Inbox(Protocol):
-    """Passes every command that has arrived to the runner, without waiting for more."""
-
-    def __call__(self) -> None: ...
+# Sends a runner's events.
+Outbox = Callable[[Event | Outcome], None]
+# Passes every command that has arrived to the runner, without waiting for more.
+Inbox = Callable[[], None]
 
 
 class Runner(Protocol):

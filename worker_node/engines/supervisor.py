@@ -37,13 +37,10 @@ from worker_node.engines.protocol import (
     ResultStream,
 )
 from worker_node.engines.restart import RestartPolicy, RestartVerdict
-from worker_node.engines.watchdog import CallTimes
 
 log = logging.getLogger(__name__)
 
 _UNLOADABLE = frozenset({EngineState.READY, EngineState.BACKING_OFF, EngineState.QUARANTINED, EngineState.FAILED})
-# An idle engine does not grow, and each look wakes an idle node: between looks, in times of those at a busy one.
-_IDLE_LOOKS = 5
 _MB = 1e6
 
 
@@ -80,7 +77,6 @@ class SupervisedEngine:
         self._suspects = Suspects() if suspects is None else suspects
         self._memory = memory
         self._policy = RestartPolicy(limits.restart)
-        self._times = CallTimes()
         self._state = EngineState.UNLOADED if lazy else EngineState.STARTING
         self._reason: str | None = "it is loaded when first needed" if lazy else "loading"
         self._changed = asyncio.Event()
@@ -221,7 +217,7 @@ class SupervisedEngine:
 
     async def _one_process(self) -> _Pause | None:
         """Load and serve with one process until it ends; return the pause before the next one, if there is one."""
-        process = await EngineProcess.spawn(self.spec, self._limits, self._suspects, self._times, self._memory)
+        process = await EngineProcess.spawn(self.spec, self._limits, self._suspects, self._memory)
         self._process = process
         try:
             loaded = await process.load()
@@ -287,7 +283,7 @@ class SupervisedEngine:
         interval, growth = self._limits.canary_interval_s, self._limits.growth
         canary_at = time.monotonic() + interval
         while True:
-            look_s = math.inf if growth.growth is None else growth.look_s * (1 if process.in_flight else _IDLE_LOOKS)
+            look_s = math.inf if growth.growth is None else growth.look_s
             # A busy process is examined later; before a canary is due there is nothing to look for.
             canary_s = max(min(1.0, interval), canary_at - time.monotonic())
             try:

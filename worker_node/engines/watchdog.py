@@ -1,8 +1,9 @@
 """Whether an engine process still makes progress, and what ended it. Pure but for `stopped`: the caller supplies time.
 
 Every event of an engine proves that it is alive. Before a native call it announces the call's size and then stays
-silent until the call returns, so it gets the time that calls of this size are known to take. Runs that proceed while
-the loop sends heartbeats are judged by the age of the oldest one, which each heartbeat reports."""
+silent until the call returns, so it gets a time by that size; the first of its kind, which may compile, gets the
+longest time. Runs that proceed while the loop sends heartbeats are judged by the age of the oldest, which each
+heartbeat reports."""
 
 from __future__ import annotations
 
@@ -10,40 +11,11 @@ import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# A call may take this many times as long as the slowest known one of its size: other load on the machine slows it down.
-_MARGIN = 4.0
-# A slow call is forgotten in time: each faster call of its size takes this much off.
-_FADE = 0.95
+# What a token of a call or run may take on the slowest device that is usable, busy with other work besides.
+_SLOWEST_TOKEN_S = 0.1
 # A look that comes later than this finds events unread, since the edge process itself did not run.
 _LATE_S = 0.5
 _LOOK_S = 1.0
-# Between looks at an engine without a known run or call: only silence counts, which is allowed for longer.
-_IDLE_LOOK_S = 5.0
-
-
-@dataclass(slots=True)
-class CallTimes:
-    """The time of native calls, learned from those that returned, by kind and by size in powers of two."""
-
-    _slowest: dict[str, dict[int, float]] = field(default_factory=dict)
-
-    def learn(self, stage: str, units: int, seconds: float) -> None:
-        """Record that a call of `units` took `seconds`."""
-        known = self._slowest.setdefault(stage, {})
-        size = units.bit_length()
-        known[size] = max(seconds, known.get(size, 0.0) * _FADE)
-
-    def expected(self, stage: str, units: int) -> float | None:
-        """Seconds that a call of `units` may be expected to take at most; None when none of its kind returned yet.
-
-        From smaller calls it is extrapolated quadratically, as attention grows.
-        """
-        known = self._slowest.get(stage, {})
-        size = units.bit_length()
-        larger = [known[other] for other in known if other >= size]
-        if larger:
-            return known.get(size, min(larger))
-        return max((seconds * 4.0 ** (size - other) for other, seconds in known.items()), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +38,14 @@ class Liveness:
     """Judges one life of an engine process, which begins at `now`."""
 
     limits: LivenessLimits
-    times: CallTimes
     now: float
     _heard: float = field(init=False)
     _due: float = field(init=False)
     _call: _Call | None = None
     _run: tuple[int, float] | None = None
     _excused: bool = False
+    # The kinds of calls of which one has returned.
+    _returned: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._heard = self._due = self.now
@@ -81,7 +54,7 @@ class Liveness:
         """Record an event of the engine: a call that it had announced has returned."""
         self._heard = now
         if self._call is not None:
-            self.times.learn(self._call.stage, self._call.units, max(0.0, now - self._call.since))
+            self._returned.add(self._call.stage)
             self._call = None
 
     def called(self, stage: str, units: int, now: float) -> None:
@@ -89,17 +62,17 @@ class Liveness:
         self.heard(now)
         self._call = _Call(stage, units, now)
 
-    def beat(self, oldest: tuple[int, float] | None, last: tuple[int, float] | None) -> None:
-        """Record a heartbeat: the oldest active run and the last finished one, each as (units, seconds)."""
+    def beat(self, oldest: tuple[int, float] | None, *, ran: bool) -> None:
+        """Record a heartbeat: the oldest active run as (units, seconds), and whether one has ended before."""
         self._run = oldest
-        if last is not None:
-            self.times.learn("run", *last)
+        if ran:
+            self._returned.add("run")
 
     def allowed(self, stage: str, units: int) -> float:
-        """Seconds that a call or run of this size may take; the longest time while none like it has returned."""
+        """Seconds that a call or run of this size may take."""
         longest = max(self.limits.watchdog_s, self.limits.run_timeout_s)
-        expected = self.times.expected(stage, units)
-        return longest if expected is None else min(longest, max(self.limits.watchdog_s, _MARGIN * expected))
+        expected = self.limits.watchdog_s + _SLOWEST_TOKEN_S * units
+        return min(longest, expected) if stage in self._returned else longest
 
     def look(self, now: float) -> tuple[str | None, float]:
         """Return why the engine counts as hung (None: it does not), and in how many seconds to look again.
@@ -114,7 +87,7 @@ class Liveness:
             self._excused = True
         else:
             self._excused = False
-        pause = min(_LOOK_S if self._run or self._call or reason else _IDLE_LOOK_S, left)
+        pause = min(_LOOK_S, left)
         self._due = now + pause
         return reason, pause
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from typing import TypeVar
 
 import msgspec
 
@@ -21,6 +22,9 @@ _encoder = msgspec.msgpack.Encoder()
 _commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
 _events: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
 _specs = msgspec.msgpack.Decoder(EngineSpec)
+
+
+T = TypeVar("T")
 
 
 class CorruptFrame(Exception):
@@ -40,24 +44,22 @@ def submission(job: Job) -> bytes:
 
 def decode_command(body: bytes) -> Command:
     """Return the command in a frame's body; CorruptFrame if there is none."""
-    try:
-        return _commands.decode(body)
-    except msgspec.MsgspecError as error:
-        raise CorruptFrame(str(error)) from error
+    return _decoded(_commands, body)
 
 
 def decode_event(body: bytes) -> Event:
     """Return the event in a frame's body; CorruptFrame if there is none."""
-    try:
-        return _events.decode(body)
-    except msgspec.MsgspecError as error:
-        raise CorruptFrame(str(error)) from error
+    return _decoded(_events, body)
 
 
 def decode_spec(body: bytes) -> EngineSpec:
     """Return the engine specification that is the first frame to a new engine process."""
+    return _decoded(_specs, body)
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[T], body: bytes) -> T:
     try:
-        return _specs.decode(body)
+        return decoder.decode(body)
     except msgspec.MsgspecError as error:
         raise CorruptFrame(str(error)) from error
 
@@ -93,11 +95,6 @@ class FrameBuffer:
         if start < have:
             self._rest += data[start:]
         return bodies
-
-
-def received_events(buffer: FrameBuffer, data: bytes) -> list[Event]:
-    """Return the events that are complete with these bytes; CorruptFrame if a frame holds none."""
-    return [decode_event(body) for body in buffer.feed(data)]
 
 
 class ChildChannel:

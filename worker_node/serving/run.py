@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import (
-    AbstractAsyncContextManager,
     AbstractContextManager,
     AsyncExitStack,
     aclosing,
@@ -180,17 +179,9 @@ class Execution:
         work = self._work(admission.limits) if callable(self._work) else self._work
         return admission.permit(self._units, context.deadline, work=work, interactive=context.interactive)
 
-    def _on_engine(self, placement: Placement, key: Callable[[], bytes]) -> AbstractAsyncContextManager[None]:
-        """One attempt's use of the engine. `key` returns the request's digest, computed only if it is needed."""
-        if placement is self._first and not self._suspected(key):
-            return placement.isolation.use(self._context.deadline)
-        return self._on_engine_alone_or_elsewhere(placement, key)
-
     @asynccontextmanager
-    async def _on_engine_alone_or_elsewhere(
-        self, placement: Placement, key: Callable[[], bytes]
-    ) -> AsyncIterator[None]:
-        """An attempt of a suspect, or on another placement than the first."""
+    async def _on_engine(self, placement: Placement, key: Callable[[], bytes]) -> AsyncIterator[None]:
+        """One attempt's use of the engine. `key` returns the request's digest, computed only if it is needed."""
         suspected = self._suspected(key)
         self._refuse(key)
         with self._permit_elsewhere(placement):

@@ -1,7 +1,6 @@
 """Requests that break their engine are found and refused; those beside them are answered."""
 
 import asyncio
-import os
 from dataclasses import replace
 
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from tests.faults.engines.rerun_model import holding, serving
 from tests.faults.engines.test_engine_faults import HANG_S, QUICK, until
 from tests.support.scripted_runner import BREAK, HANG, LATE, POISON, TAKEN
-from worker_node.core.errors import EngineUnavailable, RequestBreaksEngine
+from worker_node.core.errors import RequestBreaksEngine
 from worker_node.core.types import Device
 from worker_node.encoders.jobs import row_job
 from worker_node.engines.process import EngineLimits
@@ -66,32 +65,6 @@ async def test_a_request_whose_preparation_kills_the_engine_is_refused_and_the_o
             await model.answer(BREAK)
         await asyncio.gather(*innocent, return_exceptions=True)
         assert model.engines[0].status.restarts == 2
-
-
-async def test_what_an_engine_announced_counts_though_a_write_to_it_fails_first():
-    """Else the request that was sent to a dead engine is suspected beside the one that killed it."""
-    async with serving() as model:
-        engine = model.engines[0]
-        guilty = asyncio.create_task(model.answer(BREAK))
-        async with asyncio.timeout(30):
-            while not engine.status.in_flight:
-                await asyncio.sleep(0)
-        # The event loop stands still until the engine is dead: it has read nothing when it writes again.
-        os.waitid(os.P_PID, engine.status.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222
-        innocent = asyncio.create_task(model.answer(1, 2))
-        with pytest.raises(RequestBreaksEngine):
-            await guilty
-        assert await innocent == ([1, 2], Device.CPU)
-        assert engine.status.restarts == 2
-
-
-async def test_an_engine_that_dies_with_every_request_is_quarantined_and_no_request_stays_accused():
-    limits = EngineLimits(restart=replace(QUICK, crash_limit=1), stop_timeout_s=1.0)
-    async with serving(limits=limits) as model:
-        with pytest.raises(EngineUnavailable):
-            await model.answer(POISON)
-        await until(model.engines[0], EngineState.QUARANTINED)
-        assert not model.placements[0].suspects
 
 
 async def test_requests_that_break_an_engine_do_not_quarantine_it_while_it_answers_others():

@@ -5,7 +5,7 @@ import asyncio
 import psutil
 import pytest
 
-from tests.faults.engines.test_engine_faults import QUICK, RUNNER, collect, no_canary, until
+from tests.faults.engines.test_engine_faults import collect, no_canary, until
 from worker_node.core.errors import EngineUnavailable
 from worker_node.core.types import Device, ModelKind
 from worker_node.engines.process import CanaryFailed, EngineLimits
@@ -37,23 +37,6 @@ async def test_garbage_quarantines_at_once():
         assert "canary failed: the answer to a known question is wrong" in status.reason
         assert status.retry_after > 200
         assert status.proof is None
-    finally:
-        await engine.stop()
-
-
-async def test_a_quarantined_engine_is_tried_again_with_a_fresh_process():
-    answers = iter([False, True])
-
-    async def second_time(engine):
-        if not next(answers):
-            await canary(engine)
-
-    engine = make(second_time, limits=EngineLimits(restart=RestartLimits(quarantine_s=0.05)))
-    engine.start()
-    try:
-        status = await until(engine, EngineState.READY)
-        assert status.restarts == 1
-        assert status.proof.device_name == "scripted"
     finally:
         await engine.stop()
 
@@ -162,21 +145,5 @@ async def test_what_cannot_be_loaded_is_tried_again_in_case_the_cause_is_removed
         async with asyncio.timeout(30):
             while log.read_text().count("load") < 3:
                 await asyncio.sleep(0.01)
-    finally:
-        await engine.stop()
-
-
-async def test_an_engine_that_dies_of_a_blob_says_which_files_it_was_loading(tmp_path):
-    order = tmp_path / "order"
-    order.write_text("die")
-    options = {"on_load": str(order)}
-    spec = EngineSpec("m", ModelKind.GENERATION, "/", Device.NPU, RUNNER, options, loads="the blobs in /made/ahead")
-    engine = SupervisedEngine(spec, no_canary, EngineLimits(restart=QUICK))
-    engine.start()
-    try:
-        async with asyncio.timeout(30):
-            while not engine.status.restarts:
-                await asyncio.sleep(0.01)
-        assert "while loading the blobs in /made/ahead" in engine.status.reason
     finally:
         await engine.stop()

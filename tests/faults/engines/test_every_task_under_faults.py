@@ -4,16 +4,12 @@ deadline, a caller who leaves; and certificates that are renewed meanwhile."""
 import asyncio
 import os
 import signal
-import ssl
-from collections import Counter
 from contextlib import asynccontextmanager
 
-import aiohttp
 import pytest
 
-from tests.faults.client.test_tls import issue, make_authority, shown_certificate
 from tests.faults.engines.test_engine_faults import QUICK, no_canary, until
-from tests.support.task_models import MODELS, SEER, placement, request, said
+from tests.support.task_models import MODELS, placement, request, said
 from tests.support.task_runner import RUNNER
 from worker_node.app import make_app
 from worker_node.core.types import Device
@@ -107,91 +103,3 @@ async def test_a_dead_engine_is_answered_for_within_each_deadline_and_nothing_is
             assert model.placements[0].admission.outstanding == 0
             assert model.placements[0].engine.status.in_flight == 0
         assert node.state.in_flight == 0
-
-
-class Load:
-    """Callers of every task over two sessions, and one long stream after another, from which something always comes."""
-
-    def __init__(self, url, *sessions):
-        self.url, self.over = url, asyncio.Event()
-        self.replies, self.tokens = Counter(), Counter()
-        self.callers = [(session, name) for session in sessions for name in MODELS]
-        self.stream = asyncio.create_task(self._follow(sessions[0]))
-        self.asking = [asyncio.create_task(self._ask(*caller)) for caller in self.callers]
-
-    async def _ask(self, session, name):
-        wanted = None
-        while not self.over.is_set():
-            path, body = request(name)
-            async with session.post(self.url + path, **body) as reply:
-                answer = await reply.json()
-                assert reply.status == 200, answer
-            wanted = wanted or said(name, answer)
-            assert said(name, answer) == wanted
-            self.replies[session, name] += 1
-            await asyncio.sleep(0.05)
-
-    async def _follow(self, session):
-        path, body = request(SEER, "word " * 1500, stream=True)
-        body["json"]["max_tokens"] = 2000
-        while not self.over.is_set():
-            async with session.post(self.url + path, **body) as reply:
-                async for line in reply.content:
-                    assert b"error" not in line
-                    self.tokens["stream"] += line.startswith(b"data: {")
-
-    async def goes_on(self):
-        """Wait until every caller has had one more reply, and the stream one more token."""
-        before = self.replies.copy(), self.tokens.copy()
-        async with asyncio.timeout(60):
-            while not all(self.replies[caller] > before[0][caller] for caller in self.callers) or (
-                self.tokens["stream"] <= before[1]["stream"]
-            ):
-                failed = [task for task in (self.stream, *self.asking) if task.done()]
-                assert not failed, [task.exception() for task in failed]
-                await asyncio.sleep(0.01)
-
-    async def end(self):
-        """Let the callers finish, and leave the stream."""
-        self.over.set()
-        await asyncio.gather(*self.asking)
-        self.stream.cancel()
-        await asyncio.gather(self.stream, return_exceptions=True)
-
-
-async def test_certificates_are_renewed_under_load_and_no_request_of_any_task_fails(store, tmp_path, monkeypatch):
-    # Over 5 s on a busy machine: three engine processes, and those that decode the speech and the picture.
-    monkeypatch.setattr("worker_node.http.tls._LOOK_EVERY_S", 0.05)
-    authority = make_authority(tmp_path, "authority")
-    pairs = [issue(tmp_path, authority, f"certificate-{number}") for number in range(3)]
-    served = tmp_path / "node.pem", tmp_path / "node.key"
-
-    def write(pair):
-        for target, source in zip(served, pair, strict=True):
-            target.write_bytes(source.read_bytes())
-
-    write(pairs[0])
-    context = ssl.create_default_context(cafile=authority)
-    async with (
-        serving(store, tls_cert=served[0], tls_key=served[1]) as (_, node, url),
-        aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as kept,
-        aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context, force_close=True)) as fresh,
-    ):
-        load = Load(url, kept, fresh)
-        await load.goes_on()
-        shown = [await shown_certificate(url, authority)]
-        for pair in pairs[1:]:
-            # Renewed in two steps: between them the key is not the certificate's.
-            served[0].write_bytes(pair[0].read_bytes())
-            await asyncio.sleep(0.1)
-            assert await shown_certificate(url, authority) == shown[-1]
-            write(pair)
-            async with asyncio.timeout(60):
-                while (now := await shown_certificate(url, authority)) == shown[-1]:
-                    await asyncio.sleep(0.01)
-            shown.append(now)
-            await load.goes_on()
-        assert len(set(shown)) == len(pairs)
-        await load.end()
-        async with asyncio.timeout(60):
-            await node.state.idle()

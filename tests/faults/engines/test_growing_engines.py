@@ -177,29 +177,3 @@ async def test_a_process_far_over_its_bound_is_forced_out_and_its_requests_are_r
         await ended(silent)
         assert it.recycles == {"forced": 1}
         it.assert_blameless()
-
-
-async def test_a_process_that_is_forced_out_finishes_what_it_can(tmp_path):
-    async with bench(tmp_path, step_s=0.01) as it:
-        begun = asyncio.Event()
-        speaking = asyncio.create_task(it.model.answer(*range(1, 60), on_first=begun.set))
-        async with asyncio.timeout(60):
-            await begun.wait()
-        it.grow(HARD)
-        await eventually(lambda: it.engine.status.replacing)
-        waiting = asyncio.create_task(it.model.answer(3, 4))
-        assert await speaking == (list(range(1, 60)), Device.CPU)
-        assert await waiting == ([3, 4], Device.CPU)
-        assert it.recycles == {"forced": 1}
-
-
-@pytest.mark.parametrize("how", ["stop", "unload"])
-async def test_stopping_and_unloading_leave_no_process_behind(tmp_path, how):
-    async with bench(tmp_path) as it:
-        it.on_load.write_text("wait")
-        it.grow()
-        await eventually(lambda: len(it.loads()) == 2)
-        if how == "unload":
-            assert not await it.engine.unload(), "it is being loaded"
-        await it.engine.stop()
-        await eventually(lambda: not any(psutil.pid_exists(pid) for pid in it.loads()))

@@ -40,6 +40,8 @@ _BLANK_PROMPT = " "
 # Half of the decoder's positions, less the token that announces a prompt. With longer ones GenAI has too few positions
 # left for an answer, or none and fails in the middle of a transcription.
 _PROMPT_TOKENS = 223
+# What the encoder computes of each 30 s of audio before there is a token.
+_ENCODER_POSITIONS = 1500
 
 
 class TranscribeRunner(SerialRunner[TranscribeJob]):
@@ -103,7 +105,7 @@ class TranscribeRunner(SerialRunner[TranscribeJob]):
             ended = failure is not None or self._cancelled or late
             return genai.StreamingStatus.CANCEL if ended else genai.StreamingStatus.RUNNING
 
-        emit(NativeCall("run", job.prompt_tokens, [job.id]))
+        emit(NativeCall("run", _ENCODER_POSITIONS + job.prompt_tokens, [job.id]))
         if self._on_npu:
             self._meter.begin()
         try:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from worker_node.bounded.jobs import SMOKE, bounded
-from worker_node.bounded.proof import WARM_LIMIT_S, judge, measure_jobs, smoke
+from worker_node.bounded.proof import WARM_LIMIT_S, measure_jobs, smoke
 from worker_node.bounded.service import REFERENCE_MODEL, BoundedResult
 from worker_node.core.errors import EngineUnavailable
 from worker_node.devices.npu import Reading
@@ -80,47 +80,6 @@ async def test_a_counter_that_moves_while_nothing_runs_is_not_exclusive():
     assert record.passed
     (told,) = record.facts["warnings"]
     assert told.startswith("the delta is not exclusive: the counter moves while nothing")
-
-
-async def test_other_processes_on_the_npu_are_named(monkeypatch):
-    monkeypatch.setattr("worker_node.bounded.proof.npu_users", lambda: [4711])
-    record = await smoke(ScriptedService([10]), REQUEST)
-    assert "4711" in record.facts["warnings"][0]
-
-
-async def test_an_unproven_generation_fails_with_the_reason():
-    record = await smoke(ScriptedService([10], error="the counter did not move"), REQUEST)
-    assert not record.passed
-    assert (record.facts["verdict"], record.facts["reason"]) == ("fail", "the counter did not move")
-
-
-def figures(**changes):
-    return {
-        name: {"p50_s": 1.0, "p95_s": 2.0, "limit_s": limit} | changes.get(name, {})
-        for name, limit in WARM_LIMIT_S.items()
-    }
-
-
-@pytest.mark.parametrize(
-    ("cold", "changes", "words"),
-    [
-        (15.0, {}, None),
-        (15.1, {}, "cold first generation"),
-        (1.0, {"title": {"p50_s": 4.9}}, None),
-        (1.0, {"title": {"p50_s": 5.0}}, "title took"),
-        (1.0, {"notification": {"p50_s": 5.0}}, "notification took"),
-        (1.0, {"summary": {"p50_s": 9.9, "p95_s": 15.0}}, None),
-        (1.0, {"summary": {"p50_s": 10.0}}, "summary took"),
-        (1.0, {"memory_candidate": {"p95_s": 15.1}}, "no-go: memory_candidate"),
-    ],
-)
-def test_figures_beyond_the_accepted_times_are_named(cold, changes, words):
-    problems = judge(cold, figures(**changes))
-    if words is None:
-        assert not problems
-    else:
-        (problem,) = problems
-        assert words in problem
 
 
 class TimedService:

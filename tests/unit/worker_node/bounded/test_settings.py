@@ -1,17 +1,15 @@
 """The settings of the bounded profile, its model and its lock."""
 
 import argparse
-import asyncio
 import fcntl
 import json
 import shutil
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 
-from worker_node.bounded.service import REFERENCE_MODEL, Choice, choose_model, reservation
+from worker_node.bounded.service import choose_model
 from worker_node.bounded.settings import BoundedSettings, DeviceLock
 from worker_node.cli.serve import load_bounded_settings
 from worker_node.core.errors import ConfigurationError, EngineUnavailable
@@ -47,13 +45,6 @@ def test_the_environment_is_the_contracts(monkeypatch, tmp_path):
     assert (node.host, node.port, node.compile_cache) == ("127.0.0.1", 1234, tmp_path / "c")
 
 
-def test_blobs_are_those_of_the_pipeline_of_the_contract(monkeypatch, tmp_path):
-    (without,) = BoundedSettings().node_settings().models
-    monkeypatch.setenv("OV_GENAI_NPU_BLOBS", str(tmp_path))
-    (model,) = BoundedSettings().node_settings().models
-    assert model.options == {**without.options, "blobs": str(tmp_path)}
-
-
 @pytest.mark.parametrize(
     "host", [ANY, "::", "::1", "127.0.0.2", "127.1", "2130706433", "", "192.168.1.5", "example.org", "localhost."]
 )
@@ -82,12 +73,6 @@ def test_settings_that_are_wrong_are_explained(monkeypatch):
         load_bounded_settings(argparse.Namespace())
     with pytest.raises(ConfigurationError, match="--config"):
         load_bounded_settings(argparse.Namespace(config="node.toml"))
-
-
-def test_a_store_without_models_says_what_to_pull(tmp_path):
-    choice = choose_model(None, ModelStore(tmp_path))
-    assert choice.installed is None
-    assert "npu-node pull qwen2.5-1.5b-instruct" in choice.problem
 
 
 @pytest.mark.parametrize("name", ["", "nothing"])
@@ -133,20 +118,6 @@ def test_a_model_that_embeds_is_a_problem(store):
     assert "embeds" in choice.problem
 
 
-async def test_two_jobs_never_hold_it_at_once_and_take_turns(tmp_path):
-    lock = DeviceLock(tmp_path / "lock", 10)
-    order = []
-
-    async def job(name):
-        async with lock.held():
-            order.append(("in", name))
-            await asyncio.sleep(0)
-            order.append(("out", name))
-
-    await asyncio.gather(*(job(name) for name in range(5)))
-    assert order == [(step, name) for name in range(5) for step in ("in", "out")]
-
-
 async def test_waiting_is_bounded_for_other_processes_and_for_our_own_jobs(tmp_path):
     path = tmp_path / "lock"
     lock = DeviceLock(path, 0.05)
@@ -182,18 +153,3 @@ async def test_the_lock_of_a_dead_process_is_free(tmp_path, holder):
     holder.kill()
     async with DeviceLock(tmp_path / "lock", 10).held():
         pass
-
-
-async def test_a_lock_file_that_cannot_be_opened_is_named(tmp_path):
-    with pytest.raises(EngineUnavailable, match="OV_GENAI_NPU_LOCK"):
-        async with DeviceLock(tmp_path / "nothing" / "lock", 1).held():
-            pass
-
-
-def test_any_model_but_the_reference_model_is_reported(tmp_path):
-    small, reference = (
-        Choice(tmp_path, "chosen", SimpleNamespace(id=name)) for name in ("smollm2-135m-instruct", REFERENCE_MODEL)
-    )
-    assert REFERENCE_MODEL in reservation(small)
-    assert reservation(reference) is None
-    assert reservation(Choice(tmp_path, "chosen", None, "missing")) is None

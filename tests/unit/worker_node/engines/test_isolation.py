@@ -157,15 +157,3 @@ async def test_a_request_that_stops_waiting_lets_others_in():
     await first.leave()
     await shared.leave()
     assert not isolation.in_use
-
-
-async def test_a_request_cancelled_as_its_turn_comes_holds_nothing():
-    isolation = Isolation()
-    first, second, third = await guests(isolation, True, True, False)
-    first._leave.set()
-    await first.task
-    second.task.cancel()
-    await settle()
-    assert third.inside
-    await third.leave()
-    assert not isolation.in_use

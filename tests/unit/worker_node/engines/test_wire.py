@@ -3,7 +3,6 @@
 import contextlib
 import socket
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,18 +43,6 @@ EVENTS = [
     Failed(5, "overloaded", "full"),
     Heartbeat(EngineStats(waiting=1, running=2, kv_cache_usage=0.5)),
 ]
-
-
-def test_results_are_delivered_by_job_and_the_last_is_known():
-    step, embedded, together = (
-        decode_event(FrameBuffer().feed(encode(results_of(outcome)))[0]) for outcome in OUTCOMES
-    )
-    assert [(result.id, result.last) for result in step.results] == [(1, True), (2, False)]
-    assert [msgspec.msgpack.decode(result.body, type=TokenDelta) for result in step.results] == OUTCOMES[0].deltas
-    (result,) = embedded.results
-    assert (result.id, result.last) == (4, True)
-    assert msgspec.msgpack.decode(result.body, type=RowResult) == OUTCOMES[1]
-    assert [(result.id, result.last) for result in together.results] == [(6, True), (7, False)]
 
 
 @given(st.lists(st.integers(1, 50), max_size=60))

@@ -136,10 +136,3 @@ async def test_a_failed_model_serves_when_its_files_were_repaired(copied):
 def test_a_node_with_none_of_its_models_installed_does_not_start(tmp_path):
     with pytest.raises(ConfigurationError, match="npu-node pull"):
         built(tmp_path, "all-minilm-l6-v2")
-
-
-def test_one_that_is_not_installed_does_not_keep_the_others_from_serving(copied):
-    sound, missing = built(copied, "sound", "smollm2-135m-instruct")
-    assert sound.id == "sound"
-    assert "npu-node pull smollm2-135m-instruct" in missing.reason
-    assert not missing.installed

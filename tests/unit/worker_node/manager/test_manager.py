@@ -1,7 +1,6 @@
 """The manager: models by name, damaged ones in the store, and pulls."""
 
 import asyncio
-import gc
 import math
 from types import SimpleNamespace
 
@@ -12,12 +11,11 @@ from worker_node.core.errors import (
     BadRequest,
     DownloadFailed,
     InsufficientStorage,
-    ModelError,
     ModelNotFound,
     Overloaded,
 )
-from worker_node.core.types import ModelKind, Silent
-from worker_node.manager.manager import ModelManager, Pulls
+from worker_node.core.types import ModelKind
+from worker_node.manager.manager import Pulls
 from worker_node.manager.served import Names
 from worker_node.models.catalog import Catalog
 from worker_node.models.store import ModelStore
@@ -65,44 +63,12 @@ async def test_a_damaged_model_is_not_listed_not_served_and_can_be_deleted(store
         await manager.delete("broken")
 
 
-async def test_a_pull_of_what_is_damaged_or_may_not_be_looked_into_is_no_bug_of_the_node(store, manager, monkeypatch):
-    (store.root / "silero-vad").mkdir()
-    (store.root / "silero-vad" / "npu-node.json").write_bytes(b"{")
-    with pytest.raises(ModelError, match=r"silero-vad cannot be looked up in the store: .* readable manifest"):
-        await manager.pull("silero-vad", Silent())
-
-    def forbidden(_wish):
-        raise PermissionError(13, "Permission denied", "/store")
-
-    monkeypatch.setattr(store, "is_installed", forbidden)
-    with pytest.raises(ModelError, match=r"silero-vad cannot be looked up in the store: .*Permission denied: '/store'"):
-        await manager.pull("silero-vad", Silent())
-
-
-async def test_a_model_that_cannot_be_built_is_the_requests_fault_in_no_case(store, monkeypatch):
-    monkeypatch.setattr(store, "get", lambda _name, _served: SimpleNamespace(id="broken", path=None))
-
-    def build(_installed):
-        raise RuntimeError("the tokenizer is damaged")
-
-    with pytest.raises(ModelNotFound, match="damaged"):
-        await ModelManager([], store, build).resolve("broken", math.inf)
-
-
 async def test_a_model_that_cannot_be_removed_is_served_on(store, manager, monkeypatch):
     damaged(store)
     monkeypatch.setattr("worker_node.manager.replacement.os.access", lambda path, _mode: path != store.root)
     with pytest.raises(InsufficientStorage, match=r"broken cannot be removed: .*read-only"):
         await manager.delete("broken")
     assert (store.root / "broken").is_dir()
-
-
-async def test_an_unknown_name_is_answered_with_what_is_served_and_what_is_installed(store, manager):
-    damaged(store)
-    with pytest.raises(ModelNotFound, match=r"models here: broken$"):
-        await manager.resolve("nothing", math.inf)
-    with pytest.raises(ModelNotFound, match="models here: broken, served"):
-        store.get("nothing", ["served", "broken"])
 
 
 class Listener:
@@ -161,28 +127,6 @@ async def test_more_than_so_many_pulls_at_once_are_refused_and_those_under_way_c
     await pulls.run("one-more", Listener())
 
 
-async def test_a_failure_whose_callers_have_left_is_one_line_of_the_log(caplog):
-    # What earlier tests left has its lines now.
-    gc.collect()
-    caplog.clear()
-    go = asyncio.Event()
-
-    async def fail(_name, _progress):
-        await go.wait()
-        raise DownloadFailed("no network")
-
-    pulls = Pulls(fail)
-    caller = asyncio.create_task(pulls.run("m", Listener()))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    caller.cancel()
-    go.set()
-    for _ in range(5):
-        await asyncio.sleep(0)
-    gc.collect()
-    assert [record.message for record in caplog.records] == ["the pull of m failed: no network"]
-
-
 async def test_a_failure_reaches_every_caller_and_closing_ends_what_runs():
     async def fail(_name, _progress):
         raise DownloadFailed("no network")
@@ -233,16 +177,6 @@ def test_an_id_comes_before_an_alias_and_an_alias_before_the_catalog():
     assert served.find("smollm2").id == "mine"
     assert served.find("smollm2:135m").id == "smollm2-135m-instruct"
     assert served.find("other").id == "other"
-
-
-def test_the_aliases_of_a_model_are_the_names_it_is_found_by():
-    served = names(generation("smollm2-135m-instruct"), generation("mine", "SmolLM2", "other"), generation("other"))
-    told = {model.id: served.aliases(model) for model in served.models}
-    assert told["mine"] == ["smollm2"]
-    assert told["other"] == []
-    assert "smollm2:135m" in told["smollm2-135m-instruct"]
-    for model in served.models:
-        assert all(served.find(alias) is model for alias in told[model.id])
 
 
 def test_a_model_is_found_by_the_source_that_it_was_pulled_from_after_all_configured_names():

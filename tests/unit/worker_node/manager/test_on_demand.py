@@ -13,9 +13,8 @@ import pytest
 
 from tests.support.jumping import JumpingLoop
 from tests.support.scripted_engines import scripted_model
-from worker_node.core.errors import DeadlineExceeded, EngineUnavailable, ModelNotFound, Overloaded
+from worker_node.core.errors import DeadlineExceeded, ModelNotFound, Overloaded
 from worker_node.manager.manager import ModelManager
-from worker_node.manager.served import FailedModel
 from worker_node.models.store import ModelStore
 
 
@@ -94,15 +93,6 @@ def test_a_look_up_ends_by_the_deadline_and_goes_on_for_who_asks_again(disk, slo
     simulate(scenario, disk)
 
 
-def test_a_deadline_that_has_passed_is_told_without_reading_anything(disk):
-    async def scenario(loop, manager):
-        with pytest.raises(DeadlineExceeded):
-            await manager.resolve("one", loop.time() - 1)
-
-    simulate(scenario, disk)
-    assert disk.builds == []
-
-
 def test_listing_and_removing_wait_for_a_slow_disk_until_the_deadline(disk, monkeypatch):
     def slow(*_arguments):
         disk.go.wait()
@@ -152,19 +142,6 @@ def test_look_ups_of_many_names_are_bounded_and_what_is_served_is_found_all_the_
     simulate(scenario, disk)
 
 
-def test_callers_who_wait_when_the_node_ends_are_refused(disk):
-    async def scenario(_loop, manager):
-        waiting = asyncio.create_task(manager.resolve("one", math.inf))
-        await begun(disk.begun)
-        manager._on_demand.reading.close()
-        with pytest.raises(EngineUnavailable, match="shutting down"):
-            await waiting
-        with pytest.raises(EngineUnavailable, match="shutting down"):
-            await manager.resolve("two", math.inf)
-
-    simulate(scenario, disk)
-
-
 def test_a_model_that_a_reload_adds_while_it_is_built_on_demand_is_served_once(disk):
     disk.waits = {"build"}
 
@@ -193,38 +170,3 @@ def test_a_model_whose_files_are_removed_while_it_is_built_is_not_served(disk):
         assert manager.models == ()
 
     simulate(scenario, disk)
-
-
-def test_the_removal_of_another_model_does_not_harm_one_that_is_being_built(disk):
-    disk.waits = {"build"}
-
-    async def scenario(_loop, manager):
-        asking = asyncio.create_task(manager.resolve("one", math.inf))
-        await begun(disk.begun)
-        await manager.delete("two")
-        disk.go.set()
-        assert (await asking).id == "one"
-        assert [model.id for model in manager.models] == ["one"]
-
-    simulate(scenario, disk)
-
-
-def test_one_failed_model_on_a_dead_disk_does_not_hold_up_the_look_ups_of_others(disk):
-    disk.waits = set()
-
-    def hang():
-        disk.begun.set()
-        disk.go.wait()
-        raise OSError("the file system has gone")
-
-    async def scenario(loop, manager):
-        hung = asyncio.create_task(manager.resolve("broken", loop.time() + 30))
-        await begun(disk.begun)
-        assert (await manager.resolve("one", math.inf)).id == "one"
-        with pytest.raises(DeadlineExceeded):
-            await hung
-        disk.go.set()
-        with pytest.raises(EngineUnavailable, match="broken cannot be served"):
-            await manager.resolve("broken", math.inf)
-
-    simulate(scenario, disk, [FailedModel("broken", "its disk is gone", hang)])

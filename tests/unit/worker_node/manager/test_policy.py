@@ -81,46 +81,6 @@ def test_beyond_the_budget_idle_units_go_until_it_is_kept_and_no_further():
             assert held + evictable[len(gone) - 1].memory > budget
 
 
-def test_any_snapshot_keeps_the_promises():
-    rng = random.Random(9)
-    for _ in range(5_000):
-        units = [
-            Unit(
-                (f"m{number}", device),
-                device,
-                rng.choice(["host", "GPU"]),
-                rng.randint(1, 200),
-                rng.choice(list(UnitState)),
-                last_use=rng.uniform(0, 100),
-                wanted_since=rng.choice([None, rng.uniform(0, 100)]),
-                busy=rng.random() < 0.3,
-                pinned=rng.random() < 0.2,
-                keep_until=rng.choice([None, rng.uniform(100, 300)]),
-                unload_when_idle=rng.random() < 0.2,
-            )
-            for number in range(rng.randint(0, 8))
-            for device in rng.sample(["NPU", "GPU", "CPU"], rng.randint(1, 2))
-        ]
-        budgets = {"host": rng.choice([None, rng.randint(1, 900)]), "GPU": rng.randint(1, 900)}
-        plan = decide(units, budgets, 200.0)
-        by_key = {u.key: u for u in units}
-        gone = [key for key, _ in plan.unloads]
-        assert len(set(gone)) == len(gone)
-        for key in gone:
-            assert by_key[key].state is READY
-            assert not by_key[key].busy
-            assert by_key[key].wanted_since is None
-        loading = [u.device for u in units if u.state is LOADING] + [by_key[key].device for key in plan.loads]
-        for device in {by_key[key].device for key in plan.loads}:
-            assert loading.count(device) == 1
-        for pool, budget in budgets.items():
-            new = sum(by_key[key].memory for key in plan.loads if by_key[key].pool == pool)
-            held = sum(u.memory for u in units if u.pool == pool and u.state is not UNLOADED)
-            assert budget is None or not new or held + new <= budget
-        assert not {refusal.key for refusal in plan.refusals} & {*plan.loads, *gone}
-        assert all(by_key[key].wanted_since is not None for key in plan.loads)
-
-
 def test_the_refusal_names_what_is_in_the_way():
     pinned, busy = unit("pinned", pinned=True), unit("busy", busy=True)
     wanted = unit("wanted", UNLOADED, wanted_since=1.0)

@@ -126,19 +126,6 @@ def test_the_first_device_never_waits_for_a_change_and_the_second_one_load(monke
     run(monkeypatch, scenario, eager=eager)
 
 
-def test_a_model_that_is_loaded_on_demand_is_changed_without_a_wait_where_it_is_loaded(monkeypatch):
-    async def scenario(world):
-        await world.change(world.form(lazy=True))
-        assert await world.request(NPU) == ("form 2", 0)
-        await asyncio.sleep(30)
-        world.manager.unload(world.model)
-        await asyncio.sleep(5)
-        await world.change(world.form(lazy=True))
-        assert not world.machine.memory, "what was not loaded is not loaded for a change"
-
-    run(monkeypatch, scenario)
-
-
 @pytest.mark.parametrize("eager", [False, True], ids=["loaded on demand", "loaded with the node"])
 def test_where_memory_holds_only_one_of_them_requests_wait_for_the_later_form(monkeypatch, eager):
     """Two forms on the NPU and one on the CPU fit."""
@@ -219,47 +206,6 @@ def test_a_model_that_is_removed_during_a_change_is_gone_in_both_forms(monkeypat
         assert not world.machine.memory
 
     run(monkeypatch, scenario)
-
-
-def test_a_node_that_stops_during_a_change_leaves_no_process(monkeypatch):
-    async def scenario(world):
-        changing = world.change(world.form())
-        await asyncio.sleep(1)
-        await world.manager.stop()
-        assert not world.machine.memory
-        assert await changing is not None
-
-    run(monkeypatch, scenario)
-
-
-def test_random_changes_under_load_refuse_no_request_for_the_first_device(monkeypatch, long):
-    """Requests with limits shorter than any load: one that waited for it would be refused."""
-
-    def seeded(seed):
-        async def scenario(world):
-            rng = random.Random(seed)
-            over = asyncio.Event()
-
-            async def caller():
-                while not over.is_set():
-                    _, waited = await world.request(NPU, limit_s=0.5, work_s=rng.choice([0.0, 0.3, 10.0]))
-                    assert waited == 0
-                    await asyncio.sleep(rng.choice([0.0, 0.1]))
-
-            callers = [asyncio.create_task(caller()) for _ in range(3)]
-            for _ in range(10):
-                failures = [rng.random() < 0.3]
-                problem = await world.change(world.form(rng.choice([0.6, 3.0, 30.0]), failures=failures))
-                assert (problem is not None) == failures[0]
-                await asyncio.sleep(rng.choice([0.0, 5.0]))
-                assert not any(task.done() for task in callers), callers
-            over.set()
-            await asyncio.gather(*callers)
-
-        return scenario
-
-    for seed in range(100 if long else 5):
-        run(monkeypatch, seeded(seed))
 
 
 def test_random_changes_within_a_budget_end_and_leave_nothing_waiting(monkeypatch, long):

@@ -12,7 +12,7 @@ from worker_node.engines.protocol import EngineState
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.served import ModelState
 from worker_node.models.store import ModelStore
-from worker_node.serving.routing import Demand, PlacementStatus, select_placement
+from worker_node.serving.routing import Demand, select_placement
 
 MB = 10**6
 
@@ -159,18 +159,6 @@ async def test_one_load_at_a_time_on_a_device_in_the_order_of_asking(case):
 
 
 @over_jumping_time
-async def test_how_long_a_load_takes_is_known_after_the_first_one(case):
-    model = case.add("m", load_s=40.0)
-    case.start()
-    await case.load(model)
-    case.manager.unload(model)
-    await asyncio.sleep(1)
-    model.placements[0].wake(insist=True)
-    await asyncio.sleep(10)
-    assert PlacementStatus.of(model.placements[0]).retry_after == pytest.approx(30, rel=0.1)
-
-
-@over_jumping_time
 async def test_room_is_made_by_the_least_recently_used_and_never_by_a_configured_one(case):
     case.budget = 310
     fixed = case.add("fixed", pinned=True)
@@ -215,18 +203,6 @@ async def test_a_request_waits_for_memory_as_long_as_the_load_could_end_in_time_
 
 
 @over_jumping_time
-async def test_a_preferred_device_whose_cold_compile_finds_no_memory_is_tried_once_for_each_request(case):
-    case.budget = 150
-    model = case.add("m", ("NPU", "CPU"))
-    model.placements[0].residency.cold, model.placements[0].residency.estimate = True, 200
-    case.start()
-    began = case.clock()
-    place = await case.request(model)
-    assert place.route.device == "CPU"
-    assert case.clock() == pytest.approx(began + 1)
-
-
-@over_jumping_time
 async def test_a_model_larger_than_the_budget_is_refused_at_once_whatever_time_there_is(case):
     case.budget = 50 * MB
     wanted = case.add("wanted", size=100 * MB)
@@ -237,31 +213,6 @@ async def test_a_model_larger_than_the_budget_is_refused_at_once_whatever_time_t
     with pytest.raises(InsufficientMemory, match="Raise memory_budget"):
         await case.request(wanted, 0.5)
     assert case.clock() == began
-
-
-@over_jumping_time
-async def test_a_models_idle_engine_makes_room_for_the_one_that_all_of_its_requests_wait_for(case):
-    case.budget = 150
-    model = case.add("both", ("NPU", "CPU"))
-    case.start()
-    npu, cpu = model.placements
-    await case.load(model)
-
-    async def request(placement, work_s=0.0):
-        with model.activity.working():
-            while placement.engine.state is not EngineState.READY:
-                placement.wake()
-                await placement.settled(case.clock() + 60)
-            await asyncio.sleep(work_s)
-            assert placement.engine.state is EngineState.READY, "the engine was taken from a request"
-
-    busy = asyncio.create_task(request(npu, work_s=10.0))
-    waiting = asyncio.create_task(request(cpu))
-    await asyncio.sleep(9)
-    assert (state(model, 0), state(model, 1)) == (EngineState.READY, EngineState.UNLOADED)
-    await busy
-    await waiting
-    assert (state(model, 0), state(model, 1)) == (EngineState.UNLOADED, EngineState.READY)
 
 
 @over_jumping_time
@@ -301,48 +252,3 @@ async def test_memory_that_models_take_later_makes_idle_ones_leave(case):
     await asyncio.sleep(5)
     assert (state(small), state(growing)) == (EngineState.UNLOADED, EngineState.READY)
     assert growing.placements[0].residency.memory == 100, "the next load is estimated by what was measured after one"
-
-
-@over_jumping_time
-async def test_a_prefix_cache_that_fills_is_given_up_with_its_engine_and_keeps_no_other_model_out(case):
-    case.budget = 300
-    models = [case.add(name) for name in ("one", "two", "three")]
-    case.start()
-    for _ in range(4):
-        for model in models:
-            await case.load(model)
-            await asyncio.sleep(1)
-            engine = model.placements[0].engine
-            with model.activity.working():
-                engine.in_flight = 1
-                for _ in range(15):
-                    case.machine.memory[engine.pid] += 10
-                    await asyncio.sleep(1)
-                engine.in_flight = 0
-            await asyncio.sleep(10)
-            assert state(model) is EngineState.READY, "what is in use does not leave for what it has grown by"
-            assert sum(case.machine.memory.values()) <= 300
-            assert model.placements[0].residency.memory == 100, "a load takes what it took before its cache filled"
-    assert [model.placements[0].engine.loads for model in models] == [4, 4, 4], "one load for each turn, no more"
-
-
-@over_jumping_time
-async def test_requests_one_after_another_do_not_have_all_models_looked_at_for_each(case):
-    looks = 0
-    measure = case.machine.measure
-
-    def counted(pid):
-        nonlocal looks
-        looks += 1
-        return measure(pid)
-
-    case.machine.measure = counted
-    model = case.add("m", pinned=True)
-    case.start()
-    await case.load(model)
-    await asyncio.sleep(1)
-    before = looks
-    for _ in range(300):
-        with model.activity.working():
-            await asyncio.sleep(0.01)
-    assert 1 <= looks - before <= 4, "in three seconds"

@@ -168,27 +168,6 @@ def test_reloads_whose_callers_left_run_one_after_the_other_and_the_last_file_ho
     run(tmp_path, scenario)
 
 
-def test_a_model_that_was_replaced_is_collected(tmp_path, collected):
-    async def scenario(world):
-        world.write({"always": {"max_outstanding": 2}})
-        await world.reloader.reload()
-        await asyncio.sleep(10)
-        assert collected == [True]
-
-    run(tmp_path, scenario)
-
-
-def test_a_rejected_file_changes_nothing_and_names_the_setting(tmp_path):
-    async def scenario(world):
-        before = world.manager.models
-        world.file.write_text('\n[[models]]\nname = "always"\nmax_outstandig = 3\n')
-        with pytest.raises(ConfigurationError, match=r"node\.toml: models\[0\]\.max_outstandig"):
-            await world.reloader.reload()
-        assert world.manager.models is before
-
-    run(tmp_path, scenario)
-
-
 def test_a_model_that_has_failed_before_keeps_no_other_change_from_being_applied(tmp_path):
     async def scenario(world):
         world.write({"always": {}, "missing": {}})
@@ -200,18 +179,6 @@ def test_a_model_that_has_failed_before_keeps_no_other_change_from_being_applied
         world.write({"always": {}, "missing": {}, "new": {}})
         assert (await world.reloader.reload()).added == ("new",)
         assert [model.name for model in world.manager.failed] == ["missing"]
-
-    run(tmp_path, scenario)
-
-
-def test_settings_that_need_a_restart_are_listed_and_models_are_applied(tmp_path):
-    async def scenario(world):
-        world.write({"always": {}, "new": {}}, port=9999, memory_budget=5000)
-        report = await world.reloader.reload()
-        assert (report.added, report.applied, report.restart) == (("new",), ("memory_budget",), ("port",))
-        assert world.manager.budgets == {"host": 5000}
-        again = await world.reloader.reload()
-        assert (again.added, again.applied, again.restart) == ((), (), ("port",)), "still not as the file has it"
 
     run(tmp_path, scenario)
 
@@ -266,23 +233,6 @@ def test_a_file_that_sets_nothing_is_refused_where_it_set_something_before(tmp_p
         assert world.adopted == []
         assert world.manager.names.find("always") is before
         await world.request("always", 0.0)
-
-    run(tmp_path, scenario)
-
-
-def test_a_file_that_never_set_anything_may_stay_empty(tmp_path, monkeypatch):
-    async def scenario(world):
-        monkeypatch.setenv("NPU_NODE_MODELS", '[{"name": "always"}]')
-        world.file.write_text("")
-        reloader = Reloader(world.source, world.source.read(), world.manager, world.build)
-        monkeypatch.setenv("NPU_NODE_API_KEYS", "k")
-        assert (await reloader.reload()).applied == ("api_keys",)
-        # From now on it sets something, and must not lose it by being cut.
-        world.file.write_text("max_texts = 7\n")
-        assert (await reloader.reload()).applied == ("max_texts",)
-        world.file.write_text("")
-        with pytest.raises(ConfigurationError, match="sets nothing"):
-            await reloader.reload()
 
     run(tmp_path, scenario)
 

@@ -42,11 +42,6 @@ async def until_written(path):
     return int(path.read_text())
 
 
-async def test_a_call_returns_what_the_function_returns(pool):
-    value = {"a": [1, 2.5, None, True, "é"], "b": {}}
-    assert await run(pool, prepared.echo, value) == value
-
-
 async def test_a_refusal_keeps_its_kind_and_place(pool):
     with pytest.raises(BadRequest, match="format: no") as refusal:
         await run(pool, prepared.refuse, "format")
@@ -197,19 +192,6 @@ async def test_a_refusal_is_kept_and_raised_anew():
     assert calls == 1
     assert errors[0] is not errors[1]
     assert errors[1].param == "schema"
-
-
-async def test_what_may_succeed_later_is_not_kept():
-    async def fail():
-        raise EngineUnavailable("later")
-
-    async def succeed():
-        return "result"
-
-    cache = ResultCache(10_000)
-    with pytest.raises(EngineUnavailable):
-        await cache.get(b"key", fail)
-    assert await cache.get(b"key", succeed) == "result"
 
 
 async def test_the_least_recently_used_result_goes_first():

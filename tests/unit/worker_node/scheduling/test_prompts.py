@@ -48,12 +48,6 @@ def test_prompts_of_fewer_steps_go_first_and_those_of_as_many_in_order_of_arriva
     assert order(queue) == [2, 4, 3, 1]
 
 
-def test_the_rest_of_a_prompt_counts_and_not_its_length():
-    queue = queue_of(Job(1, prompt_tokens=8000), Job(2, prompt_tokens=1000))
-    queue.computed(prompt_of(queue, 1), 7500)
-    assert order(queue) == [1, 2]
-
-
 def test_the_oldest_prompt_gets_a_fifth_of_the_tokens():
     queue = queue_of(Job(0, prompt_tokens=8000))
     tokens = {True: 0, False: 0}

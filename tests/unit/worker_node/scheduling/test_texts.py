@@ -71,10 +71,6 @@ def test_a_batch_has_no_more_rows_than_its_tokens_and_rows_allow():
     assert taken(queue_of([10] * 9), BatchLimits(max_rows=2)) == [10] * 2
 
 
-def test_free_slots_share_the_queue():
-    assert len(queue_of([20] * 16).take(LIMITS, 2)) == 8
-
-
 def test_choosing_a_run_does_not_cost_more_in_a_long_queue():
     queue = queue_of([10] + [11] * 255 + [10])
     assert taken(queue, BatchLimits()) == [10], "only the first 256 texts are considered"

@@ -87,15 +87,6 @@ def test_the_load_of_a_compile_for_the_npu_is_cold_until_something_compiled_is_k
     assert {on_npu.engine.spec.nice, on_cpu.engine.spec.nice} == {5}
 
 
-def test_a_model_may_have_a_cache_of_its_own(built, tmp_path):
-    assert built.cache(compile_cache=tmp_path / "other").parent == tmp_path / "other" / "m"
-
-
-def test_nothing_is_lost_when_nothing_has_changed(built):
-    (built.cache() / "blob").write_bytes(b"compiled")
-    assert (built.cache() / "blob").exists()
-
-
 @pytest.mark.parametrize("changed", [{"driver": "1.33"}, {"openvino": "2027.1"}], ids=["driver", "OpenVINO"])
 def test_what_another_version_compiled_is_removed(built, changed):
     stale = built.cache()
@@ -148,23 +139,6 @@ def test_the_memory_of_a_longer_prompt_is_logged_at_start_up(built, caplog):
     assert (on_npu.notes, on_cpu.notes) == ((note,), ())
     own = [record.getMessage() for record in caplog.records if record.name.startswith("worker_node.")]
     assert own == [f"m on NPU: {note}"]
-
-
-def test_the_default_prompt_length_leaves_no_note(built):
-    assert built.placements(max_prompt_len=1024)[0].notes == built.placements()[0].notes == ()
-
-
-def test_memory_that_is_not_known_is_not_guessed(built):
-    (built.path / "config.json").unlink()
-    assert built.placements(max_prompt_len=2048)[0].notes[0].endswith("2176 tokens: an unknown amount of memory")
-
-
-def test_each_placement_tells_what_was_set_for_its_engine(built, tmp_path):
-    wanted = {"prompt_lookup": True, "kv_cache_precision": "u8", "max_prompt_len": 512, "blobs": str(tmp_path)}
-    on_npu, on_cpu = built.placements(**wanted)
-    assert on_npu.options == {"max_prompt_len": 512, "blobs": str(tmp_path)}
-    assert on_cpu.options == {"prompt_lookup": True, "kv_cache_precision": "u8"}
-    assert [place.options for place in built.placements()] == [{}, {}]
 
 
 def test_the_command_that_is_named_pulls_the_model_into_the_store_of_the_node(tmp_path):

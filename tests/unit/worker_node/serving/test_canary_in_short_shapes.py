@@ -1,7 +1,5 @@
 """Shapes of the NPU that hold only some of the known texts: examined with those, or refused by name, never a crash."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -64,15 +62,3 @@ def test_a_prompt_limit_below_the_known_question_is_refused_with_the_least_lengt
         built(store, WRITER, tmp_path, max_prompt_len=16)
     least = int(str(refused.value).split("tokens, and ")[1].split()[0])
     built(store, WRITER, tmp_path, max_prompt_len=least)
-
-
-def test_the_refusal_names_the_path_of_the_setting(store, tmp_path):
-    from worker_node.settings.reading import SettingsSource
-
-    file = tmp_path / "node.toml"
-    file.write_text(f'[[models]]\nname = "{EMBEDDER}"\nplacements = ["NPU"]\nnpu_buckets = [8]\n')
-    (wanted,) = SettingsSource(Path(file), {}).read().models
-    npu = NpuSource(emulated=True, busy_counter=tmp_path / "busy", stand_in=True)
-    machine = Machine(NodeSettings(compile_cache=tmp_path), Probe((), "test"), npu)
-    with pytest.raises(ConfigurationError, match=r"node.toml: models\[0\].npu_buckets: "):
-        build_model(store.get(EMBEDDER), wanted, machine)

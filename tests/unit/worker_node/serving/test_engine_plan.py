@@ -1,24 +1,20 @@
 """The engine and the limits of a placement: its plan, its admission, the growth of its memory."""
 
-import itertools
 import json
 import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import Device, ModelKind
-from worker_node.devices.memory import MachineMemory, machine_memory
+from worker_node.devices.memory import MachineMemory
 from worker_node.devices.npu import NpuSource
-from worker_node.engines.restart import default_growth
 from worker_node.models.directory import InstalledModel
 from worker_node.scheduling.texts import BatchLimits
 from worker_node.serving import build
-from worker_node.serving.build import EnginePlan, admission_limits, growth_limits, plan_engine, refuse_foreign_options
+from worker_node.serving.build import EnginePlan, admission_limits, plan_engine, refuse_foreign_options
 from worker_node.serving.encoders import buckets_up_to
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
 from worker_node.tasks.embed.options import EmbeddingOptions, StaticOptions
@@ -37,13 +33,6 @@ def plan(installed, device=Device.NPU, npu=EMULATED, beside=BOTH, limit=1800, **
     settings = NodeSettings(npu_token_limit=limit)
     place = PlacementSettings(device=device)
     return plan_engine(installed, ModelSettings(name="m", **wanted), place, beside, settings, npu)
-
-
-def test_the_npu_gets_its_own_engines_and_the_rest_theirs():
-    assert plan(model()).runner == "generation_stateful"
-    assert plan(model(), Device.GPU).runner == "generation_continuous"
-    assert plan(model(ModelKind.EMBEDDING)).runner == "embedding_static"
-    assert plan(model(ModelKind.EMBEDDING), Device.CPU).runner == "embedding"
 
 
 def test_limits_of_generation_on_the_npu():
@@ -65,18 +54,6 @@ def test_prefill_chunks_are_chosen_for_the_emulated_npu_only():
     assert plan(model(), prefill_chunk_size=64).options.prefill_chunk_size == 64
     assert plan(model(), npu=REAL).options.prefill_chunk_size is None
     assert plan(model(), prefill_hint="STATIC").options.prefill_chunk_size is None
-
-
-def test_engines_know_the_counter_and_whether_to_advance_it():
-    assert plan(model()).options.stand_in is True
-    assert plan(model(), npu=REAL).options.busy_counter == "/sys/npu_busy_time_us"
-    assert plan(model(), npu=REAL).options.stand_in is False
-    assert not hasattr(plan(model(), Device.CPU).options, "busy_counter")
-
-
-def test_the_precision_of_a_paged_kv_cache_is_the_plugins_property():
-    assert plan(model(), Device.CPU, kv_cache_precision="u8").options.properties() == {"KV_CACHE_PRECISION": "u8"}
-    assert plan(model(), kv_cache_precision="u8").ignored == ("kv_cache_precision",)
 
 
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
@@ -140,18 +117,6 @@ def test_the_prefix_cache_is_sized_by_the_model_and_the_memory_budget(
     assert found.options.prefix_cache_tokens == tokens
 
 
-def test_nothing_is_reserved_for_a_model_of_unknown_shape():
-    assert plan(model(), Device.CPU).options.prefix_cache_tokens == 0
-
-
-@given(st.integers(8, 10_000))
-def test_buckets_reach_the_limit_and_double(limit):
-    buckets = buckets_up_to(limit)
-    assert buckets[-1] == limit
-    assert list(buckets) == sorted(set(buckets))
-    assert all(later <= 2 * earlier for earlier, later in itertools.pairwise(buckets))
-
-
 def test_the_buckets_keep_the_padding_of_questions_and_of_longer_texts_low():
     def padding(lengths):
         return sum(BatchLimits(lengths=buckets_up_to(256)).padded(length) for length in lengths) / sum(lengths)
@@ -200,27 +165,7 @@ def test_texts_are_counted_as_the_npu_pads_them():
     assert limits_of(EmbeddingOptions()).computed_tokens(33) == 33
 
 
-@pytest.mark.parametrize(
-    ("options", "sequences", "step"),
-    [({}, 256, 256), ({"max_num_seqs": 8, "max_num_batched_tokens": 512}, 8, 512)],
-    ids=["defaults", "as set"],
-)
-def test_the_continuous_engine_runs_as_many_sequences_as_its_settings_say(options, sequences, step):
-    limits = limits_of(ContinuousOptions(**options))
-    assert (limits.sequences, limits.step_tokens) == (sequences, step)
-
-
-def test_the_npu_runs_one_generation_at_a_time():
-    limits = limits_of(StatefulOptions())
-    assert (limits.sequences, limits.parallel) == (1, 1)
-
-
 @pytest.mark.parametrize("engine", [EmbeddingOptions, ContinuousOptions, StatefulOptions])
 def test_the_setting_bounds_what_is_outstanding(engine):
     assert limits_of(engine(), max_outstanding=7).max_outstanding == 7
     assert limits_of(engine()).max_outstanding > 7
-
-
-def test_the_growth_of_a_process_is_the_setting_or_a_share_of_the_machines_memory():
-    assert growth_limits(None).growth == default_growth(machine_memory().total)
-    assert growth_limits(1234).growth == 1234

@@ -3,14 +3,13 @@ format's own parser, and judged by another validator."""
 
 import json
 import re
-from dataclasses import replace
 
 import jsonschema_rs
 import pytest
 
 from tests.support.held_text import HeldText
 from tests.support.recogniser import Recogniser
-from worker_node.core.errors import BadRequest, UnsupportedParameter
+from worker_node.core.errors import BadRequest
 from worker_node.core.types import (
     AnswerSchema,
     Message,
@@ -150,15 +149,6 @@ def test_a_call_in_free_text_matches_from_where_it_begins(held, family, single):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_text_without_a_call_is_free(held, family):
-    grammar = compile_form(answer_form(family, request(ToolUse(TOOLS))))
-    texts = [text for seed in range(4) if (text := held.sample(grammar, seed)) is not None]
-    assert texts
-    assert len(set(texts)) > 1
-    assert not any(text.startswith(("{", "<tool_call>")) for text in texts)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
 def test_a_schema_that_cannot_be_enforced_leaves_the_arguments_of_its_own_tool_free(held, family):
     bad = Tool("bad", "", objects(x={"$ref": "#/$defs/X"}), "tools[1].function.parameters")
     grammar, dropped = Compiled.read(compile_form(answer_form(family, request(ToolUse((TOOLS[1], bad))))))
@@ -176,22 +166,6 @@ def test_schemas_over_a_bound_leave_the_arguments_of_all_tools_free():
     assert "object" in grammar
 
 
-@pytest.mark.parametrize("sampling", [Sampling(min_tokens=1), Sampling(ignore_eos=True)])
-def test_calls_are_not_held_where_the_answer_may_not_end_with_one(sampling):
-    free = replace(request(ToolUse(TOOLS)), sampling=sampling)
-    assert answer_form("qwen", free) is None
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_tags_within_strings_are_text(family):
-    wanted = tool_format(family).beside_json
-    arguments = json.dumps({"a": 'say "</tool_call>" or <tool_call>'})
-    body = json.dumps({"name": "f", wanted.arguments: json.loads(arguments)})
-    body = f"[{body}]" if wanted.listed else body
-    assert read(wanted.free_parser(["f"]), f"<tool_call>{body}</tool_call>") == ([["f", arguments]], "")
-    assert read(wanted.free_parser(["f"]), f" {arguments}") == ([], f" {arguments}".lstrip())
-
-
 def test_refusals_name_the_part_of_the_tool():
     tools = (TOOLS[0], Tool("bad", "", objects(x={"$ref": "#/$defs/X"}), "tools[1]"))
     for use, schema in ((ToolUse(tools, forced=True), None), (ToolUse(tools, forced=True), {}), (ToolUse(tools), {})):
@@ -203,21 +177,3 @@ def test_refusals_name_the_part_of_the_tool():
             answer_form("qwen", request(ToolUse((Tool("f", "", {"type": "string"}, "tools[0]"),), forced=True)))
         )
     assert refused.value.param == "tools[0].type"
-
-
-def test_the_bounds_count_all_schemas_of_a_form_together():
-    lengths = objects(**{f"f{i}": {"type": "string", "maxLength": 400 + i} for i in range(16)})
-    tools = tuple(
-        Tool(
-            f"t{i}",
-            "",
-            lengths | {"properties": {f"{i}{k}": v for k, v in lengths["properties"].items()}},
-            f"tools[{i}]",
-        )
-        for i in range(20)
-    )
-    assert compile_form(answer_form("qwen", request(ToolUse(tools[:1], forced=True))))
-    many = {f"p{i}": {"type": "string", "maxLength": 3 * i + 1} for i in range(300)}
-    large = tuple(Tool(t.name, "", {"type": "object", "properties": many}, t.path) for t in tools)
-    with pytest.raises(UnsupportedParameter, match=r"^tools: .*bound"):
-        compile_form(answer_form("qwen", request(ToolUse(large, forced=True))))

@@ -72,12 +72,6 @@ def test_the_beginning_of_a_text_begins_with_the_same_tokens(whole, text):
     assert kept == text or len(ids) > LIMIT
 
 
-def test_of_a_text_of_megabytes_only_the_beginning_is_tokenized(whole):
-    counted = Counted(whole)
-    assert len(beginning(counted, "a b " * 2_000_000, LIMIT, 256)) < 5_000
-    assert counted.characters < 10_000
-
-
 @pytest.mark.parametrize("text", ["ab" * 4_000_000, " " * 8_000_000 + "a"], ids=["one word", "white space"])
 def test_of_a_text_with_next_to_no_tokens_a_million_characters_are_looked_at(whole, text):
     counted = Counted(whole)

@@ -67,8 +67,3 @@ async def test_a_query_that_leaves_no_room_is_refused_whatever_is_cut(pairs, tru
     with pytest.raises(ContextLengthExceeded, match=r"the query takes .* leaves no room for a document") as error:
         await pairs.encode(" ".join("a" * words), ["b", ""], truncate=truncate)
     assert error.value.param == "query"
-
-
-async def test_many_documents_are_tokenized_beside_the_event_loop_with_the_same_result(pairs):
-    documents = ["b " * (index % 9) for index in range(2000)]
-    assert await pairs.encode("a", documents, truncate=False) == [pairs.pair("a", document) for document in documents]

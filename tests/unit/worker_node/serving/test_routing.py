@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from worker_node.core.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
-    DeviceUnavailable,
     EngineUnavailable,
     ModelLoading,
     NodeError,
@@ -54,12 +53,6 @@ def test_nothing_up_says_when_to_try_again():
     assert caught.value.retry_after == 2.5
     with pytest.raises(ModelLoading):
         route(blocked(Device.CPU, "model_loading"))
-
-
-def test_of_those_that_cannot_serve_the_one_that_is_being_loaded_is_waited_for():
-    with pytest.raises(ModelLoading) as caught:
-        route(blocked(Device.NPU, "device_quarantined"), blocked(Device.CPU, "model_loading", retry_after=3.0))
-    assert caught.value.retry_after == 3.0
 
 
 @pytest.mark.parametrize("feature", ["n", "logprobs"])
@@ -195,26 +188,6 @@ async def test_a_request_whose_deadline_is_too_near_starts_the_load_and_is_told_
     assert caught.value.retry_after == 100.0
 
 
-async def test_a_load_that_outlasts_the_deadline_is_not_waited_for_longer():
-    cpu = Engine(EngineState.UNLOADED, load_seconds=0.001)
-    with pytest.raises(DeadlineExceeded):
-        await select_placement(demand(Engine(EngineState.READY), cpu), context(0.05))
-
-
-async def test_a_load_that_fails_ends_the_wait_at_once():
-    cpu = Engine(EngineState.UNLOADED)
-    (finding,) = await begun(select_placement(demand(Engine(EngineState.READY), cpu), context()))
-    cpu.set(EngineState.FAILED)
-    with pytest.raises(EngineUnavailable):
-        await finding
-
-
-async def test_what_the_npu_holds_wakes_nothing_else():
-    cpu = Engine(EngineState.UNLOADED)
-    place = await select_placement(demand(Engine(EngineState.READY), cpu, prompt_tokens=50), context())
-    assert (place.route.device, place.route.reason, cpu.woken) == (Device.NPU, "preferred", 0)
-
-
 async def test_a_quarantined_npu_has_the_lazy_placement_loaded():
     cpu = Engine(EngineState.UNLOADED)
     wanted = demand(Engine(EngineState.QUARANTINED), cpu, prompt_tokens=50)
@@ -266,13 +239,6 @@ async def test_a_cold_compile_for_the_npu_is_not_waited_for_but_begun_while_anot
         await select_placement(required, context(3600.0))
 
 
-async def test_whichever_placement_is_ready_first_ends_the_wait():
-    npu, cpu = Engine(EngineState.STARTING), Engine(EngineState.STARTING)
-    (finding,) = await begun(select_placement(demand(npu, cpu, 50), context()))
-    cpu.set(EngineState.READY)
-    assert (await finding).route.device is Device.CPU
-
-
 @pytest.mark.parametrize("state", [EngineState.UNLOADED, EngineState.STARTING, EngineState.BACKING_OFF])
 async def test_no_more_requests_wait_for_an_engine_than_the_queue_has_places(state):
     engine = Engine(state, served=state is EngineState.BACKING_OFF)
@@ -297,18 +263,6 @@ async def test_a_dry_run_decides_as_after_the_load_that_would_be_waited_for_and_
     assert cpu.woken == 0
 
 
-async def test_a_dry_run_with_no_time_for_the_load_is_a_refusal():
-    cpu = Engine(EngineState.UNLOADED, load_seconds=100.0)
-    explanation = explain(demand(Engine(EngineState.READY), cpu), context(5.0))
-    assert isinstance(explanation.decision.error, ModelLoading)
-    assert (explanation.route, explanation.decision.wait_until, cpu.woken) == (None, None, 0)
-
-
-async def test_the_explanation_is_the_decision():
-    wanted = demand(Engine(EngineState.READY), Engine(EngineState.READY))
-    assert explain(wanted, context()).route == (await select_placement(wanted, context())).route
-
-
 # An engine that served, died and is started again: in 0.5 s, to be loaded in 1 s
 
 
@@ -329,23 +283,6 @@ async def test_a_request_that_comes_while_the_engine_is_started_again_waits_for_
     assert (place.route.device, place.route.reason) == (Device.CPU, "preferred")
     assert place.loading_s > 0
     assert wanted.placements[0].admission.outstanding == 0
-
-
-async def test_a_required_device_that_is_started_again_is_waited_for_too():
-    engine, _ = restarting()
-    wanted = demand(engine, Engine(EngineState.READY), 50, require=Device.NPU)
-    (finding,) = await begun(select_placement(wanted, context()))
-    engine.set(EngineState.READY)
-    assert (await finding).route.device is Device.NPU
-    engine.set(EngineState.QUARANTINED)
-    with pytest.raises(DeviceUnavailable):
-        await select_placement(wanted, context())
-
-
-async def test_a_placement_that_is_up_is_not_passed_over_for_one_that_is_started_again():
-    engine, _ = restarting()
-    place = await select_placement(demand(engine, Engine(EngineState.READY), 50), context())
-    assert (place.route.device, place.route.reason) == (Device.CPU, "device_unavailable")
 
 
 async def test_a_restart_that_is_likely_to_outlast_the_deadline_is_refused_at_once_with_its_end():
@@ -371,28 +308,3 @@ async def test_a_restart_that_takes_longer_than_expected_ends_the_wait_at_the_de
     with pytest.raises(ModelLoading):
         await select_placement(wanted, context(restart_wait_s=0.05))
     assert wanted.placements[0].admission.outstanding == 0
-
-
-async def test_one_who_leaves_gives_its_place_in_the_queue_back():
-    _, wanted = restarting()
-    (finding,) = await begun(select_placement(wanted, context()))
-    finding.cancel()
-    await asyncio.gather(finding, return_exceptions=True)
-    assert wanted.placements[0].admission.outstanding == 0
-
-
-async def test_an_engine_that_is_quarantined_instead_ends_the_wait():
-    engine, wanted = restarting()
-    (finding,) = await begun(select_placement(wanted, context()))
-    engine.set(EngineState.QUARANTINED)
-    with pytest.raises(EngineUnavailable):
-        await finding
-
-
-async def test_the_explanation_of_a_wait_is_the_route_after_it():
-    engine, wanted = restarting()
-    explanation = explain(wanted, context())
-    (finding,) = await begun(select_placement(wanted, context()))
-    engine.set(EngineState.READY)
-    assert explanation.decision.wait_until is not None
-    assert explanation.route == (await finding).route
