@@ -1,25 +1,31 @@
-"""`npu-client`, as a user calls it."""
+"""`npu-client`, as a user calls it: commands, keys, addresses and settings."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+from aiohttp import web
 
 from backend_client.cli.main import main
-from tests.faults.scripted_node import ANSWER, EMBEDDER, ScriptedNode, vectors_for
+from tests.faults.scripted_node import ANSWER, EMBEDDER, ScriptedNode, error_response, vectors_for
 from tests.faults.served import served_in_thread
+
+DEAD = "http://127.0.0.1:1"
+KEY = "right-key"
 
 
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch):
-    monkeypatch.delenv("NPU_CLIENT_CONFIG", raising=False)
+    for name in [name for name in os.environ if name.startswith("NPU_CLIENT_")]:
+        monkeypatch.delenv(name)
 
 
 @pytest.fixture
-def scripted_node(monkeypatch):
+def scripted_node(monkeypatch, _no_settings_from_outside):
     node = ScriptedNode()
     with served_in_thread(node) as url:
         monkeypatch.setenv("NPU_CLIENT_NODES", url)
@@ -38,14 +44,11 @@ def test_health_is_a_table_of_nodes_and_models(node, capsys):
     assert first.split()[:4] == [node, "ready", EMBEDDER, "ready"]
     assert "space-a" in first
     assert second.split()[1] == "ready"
-
-
-def test_health_as_json_and_of_a_dead_node(node, capsys):
-    assert main(["--node", node, "--node", "http://127.0.0.1:1", "health", "--json"]) == 0
+    assert main(["--node", node.removeprefix("http://"), "--node", DEAD, "health", "--json"]) == 0
     alive, dead = json.loads(capsys.readouterr().out)
-    assert (alive["usable"], alive["models"][0]["id"]) == (True, EMBEDDER)
+    assert (alive["url"], alive["usable"], alive["models"][0]["id"]) == (node, True, EMBEDDER)
     assert (dead["usable"], dead["status"]) == (False, "unreachable")
-    assert main(["--node", "http://127.0.0.1:1", "health"]) == 1
+    assert main(["--node", DEAD, "health"]) == 1
     assert "cannot connect" in capsys.readouterr().out
 
 
@@ -59,14 +62,18 @@ def test_health_is_watched_until_interrupted(scripted_node):
         while (look := next(looks)) == "ready":
             pass
         watching.send_signal(signal.SIGINT)
-        _, told = watching.communicate(timeout=30)
-    assert (look, told, watching.returncode) == ("draining", "npu-client: interrupted\n", 130)
+        _, printed = watching.communicate(timeout=30)
+    assert (look, printed, watching.returncode) == ("draining", "npu-client: interrupted\n", 130)
 
 
-def test_bench_of_answers_and_of_a_dead_node(node, capsys):
-    assert main(["bench", "--what", "generate", "--calls", "6", "--concurrency", "2"]) == 0
-    assert f"6 by {node}" in capsys.readouterr().out
-    assert main(["--node", "http://127.0.0.1:1", "bench", "--calls", "3"]) == 1
+@pytest.mark.parametrize("what", ["embed", "generate"])
+def test_bench_prints_rates_and_who_served(node, capsys, what):
+    assert main(["bench", "--what", what, "--calls", "6", "--concurrency", "2"]) == 0
+    head, figures, by = capsys.readouterr().out.splitlines()
+    assert head.split()[:2] == ["CALLS", "FAILED"]
+    assert figures.split()[:2] == ["6", "0"]
+    assert by == f"6 by {node}"
+    assert main(["--node", DEAD, "bench", "--calls", "3"]) == 1
     out, err = capsys.readouterr()
     assert (out, err.partition(": http")[0]) == ("", "npu-client: there is no node to measure")
 
@@ -87,16 +94,70 @@ def test_generate_prints_the_answer_and_who_gave_it(node, capsys):
 
 
 def test_a_failure_is_one_line_and_status_1(capsys):
-    assert main(["--node", "http://127.0.0.1:1", "embed", "text"]) == 1
-    assert capsys.readouterr().err.startswith("npu-client: no node can serve it: http://127.0.0.1:1 cannot connect")
+    assert main(["--node", DEAD, "embed", "text"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"npu-client: no node can serve it: {DEAD} cannot connect")
 
 
-def test_wrong_settings_are_named_and_not_quoted(capsys, monkeypatch, tmp_path):
-    monkeypatch.setenv("NPU_CLIENT_NODES", "ftp://user:hunter2@host")
+def test_no_command_shows_the_help(capsys):
+    assert main([]) == 0
+    assert "commands:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("key", "health"), [(None, "needs a key: set NPU_CLIENT_API_KEY"), ("wrong", "check NPU_CLIENT_API_KEY")]
+)
+def test_a_missing_key_and_a_wrong_one_are_told_apart(monkeypatch, capsys, key, health):
+    async def unless_keyed(request):
+        if request.headers.get("Authorization") == f"Bearer {KEY}":
+            return None
+        if request.path == "/health":
+            return web.json_response({"status": "ready", "version": "1"})
+        return error_response(401, "invalid_api_key")
+
+    keyed = ScriptedNode()
+    keyed.respond = keyed.health_respond = unless_keyed
+    if key is not None:
+        monkeypatch.setenv("NPU_CLIENT_API_KEY", key)
+    with served_in_thread(keyed) as url:
+        main(["--node", url, "health"])
+        assert health in capsys.readouterr().out
+        assert main(["--node", url, "embed", "a"]) == 1
+        assert "is missing or wrong; check NPU_CLIENT_API_KEY" in capsys.readouterr().err
+
+
+def test_settings_may_stand_before_the_command_and_behind_it(tmp_path, capsys):
+    with served_in_thread(ScriptedNode()) as first, served_in_thread(ScriptedNode()) as second:
+        assert main(["--node", first, "health", "--node", second, "--local-only"]) == 0
+        assert first in (out := capsys.readouterr().out)
+        assert second in out
+        (tmp_path / "client.toml").write_text(f'nodes = ["{second}"]\n')
+        assert main(["embed", "--config", str(tmp_path / "client.toml"), "a"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "does not exist"),
+        (b"nodes = []\nx = = 3\n", "not valid TOML: Invalid value (at line 2, column 5)"),
+        (b"nodes = '\xff'", "cannot be read: it is not UTF-8"),
+    ],
+)
+def test_a_broken_settings_file_is_named(tmp_path, capsys, content, message):
+    file = tmp_path / "client.toml"
+    if content is not None:
+        file.write_bytes(content)
+    assert main(["--config", str(file), "health"]) == 1
+    assert f"{file}" in (err := capsys.readouterr().err)
+    assert message in err
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("NPU_CLIENT_NODES", "ftp://user:hunter2@host"), ("NPU_CLIENT_SPACES", "{hunter2")]
+)
+def test_wrong_settings_are_named_and_not_quoted(capsys, monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
     assert main(["health"]) == 1
-    printed = capsys.readouterr().err
-    assert "nodes" in printed
-    assert "hunter2" not in printed
-    for path, problem in ((tmp_path / "none.toml", "does not exist"), (tmp_path, "is not a file")):
-        assert main(["--config", str(path), "health"]) == 1
-        assert f"{path} {problem}" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert name.removeprefix("NPU_CLIENT_").lower() in err.lower()
+    assert "hunter2" not in err

@@ -126,6 +126,7 @@ def test_mistakes_are_named(source, tmp_path, capsys):
         (["--in", str(tmp_path / "none"), "--out", str(tmp_path / "o.npy")], "does not exist"),
         (["--in", str(tmp_path), "--out", str(tmp_path / "o.npy")], "is a directory"),
         (["--in", str(source), "--out", str(tmp_path / "o.csv")], "one of .npy"),
+        (["--in", str(source), "--out", str(tmp_path / "missing" / "o.npy")], "of the output does not exist"),
         (["--in", str(source)], "together"),
     ]:
         assert main(["embed", *arguments]) == 1
@@ -137,15 +138,6 @@ def test_each_line_of_a_text_file_is_a_row_empty_ones_too(tmp_path):
     (tmp_path / "in.txt").write_bytes("a\r\n\nä".encode())
     assert main(["embed", "--in", str(tmp_path / "in.txt"), "--out", str(tmp_path / "out.npy")]) == 0
     np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), vectors_for(["a", "", "ä"]))
-
-
-@pytest.mark.usefixtures("node")
-def test_bench_prints_rates_and_who_served(capsys):
-    assert main(["bench", "--calls", "20", "--concurrency", "4"]) == 0
-    head, figures, by = capsys.readouterr().out.splitlines()
-    assert head.split()[:2] == ["CALLS", "FAILED"]
-    assert figures.split()[:2] == ["20", "0"]
-    assert by.startswith("20 by http://127.0.0.1")
 
 
 async def test_embed_stream_keeps_the_order_and_little_in_memory(pair):

@@ -1,8 +1,6 @@
-"""The engine: counts vowels. A text "wait" is never done with, and one that says "die" ends the process."""
+"""The engine: counts vowels. A text "wait" is never done with."""
 
 import json
-import os
-import signal
 import time
 from pathlib import Path
 
@@ -49,8 +47,6 @@ class CountingRunner:
             del self._jobs[late]
             emit(Failed(late, "deadline_exceeded", "the deadline passed while the texts were counted"))
         for job in list(self._jobs.values()):
-            if "die" in job.texts:
-                os.kill(os.getpid(), signal.SIGABRT)
             if "wait" not in job.texts:
                 del self._jobs[job.id]
                 emit(self._count(job))
