@@ -9,7 +9,7 @@ from aiohttp import web
 from worker_node.http import dashboard, explain, health, metrics, models, ollama, openapi, pages
 from worker_node.http.access import API_KEYS, ApiKeys, OriginPolicy
 from worker_node.http.connection import admit_connection
-from worker_node.http.dashboard import EventLog, Histories
+from worker_node.http.dashboard import EventLog, histories
 from worker_node.http.errors import OPENAI_PREFIX, OVMS_PREFIX
 from worker_node.http.middleware import (
     begin_reply,
@@ -51,7 +51,7 @@ def make_app(node: Node) -> web.Application:
 
     # Before the connections are closed: a reply with the progress of a pull ends with it.
     app.on_shutdown.append(close_manager)
-    app[dashboard.HISTORIES] = Histories()
+    app[dashboard.HISTORIES] = histories()
     app[dashboard.EVENTS] = EventLog()
     app.cleanup_ctx.append(dashboard.keep_history)
     node.telemetry.registry.register(metrics.NodeCollector(node))

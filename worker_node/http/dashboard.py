@@ -120,9 +120,9 @@ def usage(pids: Iterable[int]) -> tuple[float, int] | None:
 
 
 PERIOD_S = 1.0
-SAMPLES = 120
-# Longer looks back, by the name that the page asks for: seconds of a sample, and how many are kept.
-RANGES = {"15m": (5.0, 180), "24h": (300.0, 288)}
+_RECENT = "2m"
+# By the name that the page asks for: seconds of a sample, and how many are kept.
+RANGES = {_RECENT: (PERIOD_S, 120), "15m": (5.0, 180), "24h": (300.0, 288)}
 # Fields of the samples: rates of counters, and gauges.
 _RATES = ("requests", "prompt_tokens", "output_tokens", "texts", "npu", "errors", "cpu")
 SERIES = ("seconds", *_RATES, "embedding_ms", "in_flight", "queued", "memory")
@@ -139,14 +139,17 @@ class History:
     `gauges` at its end. None: unknown.
     """
 
-    def __init__(self, samples: int = SAMPLES, period_s: float = PERIOD_S) -> None:
+    def __init__(self, samples: int, period_s: float) -> None:
         self.period_s = period_s
         self._samples: deque[Numbers] = deque(maxlen=samples)
         self._last: tuple[float, Numbers] | None = None
 
     def add(self, counters: Numbers, gauges: Numbers, now: float) -> None:
-        """Take a reading; from the second one on each makes a sample."""
-        if self._last is not None and now > self._last[0]:
+        """Take a reading if one falls due; from the second one on each makes a sample."""
+        # Half a reading early is not too early.
+        if self._last is not None and now - self._last[0] < self.period_s - PERIOD_S / 2:
+            return
+        if self._last is not None:
             then, before = self._last
             rates = {name: _rate(before[name], count, now - then) for name, count in counters.items()}
             embeddings, busy_s, npu = rates.pop("embeddings"), rates.pop("embedding_s"), rates["npu"]
@@ -154,10 +157,6 @@ class History:
             rates["embedding_ms"] = busy_s / embeddings * 1e3 if embeddings and busy_s is not None else None
             self._samples.append({"seconds": now - then, **rates, **gauges})
         self._last = (now, counters)
-
-    def is_due(self, now: float) -> bool:
-        """Whether a reading at that time makes the next sample; half a reading early is not too early."""
-        return self._last is None or now - self._last[0] >= self.period_s - PERIOD_S / 2
 
     @property
     def requests(self) -> int:
@@ -179,19 +178,12 @@ def _rate(before: float | None, after: float | None, seconds: float) -> float | 
     return (after - before) / seconds
 
 
-class Histories:
-    """The history of two minutes, and the longer ones by name."""
+Histories = dict[str, History]
 
-    def __init__(self) -> None:
-        self.recent = History()
-        self.longer = {name: History(samples, period_s) for name, (period_s, samples) in RANGES.items()}
 
-    def add(self, counters: Numbers, gauges: Numbers, now: float) -> None:
-        """Take a reading of this second; each ring keeps those that fall due."""
-        self.recent.add(counters, gauges, now)
-        for history in self.longer.values():
-            if history.is_due(now):
-                history.add(counters, gauges, now)
+def histories() -> Histories:
+    """The history of two minutes, which the state holds, and the longer ones, by name."""
+    return {name: History(samples, period_s) for name, (period_s, samples) in RANGES.items()}
 
 
 def read(node: Node) -> tuple[Numbers, Numbers]:
@@ -248,7 +240,9 @@ def total(counter: Collector) -> float:
 async def keep(node: Node, histories: Histories, events: EventLog) -> None:
     """Take a reading every second, and record what changed, until cancelled."""
     while True:
-        histories.add(*read(node), time.monotonic())
+        counters, gauges = read(node)
+        for history in histories.values():
+            history.add(counters, gauges, time.monotonic())
         events.observe(engines_of(node))
         await asyncio.sleep(PERIOD_S)
 
@@ -315,7 +309,7 @@ def _routes(node: Node) -> list[dict[str, Any]]:
     return sorted(routes, key=lambda route: -route["count"])
 
 
-HISTORIES = web.AppKey("histories", Histories)
+HISTORIES = web.AppKey("histories", dict[str, History])
 EVENTS = web.AppKey("events", EventLog)
 PAGE = web.AppKey("the dashboard's page", bytes)
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
@@ -341,12 +335,12 @@ async def keep_history(app: web.Application) -> AsyncIterator[None]:
 
 async def _state(request: web.Request) -> web.Response:
     app = request.app
-    return json_response(node_state(app[NODE], app[HISTORIES].recent, app[EVENTS]), headers=_HEADERS)
+    return json_response(node_state(app[NODE], app[HISTORIES][_RECENT], app[EVENTS]), headers=_HEADERS)
 
 
 async def _history(request: web.Request) -> web.Response:
     name = request.query.get("range", "15m")
-    history = request.app[HISTORIES].longer.get(name)
+    history = request.app[HISTORIES].get(name)
     if history is None:
         raise BadRequest("range: 15m or 24h", param="range")
     return json_response({"period_s": history.period_s, **history.series()}, headers=_HEADERS)

@@ -154,23 +154,17 @@ class NodeCollector(Collector):
 
     def _states(self) -> Iterable[Metric]:
         node = self._node
-        info = GaugeMetricFamily("npu_node_info", "The node's version; always 1", labels=("version", "openvino"))
-        info.add_metric((__version__, node.probe.openvino or ""), 1)
-        yield info
+        yield _gauge("info", "The node's version; always 1", 1, version=__version__, openvino=node.probe.openvino or "")
         status = GaugeMetricFamily("npu_node_status", "1 for the status in /health", labels=("status",))
         now = node_status(node)
         for name in STATUSES:
             status.add_metric((name,), float(name == now))
         yield status
-        in_flight = GaugeMetricFamily("npu_node_requests_in_flight", "Inference requests under way")
-        in_flight.add_metric((), node.state.in_flight)
-        yield in_flight
+        yield _gauge("requests_in_flight", "Inference requests under way", node.state.in_flight)
 
     def _npu(self) -> Iterable[Metric]:
         node = self._node
-        emulated = GaugeMetricFamily("npu_node_npu_emulated", "1 if what is called the NPU here runs on the CPU")
-        emulated.add_metric((), float(node.npu.emulated))
-        yield emulated
+        yield _gauge("npu_emulated", "1 if what is called the NPU here runs on the CPU", node.npu.emulated)
         device = GaugeMetricFamily(
             "npu_node_device_available",
             "1 for a device that OpenVINO finds",
@@ -182,17 +176,20 @@ class NodeCollector(Collector):
         yield device
         counters = node.npu.read()
         # A label of the sample itself, so that no graph of it can lose it.
-        label, value = ("emulated",), (str(node.npu.emulated).lower(),)
+        emulated = str(node.npu.emulated).lower()
         if counters.busy_time_us.value is not None:
             text = "NPU busy time by all of its users"
-            busy = CounterMetricFamily("npu_node_npu_device_busy_seconds", text, labels=label)
-            busy.add_metric(value, counters.busy_time_us.value / 1e6)
+            busy = CounterMetricFamily("npu_node_npu_device_busy_seconds", text, labels=("emulated",))
+            busy.add_metric((emulated,), counters.busy_time_us.value / 1e6)
             yield busy
         if counters.memory_bytes.value is not None:
-            memory = GaugeMetricFamily("npu_node_npu_memory_bytes", "NPU memory in use", labels=label)
-            memory.add_metric(value, counters.memory_bytes.value)
-            yield memory
+            yield _gauge("npu_memory_bytes", "NPU memory in use", counters.memory_bytes.value, emulated=emulated)
         if counters.frequency_mhz.value is not None:
-            frequency = GaugeMetricFamily("npu_node_npu_frequency_hertz", "Clock of the NPU now", labels=label)
-            frequency.add_metric(value, counters.frequency_mhz.value * 1e6)
-            yield frequency
+            hertz = counters.frequency_mhz.value * 1e6
+            yield _gauge("npu_frequency_hertz", "Clock of the NPU now", hertz, emulated=emulated)
+
+
+def _gauge(name: str, text: str, value: float, **labels: str) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(f"npu_node_{name}", text, labels=tuple(labels))
+    family.add_metric(tuple(labels.values()), float(value))
+    return family

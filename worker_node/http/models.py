@@ -196,14 +196,12 @@ def describe_installed(manager: ModelManager, model: InstalledModel) -> dict[str
         "aliases": sorted(entry.aliases) if entry is not None and entry.id == model.id else [],
         "state": "installed",
         "loaded": False,
-        "reason": None,
-        "ready_in_s": None,
         "memory": {"bytes": None, "estimate": None},
         "devices": [],
         "pinned": False,
         "in_use": False,
-        "expires_in_s": None,
         "capabilities": _capabilities(model),
+        **dict.fromkeys(("reason", "ready_in_s", "expires_in_s")),
     }
 
 

@@ -105,9 +105,7 @@ class InvalidSettings(ConfigurationError):
         self.problems = tuple(problems)
 
 
-def _explain(
-    error: ValidationError, document: Mapping[str, Any], source_of: Callable[[str], str]
-) -> list[SettingProblem]:
+def _explain(error: ValidationError, source_of: Callable[[str], str]) -> list[SettingProblem]:
     """Every problem of a failed validation of NodeSettings; `source_of` names what gave a setting of the node."""
     details = error.errors(include_input=False, include_url=False)
     paths = [detail["loc"] for detail in details]
@@ -117,19 +115,10 @@ def _explain(
         SettingProblem(
             source_of(str(detail["loc"][0]) if detail["loc"] else ""),
             _key(detail["loc"]),
-            _message(detail, document),
+            _message(detail),
         )
         for detail in details
     ]
-
-
-def _value(document: Any, path: Sequence[str | int]) -> Any:
-    for element in path:
-        try:
-            document = document[element]
-        except (LookupError, TypeError):
-            return None
-    return document
 
 
 def _has_below(path: Sequence[str | int], paths: Sequence[Sequence[str | int]]) -> bool:
@@ -141,13 +130,11 @@ def _key(path: Sequence[str | int]) -> str:
     return "".join(f"[{element}]" if isinstance(element, int) else f".{element}" for element in path).lstrip(".")
 
 
-def _message(detail: ErrorDetails, document: Mapping[str, Any]) -> str:
+def _message(detail: ErrorDetails) -> str:
     path = detail["loc"]
     if detail["type"] == "tuple_type":
         name = ".".join(element for element in path if isinstance(element, str))
-        if name in _TABLES and isinstance(_value(document, path), dict):
-            return f"must be a list of tables: write [[{name}]], with two brackets, instead of [{name}]"
-        return "must be a list"
+        return f"must be a list of tables: write [[{name}]], with two brackets" if name in _TABLES else "must be a list"
     if detail["type"] != "extra_forbidden":
         return detail["msg"].removeprefix("Value error, ")
     names: Mapping[tuple[str, ...], Sequence[str]] = {
@@ -297,7 +284,7 @@ def parse_settings(text: str, file: str | None = None, flags: Mapping[str, Any] 
                 return "--" + setting.replace("_", "-")
             return variables.get(setting, file or "settings")
 
-        problems += _explain(error, document, source_of)
+        problems += _explain(error, source_of)
     if problems:
         raise InvalidSettings(problems)
     settings.note_file(given=bool(document))

@@ -40,22 +40,6 @@ async def test_a_life_is_told_in_order(address):
             assert await hear(sock) == ["STOPPING=1"]
 
 
-async def test_the_watchdog_hears_that_the_loop_turns_and_how_the_node_is(address):
-    statuses = iter(["starting", "starting", "ready", *["draining"] * 1000])
-    with manager_at(address) as sock:
-        async with ServiceManager(address, watchdog_s=0.02).attended(lambda: next(statuses)):
-            assert await hear(sock) == ["READY=1", "STATUS=starting"]
-            assert await hear(sock) == ["WATCHDOG=1", "STATUS=starting"]
-            assert await hear(sock) == ["WATCHDOG=1", "STATUS=ready"]
-            assert await hear(sock) == ["WATCHDOG=1", "STATUS=draining"]
-
-
-async def test_without_a_manager_nothing_is_told():
-    manager = ServiceManager.from_environment({})
-    async with manager.attended(lambda: "ready"):
-        manager.stopping()
-
-
 async def test_a_manager_that_is_gone_is_logged_once_and_does_no_harm(tmp_path, caplog):
     manager = ServiceManager(str(tmp_path / "nobody"))
     with caplog.at_level(logging.WARNING):

@@ -29,20 +29,6 @@ def test_a_bar_takes_one_line_of_any_width(width):
     assert "92.0 MB of 92.9 MB" in lines[0]
 
 
-def test_it_never_shows_more_than_all():
-    (line,) = shown(100, ("stage", "downloading", 92_871_040), ("update", 185_000_000))
-    assert "92.9 MB of 92.9 MB" in line
-
-
-def test_a_stage_after_the_download_has_its_name_and_no_bytes():
-    (line,) = shown(
-        100, ("stage", "downloading", 1000), ("update", 1000), ("stage", "unpacking and verifying"), ("update", 5)
-    )
-    assert "unpacking and verifying" in line
-    assert "MB" not in line
-    assert "?" not in line
-
-
 def test_output_that_is_no_terminal_gets_a_line_for_each_stage(capsys):
     with progress_display("mine") as progress:
         progress.stage("downloading", 92_871_040)

@@ -127,27 +127,11 @@ def test_a_model_that_is_missing_is_pulled_first(capsys):
     assert "downloading x" in capsys.readouterr().err
 
 
-def test_the_speed_is_told_only_when_asked_for(capsys):
-    chat_with(ScriptedNode(["a"]))[0].answer("x")
-    assert capsys.readouterr().err == ""
-    chat_with(ScriptedNode(["a"]), verbose=True)[0].answer("x")
-    assert "[NPU: 7 + 2 tokens, 2.0 tokens/s]" in capsys.readouterr().err
-
-
 def test_an_embedding_model_answers_with_a_vector():
     chat, shown = chat_with(ScriptedNode(capabilities=["embedding"]))
     chat.prepare()
     assert chat.answer("a cat")
     assert shown == ["[0.5, -0.5]\n"]
-
-
-@pytest.mark.parametrize(
-    "arguments", [[], ["--job", "title"], ["--input", "x"], ["m", "--job", "title", "--input", "x"]]
-)
-def test_wrong_usage_of_run_is_status_2(arguments, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(["run", *arguments])
-    assert caught.value.code == 2
 
 
 @pytest.mark.parametrize("command", ["job", "run"])

@@ -156,8 +156,3 @@ async def test_cors_origins_may_send_and_read(monkeypatch):
         got, headers = await ask("Host: localhost", "Origin: https://evil.example")
         assert got == 403
         assert "access-control-allow-origin" not in headers
-
-
-def test_lists_may_be_given_by_comma(monkeypatch):
-    monkeypatch.setenv("NPU_NODE_ALLOWED_HOSTS", "a.example, b.example")
-    assert NodeSettings().allowed_hosts == ("a.example", "b.example")

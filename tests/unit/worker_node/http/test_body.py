@@ -3,40 +3,16 @@
 import asyncio
 import io
 import json
-import time
-from types import SimpleNamespace
 
 import pytest
 from pydantic import ValidationError
 
 from tests.support.application import application
 from worker_node.core.errors import PayloadTooLarge
-from worker_node.http import body
-from worker_node.http.body import MAX_VALUES, _most_bytes, check_structure, explain, values
+from worker_node.http.body import MAX_VALUES, check_structure, explain
 from worker_node.settings import NodeSettings
 from worker_node.tasks.generate.http.openai import ChatBody, CompletionsBody
 from worker_node.tasks.generate.http.responses_body import ResponsesBody
-
-
-def node(*images, **settings):
-    models = [SimpleNamespace(images=each) for each in images] + [SimpleNamespace()]
-    return SimpleNamespace(settings=NodeSettings(**settings), manager=SimpleNamespace(models=models))
-
-
-@pytest.mark.parametrize(
-    ("node", "images", "limit"),
-    [
-        (node(), True, 8 * 2**20),
-        (node(None), True, 8 * 2**20),
-        (node(None, "rules"), True, 32 * 2**20),
-        (node(None, "rules"), False, 8 * 2**20),
-        (node("rules", max_image_body_bytes=10, max_body_bytes=20), True, 20),
-    ],
-    ids=["no model", "a model without vision", "a model with vision", "another request", "the larger of both"],
-)
-def test_bodies_may_be_larger_where_images_are_read(node, images, limit):
-    assert _most_bytes(node, images=images) == limit
-
 
 MANY = 2 * MAX_VALUES
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
@@ -89,11 +65,6 @@ async def test_a_body_of_too_many_values_is_a_413(hostile, name):
 def test_what_clients_send_is_not_too_much(name, separators):
     check_structure(json.dumps(HONEST[name], separators=separators).encode())
     check_structure(json.dumps(HONEST[name], separators=separators, ensure_ascii=False).encode())
-
-
-@pytest.mark.parametrize("text", [b'"' * 1_000_001, b"\\" * 1_000_001, b'{"a":"' + b"," * 100_000, b"\xff," * 100_000])
-def test_what_is_no_json_is_counted_too(text):
-    assert values(text) >= 0
 
 
 @pytest.mark.parametrize("count", [MAX_VALUES - 10, MAX_VALUES + 10])
@@ -177,20 +148,6 @@ async def test_a_body_that_drips_in_ends_with_the_callers_deadline(path, content
         assert await answer(client, sent, b"a") == (504, "deadline_exceeded")
 
 
-async def test_a_timer_that_ends_just_before_the_deadline_is_the_deadline_and_no_silence_of_the_sender(monkeypatch):
-    stopped = time.monotonic()
-    monkeypatch.setattr(body, "time", SimpleNamespace(monotonic=lambda: stopped))
-    async with application() as (client, _):
-        sent = head("/v1/embeddings", "application/json", "X-Request-Timeout-Ms: 100")
-        assert await answer(client, sent, None) == (504, "deadline_exceeded")
-
-
-@CASES
-async def test_a_body_that_drips_in_ends_with_the_longest_time_of_a_request(path, content_type, begin):
-    async with application(settings=NodeSettings(request_timeout_s=0.3)) as (client, _):
-        assert await answer(client, head(path, content_type) + begin, b"a") == (504, "deadline_exceeded")
-
-
 @CASES
 async def test_a_body_that_falls_silent_is_a_408(path, content_type, begin):
     async with application(settings=NodeSettings(body_timeout_s=0.2)) as (client, _):
@@ -235,11 +192,3 @@ def test_only_the_problem_of_the_intended_form_is_named(model, body, param):
     assert where.startswith(param)
     assert ";" not in message
     assert "more problems" not in message
-
-
-def test_a_body_that_is_no_json_has_no_place_to_name():
-    with pytest.raises(ValidationError) as refused:
-        ChatBody.model_validate_json(b"{")
-    message, where = explain(refused.value, None)
-    assert "JSON" in message
-    assert where is None

@@ -6,13 +6,10 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 
 from worker_node.core.errors import BadRequest, DeadlineExceeded
-from worker_node.core.types import Device, Finished, FinishReason, Route, Timing, Usage
+from worker_node.core.types import Device, Finished, FinishReason, Timing, Usage
 from worker_node.http.context import busy_fields, busy_time, request_context
-from worker_node.http.ollama import ending
 from worker_node.http.request_state import STATE, RequestState
 from worker_node.settings import NodeSettings
-from worker_node.tasks.generate.http.responses import Items, _Response
-from worker_node.tasks.generate.http.responses_body import ResponsesBody
 
 
 def context(**headers):
@@ -72,13 +69,3 @@ def end(busy_us=None, *, shared=False):
 def test_the_busy_time_is_told_where_it_was_measured_and_never_called_exclusive(ends, fields):
     assert busy_fields(iter(ends)) == fields
     assert busy_time(ends) == fields.get("npu_busy_delta_us")
-
-
-@pytest.mark.parametrize("shared", [True, False])
-def test_ollamas_last_frame_and_openais_response_have_the_native_fields(shared):
-    finished = end(40, shared=shared)
-    route = Route("m", Device.NPU, "preferred", 3)
-    body = ResponsesBody.read(b'{"model": "m", "input": "x"}')
-    for last in (ending(finished, 0.0), _Response(body, route, stored=False).ended(Items(), finished)):
-        assert last["npu_busy_delta_us"] == 40
-        assert ("npu_busy_exclusive" in last) == shared

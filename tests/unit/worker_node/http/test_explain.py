@@ -16,7 +16,6 @@ from worker_node.core.types import Device
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
-from worker_node.settings import NodeSettings
 from worker_node.tasks.generate.messages import TokenDelta
 
 EMBEDDER, WRITER = "all-minilm-l6-v2", "smollm2-135m-instruct"
@@ -121,16 +120,6 @@ async def test_a_request_of_any_dialect_is_explained_and_nothing_runs(explain, p
 async def test_wrong_fields_of_the_newer_tasks_are_refused_here_as_they_would_be(explain, path, body, param):
     told = await explain(path, body)
     assert (told.status, told.body["error"]["param"]) == (400, param)
-
-
-async def test_a_strict_node_refuses_unknown_fields_of_a_form_here_too(models):
-    settings = NodeSettings(unknown_fields="reject")
-    served = [with_engine(model, NoEngine(EngineState.READY)) for model in models]
-    async with application(served, settings) as (client, _):
-        for fields, status in (({"include": "logprobs"}, 200), ({"beam": "5"}, 400)):
-            wanted = {"path": "/v1/audio/transcriptions", "body": fields}
-            async with client.post("/route/explain", json=wanted) as reply:
-                assert reply.status == status
 
 
 EMBEDDER, WRITER = "all-minilm-l6-v2", "smollm2-135m-instruct"

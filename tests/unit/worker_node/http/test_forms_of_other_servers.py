@@ -173,22 +173,6 @@ async def test_a_past_call_may_have_malformed_arguments(store, arguments):
             assert json.dumps(arguments) in prompt
 
 
-async def test_only_a_context_that_should_shift_is_listed_as_ignored(store):
-    async with writing(store) as (client, *_):
-        for shift, ignored in ((True, "shift"), (False, None), (None, None)):
-            reply, _ = await post(client, OLLAMA, shift=shift, stream=False)
-            assert reply.status == 200
-            assert reply.headers.get("X-NPU-Node-Ignored") == ignored
-
-
-async def test_a_bound_on_the_calls_of_a_servers_own_tools_is_a_hint(store):
-    async with writing(store) as (client, *_):
-        body = {"model": WRITER, "input": "Hello", "max_tool_calls": 3}
-        async with client.post("/v1/responses", json=body) as reply:
-            assert reply.status == 200
-            assert reply.headers["X-NPU-Node-Ignored"] == "max_tool_calls"
-
-
 async def test_responses_take_the_sampling_of_local_servers(store):
     async with writing(store) as (client, _, engine):
         fields = {"top_k": 3, "min_p": 0.1, "seed": 7, "repetition_penalty": 1.5, "presence_penalty": 0.5, "stop": "x"}

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.application import application, built_models
+from tests.support.application import application
 from worker_node.core.types import Device
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.http.health import node_status, status_reason
@@ -91,13 +91,3 @@ async def test_key_holders_and_callers_of_a_node_without_keys_are_told_all(keys,
     status, fields = await told(keys, headers)
     assert status == 200
     assert fields >= PRIVATE
-
-
-async def test_what_was_set_for_an_engine_is_told(store):
-    """Only that: the rest are defaults, and what the node completes itself."""
-    models = built_models(store, "smollm2-135m-instruct", prompt_lookup=True, kv_cache_precision="u8")
-    async with application(models) as (client, _):
-        for path in ("/health", "/dashboard/state"):
-            async with client.get(path) as reply:
-                [engine] = (await reply.json())["models"][0]["engines"]
-                assert engine["options"] == {"prompt_lookup": True, "kv_cache_precision": "u8"}

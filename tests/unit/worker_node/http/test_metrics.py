@@ -3,13 +3,12 @@
 import os
 from types import SimpleNamespace
 
-import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 
 from worker_node.core.types import Device
 from worker_node.engines.protocol import CanaryProof, EngineState, EngineStats, EngineStatus
-from worker_node.http.metrics import EngineMetrics, process_footprint
+from worker_node.http.metrics import EngineMetrics
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 
 LABELS = {"model": "m", "device": "NPU"}
@@ -67,20 +66,3 @@ def test_what_an_engine_holds_and_proved_is_told():
     assert value(status, "canary_passed_timestamp_seconds") == 1234.5
     assert value(status, "engine_resident_memory_bytes") > 1_000_000
     assert value(status, "engine_open_fds") >= 3
-
-
-def test_replacements_are_told_by_their_form():
-    status = EngineStatus(EngineState.READY, recycles={"idle": 3})
-    counts = {form: value(status, "engine_recycles_total", form=form) for form in ("idle", "forced")}
-    assert counts == {"idle": 3, "forced": 0}
-
-
-def test_shapes_are_told_by_their_origin():
-    status = EngineStatus(EngineState.READY, shapes={"imported": 2})
-    counts = {origin: value(status, "loaded_shapes_total", origin=origin) for origin in ("compiled", "imported")}
-    assert counts == {"compiled": 0, "imported": 2}
-
-
-@pytest.mark.parametrize("pid", [None, 2**22 + 1])
-def test_a_process_that_is_gone_has_no_footprint(pid):
-    assert process_footprint(pid) == (None, None)

@@ -1,7 +1,6 @@
 """What every request passes: the log, errors, keys that change."""
 
 import asyncio
-import itertools
 import logging
 import re
 from unittest.mock import MagicMock
@@ -83,23 +82,6 @@ def died(model="m", device="NPU"):
     error = EngineUnavailable("the text of the error is not kept")
     error.model, error.device = model, device
     return error
-
-
-def test_equal_failures_are_one_entry_that_moves_to_the_front():
-    failures = RecentFailures(clock=itertools.count(100).__next__)
-    failures.add(died(), "/inference")
-    failures.add(ModelNotFound("no such model"), "/v1/embeddings")
-    failures.add(died(), "/inference")
-    first, second = failures.latest_first()
-    assert (first.code, first.status, first.route, first.model, first.device) == (
-        "engine_unavailable",
-        503,
-        "/inference",
-        "m",
-        "NPU",
-    )
-    assert (first.count, first.first, first.last) == (2, 100, 102)
-    assert (second.code, second.model, second.device, second.count) == ("model_not_found", None, None, 1)
 
 
 def test_a_caller_who_repeats_a_mistake_hides_no_other_failure():

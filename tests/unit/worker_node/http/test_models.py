@@ -141,11 +141,6 @@ async def test_a_pull_is_a_job_that_can_be_followed(served, monkeypatch):
     await get(client, "/models/jobs/nothing", 404)
 
 
-async def test_a_node_without_settings_to_read_again_cannot_reload(served):
-    client, *_ = served
-    assert (await get(client, "/admin/reload", 501, "POST"))["error"]["code"] == "not_implemented"
-
-
 async def test_pages_of_other_sites_change_nothing(served):
     client, *_ = served
     for method, path in (("POST", f"/models/{MODEL}/load"), ("DELETE", f"/models/{MODEL}"), ("POST", "/admin/reload")):

@@ -57,17 +57,6 @@ async def test_pages_run_nothing_and_load_nothing_from_elsewhere(client, path):
     assert "unsafe" not in policy
 
 
-async def test_the_icon_is_an_icon(client):
-    async with client.get("/favicon.ico") as reply:
-        assert reply.content_type == "image/svg+xml"
-        assert (await reply.text()).startswith("<svg ")
-
-
-async def test_what_a_node_serves_still_needs_its_key(client):
-    async with client.get("/v1/models", headers=BROWSER) as reply:
-        assert reply.status == 401
-
-
 DOCUMENTED = Path(__file__).parents[3] / "data" / "documented"
 
 

@@ -50,11 +50,6 @@ def test_every_field_has_a_name():
     assert {row[0] for row in NAMES} | SET_BY_DIALECTS >= {field.name for field in dataclasses.fields(Sampling)}
 
 
-@pytest.mark.parametrize("table", [parameters.OPENAI, parameters.OLLAMA, parameters.NATIVE])
-def test_absent_and_null_are_the_nodes_default(table):
-    assert parameters.sampling(table, {}) == parameters.sampling(table, dict.fromkeys(table)) == Sampling()
-
-
 def test_the_words_for_no_limit_and_no_seed():
     assert parameters.sampling(parameters.OLLAMA, {"num_predict": -1, "seed": -1}) == Sampling()
     assert parameters.sampling(parameters.OPENAI, {"seed": -5}).seed == 2**63 - 5
@@ -221,14 +216,3 @@ def test_what_would_change_the_answer_is_refused(name, options):
     with pytest.raises(UnsupportedParameter) as refused:
         read(**options)
     assert refused.value.param == name
-
-
-def test_penalties_over_the_whole_context_are_what_there_is():
-    options = {"repeat_penalty": 1.1, "repeat_last_n": -1, "penalize_newline": True}
-    assert read(**options).sampling() == read(repeat_penalty=1.1).sampling()
-
-
-@pytest.mark.parametrize("value", [[], {}, "high"])
-def test_a_value_of_another_type_is_told(value):
-    with pytest.raises(ValidationError):
-        read(repeat_penalty=value)

@@ -10,22 +10,12 @@ import numpy as np
 import pytest
 
 from tests.support.application import application
-from tests.support.task_models import HEARER, IMAGE, MODELS, RANKER, SEER, placement, request
+from tests.support.task_models import IMAGE, MODELS, SEER, placement, request
 from tests.support.task_runner import result_of
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
 
 # What one request of `task_models.request` gives: two documents, half a second of sound, four tokens.
-COUNTERS = {
-    RANKER: {"npu_node_reranked_documents_total": 2.0},
-    HEARER: {"npu_node_audio_seconds_total": 0.5, "npu_node_audio_skipped_seconds_total": 0.0},
-    SEER: {
-        "npu_node_generation_tokens_total": 4.0,
-        "npu_node_time_to_first_token_seconds_count": 1.0,
-        "npu_node_images_total": 1.0,
-        "npu_node_image_bytes_total": len(base64.b64decode(IMAGE.partition(",")[2])),
-    },
-}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 REMOTE = "https://images.test/a.png"
 
@@ -61,23 +51,6 @@ async def get(client, path):
     async with client.get(path) as reply:
         assert reply.status == 200
         return await reply.json() if "json" in reply.content_type else await reply.text()
-
-
-async def test_the_metrics_that_rules_and_dashboards_read_count_each(client):
-    found = {}
-    for line in (await get(client, "/metrics")).splitlines():
-        if match := re.fullmatch(r'(\w+)\{(.*model="(\w+)".*)\} (\S+)', line):
-            name, labels, model, value = match.groups()
-            found.setdefault(model, {}).setdefault(name, []).append((labels, float(value)))
-    for name, counters in COUNTERS.items():
-        for counter, value in counters.items():
-            assert [count for _, count in found[name][counter]] == [value], counter
-        for counter in ("e2e_request_latency_seconds", "request_queue_time_seconds", "request_inference_time_seconds"):
-            assert [count for _, count in found[name][f"npu_node_{counter}_count"]] == [1.0], (name, counter)
-        bounds = [labels for labels, _ in found[name]["npu_node_e2e_request_latency_seconds_bucket"]]
-        assert any('le="2.5"' in labels for labels in bounds), "the objective of reranking is one of them"
-        assert [count for _, count in found[name]["npu_node_routes_total"]] == [1.0]
-    assert 'npu_node_http_requests_total{route="/v2/rerank",status="200"} 1.0' in await get(client, "/metrics")
 
 
 async def test_images_are_counted_by_source_and_outcome_and_explanations_count_none(client):

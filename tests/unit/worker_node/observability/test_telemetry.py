@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -33,18 +32,6 @@ def busy(telemetry):
     return {(sample.labels["emulated"], sample.labels["exclusive"]): sample.value for sample in samples}
 
 
-@pytest.mark.parametrize("emulated", [False, True])
-def test_an_embedding_is_counted_with_whether_its_npu_is_emulated(telemetry, emulated):
-    route = Route("m", Device.NPU, "preferred", 12, emulated)
-    timing = Timing(queue=1.0, tokenize=0.5, inference=20.0, total=25.0)
-    count_embedding(telemetry, EmbeddingReply(route, np.zeros((3, 2), np.float32), "s", Usage(12), timing, 15_000))
-    assert value(telemetry, "embedded_texts_total", **LABELS) == 3
-    assert value(telemetry, "prompt_tokens_total", **LABELS) == 12
-    assert busy(telemetry) == {(str(emulated).lower(), "unknown"): pytest.approx(0.015)}
-    assert value(telemetry, "request_inference_time_seconds_sum", **LABELS) == pytest.approx(0.020)
-    assert value(telemetry, "routes_total", **LABELS, reason="preferred") == 1
-
-
 def test_busy_time_that_others_are_known_to_share_is_kept_apart(telemetry):
     route = Route("m", Device.NPU, "preferred", 12)
     timing = Timing(queue=0.0, tokenize=0.0, inference=1.0, total=1.0)
@@ -71,17 +58,6 @@ def test_a_generation_is_counted_with_its_latencies(telemetry):
     assert busy(telemetry) == {}
 
 
-def test_padding_is_counted_against_the_texts_that_ran(telemetry):
-    route = Route("m", Device.NPU, "preferred", 12)
-    timing = Timing(queue=0.0, tokenize=0.0, inference=1.0, total=1.0)
-    reply = EmbeddingReply(route, np.zeros((3, 2), np.float32), "s", Usage(12), timing)
-    count_embedding(telemetry, replace(reply, cached="hit"))
-    count_embedding(telemetry, replace(reply, cached="partial", device_tokens=32, computed_tokens=5))
-    assert value(telemetry, "prompt_tokens_total", **LABELS) == 24
-    assert value(telemetry, "embedding_device_tokens_total", **LABELS) == 32
-    assert value(telemetry, "embedding_computed_tokens_total", **LABELS) == 5
-
-
 def test_the_metrics_of_all_tasks_are_there_before_the_first_request(telemetry):
     for api in task_apis():
         if api.metrics is not None:
@@ -102,19 +78,3 @@ async def test_a_blocked_event_loop_is_seen(telemetry):
     await asyncio.sleep(0.03)
     watcher.cancel()
     assert value(telemetry, "event_loop_lag_max_seconds") >= 0.1
-
-
-@pytest.mark.parametrize(("serving", "period_s"), [(True, 0.1), (False, 0.5)])
-async def test_the_lag_is_read_seldom_while_nothing_is_served(telemetry, monkeypatch, serving, period_s):
-    slept = []
-
-    async def sleep(seconds):
-        slept.append(seconds)
-        if len(slept) == 3:
-            raise asyncio.CancelledError
-
-    monkeypatch.setattr("worker_node.observability.metrics.asyncio.sleep", sleep)
-    with pytest.raises(asyncio.CancelledError):
-        await telemetry.watch_event_loop(lambda: serving)
-    assert slept == [period_s] * 3
-    assert value(telemetry, "event_loop_lag_seconds_count") == 2

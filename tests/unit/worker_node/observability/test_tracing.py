@@ -13,7 +13,7 @@ import pytest
 from tests.support.recorded_spans import Recorded
 from worker_node.core.errors import ConfigurationError, EngineUnavailable
 from worker_node.core.types import Device, Message, RequestContext, Route, Sampling, Usage
-from worker_node.observability.tracing import OFF, WallClock, open_tracing, set_response_status
+from worker_node.observability.tracing import open_tracing, set_response_status
 from worker_node.tasks.generate.model import GenerationRequest
 from worker_node.tasks.generate.service import trace_generation
 
@@ -82,15 +82,6 @@ def test_a_generation_is_one_trace_with_its_caller(recorded):
     assert server.attributes["http.response.status_code"] == 200
 
 
-def test_busy_time_that_others_are_known_to_share_is_told_as_such(recorded):
-    for busy_us, shared in ((12, True), (None, False)):
-        with recorded.tracing.operation("embeddings", CONTEXT, {"npu.texts": 1}) as operation:
-            operation.routed(ROUTE)
-            operation.answered(Usage(1), busy_us=busy_us, busy_shared=shared)
-        told = recorded.spans["embeddings m"].attributes
-        assert (told.get("npu.busy_time_us"), told.get("npu.busy_exclusive")) == (busy_us, False if shared else None)
-
-
 def test_an_embedding_has_the_time_that_its_engine_measured(recorded):
     with recorded.tracing.operation("embeddings", CONTEXT, {"npu.texts": 2}) as operation:
         operation.tokenized(time.monotonic())
@@ -113,16 +104,6 @@ def test_an_embedding_has_the_time_that_its_engine_measured(recorded):
     assert recorded.spans["embeddings m"].attributes["gen_ai.request.model"] == "m"
 
 
-def test_a_seed_of_zero_is_told_and_a_limit_that_was_not_given_is_not(recorded):
-    for prompt in ("continued", (Message("user", "answered"),)):
-        with trace_generation(recorded.tracing, GenerationRequest(CONTEXT, prompt, Sampling(seed=0))):
-            pass
-    assert set(recorded.spans) == {"text_completion", "chat", "tokenize"}
-    asked = recorded.spans["text_completion"].attributes
-    assert asked["gen_ai.request.seed"] == 0
-    assert not {"gen_ai.request.max_tokens", "gen_ai.request.top_k"} & set(asked)
-
-
 def test_a_failure_ends_the_open_stages_and_names_only_its_code(recorded):
     with pytest.raises(EngineUnavailable), trace_generation(recorded.tracing, ASKED) as operation:
         operation.tokenized(time.monotonic())
@@ -136,16 +117,6 @@ def test_a_failure_ends_the_open_stages_and_names_only_its_code(recorded):
     assert spans["chat m"].attributes["error.type"] == "engine_unavailable"
     assert not spans["chat m"].status.is_ok
     assert not spans["chat m"].events
-
-
-def test_a_failure_that_the_caller_renders_is_the_operations_too(recorded):
-    with trace_generation(recorded.tracing, ASKED) as operation:
-        operation.tokenized(time.monotonic())
-        operation.routed(ROUTE)
-        with pytest.raises(EngineUnavailable), operation.watch():
-            raise EngineUnavailable("gone")
-    assert recorded.spans["chat m"].attributes["error.type"] == "engine_unavailable"
-    assert "npu.abandoned" not in recorded.spans["chat m"].attributes
 
 
 def test_a_caller_who_leaves_is_no_error(recorded):
@@ -175,34 +146,6 @@ def test_a_dry_run_leaves_no_span(recorded):
     with recorded.tracing.operation("embeddings", context, {"npu.texts": 1}) as operation:
         operation.tokenized(time.monotonic())
     assert not recorded.spans
-
-
-def test_the_wall_clock_follows_when_it_is_set(monkeypatch):
-    clock = WallClock()
-    at = time.monotonic()
-    before = clock.at(at)
-    real = time.time_ns
-    monkeypatch.setattr(time, "time_ns", lambda: real() + 3_600 * 10**9)
-    clock.follow()
-    assert clock.at(at) - before == pytest.approx(3_600e9, abs=1e8)
-
-
-def use_every_stage(tracing):
-    with trace_generation(tracing, ASKED) as operation:
-        operation.tokenized(0.0)
-        operation.routed(ROUTE)
-        operation.submitted(ENGINE)
-        operation.started(0.0)
-        operation.first_token(0.0)
-        operation.ran(0.0, 1.0)
-        operation.answered(Usage(1))
-
-
-def test_without_tracing_every_stage_may_be_reported():
-    assert open_tracing(enabled=False) is OFF
-    use_every_stage(OFF)
-    with pytest.raises(EngineUnavailable), trace_generation(OFF, ASKED):
-        raise EngineUnavailable("gone")
 
 
 def test_a_node_that_does_not_trace_does_not_import_the_sdk():

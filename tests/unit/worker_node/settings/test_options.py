@@ -8,7 +8,6 @@ from typing import Annotated, ClassVar, Literal
 
 import pytest
 from annotated_types import Gt
-from pydantic import ValidationError
 
 from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import Device, ModelKind
@@ -24,7 +23,6 @@ from worker_node.settings import (
     PlacementSettings,
     parse_settings,
 )
-from worker_node.settings.model import engine_options
 from worker_node.tasks.generate.options import ContinuousOptions, GenerationOptions, StatefulOptions
 
 
@@ -119,27 +117,6 @@ def test_a_package_adds_an_engine_by_its_declaration_alone(toy):
     place = PlacementSettings(device=Device.GPU)
     plan = plan_engine(installed, wanted, place, (Device.GPU,), NodeSettings(), npu)
     assert (plan.options.runner, plan.options) == ("toy.package:Runner", toy(wheels=3))
-
-
-def test_an_option_name_means_the_same_in_every_engine(toy):
-    with pytest.raises(TypeError, match="the option wheels of OtherOptions has another type in ToyOptions"):
-
-        @declare
-        @dataclass(frozen=True, kw_only=True)
-        class OtherOptions(EngineOptions):
-            title: ClassVar[str] = "Other"
-            task: ClassVar[ModelKind] = ModelKind.GENERATION
-            devices: ClassVar[frozenset[Device]] = frozenset()
-            runner: ClassVar[str] = "other:Runner"
-
-            engine: Literal["other"] = "other"
-            wheels: Annotated[str, Option("another thing")] = ""
-
-
-def test_the_engines_of_the_union_are_told_apart_by_their_name():
-    assert engine_options(StatefulOptions, {"max_prompt_len": 64}) == StatefulOptions(max_prompt_len=64)
-    with pytest.raises(ValidationError):
-        engine_options(ContinuousOptions, {"max_num_seqs": 0})
 
 
 def test_engine_processes_do_not_load_the_validation():
