@@ -50,7 +50,7 @@ class Cat(BaseModel):
 
 class Dog(BaseModel):
     kind: Literal["dog"]
-    tricks: set[Literal["sit", "roll", "beg"]] = Field(min_length=1)
+    tricks: list[Literal["sit", "roll", "beg"]] = Field(min_length=1)
 
 
 class Owner(BaseModel):

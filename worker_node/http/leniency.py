@@ -1,8 +1,8 @@
 """Fields of another server's API that this node does not implement.
 
-One table per dialect classifies each such field: a hint, or `Unsupported` except at values that ask for nothing.
-Hints and unknown fields change no answer: they are ignored and the reply lists them, or refused where the node is set
-to that (`unknown_fields = "reject"`)."""
+One table per dialect names those that would change the answer: they are refused, except at values that ask for nothing.
+All others are ignored and the reply lists them, or refused where the node is set to that
+(`unknown_fields = "reject"`)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from worker_node.core.errors import UnsupportedParameter
 
 _SHOWN_FIELDS = 16
 _NAME_LENGTH = 64
+_MOST_LABELS = 64
 # What a token of RFC 8941 may hold, so that a name cannot break out of the header.
 _NO_TOKEN = re.compile(r"[^A-Za-z0-9_.:-]")
 
@@ -36,38 +37,12 @@ class Unsupported:
         return not value or any(value == neutral for neutral in self.neutral)
 
 
-# None is a hint: the field says how an answer is made, stored or accounted elsewhere, never what is a right answer.
-Table = Mapping[str, Unsupported | None]
-
-
-def hints(*names: str) -> dict[str, Unsupported | None]:
-    """Rows of a table: these are hints."""
-    return dict.fromkeys(names)
-
+Table = Mapping[str, Unsupported]
 
 _MIROSTAT = "this engine has no Mirostat sampling"
 
-# The `options` of Ollama's dialect that this node does not implement: the hints are on memory and threads.
+# The `options` of Ollama's dialect that would change an answer and are not implemented here.
 OPTIONS: Table = {
-    **hints(
-        "draft_num_predict",
-        "embedding_only",
-        "f16_kv",
-        "logits_all",
-        "low_vram",
-        "main_gpu",
-        "num_batch",
-        "num_gpu",
-        "num_gqa",
-        "num_keep",
-        "num_thread",
-        "numa",
-        "rope_frequency_base",
-        "rope_frequency_scale",
-        "use_mlock",
-        "use_mmap",
-        "vocab_only",
-    ),
     "mirostat": Unsupported(_MIROSTAT),
     "mirostat_eta": Unsupported(_MIROSTAT),
     "mirostat_tau": Unsupported(_MIROSTAT),
@@ -75,47 +50,6 @@ OPTIONS: Table = {
     "tfs_z": Unsupported("this engine has no tail-free sampling", (1,)),
     "typical_p": Unsupported("this engine has no typical sampling", (1,)),
 }
-
-
-# Fields of OpenAI's dialect that have no effect here, in requests of any task: they change where or for whom a request
-# is accounted, stored or routed, never what the answer is. Sources: the API references of OpenAI, vLLM, llama.cpp's
-# server and OpenRouter.
-ACCOUNTING = hints(
-    "cache_control",
-    "metadata",
-    "moderation",
-    "prompt_cache_key",
-    "prompt_cache_options",
-    "prompt_cache_retention",
-    "safety_identifier",
-    "service_tier",
-    "user",
-    # OpenRouter's
-    "models",
-    "provider",
-    "route",
-    "session_id",
-    "trace",
-    "transforms",
-    "usage",
-    # vLLM's
-    "cache_salt",
-    "kv_transfer_params",
-    "mm_processor_kwargs",
-    "request_id",
-    "vllm_xargs",
-    # llama.cpp's
-    "cache_prompt",
-    "id_slot",
-    "n_cache_reuse",
-    "n_keep",
-    "return_progress",
-    "slot_id",
-    "sse_ping_interval",
-    "timings_per_token",
-)
-# Names that a metric may have whatever the task.
-SHARED_FIELDS = frozenset((*OPTIONS, *ACCOUNTING))
 
 
 @dataclass(slots=True)
@@ -193,7 +127,12 @@ def _judge(
         ignored.add(path)
 
 
-def labels(ignored: Ignored, known: frozenset[str]) -> set[str]:
-    """The fields as metric labels: `known` ones by their own name, all others as `other`, so there are few."""
-    lasts = (path.rpartition(".")[2] for path in ignored.names | ignored.limited.keys())
-    return {last if last in known else "other" for last in lasts}
+def labels(ignored: Ignored, seen: set[str]) -> set[str]:
+    """The fields as metric labels: the first `seen` names by themselves, all others as `other`, so there are few."""
+    found = set()
+    for path in ignored.names | ignored.limited.keys():
+        name = path.rpartition(".")[2]
+        if len(seen) < _MOST_LABELS:
+            seen.add(name)
+        found.add(name if name in seen else "other")
+    return found

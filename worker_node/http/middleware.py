@@ -27,7 +27,7 @@ from worker_node.http.context import SERVER
 from worker_node.http.errors import Renderer
 from worker_node.http.leniency import labels
 from worker_node.http.request_state import NODE, STATE, RequestState
-from worker_node.http.task import Handler, known_fields
+from worker_node.http.task import Handler
 from worker_node.node import Node
 from worker_node.observability.tracing import Tracing, set_response_status
 
@@ -69,8 +69,9 @@ async def describe_request(request: web.Request, response: web.StreamResponse) -
     if not state.ignored.names and not state.ignored.limited:
         return
     response.headers["X-NPU-Node-Ignored"] = state.ignored.header()
-    for label in labels(state.ignored, known_fields()):
-        state.node.telemetry.ignored_fields.labels(label).inc()
+    telemetry = state.node.telemetry
+    for label in labels(state.ignored, telemetry.ignored_names):
+        telemetry.ignored_fields.labels(label).inc()
 
 
 def log_requests(identify: Callable[[web.Request], str] = request_id) -> Middleware:

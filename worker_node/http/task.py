@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import cast
@@ -11,7 +10,6 @@ from aiohttp import web
 from pydantic import BaseModel
 
 from worker_node.http.errors import Renderer, renderer
-from worker_node.http.leniency import SHARED_FIELDS
 from worker_node.node import Node
 from worker_node.observability.metrics import Telemetry
 from worker_node.registry import load, tasks
@@ -58,7 +56,6 @@ class TaskApi:
 
     operations: tuple[ApiOperation, ...]
     errors: Mapping[str, Renderer] = field(default_factory=dict)
-    fields: frozenset[str] = frozenset()
     prepare: Callable[[web.Application, Node], None] | None = None
     metrics: Callable[[Telemetry], object] | None = None
 
@@ -68,12 +65,6 @@ def task_apis() -> Iterator[TaskApi]:
     for task in tasks().values():
         if task.api is not None:
             yield cast("TaskApi", load(task.api))
-
-
-@functools.cache
-def known_fields() -> frozenset[str]:
-    """Names of fields that a metric may have: what the dialects and the tasks name."""
-    return SHARED_FIELDS.union(*(api.fields for api in task_apis()))
 
 
 def error_form(path: str) -> Renderer:

@@ -52,8 +52,9 @@ class Telemetry:
         self.routes = counter("routes", "Requests by placement and why it was chosen", (*by_route, "reason"))
         self.errors = counter("request_errors", "Requests that failed, by error code", ("code",))
         self.ignored_fields = counter(
-            "ignored_fields", "Requests with a field that had no effect; other is any that is not known", ("field",)
+            "ignored_fields", "Requests with a field that had no effect; other is any after the first 64", ("field",)
         )
+        self.ignored_names: set[str] = set()
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens processed")
         self.npu_busy = counter(
             "npu_busy_seconds",

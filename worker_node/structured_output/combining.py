@@ -218,23 +218,6 @@ def _kinds(schema: Schema) -> set[str]:
     return {"number" if name == "integer" else name for name in types_of(schema)} if "type" in schema else _KINDS
 
 
-def distinguished_at_once(options: Iterable[Any]) -> bool:
-    """Whether the first property of each option is the same and required, and its constants distinguish the options."""
-    seen: set[str] = set()
-    tag: str | None = None
-    for option in options:
-        properties = option.get("properties") if isinstance(option, dict) else None
-        first = next(iter(properties or ()), None)
-        if properties is None or first is None or tag not in {None, first} or first not in option.get("required", ()):
-            return False
-        constants = set(map(comparable, _values(_read(properties[first], "")) or ()))
-        if not constants or not seen.isdisjoint(constants):
-            return False
-        seen |= constants
-        tag = first
-    return True
-
-
 # Merging conditions on the same value.
 
 

@@ -6,11 +6,10 @@ place of their own, then items of one schema.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from worker_node.structured_output.ebnf import Rules, branches, compact_json, json_literal
-from worker_node.structured_output.keywords import CannotEnforce, NothingAdmitted, Schema, comparable
+from worker_node.structured_output.ebnf import Rules, json_literal
+from worker_node.structured_output.keywords import CannotEnforce, NothingAdmitted, Schema
 from worker_node.structured_output.pattern import PatternRefused, pattern_term, term_to_ebnf
 from worker_node.structured_output.regular import EVERYTHING, Term, both, either, matches
 from worker_node.structured_output.scalars import string_term
@@ -133,9 +132,8 @@ def array_of(compiler: Compiler, schema: Schema, path: str) -> str:
     if least > MAX_COUNT:
         raise CannotEnforce(path, "minItems", f"{least} cannot be enforced, the bound here is {MAX_COUNT}")
     if schema.get("uniqueItems") and (most is None or most > 1):
-        body = _unique(compiler, schema, path, least, most)
-    else:
-        body = _items(compiler, schema, path, least, most)
+        raise CannotEnforce(path, "uniqueItems", "can be enforced only where maxItems is 1")
+    body = _items(compiler, schema, path, least, most)
     return compiler.rules.add("array", f'"[" ws {body} ws "]"')
 
 
@@ -163,28 +161,3 @@ def _items(compiler: Compiler, schema: Schema, path: str, least: int, most: int 
     following = rules.add("next", f'ws "," ws {item}')
     high = None if most is None else min(most - len(first), MAX_COUNT)
     return f"{places} {rules.repeated(following, max(0, least - len(first)), high)}"
-
-
-def _unique(compiler: Compiler, schema: Schema, path: str, least: int, most: int | None) -> str:
-    """Constants, each at most once, in the order in which they are declared."""
-    plain = [] if "prefixItems" in schema else compiler.alternatives(schema.get("items", True), f"{path}.items")
-    if not plain or not all("enum" in one for one in plain):
-        raise CannotEnforce(path, "uniqueItems", "can be enforced only where items are constants, or maxItems is 1")
-    constants = [value for one in plain for value in compiler.constants(one, f"{path}.items")]
-    texts = list({comparable(value): compact_json(value) for value in constants}.values())
-    total = len(texts)
-    if total < least:
-        raise NothingAdmitted(path, "there are fewer constants than the list needs")
-    # Counts beyond this make no difference.
-    enough = max(1, least) if most is None or most >= total else most
-
-    @cache
-    def rest(start: int, count: int) -> str:
-        """What may follow: some of the constants from `start` on."""
-        compiler.spend(total)
-        end = total - max(0, least - count - 1) if most is None or count < most else start
-        ways = {texts[at]: rest(at + 1, min(count + 1, enough)) for at in range(start, end)}
-        options = [f'ws "," ws ({branches(ways)})' if count else branches(ways)] if ways else []
-        return compiler.rules.add("left", " | ".join([*options, *(['""'] if count >= least else [])]))
-
-    return rest(0, 0)

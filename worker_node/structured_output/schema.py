@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from worker_node.core.errors import BadRequest, UnsupportedParameter
-from worker_node.structured_output.combining import Combiner, distinguished_at_once, types_of
+from worker_node.structured_output.combining import Combiner, types_of
 from worker_node.structured_output.containers import array_of, object_of
 from worker_node.structured_output.cost import MAX_DEPTH, MAX_GRAMMAR_CHARACTERS, Budget, check_cost, too_large
 from worker_node.structured_output.ebnf import Rules, one_constant
@@ -140,16 +140,7 @@ class Compiler:
             raise refusal or NothingAdmitted(path)
         if len(parts) == 1:
             return next(iter(parts))
-        hint = "choice" if distinguished_at_once(self._shown(option, path) for option in options) else "alt"
-        return self.rules.add(hint, " | ".join(map(self.rules.apart, parts)))
-
-    def _shown(self, option: Any, path: str) -> Any:
-        """The option, or what it refers to."""
-        for _ in range(MAX_DEPTH):
-            if not isinstance(option, dict) or not isinstance(option.get("$ref"), str):
-                break
-            option = self._references.resolve(option["$ref"], path)
-        return option
+        return self.rules.add("alt", " | ".join(map(self.rules.apart, parts)))
 
     def _plain(self, schema: Schema, path: str) -> str:
         if "enum" in schema:

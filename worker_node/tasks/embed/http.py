@@ -17,7 +17,7 @@ from worker_node.core.errors import BadRequest, UnsupportedParameter
 from worker_node.core.types import RequestContext
 from worker_node.http.body import Body, DialectBody, OneOrMany, note_ignored, read_body
 from worker_node.http.context import request_context, route_headers, timing_ms
-from worker_node.http.leniency import ACCOUNTING, Table, Unsupported, hints
+from worker_node.http.leniency import Table, Unsupported
 from worker_node.http.ollama import KeepAlive, OllamaOptions, keeping, served
 from worker_node.http.replies import OpenAIUsage, Reply
 from worker_node.http.request_state import NODE, STATE
@@ -148,8 +148,6 @@ Ids = Annotated[list[int], Field(min_length=1)]
 
 
 EMBEDDINGS: Table = {
-    **ACCOUNTING,
-    **hints("embd_normalize"),
     "add_special_tokens": Unsupported("send token ids for a text without special tokens", (True,)),
     "messages": Unsupported("send the text as input"),
 }
@@ -378,6 +376,5 @@ API = TaskApi(
             inference=True,
         ),
     ),
-    fields=frozenset(EMBEDDINGS),
     metrics=declare_embedding_metrics,
 )

@@ -11,7 +11,7 @@ from worker_node.core.errors import BadRequest, NodeError
 from worker_node.http.body import DialectBody, read_body
 from worker_node.http.context import request_context, route_headers, timing_ms
 from worker_node.http.errors import OVMS_PREFIX, describe, retry_headers
-from worker_node.http.leniency import Table, Unsupported, hints
+from worker_node.http.leniency import Table, Unsupported
 from worker_node.http.replies import Reply, json_response
 from worker_node.http.request_state import NODE
 from worker_node.http.task import ApiOperation, TaskApi
@@ -22,7 +22,6 @@ _TEXT_ONLY = "models here rank texts and give scores alone"
 
 # Sources: the API references of Cohere, Jina, vLLM and text-embeddings-inference.
 RERANK: Table = {
-    **hints("client_name", "max_chunks_per_doc", "mm_processor_kwargs", "priority", "request_id", "user"),
     "rank_fields": Unsupported(_ONE_FIELD, neutral=(["text"],)),
     "return_embeddings": Unsupported(_TEXT_ONLY),
     "truncate_prompt_tokens": Unsupported("documents are cut with max_tokens_per_doc", neutral=(-1,)),

@@ -1,4 +1,4 @@
-"""Fields of other servers' APIs: hints and unknown ones are ignored and listed, what cannot be honoured is refused.
+"""Fields of other servers' APIs: unknown ones are ignored and listed, what cannot be honoured is refused.
 
 The application, its dialects and tokenizers are real and asked over HTTP; the engine is scripted.
 """
@@ -8,7 +8,6 @@ import re
 import pytest
 
 from tests.support.writing import EMBEDDER, WRITER, writing
-from worker_node.http.leniency import Unsupported
 from worker_node.settings import NodeSettings
 from worker_node.tasks.embed.http import EMBEDDINGS
 from worker_node.tasks.generate.http import fields as openai
@@ -36,10 +35,6 @@ TABLES = {
 ROWS = [(path, name) for path, table in TABLES.items() for name in table]
 
 
-def rows(kind):
-    return [(path, name) for path, name in ROWS if isinstance(TABLES[path][name], kind)]
-
-
 async def post(client, path, **fields):
     async with client.post(path, json=BODIES[path] | fields) as reply:
         return reply, await reply.text()
@@ -49,21 +44,9 @@ def listed(reply):
     return reply.headers.get(HEADER, "").split(", ")
 
 
-async def test_hints_are_ignored_and_listed(store):
-    async with writing(store) as (client, *_):
-        for path, table in TABLES.items():
-            hints = sorted(name for name in table if table[name] is None)
-            for names in (hints[start : start + 12] for start in range(0, len(hints), 12)):
-                reply, text = await post(client, path, **{name: {"any": ["thing"]} for name in names})
-                assert reply.status == 200, text
-                assert listed(reply) == names
-                reply, text = await post(client, path, **dict.fromkeys(names))
-                assert (reply.status, HEADER in reply.headers) == (200, False), text
-
-
 async def test_what_cannot_be_honoured_is_refused_by_name_unless_it_asks_for_nothing(store):
     async with writing(store) as (client, *_):
-        for path, name in rows(Unsupported):
+        for path, name in ROWS:
             for value in (None, False, *TABLES[path][name].neutral):
                 reply, text = await post(client, path, **{name: value})
                 assert (reply.status, HEADER in reply.headers) == (200, False), (path, name, text)
@@ -75,7 +58,7 @@ async def test_what_cannot_be_honoured_is_refused_by_name_unless_it_asks_for_not
 @pytest.mark.parametrize("path", BODIES)
 async def test_unknown_fields_are_ignored_and_listed(store, path):
     async with writing(store) as (client, *_):
-        reply, text = await post(client, path, invented={"a": 1})
+        reply, text = await post(client, path, invented={"a": 1}, empty=None)
         assert reply.status == 200, text
         assert listed(reply) == ["invented"]
 
@@ -101,7 +84,7 @@ async def test_streams_list_ignored_fields_too(store):
 
 async def test_rejecting_restores_strictness_and_nothing_is_ever_ignored(store):
     async with writing(store, settings=NodeSettings(unknown_fields="reject")) as (client, *_):
-        for path, name in [*rows(type(None)), *((path, "invented") for path in BODIES)]:
+        for path, name in ((path, "invented") for path in BODIES):
             reply, text = await post(client, path, **{name: "x"})
             assert reply.status == 400, (path, name)
             assert name in text
@@ -144,6 +127,6 @@ async def test_hostile_names_cannot_break_out_of_the_header_or_the_metrics(store
             assert "and-more;fields=984" in listed(reply)
         for number in range(300):
             await post(client, "/v1/chat/completions", **{f"g{number}": 1})
-        await post(client, "/v1/chat/completions", user="x")
         samples = [s for m in node.telemetry.ignored_fields.collect() for s in m.samples]
-        assert {sample.labels["field"]: sample.value for sample in samples} == {"other": 304, "user": 1}
+        assert len(samples) == 65
+        assert {s.labels["field"]: s.value for s in samples}["other"] > 200

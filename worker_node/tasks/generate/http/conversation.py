@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
 from pydantic import BeforeValidator, Field
@@ -284,30 +283,20 @@ def tool_of(fields: FunctionFields, where: str, *, strict: bool) -> Tool:
     return Tool(fields.name, fields.description or "", schema, f"{where}.parameters", strict)
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """Which tools may be called: those of the `names`, any with None. With `forced` one is called, with `none` none."""
-
-    names: tuple[str, ...] | None = None
-    forced: bool = False
-    none: bool = False
-
-    @classmethod
-    def of(cls, choice: str | None) -> Self:
-        """The choice that is a word: none, auto or required."""
-        return cls(forced=choice == "required", none=choice == "none")
-
-
-def tool_use(tools: list[Tool], wanted: Wanted, *, single: bool) -> ToolUse | None:
-    """The tools that the model may call, and whether it must. Raises BadRequest for names of no tool."""
-    if len({tool.name for tool in tools}) != len(tools):
+def tool_use(
+    tools: Sequence[Tool], choice: str | None, names: Sequence[str] | None = None, *, single: bool
+) -> ToolUse | None:
+    """The tools that the model may call (all, or those of the `names`), and whether it must: `choice` is none, auto or
+    required. Raises BadRequest for names of no tool."""
+    known = {tool.name for tool in tools}
+    if len(known) != len(tools):
         raise BadRequest("two tools have the same name", param="tools")
-    if wanted.none:
+    if choice == "none":
         return None
-    for name in wanted.names or ():
-        if name not in {tool.name for tool in tools}:
+    for name in names or ():
+        if name not in known:
             raise BadRequest(f"tool_choice: there is no tool {name!r} among the tools", param="tool_choice")
-    if wanted.forced and not tools:
+    if choice == "required" and not tools:
         raise BadRequest("tool_choice: required, but there are no tools", param="tool_choice")
-    chosen = tuple(tool for tool in tools if wanted.names is None or tool.name in wanted.names)
-    return ToolUse(chosen, forced=wanted.forced, single=single) if chosen else None
+    chosen = tuple(tool for tool in tools if names is None or tool.name in names)
+    return ToolUse(chosen, forced=choice == "required", single=single) if chosen else None

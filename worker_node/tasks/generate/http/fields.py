@@ -14,7 +14,7 @@ from worker_node.core.errors import BadRequest
 from worker_node.core.types import AnswerSchema, GivenForm, Rendering, RequestContext, Sampling
 from worker_node.http import parameters
 from worker_node.http.body import DialectBody
-from worker_node.http.leniency import ACCOUNTING, Table, Unsupported, hints
+from worker_node.http.leniency import Table, Unsupported
 from worker_node.http.ollama import KeepAlive
 from worker_node.http.parameters import MAX_STOP_SEQUENCES, RepetitionPenalty, SamplingBody
 from worker_node.structured_output.ebnf import one_text
@@ -40,7 +40,6 @@ REFUSED: Table = {
     "guided_grammar": Unsupported(_NO_GRAMMAR),
     "grammar": Unsupported(_NO_GRAMMAR),
     "truncate_prompt_tokens": Unsupported("prompts are not cut; send the part that counts", neutral=(-1,)),
-    **hints("guided_decoding_backend", "guided_whitespace_pattern"),
 }
 
 
@@ -50,7 +49,6 @@ class StructuredOutputs(DialectBody):
     rules: ClassVar[Table] = {
         "structural_tag": Unsupported(_NO_TAGS),
         "grammar": Unsupported(_NO_GRAMMAR),
-        **hints("disable_additional_properties", "disable_any_whitespace", "disable_fallback", "whitespace_pattern"),
     }
 
     choice: Annotated[Choices, Field(max_length=_MAX_CHOICES)] | None = None
@@ -208,19 +206,6 @@ _TEMPLATE = "the model's own template cannot be replaced; send a finished prompt
 _INFILL = "text cannot be filled in before a suffix: the models here only continue a prompt"
 _PROMPT_LOGPROBS = "the engine gives no reliable probabilities of the prompt's tokens"
 
-# How a model thinks and writes: hints that a model need not follow.
-STYLE = hints(
-    "include_reasoning",
-    "reasoning",
-    "reasoning_budget",
-    "reasoning_control",
-    "reasoning_effort",
-    "reasoning_format",
-    "thinking",
-    "thinking_token_budget",
-    "verbosity",
-)
-
 _SAMPLING: Table = {
     "allowed_token_ids": Unsupported(_TOKENS),
     "bad_words": Unsupported(_TOKENS),
@@ -250,29 +235,11 @@ _SAMPLING: Table = {
     "typical_p": Unsupported(_SAMPLER, (1,)),
     "use_beam_search": Unsupported("this engine has no beam search; use n for several answers"),
     "xtc_probability": Unsupported(_SAMPLER),
-    # Without what they belong to they do nothing.
-    **hints(
-        "dry_allowed_length",
-        "dry_base",
-        "dry_penalty_last_n",
-        "dry_sequence_breakers",
-        "dynatemp_exponent",
-        "min_keep",
-        "mirostat_eta",
-        "mirostat_tau",
-        "post_sampling_probs",
-        "samplers",
-        "spaces_between_special_tokens",
-        "xtc_threshold",
-    ),
     "repeat_last_n": Unsupported("this engine's penalties count the whole answer", (-1, 64)),
 }
 
 CHAT: Table = {
-    **ACCOUNTING,
-    **STYLE,
     **_SAMPLING,
-    **hints("prediction", "store"),
     "add_special_tokens": Unsupported("the chat template writes the special tokens"),
     "audio": Unsupported("audio is not supported"),
     "chat_template": Unsupported(_TEMPLATE),
@@ -285,22 +252,14 @@ CHAT: Table = {
 }
 
 COMPLETIONS: Table = {
-    **ACCOUNTING,
-    **STYLE,
     **_SAMPLING,
-    **hints("store"),
     "add_special_tokens": Unsupported("send token ids for a prompt without special tokens", (True,)),
     "response_format": Unsupported("use /v1/chat/completions", ({"type": "text"},)),
     "suffix": Unsupported(_INFILL),
 }
 
 RESPONSES: Table = {
-    **ACCOUNTING,
-    **STYLE,
     **_SAMPLING,
-    **hints("include", "stream_options"),
-    # It bounds the calls of tools that a server runs, and there are none here.
-    **hints("max_tool_calls"),
     "background": Unsupported("a response is made while the client waits"),
     "conversation": Unsupported("none are stored here; use previous_response_id, or send the earlier turns as input"),
     "prompt": Unsupported("no prompts are stored here"),
@@ -312,10 +271,7 @@ TOKENIZE: Table = {"chat_template": Unsupported(_TEMPLATE), "tools": Unsupported
 MESSAGE: Table = {
     "audio": Unsupported("audio is not supported"),
     "function_call": Unsupported("this is the form before 2023-11; use tool_calls"),
-    **hints("annotations", "cache_breakpoint", "cache_control", "name", "reasoning", "reasoning_details"),
 }
-
-TABLES = (CHAT, COMPLETIONS, RESPONSES, MESSAGE, TOKENIZE)
 
 
 # vLLM's parameters of a conversation's rendering: the template's own variables, and where the prompt ends.

@@ -27,7 +27,7 @@ from worker_node.core.types import (
 from worker_node.http.body import DialectBody, read_body
 from worker_node.http.context import request_context
 from worker_node.http.errors import message
-from worker_node.http.leniency import Table, Unsupported, hints
+from worker_node.http.leniency import Table, Unsupported
 from worker_node.http.ollama import (
     Format,
     KeepAlive,
@@ -130,7 +130,6 @@ def _rendered(calls: list[tuple[str, str]]) -> list[dict[str, Any]]:
 # The fields of Ollama's generation routes that this node does not implement.
 
 GENERATE: Table = {
-    **hints("truncate"),
     "context": Unsupported("earlier tokens cannot be handed back; use /api/chat with the earlier messages"),
     "logprobs": Unsupported("use /v1/completions"),
     "suffix": Unsupported("text cannot be filled in before a suffix: the models here only continue a prompt"),
@@ -142,8 +141,6 @@ CHAT: Table = {
     "logprobs": Unsupported("use /v1/chat/completions"),
     "top_logprobs": Unsupported("use /v1/chat/completions"),
 }
-
-TABLES = (GENERATE, CHAT)
 
 
 class _Common(DialectBody):

@@ -41,7 +41,6 @@ from worker_node.tasks.generate.http.conversation import (
     NamedChoice,
     OfferedTool,
     ResponseFormat,
-    Wanted,
     conversation,
     schema_of,
     tool_of,
@@ -229,14 +228,14 @@ class ChatBody(SamplingFields):
             tool_of(tool.function, f"tools[{index}].function", strict=tool.function.strict is True)
             for index, tool in enumerate(self.tools or [])
         ]
-        if isinstance(self.tool_choice, NamedChoice):
-            wanted = Wanted((self.tool_choice.function.name,), forced=True)
-        elif isinstance(self.tool_choice, AllowedChoice):
-            allowed = self.tool_choice.allowed_tools
-            wanted = Wanted(tuple(tool.function.name for tool in allowed.tools), forced=allowed.mode == "required")
-        else:
-            wanted = Wanted.of(self.tool_choice)
-        return tool_use(tools, wanted, single=self.parallel_tool_calls is False)
+        single = self.parallel_tool_calls is False
+        match self.tool_choice:
+            case NamedChoice(function=function):
+                return tool_use(tools, "required", [function.name], single=single)
+            case AllowedChoice(allowed_tools=allowed):
+                return tool_use(tools, allowed.mode, [tool.function.name for tool in allowed.tools], single=single)
+            case mode:
+                return tool_use(tools, mode, single=single)
 
 
 class _Chat(_Rendered):

@@ -7,8 +7,6 @@ from aiohttp import web
 from worker_node.http.task import TaskApi
 from worker_node.node import Node
 from worker_node.tasks.generate.http import native, ollama, openai, responses, tokenize
-from worker_node.tasks.generate.http.fields import TABLES as OPENAI_TABLES
-from worker_node.tasks.generate.http.ollama import TABLES as OLLAMA_TABLES
 from worker_node.tasks.generate.http.remote_images import fetch_remote_images
 from worker_node.tasks.generate.http.response_store import ResponseStore, StoreLimits
 from worker_node.tasks.generate.metrics import declare_generation_metrics
@@ -19,7 +17,6 @@ def _prepare(app: web.Application, node: Node) -> None:
     settings = node.settings
     limits = StoreLimits(settings.stored_responses, settings.stored_response_bytes, settings.stored_response_s)
     app[responses.RESPONSES] = ResponseStore(limits)
-    app.cleanup_ctx.append(responses.forget_expired)
     fetch_remote_images(node)
 
 
@@ -27,7 +24,6 @@ API = TaskApi(
     operations=tuple(
         operation for module in (native, openai, responses, tokenize, ollama) for operation in module.OPERATIONS
     ),
-    fields=frozenset(name for table in (*OPENAI_TABLES, *OLLAMA_TABLES) for name in table) | {"top_logprobs"},
     prepare=_prepare,
     metrics=declare_generation_metrics,
 )

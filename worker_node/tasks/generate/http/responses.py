@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from secrets import token_hex
 from typing import Any, Literal
@@ -41,7 +39,6 @@ Event = tuple[str, dict[str, Any]]
 Json = dict[str, Any]
 RESPONSES = web.AppKey("responses", ResponseStore)
 _PREFIXES = {"message": "msg_", "function_call": "fc_", "function_call_output": "fco_", "reasoning": "rs_"}
-_SWEEP_S = 60.0
 _PAGE = 20
 _LARGEST_PAGE = 100
 _one_item: TypeAdapter[Item] = TypeAdapter(Item)
@@ -252,21 +249,6 @@ def _no_logprobs(kind: str) -> dict[str, Any]:
 
 
 # Stored responses: read one, its input, delete it; and what a request refers to of earlier ones.
-
-
-async def forget_expired(app: web.Application) -> AsyncIterator[None]:
-    """For `app.cleanup_ctx`: what is too old leaves the memory also while there are no requests."""
-
-    async def sweep() -> None:
-        while True:
-            await asyncio.sleep(_SWEEP_S)
-            app[RESPONSES].expire()
-
-    task = asyncio.create_task(sweep())
-    yield
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
 
 
 class Conversation:

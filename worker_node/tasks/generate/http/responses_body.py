@@ -19,7 +19,6 @@ from worker_node.tasks.generate.http.conversation import (
     ResponsesImagePart,
     ResponsesTextPart,
     ToolName,
-    Wanted,
     past_arguments,
     text_and_images,
     text_of,
@@ -28,7 +27,6 @@ from worker_node.tasks.generate.http.conversation import (
 )
 from worker_node.tasks.generate.http.fields import (
     RESPONSES,
-    STYLE,
     NumberOf,
     only_functions,
     only_text,
@@ -134,8 +132,6 @@ class Format(DialectBody):
 class TextOptions(DialectBody):
     """How the answer's text is to be."""
 
-    rules: ClassVar[Table] = STYLE
-
     format: Format | None = None
 
 
@@ -199,14 +195,14 @@ class ResponsesBody(SamplingBody):
             tool_of(tool, f"tools[{index}]", strict=tool.strict is not False)
             for index, tool in enumerate(self.tools or [])
         ]
-        if isinstance(self.tool_choice, ResponsesNamedChoice):
-            wanted = Wanted((self.tool_choice.name,), forced=True)
-        elif isinstance(self.tool_choice, ResponsesAllowedChoice):
-            names = tuple(tool.name for tool in self.tool_choice.tools)
-            wanted = Wanted(names, forced=self.tool_choice.mode == "required")
-        else:
-            wanted = Wanted.of(self.tool_choice)
-        return tool_use(tools, wanted, single=self.parallel_tool_calls is False)
+        single = self.parallel_tool_calls is False
+        match self.tool_choice:
+            case ResponsesNamedChoice(name=name):
+                return tool_use(tools, "required", [name], single=single)
+            case ResponsesAllowedChoice(mode=mode, tools=allowed):
+                return tool_use(tools, mode, [tool.name for tool in allowed], single=single)
+            case mode:
+                return tool_use(tools, mode, single=single)
 
     def _schema(self) -> AnswerSchema | None:
         wanted = self.text.format if self.text else None
