@@ -25,9 +25,10 @@ from worker_node.models.sources.downloads import (
     file_sha256,
     list_repository,
 )
-from worker_node.models.sources.reference import HubReference, LocalReference, Reference, export_command
+from worker_node.models.sources.reference import HubReference, LocalReference, Reference
 from worker_node.models.sources.selection import (
     CONFIG_FILES,
+    EXPORT,
     SAFETENSORS_FILE,
     Listing,
     Selection,
@@ -152,9 +153,7 @@ def fetch_configs(reference: HubReference, listing: Listing, selection: Selectio
         _require_convertible(into, selection.format)
     except ConversionFailed as error:
         reason = error.message.replace(f"{into}/", "")
-        encoder = selection.format is SourceFormat.SAFETENSORS
-        instead = f". Export it: {export_command(reference.repo, reference.model_id, encoder=True)}" if encoder else ""
-        raise SourceRejected(f"{reference.repo} cannot be converted here: {reason}{instead}") from error
+        raise SourceRejected(f"{reference.repo} cannot be converted here: {reason}; {EXPORT}") from error
     return hashes
 
 

@@ -13,7 +13,6 @@ from worker_node.models.catalog import SourceFormat
 from worker_node.models.convert.job import files_of_task
 from worker_node.models.directory import GENERATION_FILES, MODEL_FILE, WEIGHTS_FILE
 from worker_node.models.sources.disk import in_gigabytes, require_space
-from worker_node.models.sources.reference import export_command
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +43,7 @@ class Listing:
 
 
 SAFETENSORS_FILE = "model.safetensors"
+EXPORT = "export the original model with optimum-cli export openvino (docs/models.md has the command)"
 # Small files that say what a model is; they are read before anything large is fetched.
 CONFIG_FILES = frozenset(
     {
@@ -106,10 +106,7 @@ def _openvino(listing: Listing, top: dict[str, RemoteFile]) -> Selection:
         )
     needed = GENERATION_FILES if "openvino_detokenizer.xml" in top else (MODEL_FILE, WEIGHTS_FILE, *_ENCODER_FILES)
     if missing := [name for name in needed if name not in top]:
-        raise SourceRejected(
-            f"{listing.name} lacks {', '.join(missing)}, so it cannot be loaded as it is. Export the original model "
-            f"instead: {export_command('ORG/ORIGINAL-MODEL', 'model')}"
-        )
+        raise SourceRejected(f"{listing.name} lacks {', '.join(missing)}, so it cannot be loaded as it is; {EXPORT}")
     wanted = tuple(
         file
         for file in listing.files
@@ -141,13 +138,10 @@ def _unusable(listing: Listing, top: dict[str, RemoteFile]) -> SourceRejected:
     weights = [n for n in top if n.endswith((".safetensors", ".bin", ".pt", ".pth", ".onnx", ".h5", ".msgpack"))]
     if not weights:
         return SourceRejected(f"{listing.name} holds no model: no OpenVINO, GGUF or safetensors file at its top")
-    name = listing.name.rpartition("/")[2].lower()
-    encoder = "modules.json" in top
     return SourceRejected(
         f"{listing.name} holds weights ({min(weights)}{' …' if len(weights) > 1 else ''}) in a form that cannot "
         f"be converted here: OpenVINO directories, GGUF files and BERT encoders in {SAFETENSORS_FILE} can. Look for a "
-        f"repository of the same model that ends in -ov or -GGUF, or make one: "
-        f"{export_command(listing.name, name, encoder=encoder)}"
+        f"repository of the same model that ends in -ov or -GGUF, or {EXPORT}"
     )
 
 

@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import tokenizers
-
 from worker_node.core.errors import ContextLengthExceeded
 from worker_node.serving.tokenizing import (
     CHARACTERS_A_TOKEN,
@@ -77,9 +75,9 @@ class PairTokenizer:
         # Once: a long query would be tokenized again for each document.
         asked = beginning(self._tokenizer, query, self.limit, COUNTED_CHARACTERS, go_on)
         question = self._tokenizer.encode_batch_fast([asked], add_special_tokens=False)[0]
-        count = len(self._tokenizer.post_process(question))
-        if count >= self.limit:
-            raise self._no_room(str(count) if asked is query else f"more than {self.limit}")
+        fixed = len(question) + self._tokenizer.num_special_tokens_to_add(is_pair=True)
+        if fixed >= self.limit:
+            raise self._no_room(str(fixed) if asked is query else f"more than {self.limit}")
         wanted = self.limit if most is None else min(most, self.limit)
         cut = truncate or (most is not None and most <= self.limit)
         first = CHARACTERS_A_TOKEN * wanted if cut else COUNTED_CHARACTERS
@@ -92,8 +90,13 @@ class PairTokenizer:
             some.append(kept)
             if place + 1 == len(documents) or sum(map(len, some)) > CHARACTERS_AT_ONCE or len(some) == _BATCH:
                 for encoding in self._tokenizer.encode_batch_fast(some, add_special_tokens=False):
+                    if cut:
+                        encoding.truncate(min(wanted, self.limit - fixed) if truncate else wanted)
+                    if fixed + len(encoding) > self.limit:
+                        tokens = f"{len(encoding)} tokens, {fixed + len(encoding)} with the query"
+                        raise self._too_long(f"{field}[{len(pairs)}]", tokens)
                     pair = self._tokenizer.post_process(question, encoding)
-                    pairs.append(self._pair(pair, f"{field}[{len(pairs)}]", truncate, most))
+                    pairs.append(Pair(pair.ids, (*pair.type_ids, 1).index(1)))
                 go_on()
                 some = []
         return pairs
@@ -109,19 +112,3 @@ class PairTokenizer:
             f"the query takes {count} of the model's {self.limit} tokens and leaves no room for a document; shorten it",
             param="query",
         )
-
-    def _pair(self, encoding: tokenizers.Encoding, where: str, truncate: bool, most: int | None) -> Pair:
-        ids, sequences = encoding.ids, encoding.sequence_ids
-        begin = next((place for place, which in enumerate(sequences) if which == 1), len(ids))
-        length = sum(which == 1 for which in sequences)
-        fixed = len(ids) - length
-        kept = length if most is None else min(length, most)
-        if fixed >= self.limit:
-            raise self._no_room(str(fixed))
-        if truncate:
-            kept = min(kept, self.limit - fixed)
-        if fixed + kept > self.limit:
-            raise self._too_long(where, f"{kept} tokens, {fixed + kept} with the query")
-        types = encoding.type_ids
-        cut = [*ids[: begin + kept], *ids[begin + length :]]
-        return Pair(cut, next((place for place, kind in enumerate(types) if kind == 1), len(cut)))

@@ -17,7 +17,6 @@ from worker_node.core.errors import BadRequest, InsufficientStorage
 if TYPE_CHECKING:
     from av.audio.codeccontext import AudioCodecContext
     from av.audio.frame import AudioFrame
-    from av.audio.resampler import AudioResampler
     from av.container import InputContainer
     from av.error import FFmpegError
 
@@ -69,6 +68,7 @@ def _decode_stream(stream: BinaryIO, output: BinaryIO, max_seconds: float) -> fl
 
 
 def _decode(container: InputContainer, output: BinaryIO, max_seconds: float) -> float:
+    from av.audio.resampler import AudioResampler  # noqa: PLC0415
     from av.error import FFmpegError  # noqa: PLC0415
 
     if not container.streams.audio:
@@ -79,7 +79,7 @@ def _decode(container: InputContainer, output: BinaryIO, max_seconds: float) -> 
     if codec is None:
         raise BadRequest("file: its audio is in a codec that FFmpeg does not know", param=_FILE)
     codec.thread_type = "NONE"
-    resampler = _Resampler()
+    resampler = AudioResampler(format="s16", layout="mono", rate=RATE)
     most, written, damaged = int(max_seconds * RATE), 0, 0
     for packet in container.demux(stream):
         try:
@@ -90,32 +90,16 @@ def _decode(container: InputContainer, output: BinaryIO, max_seconds: float) -> 
                 break
             continue
         for frame in frames:
-            written += _write(resampler.resample(frame), output)
+            try:
+                written += _write(resampler.resample(frame), output)
+            except ValueError:
+                raise BadRequest("file: its rate or channels change on the way; send the parts", param=_FILE) from None
             if written > most:
                 raise _too_long(max_seconds)
     written += _write(resampler.resample(None), output)
     if not written:
         raise BadRequest("file: it holds no audio that can be decoded", param=_FILE)
     return written / RATE
-
-
-class _Resampler:
-    """To mono of 16 kHz. Rate and layout may change within a file, as where recordings were put together."""
-
-    def __init__(self) -> None:
-        self._resampler: AudioResampler | None = None
-        self._form: tuple[str, str, int] | None = None
-
-    def resample(self, frame: AudioFrame | None) -> list[AudioFrame]:
-        """The samples for a frame; for None, those that are left at the end."""
-        from av.audio.resampler import AudioResampler  # noqa: PLC0415
-
-        form = None if frame is None else (frame.format.name, frame.layout.name, frame.sample_rate)
-        left = []
-        if self._resampler is None or form != self._form:
-            left = [] if self._resampler is None else self._resampler.resample(None)
-            self._resampler, self._form = AudioResampler(format="s16", layout="mono", rate=RATE), form
-        return left if frame is None else [*left, *self._resampler.resample(frame)]
 
 
 def _write(frames: list[AudioFrame], output: BinaryIO) -> int:
