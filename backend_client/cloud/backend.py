@@ -84,15 +84,11 @@ class CloudBackend:
 
     def refusal(self, job: Job) -> str | None:
         """Why the cloud cannot serve a job, or None."""
-        if job.local_only:
-            return "local_only is set"
-        if job.require_device is not None:
-            return f"the call requires the device {job.require_device}"
+        if reason := job.only_on_nodes:
+            return reason
         if isinstance(job, EmbedJob):
             return self._embedding_refusal(job)
-        if isinstance(job, Exchange):
-            return self._chat_refusal(job)
-        return "it serves embeddings and generation only"
+        return self._chat_refusal(job) if isinstance(job, Exchange) else None
 
     def concurrency(self) -> int:
         """Batches of one `embed_many` that may be under way."""
@@ -221,8 +217,6 @@ class CloudBackend:
         if job.path == "/inference" and body.get("raw"):
             return "it applies its own chat template, and the prompt is raw"
         body = _as_chat(job).body or {}
-        if job.only_on_nodes:
-            return job.only_on_nodes
         if not (job.model or self._settings.chat_model):
             return "cloud.chat_model is not set"
         local = [name for name in _LOCAL if body.get(name) is not None]

@@ -5,22 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Protocol
 
 from backend_client.errors import InvalidArgument, SpendCapReached
 from backend_client.results import Usage
+from backend_client.settings import Price
 
 _MILLION = Decimal(1_000_000)
-
-
-class ModelPrice(Protocol):
-    """Per million tokens."""
-
-    @property
-    def input(self) -> Decimal: ...
-
-    @property
-    def output(self) -> Decimal: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +49,7 @@ class Ledger:
     sent.
     """
 
-    def __init__(self, prices: Mapping[str, ModelPrice], cap: Decimal | None = None) -> None:
+    def __init__(self, prices: Mapping[str, Price], cap: Decimal | None = None) -> None:
         self._prices = prices
         self._cap = cap
         self._open: set[Reservation] = set()

@@ -90,13 +90,6 @@ class Node:
         """The model of that id or alias."""
         return self.names.get(plain_name(name))
 
-    def room(self, need: Requirement) -> tuple[int, set[str]]:
-        """The tokens that its models for a request take, and the devices that run them: an NPU may take fewer."""
-        found = [self.resolve(need.model)] if need.model else [m for m in self.models.values() if m.kind == need.kind]
-        models = [model for model in found if model is not None]
-        longest = max((model.context_limit or 0 for model in models), default=0)
-        return longest, {device for model in models for device in model.placements}
-
     def take_report(self, report: HealthReport) -> None:
         models = {model.id: model for model in report.models}
         for model in report.models:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from numbers import Integral, Real
 from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
@@ -219,6 +217,13 @@ class Job:
     cloud_takes_over: Callable[[], bool] = field(default=lambda: False, repr=False, compare=False)
 
     @property
+    def only_on_nodes(self) -> str | None:
+        """Why no cloud serves it, or None."""
+        if self.local_only:
+            return "local_only is set"
+        return None if self.require_device is None else f"the call requires the device {self.require_device}"
+
+    @property
     def node_headers(self) -> Mapping[str, str]:
         """The headers that nodes get beside the usual ones."""
         return {**self.extra_headers, **self.trace} if self.extra_headers else self.trace
@@ -246,7 +251,7 @@ class EmbedJob(Job):
     def __post_init__(self) -> None:
         """Raise InvalidArgument for a wrong number."""
         if self.dimensions is not None:
-            check_numbers({"dimensions": self.dimensions})
+            check_counts({"dimensions": self.dimensions})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -274,11 +279,12 @@ class Exchange(Job):
                 raise InvalidArgument(f"the body has {given}: {option}", param=name)
         # The fields of a form are texts.
         if self.file is None:
-            check_numbers(self.body or {}, self.path)
+            check_counts(self.body or {})
 
     @property
     def only_on_nodes(self) -> str | None:
-        """Why no cloud serves it, or None."""
+        if reason := super(Exchange, self).only_on_nodes:
+            return reason
         if self.path in {"/v1/chat/completions", "/inference"} and self.method == "POST":
             return None
         if self.path == "/v1/embeddings":
@@ -301,50 +307,16 @@ def plain_name(name: str) -> str:
     return name.strip().lower().removesuffix(":latest")
 
 
-# The least value of each field. Where it is an int, the field takes whole numbers only. Local servers call -1 "all".
-_LEAST: Mapping[str, float] = {
-    "max_new_tokens": 1,
-    "max_tokens": 1,
-    "max_completion_tokens": 1,
-    "max_output_tokens": 1,
-    "max_tokens_per_doc": 1,
-    "min_tokens": 0,
-    "n": 1,
-    "best_of": 1,
-    "top_n": 1,
-    "top_k": -1,
-    "top_logprobs": 0,
-    "dimensions": 1,
-    "num_ctx": 1,
-    "n_predict": -1,
-    "truncate_prompt_tokens": -1,
-    "temperature": 0.0,
-    "top_p": 0.0,
-    "min_p": 0.0,
-    "repetition_penalty": 0.0,
-    "repeat_penalty": 0.0,
-    "presence_penalty": -math.inf,
-    "frequency_penalty": -math.inf,
-}
+# A wrong one could lift a limit, such as that on costs. All else is for the node, or the cloud, to refuse.
+_COUNTS = frozenset({
+    "max_new_tokens", "max_tokens", "max_completion_tokens", "max_output_tokens", "n", "best_of", "top_n", "dimensions",
+})  # fmt: skip
 
 
-def check_numbers(fields: Mapping[str, Any], path: str = "") -> None:
-    """Raise InvalidArgument for a wrong number in the body of a request to `path`: it could lift a limit."""
-    for name in fields.keys() & _LEAST.keys():
-        value, least = fields[name], _LEAST[name]
-        if path == "/v1/completions" and name == "max_tokens":
-            # With `echo`, for the prompt alone.
-            least = 0
-        whole = type(least) is int
-        if value is None or (_is_number(value, whole=whole) and value >= least):
-            continue
-        kind = "whole" if whole else "finite"
-        bound = "" if math.isinf(least) else f" of at least {least:g}"
-        given = value if _is_number(value, whole=False) and abs(value) < 10**15 else type(value).__name__
-        raise InvalidArgument(f"{name} must be a {kind} number{bound}, not {given}", param=name)
-
-
-def _is_number(value: object, *, whole: bool) -> bool:
-    if isinstance(value, bool) or not isinstance(value, Integral if whole else Real):
-        return False
-    return isinstance(value, Integral) or math.isfinite(value)
+def check_counts(fields: Mapping[str, Any]) -> None:
+    """Raise InvalidArgument for a wrong count in the body of a request."""
+    for name in fields.keys() & _COUNTS:
+        value = fields[name]
+        if value is not None and (type(value) is not int or value < 1):
+            given = value if type(value) is int and value > -(10**15) else type(value).__name__
+            raise InvalidArgument(f"{name} must be a whole number of at least 1, not {given}", param=name)

@@ -19,7 +19,6 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.tracing import Trace
 from pydantic import ValidationError
-from yarl import URL
 
 from backend_client.errors import BadReply, ConnectionLost, NodeError, NodeUnreachable, NPUError
 from backend_client.http import messages
@@ -284,7 +283,6 @@ class HttpTransport(Transport):
         self._stream_timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=options.timeouts.connect, sock_read=options.timeouts.idle
         )
-        self._urls: dict[tuple[str, str], URL] = {}
         self._ids = RequestIds()
         self._resolver = RememberingResolver()
         self._session = self._make_session(options.connections_per_node)
@@ -350,7 +348,7 @@ class HttpTransport(Transport):
             headers = {**self._identity.authorization(node), **headers}
         return session.request(
             method,
-            self._url(node, path),
+            node + path,
             data=None if body is None else payload(body),
             headers=headers,
             allow_redirects=False,
@@ -364,13 +362,6 @@ class HttpTransport(Transport):
         except BadReply:
             break_connection()
             raise
-
-    def _url(self, node: str, path: str) -> URL:
-        """Parsed once: parsing costs as much as everything else that is done to a request here."""
-        url = self._urls.get((node, path))
-        if url is None:
-            url = self._urls[node, path] = URL(node + path)
-        return url
 
     async def request(
         self, node: str, method: str, path: str, body: bytes | None, headers: dict[str, str], *, probe: bool = False

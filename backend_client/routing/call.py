@@ -32,7 +32,7 @@ from backend_client.errors import (
     VectorSpaceMismatch,
 )
 from backend_client.fleet.choose import explain, refusal, unavailable_holders
-from backend_client.fleet.node import Lease, Node, Requirement
+from backend_client.fleet.node import Lease, Requirement
 from backend_client.fleet.pool import Pool
 from backend_client.fleet.probes import Prober
 from backend_client.fleet.spaces import Bindings
@@ -269,8 +269,6 @@ class Dispatcher:
         except BaseException as error:
             if isinstance(error, NodeError) and not error.sent:
                 call.sent -= 1
-            if isinstance(error, ContextLengthExceeded):
-                call.tried |= self._no_roomier(call, lease.node)
             self.settle(call, lease, error)
             raise
         return value, lease
@@ -293,12 +291,6 @@ class Dispatcher:
                     await self._prober.wait_for_probe()
             except TimeoutError:
                 continue
-
-    def _no_roomier(self, call: Call, refused: Node) -> set[str]:
-        """The nodes that would find it too long as well: no more context, and no other device than `refused`."""
-        bound, devices = refused.room(call.need)
-        rooms = {url: node.room(call.need) for url, node in self._pool.nodes.items()}
-        return {url for url, (limit, others) in rooms.items() if limit <= bound and others <= devices}
 
     def elsewhere(self, call: Call) -> bool:
         """Whether a node that the call has not asked yet could take it now."""

@@ -154,11 +154,7 @@ class FallbackBackend:
 
     def _must_stay(self, job: Job) -> str | None:
         """Why the job is for nodes alone, whatever the cloud has; then no time need be left for the cloud."""
-        if job.local_only or self._local_only:
-            return "local_only is set"
-        if job.require_device is not None:
-            return f"the call requires the device {job.require_device}"
-        return job.only_on_nodes if isinstance(job, Exchange) else None
+        return "local_only is set" if self._local_only else job.only_on_nodes
 
     def _until(self, deadline: Deadline) -> Deadline:
         return deadline.earlier(min(self._options.longest, deadline.remaining() * self._options.share))

@@ -51,10 +51,10 @@ class Runtime:
         self._running: Running | None = None
 
     def start(self) -> Running:
-        """Start to probe, if that has not been done. Raises as `OpenCalls.check`."""
-        self.calls.check()
+        """Start to probe, if that has not been done; then calls raise as `OpenCalls.check`."""
         if self._running is not None:
             return self._running
+        self.calls.check()
         transport = self._make_transport()
         options = self._options
         prober = Prober(self.pool, transport.health, options.probe, self._rng)
