@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from pydantic_core import PydanticSerializationError, to_json
 
 from backend_client.errors import BadReply, InvalidArgument
 from backend_client.http.health import ModelKind
@@ -117,14 +116,9 @@ def encode_texts(
     input_type: str | None = None,
     dimensions: int | None = None,
 ) -> bytes:
-    """The body of a request to /embeddings: texts alone, so a faster encoder than that of `encode` will do."""
+    """The body of a request to /embeddings."""
     given = {"truncate": truncate or None, "input_type": input_type, "dimensions": dimensions, "model": model}
-    body = {"texts": texts} | {name: value for name, value in given.items() if value is not None}
-    try:
-        return to_json(body)
-    except PydanticSerializationError:
-        pass
-    raise InvalidArgument("a text or the model's name is not Unicode")
+    return encode({"texts": texts} | {name: value for name, value in given.items() if value is not None})
 
 
 def route_info(headers: Mapping[str, str]) -> RouteInfo:
