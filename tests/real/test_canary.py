@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tests.faults.engines.test_engine_faults import until
+from tests.support.scripted_runner import RUNNER
 from tests.support.services import services_of
 from worker_node.core.errors import DeviceUnavailable
 from worker_node.core.types import Device, Message, RequestContext, Sampling, Token
@@ -22,7 +23,6 @@ from worker_node.tasks.generate.tokenization import ChatTokenizer
 
 pytestmark = pytest.mark.real
 CONTINUOUS = "worker_node.tasks.generate.continuous:ContinuousRunner"
-GARBAGE = "tests.support.garbage_runner:GarbageRunner"
 
 
 @asynccontextmanager
@@ -32,8 +32,8 @@ async def garbage_before_real(store):
     chat = ChatTokenizer(installed.path, installed.context_limit)
     canary = generation_canary(installed.canary, chat)
     placements = []
-    for device, runner in ((Device.NPU, GARBAGE), (Device.CPU, CONTINUOUS)):
-        spec = EngineSpec(installed.id, installed.kind, str(installed.path), device, runner, {})
+    for device, runner, options in ((Device.NPU, RUNNER, {"garbage_after": 0}), (Device.CPU, CONTINUOUS, {})):
+        spec = EngineSpec(installed.id, installed.kind, str(installed.path), device, runner, options)
         engine = SupervisedEngine(spec, canary, EngineLimits(), lazy=True)
         admission, first = Admission("m", AdmissionLimits(8)), device is Device.NPU
         placements.append(Placement(device, engine, admission, 8192, 8192, on_demand=not first, eager=first))

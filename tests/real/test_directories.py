@@ -25,7 +25,7 @@ def state(directory):
 def served(store, tmp_path_factory):
     """A node that serves three directories, and the directories."""
     room = tmp_path_factory.mktemp("directories")
-    published = published_minilm(room)
+    published = published_minilm()
     directories = {
         "published": published,
         "exported": exported_minilm(store, published, room / "exported"),

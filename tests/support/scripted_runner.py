@@ -3,7 +3,9 @@
 Options: `load_s` (seconds to load), `load_error` (message), `step_s` (seconds a token), `prefill_s` (seconds of silence
 before a job's first token), `announce` (steps are announced as native calls), `log` (a file that records what it was
 told), `hold` (a file: while it is there no step ends), `on_load` (a file: while it says "wait" or "compute" loading
-does not end, "die" kills the process in it, "error" refuses it).
+does not end, "die" kills the process in it, "error" refuses it), `garbage_after` (the number of jobs that are echoed
+rightly before all others become GARBAGE), `lost` (these lose their device instead). Each task is answered by a function
+of what was asked.
 A prompt's first token id picks the fault:
 
     CRASH   breaks the process when the job arrives    HANG     stops its loop
@@ -24,8 +26,9 @@ from array import array
 from pathlib import Path
 
 from worker_node.encoders.jobs import RowJob, RowResult
-from worker_node.engines.protocol import EngineStats, Loaded, NativeCall
+from worker_node.engines.protocol import DeviceBroken, EngineStats, Loaded, NativeCall
 from worker_node.tasks.generate.messages import GenerateJob, Step, TokenDelta
+from worker_node.tasks.transcribe.messages import TranscribeJob, Transcript
 
 CRASH = 666
 POISON = 667
@@ -38,22 +41,34 @@ RAISE = 671
 TAKEN = 672
 STALL = 888
 DIMENSIONS = 4
+GARBAGE = 1
+RUNNER = "tests.support.scripted_runner:ScriptedRunner"
 _LATE_STEPS = 3
 
 
+def result_of(job):
+    """The one result of a reranking or transcription: logits are the pairs' lengths, the text tells the samples."""
+    now = time.monotonic()
+    if isinstance(job, RowJob):
+        return RowResult(job.id, array("f", job.lengths).tobytes(), now, 0.0)
+    return Transcript(job.id, f"{len(job.samples)} bytes of speech", now, 0.0)
+
+
 class ScriptedRunner:
-    jobs = RowJob | GenerateJob
+    jobs = RowJob | GenerateJob | TranscribeJob
 
     def __init__(self, spec):
         if spec.options.get("unreadable"):
             raise ValueError("an option cannot be read")
         self._options = spec.options
         self._running = {}
+        self._single = []
+        self._submitted = 0
         self._fresh = []
         self._stalled_at = None
         self._late = {}
 
-    has_work = property(lambda self: bool(self._running))
+    has_work = property(lambda self: bool(self._running or self._single))
     wake_fd = None
 
     def load(self):
@@ -72,20 +87,30 @@ class ScriptedRunner:
         return Loaded(0.01, "scripted", "0")
 
     def submit(self, job):
+        if isinstance(job, TranscribeJob) or (isinstance(job, RowJob) and job.second):
+            self._single.append(job)
+            return
         tokens = array("i", job.tokens).tolist()
         if tokens[:1] == [CRASH]:
             die()
         if tokens[:1] == [HANG]:
             time.sleep(3600)
         self._note(f"submit {job.id}")
+        self._submitted += 1
+        if self._submitted > self._options.get("garbage_after", self._submitted):
+            if self._options.get("lost"):
+                raise DeviceBroken("the NPU failed in a generation: DEVICE_LOST")
+            tokens = [GARBAGE] * len(tokens)
         self._running[job.id] = (job, tokens)
         self._fresh.append(job.id)
 
     def cancel(self, job_id):
         self._note(f"cancel {job_id}")
         self._running.pop(job_id, None)
+        self._single = [job for job in self._single if job.id != job_id]
 
     def step(self, emit, poll):
+        self._answer_single(emit)
         fresh, self._fresh = [job_id for job_id in self._fresh if job_id in self._running], []
         for job_id in fresh:
             self._begin(job_id, emit)
@@ -120,6 +145,10 @@ class ScriptedRunner:
             deltas.append(TokenDelta(job_id, [token], None if rest else "stop", time.monotonic()))
         if deltas:
             emit(Step(deltas))
+
+    def _answer_single(self, emit):
+        while self._single:
+            emit(result_of(self._single.pop(0)))
 
     def _pass_time(self, fresh):
         while Path(self._options.get("hold", "")).is_file():

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from tests.support.nodes import NPU_NODE, engine_processes, run_node_command
+from tests.support.nodes import engine_processes, run_node_command, started
 
 
 @dataclass
@@ -161,30 +161,11 @@ def start_sidecar(directory, *arguments, **environment):
     lock = directory / "lock"
     variables = {"NPU_NODE_NPU_EMULATION": "1", "NPU_NODE_NPU_SYSFS": str(counter.directory)}
     variables |= {"OV_GENAI_NPU_PORT": "0", "OV_GENAI_NPU_LOCK": str(lock)}
-    with log.open("w") as stderr:
-        process = subprocess.Popen(
-            [*NPU_NODE, "serve", "--profile", "bounded", *arguments],
-            env=os.environ | variables | environment,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-        )
-    try:
+    command, env = ("serve", "--profile", "bounded", *arguments), os.environ | variables | environment
+    with contextlib.closing(counter), log.open("w") as stderr, started(command, env, stderr) as process:
         line = process.stdout.readline()
         assert line.startswith("listening on http://127.0.0.1:"), log.read_text()
         yield Sidecar(process, line.split()[-1], log, lock, counter)
-    finally:
-        children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        process.stdout.close()
-        counter.close()
-        _, alive = psutil.wait_procs(children, timeout=10)
-        assert not alive, f"engine processes outlived the sidecar: {alive}"
 
 
 def run_command(*arguments, stdin=None, **environment):

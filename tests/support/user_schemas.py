@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, HttpUrl, RootModel, TypeAdapter
-from typing_extensions import TypedDict
 
 _DATA = Path(__file__).parents[1] / "data"
 
@@ -95,11 +94,6 @@ class Containers(BaseModel):
     loose: dict[str, Any] = {}
 
 
-class Movie(TypedDict, total=False):
-    title: str
-    year: int
-
-
 class Wide(BaseModel):
     model_config = ConfigDict(extra="allow")
     a: bool
@@ -115,7 +109,6 @@ PYDANTIC = [
     Containers,
     Wide,
     RootModel[list[Cat]],
-    Movie,
     list[Person],
     int | None,
 ]

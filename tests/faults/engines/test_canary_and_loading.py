@@ -6,6 +6,7 @@ import psutil
 import pytest
 
 from tests.faults.engines.test_engine_faults import collect, no_canary, until
+from tests.support.scripted_runner import RUNNER
 from worker_node.core.errors import EngineUnavailable
 from worker_node.core.types import Device, ModelKind
 from worker_node.engines.process import CanaryFailed, EngineLimits
@@ -22,9 +23,9 @@ async def canary(engine):
         raise CanaryFailed("the answer to a known question is wrong")
 
 
-def make(canary=canary, *, limits=None, lazy=False, device=Device.CPU, **options):
-    runner = "tests.support.garbage_runner:GarbageRunner"
-    spec = EngineSpec("garbage", ModelKind.GENERATION, "/", device, runner, options)
+def make(canary=canary, *, limits=None, lazy=False, device=Device.CPU, after=0, **options):
+    options["garbage_after"] = after
+    spec = EngineSpec("garbage", ModelKind.GENERATION, "/", device, RUNNER, options)
     return SupervisedEngine(spec, canary, limits or EngineLimits(), lazy=lazy)
 
 

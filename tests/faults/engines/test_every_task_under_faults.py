@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tests.faults.engines.test_engine_faults import QUICK, no_canary, until
+from tests.support.scripted_runner import RUNNER
 from tests.support.task_models import MODELS, placement, request, said
-from tests.support.task_runner import RUNNER
 from worker_node.app import make_app
 from worker_node.core.types import Device
 from worker_node.engines.isolation import Suspects

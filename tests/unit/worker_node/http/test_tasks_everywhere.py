@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tests.support.application import application
+from tests.support.scripted_runner import result_of
 from tests.support.task_models import IMAGE, MODELS, SEER, placement, request
-from tests.support.task_runner import result_of
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
 

@@ -225,7 +225,7 @@ def test_what_is_admitted_for_thousands_of_generated_schemas_is_valid(schema, se
 
 @pytest.mark.parametrize("part", [".", "optional", "optional/format"])
 def test_what_is_admitted_for_the_official_suite_is_valid(part, long):
-    for group in groups(part):
-        if "metaschema" not in json.dumps(group.schema):
+    for _, schema, _ in groups(part):
+        if "metaschema" not in json.dumps(schema):
             with contextlib.suppress(BadRequest):
-                judge(group.schema, count=30 if long else 3)
+                judge(schema, count=30 if long else 3)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tests.support.application import application
+from tests.support.scripted_runner import result_of
 from tests.support.task_models import HEARER, hearer, placement
-from tests.support.task_runner import result_of
 from worker_node.engines.protocol import EngineState, EngineStatus
 
 RATE = 16_000
