@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import IntEnum
 from typing import Any, Self
 
@@ -227,17 +227,6 @@ class Progress:
 
     def report(self, code: ExitCode, message: str, **more: Any) -> BulkReport:
         """The report of a run that ends so."""
-        return BulkReport(
-            exit_code=code,
-            message=message,
-            fragments=self.fragments,
-            done=self.done,
-            rows=self.rows,
-            rejected=self.rejected,
-            rows_now=self.rows_now,
-            quarantined=dict(self.quarantined),
-            served=dict(self.served.most_common()),
-            failures=self.failures,
-            lost=self.lost,
-            **more,
-        )
+        known = {item.name: getattr(self, item.name) for item in fields(BulkReport) if hasattr(self, item.name)}
+        known |= {"quarantined": dict(self.quarantined), "served": dict(self.served.most_common())}
+        return BulkReport(exit_code=code, message=message, **known, **more)

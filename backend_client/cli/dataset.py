@@ -14,10 +14,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from backend_client.bulk import BulkReport, BulkRequest, Progress, run_job, status
@@ -36,26 +35,21 @@ class Bar:
     In JSON, an object a line on standard output.
     """
 
-    def __init__(self, *, as_json: bool, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, as_json: bool) -> None:
         self._form = "json" if as_json else "terminal" if sys.stderr.isatty() else "log"
-        self._clock = clock
-        self._began = clock()
-        # Of a run that takes less, a log has the report only.
-        self._last = self._began if self._form == "log" else float("-inf")
+        self._began = self._last = time.monotonic()
         self._before: int | None = None
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._form == "terminal" and self._before is not None:
             print(file=sys.stderr)
 
     def update(self, progress: Progress) -> None:
         """Draw it, unless it was drawn a moment ago."""
-        now = self._clock()
+        now = time.monotonic()
         if self._before is None:
             self._before, self._began = progress.done, now
         last = self._form != "log" and progress.done == progress.fragments
@@ -66,21 +60,19 @@ class Bar:
         rate = progress.rows_now / seconds
         here = progress.done - self._before
         remaining = seconds / here * (progress.fragments - progress.done) if here else None
+        line = progress_line(progress, rate, remaining)
         if self._form == "json":
-            shown = {name: getattr(progress, name) for name in ("fragments", "done", "running", "rows", "rejected")}
-            more = {"failures": progress.failures, "lost": progress.lost, "quarantined": len(progress.quarantined)}
-            times = {
-                "rows_per_second": round(rate, 1),
-                "seconds_left": None if remaining is None else round(remaining),
-            }
-            print(json.dumps({"event": "progress", **shown, **more, **times}), flush=True)
+            names = ("fragments", "done", "running", "rows", "rejected", "failures", "lost")
+            shown = {name: getattr(progress, name) for name in names} | {"quarantined": len(progress.quarantined)}
+            left = None if remaining is None else round(remaining)
+            times = {"rows_per_second": round(rate, 1), "seconds_left": left}
+            print(json.dumps({"event": "progress", **shown, **times}), flush=True)
         elif self._form == "log":
-            print(f"npu-client: {progress_line(progress, rate, remaining)}", file=sys.stderr, flush=True)
+            print(f"npu-client: {line}", file=sys.stderr, flush=True)
         else:
             # Shorter than a line of what standard error is, so that it can be drawn over.
             columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80
-            line = progress_line(progress, rate, remaining)[: columns - 1]
-            print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)
+            print(f"\r{line[: columns - 1]}\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def progress_line(progress: Progress, rate: float, remaining: float | None) -> str:

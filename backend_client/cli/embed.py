@@ -38,7 +38,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--in", type=Path, dest="source", metavar="FILE", help="JSON lines (a string, or an object with text) or .txt"
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help=".npy, .jsonl or .parquet")
+    parser.add_argument("--out", type=Path, metavar="FILE", help=".npy or .jsonl; embed-dataset writes Parquet")
     parser.add_argument("--truncate", action="store_true", help="cut texts that are too long")
     add_call_options(parser)
     parser.set_defaults(run=run)
@@ -67,7 +67,9 @@ async def run(args: argparse.Namespace, settings: ClientSettings) -> int:
 async def _embed_file(args: argparse.Namespace, settings: ClientSettings) -> None:
     source, out = args.source, args.out
     if out.suffix not in _WRITERS:
-        raise ConfigurationError(f"{out.name}: the output must be one of {', '.join(_WRITERS)}")
+        raise ConfigurationError(
+            f"{out.name}: the output must be one of {', '.join(_WRITERS)}; embed-dataset writes Parquet"
+        )
     if source.is_dir():
         raise ConfigurationError(f"the input {source} is a directory: give one file, or use embed-dataset")
     if not source.is_file():
@@ -144,25 +146,7 @@ def _write_jsonl(path: Path, files: list[Path], job: BulkJob) -> None:
                 index += 1
 
 
-def _write_parquet(path: Path, files: list[Path], job: BulkJob) -> None:
-    pa, pq = need("pyarrow"), need("pyarrow.parquet")
-    vector_type = pa.list_(pa.float32(), job.dimensions)
-    schema = pa.schema(
-        [("index", pa.int64()), ("id", pa.string()), ("embedding", vector_type)],
-        metadata={"space": job.space, "model": job.model},
-    )
-    index = 0
-    with pq.ParquetWriter(path, schema) as out:
-        for ids, vectors in _chunks(files, job):
-            numbers = pa.array(range(index, index + len(ids)), pa.int64())
-            texts = pa.array([None if identity is None else str(identity) for identity in ids], pa.string())
-            embeddings = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), type=vector_type)
-            out.write_table(pa.Table.from_arrays([numbers, texts, embeddings], schema=schema))
-            index += len(ids)
-
-
 _WRITERS: dict[str, Callable[[Path, list[Path], BulkJob], None]] = {
     ".npy": _write_npy,
     ".jsonl": _write_jsonl,
-    ".parquet": _write_parquet,
 }

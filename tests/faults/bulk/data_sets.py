@@ -1,5 +1,6 @@
 """Inputs whose outputs are known without the code under test, and what an output holds."""
 
+import hashlib
 import json
 
 import pyarrow as pa
@@ -57,5 +58,6 @@ def assert_whole(out, texts):
     assert sorted(reasons.values()) == ["a lone surrogate, which is not valid Unicode", "not JSON", "null"]
     success = json.loads((out / "_SUCCESS").read_text())
     assert (success["rows"], success["rejected"]) == (len(texts), 3)
-    assert set(success["files"]) == {path.name for path in out.glob("part-*")}
+    checksums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in out.glob("part-*")}
+    assert {name: file["sha256"] for name, file in success["files"].items()} == checksums
     assert not [path for path in out.iterdir() if path.name.startswith(".")], "temporary files are left"

@@ -3,13 +3,11 @@
 One process imports everything and forks a child for each driver: an interpreter that imports pyarrow takes a second.
 """
 
-import ctypes
 import json
 import os
 import resource
 import signal
 import socket
-import struct
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -90,13 +88,11 @@ def _drive(
     largest_file=None,
     shard=None,
     deadly=None,
-    root=True,
 ):
     """Run a job. Its process gets the signal when it reaches the step for the nth time; with `to_driver`, its parent
     gets it when the process begins with a fragment.
 
     `deadly` is (row, signal, times): the fragment of the Parquet file that begins at the row ends its process so often.
-    Without `root`, permissions of files count, whoever runs the tests.
     """
     from backend_client.cli.main import main
     from tests.faults.bulk.steps import observe
@@ -118,8 +114,6 @@ def _drive(
     observe(kill)
     if to_driver:
         _before_each_fragment(lambda _: _signal_parent(getattr(signal, sign)))
-    if not root:
-        _give_up_capabilities()
     if deadly is not None:
         _make_deadly(f"{out}.deaths", *deadly)
     if largest_file:
@@ -133,13 +127,6 @@ def _drive(
     # Two thirds of a fragment in a process's memory at once would hide a fault of the order of its steps.
     arguments = [source, out, "--rows-per-fragment", str(ROWS_PER_FRAGMENT), "--max-rejected", "0.1", "--patience", "5"]
     return main(["embed-dataset", *arguments, *(["--shard", shard] if shard else [])])
-
-
-def _give_up_capabilities():
-    """Take from this process what root may do beyond the owner of a file."""
-    header = struct.pack("Ii", 0x20080522, 0)
-    if ctypes.CDLL(None, use_errno=True).capset(header, bytes(24)) != 0:
-        raise OSError(ctypes.get_errno(), "capset")
 
 
 def _signal_parent(number):

@@ -1,12 +1,12 @@
 """`npu-client embed-dataset` and `generate-dataset`: what they print, how they end, and wrong usage."""
 
+import errno
 import json
 
 import pyarrow.parquet as pq
 import pytest
 
-from backend_client.bulk import Progress
-from backend_client.cli.dataset import Bar
+from backend_client.bulk.stores import LocalStore
 from backend_client.cli.main import main
 from backend_client.testing import FakeFleet, status
 from tests.faults.bulk.data_sets import make_input
@@ -30,7 +30,15 @@ def source(tmp_path):
     return str(tmp_path / "in")
 
 
-def test_a_job_reports_in_json_and_is_finished_once(fleet, source, tmp_path, capsys):
+def read_only(monkeypatch):
+    def fail(*_):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    for name in ("create", "put", "temporary", "commit", "remove", "sweep"):
+        monkeypatch.setattr(LocalStore, name, fail)
+
+
+def test_a_job_reports_in_json_and_is_finished_once(fleet, source, tmp_path, capsys, monkeypatch):
     out = str(tmp_path / "out")
     assert main(["embed-dataset", source, out, "--status"]) == 1
     assert "holds no job" in capsys.readouterr().err
@@ -42,9 +50,14 @@ def test_a_job_reports_in_json_and_is_finished_once(fleet, source, tmp_path, cap
     assert main(["embed-dataset", source, out, *ARGUMENTS, "--status", "--resume"]) == 0
     assert capsys.readouterr().out == f"{report['done']} of {report['done']} fragments, 1000 rows, 3 rejected\n"
     served = len(fleet.sent("/embeddings"))
+    read_only(monkeypatch)
     assert main(["embed-dataset", source, out, *ARGUMENTS]) == 0
     assert "the job was finished before: nothing was left to do" in capsys.readouterr().err
     assert len(fleet.sent("/embeddings")) == served
+    for missing in (tmp_path / "out" / "_SUCCESS", next((tmp_path / "out").glob("part-*"))):
+        missing.unlink()
+        assert main(["embed-dataset", source, out, *ARGUMENTS]) == 1
+        assert "cannot be written" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("fleet")
@@ -160,13 +173,3 @@ def test_a_model_that_no_node_has_ends_the_job_at_its_start(fleet, source, tmp_p
         node.offers.remove("embedding")
     assert main(["embed-dataset", source, out, *ARGUMENTS]) == 1
     assert "no node serves the model fake-embedder" in capsys.readouterr().err
-
-
-def test_a_log_gets_a_line_of_progress_now_and_then_and_no_control_characters(capsys):
-    times = iter([0.0, 1.0, 31.0, 32.0, 62.0])
-    with Bar(as_json=False, clock=lambda: next(times)) as bar:
-        for _ in range(4):
-            bar.update(Progress(2))
-    captured = capsys.readouterr()
-    assert captured.err == "npu-client: 0/2 fragments, 0 rows/s, 0 under way\n" * 2
-    assert captured.out == ""

@@ -30,14 +30,6 @@ def test_drivers_killed_one_after_another_at_all_steps_get_done(starter, tmp_pat
     assert_whole(out, texts)
 
 
-def test_a_complete_job_has_nothing_left_of_killed_drivers(starter, tmp_path):
-    started, source, texts = starter
-    out = tmp_path / "out"
-    for step in ("temporary file complete", "success written"):
-        assert started.run(source, out, step=step) == SIGKILL
-    assert_whole(out, texts)
-
-
 def test_two_drivers_of_one_job_repeat_no_row(starter, tmp_path):
     started, source, texts = starter
     out = tmp_path / "out"
@@ -91,38 +83,4 @@ def test_a_full_disk_ends_the_run_and_keeps_what_is_committed(starter, tmp_path)
     assert rows_of(out) == {}
     assert not [path for path in out.iterdir() if path.name.startswith(".")]
     assert started.run(source, out) == 0
-    assert_whole(out, texts)
-
-
-@pytest.fixture
-def frozen(tmp_path):
-    """An output directory that can be removed at the end, whatever became of it."""
-    made = tmp_path / "out"
-    yield made
-    _set_mode(made, 0o755)
-
-
-def _set_mode(out, mode):
-    for path in (*out.rglob("*/"), out):
-        path.chmod(mode)
-
-
-def test_a_finished_job_is_finished_on_a_read_only_output_too(starter, frozen):
-    (started, source, texts), out = starter, frozen
-    assert started.run(source, out) == 0
-    _set_mode(out, 0o555)
-    assert started.run(source, out, root=False) == 0
-    assert_whole(out, texts)
-
-
-def test_an_unfinished_job_fails_on_a_read_only_output(starter, frozen):
-    (started, source, texts), out = starter, frozen
-    assert started.run(source, out) == 0
-    for missing in (out / "_SUCCESS", next(out.glob("part-*"))):
-        content = missing.read_bytes()
-        missing.unlink()
-        _set_mode(out, 0o555)
-        assert started.run(source, out, root=False) == 1
-        _set_mode(out, 0o755)
-        missing.write_bytes(content)
     assert_whole(out, texts)

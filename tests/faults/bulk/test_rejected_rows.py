@@ -2,7 +2,6 @@
 
 import asyncio
 import gzip
-import hashlib
 import json
 
 import pyarrow as pa
@@ -10,10 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from backend_client.bulk import BulkRequest, ExitCode, run_job
-from backend_client.bulk.inputs import load_plan
-from backend_client.bulk.job import BulkJob
-from backend_client.bulk.process import process
-from backend_client.bulk.stores import open_store
 from backend_client.errors import ConfigurationError
 from backend_client.settings import ClientSettings
 from tests.faults.bulk.data_sets import rejections_of, rows_of
@@ -97,48 +92,25 @@ async def test_two_attempts_that_reject_different_rows_leave_one_consistent_acco
     assert rejections_of(out) == {}
 
 
-async def test_a_fragment_that_another_process_has_committed_meanwhile_is_not_done_again(source, tmp_path):
-    out = tmp_path / "out"
-    async with ScriptedNode().running() as node:
-        request = request_for(source, out)
-        await run_job(request, settings_for(node))
-        sent = len(node.requests)
-        job = BulkJob.load((out / "job.json").read_bytes(), "job.json")
-        store = open_store(str(out))
-        for receipt_is_there in (True, False):
-            for fragment in load_plan((out / "_plan.json").read_bytes()):
-                if not receipt_is_there:
-                    store.remove([f"_receipts/{fragment.id}.json"])
-                receipt = await process(fragment, job, store, None)
-                assert (receipt.rows, receipt.won) == (100, False)
-                assert receipt.sha256 == hashlib.sha256((out / fragment.name).read_bytes()).hexdigest()
-        assert len(node.requests) == sent
-
-
 async def test_a_node_in_another_space_is_excluded_and_named(source, tmp_path):
     out = tmp_path / "out"
+
+    async def slowly(_request):
+        await asyncio.sleep(0.3)  # so later than the other node's first answer
+
     async with ScriptedNode().running() as node, ScriptedNode("space-b").running() as stranger:
-        request = request_for(source, out, concurrency=1)
-        node.respond = refusing({"text 250"}, "context_length_exceeded")
-        report = await run_job(BulkRequest(**{**_values(request), "max_rejected": 0.0}), settings_for(node))
-        assert report.exit_code is ExitCode.TOO_MANY_REJECTED
-        for path in out.glob("part-*"):
-            path.unlink()
-        node.respond = None
-        stranger.health_respond = slowly  # and so later than the other node's first answer
-        report = await run_job(request, settings_for(stranger, node))
-        assert report.excluded == (stranger.url,)
-        assert {row["space"] for row in rows_of(out).values()} == {"space-a"}
-        for text, row in rows_of(out).items():
-            assert row["embeddings"] == vectors_for([text])[0].tolist()
-
-
-async def slowly(_request):
-    await asyncio.sleep(0.3)
-
-
-def _values(request):
-    return {name: getattr(request, name) for name in request.__slots__}
+        await run_job(request_for(source, out), settings_for(node))
+        next(out.glob("part-*")).unlink()
+        (out / "_SUCCESS").unlink()
+        with pytest.raises(ConfigurationError, match="vector space"):
+            await run_job(request_for(source, out), settings_for(stranger))
+        assert len(list(out.glob("part-*"))) == 2
+        stranger.health_respond = slowly
+        report = await run_job(request_for(source, out), settings_for(stranger, node))
+    assert report.excluded == (stranger.url,)
+    assert {row["space"] for row in rows_of(out).values()} == {"space-a"}
+    for text, row in rows_of(out).items():
+        assert row["embeddings"] == vectors_for([text])[0].tolist()
 
 
 async def test_a_node_that_answers_shorter_vectors_than_it_reports_decides_nothing(source, tmp_path):
@@ -151,17 +123,6 @@ async def test_a_node_that_answers_shorter_vectors_than_it_reports_decides_nothi
         text: vectors_for([text])[0].tolist() for text in TEXTS
     }
     assert {row["node"] for row in rows_of(out).values()} == {node.url}
-
-
-async def test_a_fleet_in_another_space_does_not_continue_a_job(source, tmp_path):
-    out = tmp_path / "out"
-    async with ScriptedNode().running() as node, ScriptedNode("space-b").running() as stranger:
-        await run_job(request_for(source, out), settings_for(node))
-        next(out.glob("part-*")).unlink()
-        (out / "_SUCCESS").unlink()
-        with pytest.raises(ConfigurationError, match="vector space"):
-            await run_job(request_for(source, out), settings_for(stranger))
-    assert len(list(out.glob("part-*"))) == 2
 
 
 @pytest.mark.parametrize(

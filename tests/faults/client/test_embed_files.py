@@ -3,7 +3,6 @@
 import json
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 from backend_client import NPUClient
@@ -35,11 +34,6 @@ def source(tmp_path):
 def read(path):
     if path.suffix == ".npy":
         return np.load(path)
-    if path.suffix == ".parquet":
-        found = pq.read_table(path)
-        assert found.column("id").to_pylist() == [f"id-{index}" for index in range(300)]
-        assert found.schema.metadata[b"space"] == b"space-a"
-        return np.float32(found.column("embedding").to_pylist())
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     assert [(row["index"], row["id"], row["space"]) for row in rows] == [
         (index, f"id-{index}", "space-a") for index in range(300)
@@ -47,7 +41,7 @@ def read(path):
     return np.float32([row["embedding"] for row in rows])
 
 
-@pytest.mark.parametrize("suffix", [".npy", ".jsonl", ".parquet"])
+@pytest.mark.parametrize("suffix", [".npy", ".jsonl"])
 @pytest.mark.usefixtures("node")
 def test_each_format_holds_every_vector_in_order(source, tmp_path, suffix):
     out = tmp_path / f"out{suffix}"
