@@ -114,9 +114,9 @@ class SlowlyClosed(FakeTransport):
         await super().close()
 
 
-@pytest.mark.parametrize("turns", range(1, 12))
+@pytest.mark.parametrize("seconds", [0.0, 0.05])
 @in_virtual_time
-async def test_a_second_close_waits_for_the_first_whenever_that_is_left(turns):
+async def test_a_second_close_waits_for_the_first_whenever_that_is_left(seconds):
     nodes = fleet(2)
     for node in nodes:
         node.embed = hang
@@ -125,8 +125,7 @@ async def test_a_second_close_waits_for_the_first_whenever_that_is_left(turns):
     call = asyncio.ensure_future(client.embed("text"))
     await asyncio.sleep(0.1)
     left = asyncio.ensure_future(client.close())
-    for _ in range(turns):
-        await asyncio.sleep(0)
+    await asyncio.sleep(seconds)
     left.cancel()
     await client.close()
     assert transport.closed
