@@ -38,7 +38,7 @@ def application(node: FakeNode) -> web.Application:
 
     app = web.Application(client_max_size=256 * 1024 * 1024)
     app.add_routes([web.get("/health", health), *(web.post(path, take) for path in PATHS)])
-    app.add_routes([web.post("/{path:.*}", unknown)])
+    app.router.add_route("*", "/{path:.*}", unknown)
     return app
 
 

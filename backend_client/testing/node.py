@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from backend_client.http.forms import writing_kind
+from backend_client.http.messages import plain_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +286,8 @@ class FakeNode:
             name: row for name, row in self._offered().items() if row["kind"] == kind or {row["kind"], kind} <= written
         }
         if asked is not None:
-            return next((name for name, row in fitting.items() if asked in {name, *row.get("aliases", ())}), None)
+            known = {name: (name, *row.get("aliases", ())) for name, row in fitting.items()}
+            return next((name for name in known if plain_name(asked) in map(plain_name, known[name])), None)
         return min(fitting, key=lambda name: fitting[name]["kind"] != kind, default=None)
 
     def _answer(self, path: str, body: Mapping[str, Any], model: str) -> Answer:

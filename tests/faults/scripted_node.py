@@ -1,176 +1,104 @@
-"""A node and a cloud that speak the real wire formats, from a script. They prove no feature, they make faults."""
+"""The fake node and an OpenAI-compatible cloud in the event loop of a test, which may answer in their place."""
 
 import asyncio
 import json
-from contextlib import asynccontextmanager
+import threading
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 
 import numpy as np
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-EMBEDDER = "all-minilm-l6-v2"
-WRITER = "smollm2-135m-instruct"
-ANSWER = ["The", " capital", " is", " Paris", "."]
+from backend_client.testing import FakeNode, fake_vector, status
+from backend_client.testing.fleet import application
+from backend_client.testing.node import EMBEDDER, WORD, WRITER, event_bytes, generation, model_row, refusal
+
+ANSWER = WORD.findall("The capital is Paris.")
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
 
 
 def vectors_for(texts, dimensions=8):
-    """Vectors that depend on the text alone, so that order and identity can be checked. float32 (n, d)."""
-    rows = [np.random.default_rng(abs(hash(text)) % 2**32).standard_normal(dimensions) for text in texts]
-    return np.array(rows, "<f4").reshape(len(texts), dimensions)
+    """The vectors that nodes and the cloud give texts. float32 (n, d)."""
+    return np.array([fake_vector(text, dimensions) for text in texts], "<f4").reshape(len(texts), dimensions)
 
 
 def vectors_in(space, texts):
-    """The vectors of texts in a space, so that rows of two spaces can be told apart."""
+    """The vectors of further embedding models, in a space of their own."""
     return vectors_for([f"{space}: {text}" for text in texts])
 
 
-def done_event():
-    """The end of an answer."""
-    return {
-        "model": WRITER,
-        "device": "CPU",
-        "finish_reason": "stop",
-        "usage": {"prompt_tokens": 7, "completion_tokens": len(ANSWER)},
-        "timing_ms": {"queue": 0.1, "tokenize": 0.2, "first_token": 1.0, "generate": 2.0, "total": 3.0},
-        "npu_busy_delta_us": None,
-    }
+class ScriptedNode(FakeNode):
+    """Set `respond` to an async function of the request that returns a response, or None for the usual answer;
+    `health_respond` likewise. It has further `routes`, and calls chats with tools `weather`.
 
-
-class ScriptedNode:
-    """Set `respond` to an async function of the request that returns a response, or None for the usual answer.
-
-    `embedders` are further embedding models (id: space), whose vectors are `vectors_in` their space; `viewers` are
-    models for vision, `failed` those that cannot be loaded, on /health only; `aliases` are further names (alias: id).
-    `dimensions` is the length of vectors on /health, `answers` that of its vectors, `answers_as` the model and
-    `answers_on` the device that it names in answers.
+    It names the model `answers_as` and the device `answers_on` in its answers, and its vectors have the length
+    `answers`, where they are not None.
     """
 
-    def __init__(self, space="space-a"):
-        self.space = space
-        self.embedders = {}
-        self.writers = [WRITER]
-        self.viewers = []
-        self.failed = []
-        self.aliases = {}
-        self.dimensions = self.answers = 8
-        self.answers_as = None
+    def __init__(self, space="space-a", routes=()):
+        super().__init__(lambda _: None, 8)
+        self.models = {name: self.models[name] for name in (EMBEDDER, WRITER)}
+        self.models[EMBEDDER] |= {"space": space, "context_limit": 256}
+        self.vector = self._vector
+        self.tool_call = "weather", {"city": "Bonn"}
+        self.respond = self.health_respond = None
+        self.answers = self.answers_as = None
         self.answers_on = "CPU"
-        self.status = "ready"
-        self.respond = None
-        self.health_respond = None
-        self.max_texts = 2048
-        self.context_limit = 256
-        self.placements = ["CPU"]
-        self.requests = []
-        self.bodies = []
-        self.more_routes = []
-        self.probes = 0
-        self.token_pause = asyncio.sleep
-        self.url = ""
-        self._server = None
+        self.requests, self.bodies, self.probes = [], [], 0
+        self._routes = routes
+
+    def offer(self, kind, name, **row):
+        """Have one more model."""
+        self.models[name] = model_row(kind) | {"dimensions": 8} | row
+
+    def alias(self, **names):
+        """Take these names, and no others, for the models."""
+        for name, row in self.models.items():
+            row["aliases"] = [alias for alias, meant in names.items() if meant == name]
+
+    def take(self, path, headers, content):
+        told = self.models[EMBEDDER]["dimensions"]
+        self.models[EMBEDDER]["dimensions"] = self.answers or told
+        step, answer = super().take(path, headers, content)
+        self.models[EMBEDDER]["dimensions"] = told
+        model = self.answers_as or answer.headers.get("X-Model")
+        named = {**answer.headers, "X-Model": model, "X-NPU-Node-Device": self.answers_on}
+        events = answer.events
+        if path == "/inference" and events:
+            events = [*events[:-1], ("done", events[-1][1] | {"model": model, "device": self.answers_on or ""})]
+        elif events:
+            events = [(name, data and data | {"model": model}) for name, data in events]
+        return step, replace(answer, headers={name: value for name, value in named.items() if value}, events=events)
 
     @asynccontextmanager
     async def running(self, port=0, tls=None):
-        app = web.Application(client_max_size=8 * 1024 * 1024)
-        app.add_routes(
-            [
-                web.get("/health", self._health),
-                web.post("/embeddings", self._embeddings),
-                web.post("/inference", self._inference),
-                *self.more_routes,
-            ]
-        )
-        self._server = TestServer(app, host="127.0.0.1", port=port, scheme="https" if tls else "http")
-        await self._server.start_server(ssl=tls)
-        self.url = str(self._server.make_url("")).rstrip("/")
+        app = application(self)
+        app.middlewares.append(self._instead)
+        app.add_routes(self._routes)
+        server = TestServer(app, host="127.0.0.1", port=port, scheme="https" if tls else "http")
+        await server.start_server(ssl=tls)
+        self.url = str(server.make_url("")).rstrip("/")
         try:
             yield self
         finally:
-            await self._server.close()
+            await server.close()
 
-    async def _health(self, request):
-        self.probes += 1
-        if self.health_respond is not None and (scripted := await self.health_respond(request)) is not None:
-            return scripted
-        common = {"state": "ready", "device": "CPU", "placements": self.placements, "queue_depth": 0, "in_flight": 0}
-        embedders = {EMBEDDER: self.space} | self.embedders
-        models = [
-            {
-                "id": name,
-                "kind": "embedding",
-                "dimensions": self.dimensions,
-                "space": space,
-                "context_limit": self.context_limit,
-                **common,
-            }
-            for name, space in embedders.items()
-        ]
-        models += [{"id": name, "kind": "generation", "context_limit": 8192, **common} for name in self.writers]
-        models += [{"id": name, "kind": "vision", "context_limit": 8192, **common} for name in self.viewers]
-        models += [{**common, "id": name, "kind": None, "device": None, "state": "failed"} for name in self.failed]
-        for model in models:
-            model["aliases"] = [alias for alias, name in self.aliases.items() if name == model["id"]]
-        body = {
-            "status": self.status,
-            "version": "test",
-            "devices": [{"name": "CPU", "available": True, "emulated": False, "full_name": "scripted", "driver": None}],
-            "models": models,
-            "npu": {"busy_time_us": None, "memory_bytes": None, "frequency_mhz": None, "utilisation": None},
-        }
-        return web.json_response(body, status=200 if self.status in {"ready", "degraded"} else 503)
+    def _vector(self, text, length, space):
+        return fake_vector(text if space.startswith(self.space) else f"{space}: {text}", length)
 
-    async def _take(self, request):
-        self.requests.append(request)
-        body = await request.json()
-        self.bodies.append(body)
-        scripted = await self.respond(request) if self.respond is not None else None
-        return body, scripted
-
-    async def _embeddings(self, request):
-        body, scripted = await self._take(request)
-        if scripted is not None:
-            return scripted
-        texts = body["texts"]
-        if len(texts) > self.max_texts:
-            return error_response(413, "payload_too_large", "too many texts")
-        name = body.get("model", EMBEDDER)
-        name = self.aliases.get(name, name)
-        if name != EMBEDDER and name not in self.embedders:
-            return error_response(404, "model_not_found", "no such model")
-        space = self.embedders.get(name, self.space)
-        vectors = vectors_in(space, texts) if name in self.embedders else vectors_for(texts, self.answers)
-        return web.Response(
-            body=vectors.tobytes(),
-            content_type="application/octet-stream",
-            headers=self._route(request, name) | {"X-Shape": ",".join(map(str, vectors.shape)), "X-Space": space},
-        )
-
-    async def _inference(self, request):
-        body, scripted = await self._take(request)
-        if scripted is not None:
-            return scripted
-        done = done_event() | {"model": self.answers_as or WRITER, "device": self.answers_on}
-        if not body.get("stream"):
-            return web.json_response({"text": "".join(ANSWER), **done}, headers=self._route(request, WRITER))
-        response = web.StreamResponse(
-            headers={**self._route(request, WRITER), "Content-Type": "text/event-stream; charset=utf-8"}
-        )
-        await response.prepare(request)
-        for piece in ANSWER:
-            await response.write(sse("token", {"text": piece}))
-            await self.token_pause(0)
-        await response.write(b": still here\n\n" + sse("done", done))
-        await response.write_eof()
-        return response
-
-    def _route(self, request, model):
-        return {
-            "X-Request-ID": request.headers["X-Request-ID"],
-            "X-Model": self.answers_as or model,
-            "X-NPU-Node-Device": self.answers_on,
-            "X-NPU-Node-Route-Reason": "preferred",
-            "X-NPU-Node-Token-Count": "7",
-        }
+    @web.middleware
+    async def _instead(self, request, handler):
+        respond = self.health_respond
+        if request.path == "/health":
+            self.probes += 1
+        else:
+            self.requests.append(request)
+            respond = self.respond
+            if request.content_type == "application/json" and request.can_read_body:
+                self.bodies.append(await request.json())
+        scripted = None if respond is None else await respond(request)
+        return await handler(request) if scripted is None else scripted
 
 
 class ScriptedCloud:
@@ -228,9 +156,32 @@ class ScriptedCloud:
             await response.write(data_event({**chunk, "choices": [choice({"content": piece})]}))
         await response.write(data_event({**chunk, "choices": [choice({}, "stop")]}))
         await response.write(data_event({**chunk, "choices": [], "usage": usage}))
-        await response.write(b"data: [DONE]\n\n")
+        await response.write(data_event(None))
         await response.write_eof()
         return response
+
+
+@contextmanager
+def served_in_thread(node):
+    """Run the node; the value is its URL."""
+    started = threading.Event()
+    loops = []
+    done = asyncio.Event()
+
+    async def serve():
+        loops.append(asyncio.get_running_loop())
+        async with node.running():
+            started.set()
+            await done.wait()
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    try:
+        assert started.wait(100)
+        yield node.url
+    finally:
+        loops[0].call_soon_threadsafe(done.set)
+        thread.join()
 
 
 def choice(delta, reason=None):
@@ -240,16 +191,25 @@ def choice(delta, reason=None):
 
 def data_event(data):
     """An event without a name."""
-    return f"data: {json.dumps(data)}\n\n".encode()
+    return event_bytes("", data)
 
 
-def sse(event, data):
-    """One server-sent event."""
-    return f"event: {event}\ndata: {json.dumps(data)}\n\n".encode()
+def streamed(*events, done=True):
+    """An event stream, given its events; of a chat, the end `[DONE]` with `done`."""
+    body = b"".join(event if isinstance(event, bytes) else data_event(event) for event in events)
+    return web.Response(body=body + data_event(None) * done, content_type="text/event-stream")
 
 
-def error_response(status, code, message="no", retry_after_ms=None):
+sse = event_bytes
+
+
+def done_event():
+    """The end of an answer."""
+    return generation(WRITER, "prompt", ANSWER).events[-1][1]
+
+
+def error_response(http, code, message="no", retry_after_ms=None):
     """An error as nodes send it."""
-    headers = {} if retry_after_ms is None else {"Retry-After": "1", "retry-after-ms": str(retry_after_ms)}
-    error = {"message": message, "type": "t", "code": code, "param": None}
-    return web.json_response({"error": error}, status=status, headers=headers)
+    answer = refusal(status(http, code, retry_after=None if retry_after_ms is None else retry_after_ms / 1000))
+    body = answer.body.replace(b'"scripted"', json.dumps(message).encode(), 1)
+    return web.Response(status=answer.status, headers=answer.headers, body=body)

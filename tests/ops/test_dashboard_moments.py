@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 from aiohttp import web
 
-from tests.faults.served import served_in_thread
+from tests.faults.scripted_node import served_in_thread
 from tests.ops.scripted_page import ScriptedState, engine, model, state_of
 
 # A limit for a hang: each test takes two seconds.

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from tests.faults.served import served_in_thread
+from tests.faults.scripted_node import served_in_thread
 from tests.ops.scripted_page import HOSTILE, LONG, ScriptedState, engine, model, state_of
 
 # A limit for a hang: each test takes two seconds.

@@ -6,7 +6,6 @@ import pytest
 
 from backend_client import NPUClient, sync
 from backend_client.testing import FakeFleet
-from tests.faults.chat_node import ChatNode
 from tests.faults.scripted_node import ScriptedCloud, ScriptedNode
 
 
@@ -41,22 +40,9 @@ async def pair():
 
 
 @pytest.fixture
-async def chats():
-    """Two scripted nodes with chats, as (node, chat) pairs."""
-    pairs = []
-    nodes = [ScriptedNode(), ScriptedNode()]
-    for node in nodes:
-        chat = ChatNode()
-        node.more_routes = chat.routes()
-        pairs.append((node, chat))
-    async with nodes[0].running(), nodes[1].running():
-        yield pairs
-
-
-@pytest.fixture
-async def chat_client(chats):
-    """A client of the nodes of `chats`."""
-    async with NPUClient([node.url for node, _ in chats]) as running:
+async def client(pair):
+    """A client of both."""
+    async with NPUClient([node.url for node in pair]) as running:
         yield running
 
 

@@ -2,7 +2,6 @@
 
 import base64
 import contextlib
-import json
 import math
 
 import numpy as np
@@ -11,10 +10,10 @@ from aiohttp import web
 
 import backend_client
 from backend_client import ClientSettings, NPUClient, NPUUnavailableError
-from tests.faults.scripted_node import EMBEDDER, ScriptedNode
+from backend_client.testing.node import EMBEDDER, RERANKER
+from tests.faults.scripted_node import ScriptedNode
 
 GOOD = [0.5] * 8
-RANKER = "ranker"
 
 
 def encoded(vector):
@@ -56,39 +55,22 @@ REQUESTS = {
 }
 
 
-class TaskNode(ScriptedNode):
-    """A node with the routes /v1/embeddings and /v1/rerank, which answer what `replies` hold, and then rightly."""
-
-    def __init__(self, replies):
-        super().__init__()
-        self.replies = replies
-        self.more_routes = [web.post("/v1/embeddings", self._embed), web.post("/v1/rerank", self._rank)]
-        self.asked = 0
-
-    async def _health(self, request):
-        reply = await super()._health(request)
-        body = json.loads(reply.text)
-        body["models"].append({**body["models"][0], "id": RANKER, "kind": "rerank"})
-        return web.json_response(body)
-
-    def _reply(self, model, body):
-        self.asked += 1
-        headers = {"X-Space": self.space, "X-Model": model, "Content-Type": "application/json"}
-        return web.Response(text=json.dumps(self.replies.pop() if self.replies else body), headers=headers)
-
-    async def _embed(self, _):
-        return self._reply(EMBEDDER, {"object": "list", "model": EMBEDDER, "data": [row(GOOD)], "usage": {}})
-
-    async def _rank(self, _):
-        results = [{"index": index, "relevance_score": 1.0 - index} for index in (0, 1)]
-        return self._reply(RANKER, {"model": RANKER, "results": results, "usage": {}})
-
-
 @contextlib.asynccontextmanager
 async def pair_with(reply):
     """Two nodes, of which the one that is asked first gives this reply once."""
     replies = [reply]
-    one, two = TaskNode(replies), TaskNode(replies)
+
+    async def respond(request):
+        body = replies.pop() if replies else {"object": "list", "model": EMBEDDER, "data": [row(GOOD)], "usage": {}}
+        if not replies and body is not reply and request.path == "/v1/rerank":
+            return None
+        headers = {"X-Space": "space-a", "X-Model": EMBEDDER if request.path == "/v1/embeddings" else RERANKER}
+        return web.json_response(body, headers=headers)
+
+    one, two = ScriptedNode(), ScriptedNode()
+    for node in (one, two):
+        node.offer("rerank", RERANKER)
+        node.respond = respond
     async with one.running(), two.running():
         yield one, two
 
@@ -106,7 +88,7 @@ async def test_vectors_that_are_wrong_reach_nobody(fault):
             async with backend_client.openai(settings) as openai:
                 found = await openai.embeddings.create(model=EMBEDDER, **request)
             assert [each.embedding for each in found.data] == [GOOD]
-            assert [node.asked for node in nodes] == [1, 1]
+            assert [len(node.requests) for node in nodes] == [1, 1]
 
 
 def ranking(*rows):
@@ -132,14 +114,14 @@ def ranking(*rows):
     ],
 )
 async def test_rankings_that_are_wrong_reach_nobody(reply):
-    request = {"model": RANKER, "query": "q", "documents": ["a", "b"]}
-    right = [(0, 1.0), (1, 0.0)]
+    request = {"model": RERANKER, "query": "q a", "documents": ["a", "b"]}
+    right = [(0, 0.5), (1, 0.0)]
     async with pair_with(reply) as nodes, NPUClient([node.url for node in nodes]) as client:
         found = await client.post("/v1/rerank", request)
         assert [(each["index"], each["relevance_score"]) for each in found.body["results"]] == right
         assert [attempt.outcome for attempt in found.attempts] == ["BadReply", "ok"]
     async with pair_with(reply) as nodes, NPUClient([node.url for node in nodes]) as client:
-        ranked = await client.rerank("q", ["a", "b"])
+        ranked = await client.rerank("q a", ["a", "b"])
         assert [(document.index, document.score) for document in ranked.documents] == right
     async with pair_with(reply) as nodes:
         async with backend_client.openai(ClientSettings(nodes=[node.url for node in nodes])) as openai:
@@ -147,9 +129,12 @@ async def test_rankings_that_are_wrong_reach_nobody(reply):
         assert [each["index"] for each in raw["results"]] == [0, 1]
 
 
-async def test_an_error_names_what_is_wrong_and_no_value():
-    wrong = {"data": [row([0.25] * 7 + [math.nan])]}
-    async with TaskNode([wrong] * 9).running() as node, NPUClient([node.url]) as client:
+async def test_an_error_names_what_is_wrong_and_no_value(scripted):
+    async def respond(_):
+        return web.json_response({"data": [row([0.25] * 7 + [math.nan])]}, headers={"X-Space": "space-a"})
+
+    scripted.respond = respond
+    async with NPUClient([scripted.url]) as client:
         with pytest.raises(NPUUnavailableError, match="NaN or infinity") as caught:
             await client.post("/v1/embeddings", {"model": EMBEDDER, "input": "text"}, timeout=5)
     assert "0.25" not in str(caught.value)

@@ -90,12 +90,13 @@ async def test_images_for_a_model_that_reads_none_are_refused_by_the_node_and_no
 
 
 async def test_several_models_for_vision_are_no_default(scripted):
-    scripted.viewers = [VIEWER, "another-viewer"]
+    for name in (VIEWER, "another-viewer"):
+        scripted.offer("vision", name)
     async with NPUClient([scripted.url]) as client:
         with pytest.raises(ConfigurationError, match="another-viewer, fake-viewer"):
             await client.chat(PICTURE)
         assert (await client.generate("prompt")).model == TEXT_MODEL
-        scripted.writers = []
+        del scripted.models[TEXT_MODEL]
     async with NPUClient([scripted.url]) as client:
         with pytest.raises(ConfigurationError, match="another-viewer, fake-viewer"):
             await client.generate("prompt")

@@ -11,8 +11,7 @@ import pytest
 from aiohttp import web
 
 from backend_client.cli.main import main
-from tests.faults.scripted_node import ANSWER, EMBEDDER, ScriptedNode, error_response, vectors_for
-from tests.faults.served import served_in_thread
+from tests.faults.scripted_node import ANSWER, EMBEDDER, ScriptedNode, error_response, served_in_thread, vectors_for
 
 DEAD = "http://127.0.0.1:1"
 KEY = "right-key"
@@ -58,7 +57,7 @@ def test_health_is_watched_until_interrupted(scripted_node):
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
         looks = (line.split()[1] for line in watching.stdout if line.startswith(scripted_node.url))
         assert [next(looks) for _ in range(3)] == ["ready"] * 3
-        scripted_node.status = "draining"
+        scripted_node.health_status = "draining"
         while (look := next(looks)) == "ready":
             pass
         watching.send_signal(signal.SIGINT)

@@ -13,7 +13,8 @@ from backend_client import (
 )
 from backend_client.errors import CloudUnavailable, ModelNotFound
 from backend_client.options import BreakerOptions
-from tests.faults.scripted_node import EMBEDDER, WRITER, ScriptedNode, choice, data_event, vectors_for
+from tests.faults.scripted_node import EMBEDDER, WRITER, ScriptedNode, choice, vectors_for
+from tests.faults.scripted_node import streamed as events
 
 QUESTION = [{"role": "user", "content": "Where?"}]
 # No trial within a test.
@@ -61,7 +62,7 @@ async def test_a_node_that_answers_other_vectors_than_it_reports_is_not_believed
 
 async def test_a_node_alone_with_its_report_locks_out_nobody_and_is_locked_out_by_two(trio):
     one, two, other = trio
-    other.dimensions = other.answers = 4
+    other.models[EMBEDDER]["dimensions"] = 4
     async with NPUClient(urls([one, other])) as client:
         await client.health()
         assert await outcomes(client) == ({4, 8}, {(one.url, "ok"), (other.url, "ok")})
@@ -103,14 +104,6 @@ async def test_vectors_that_were_cut_are_in_a_space_of_their_own(scripted, asked
         assert client.spaces == {EMBEDDER: "space-a"}
 
 
-@pytest.fixture
-def liars(chats):
-    """The first node answers as another model, which /health lists there or not."""
-    node, chat = chats[0]
-    node.answers_as = chat.model = OTHER
-    return chats
-
-
 CALLS = pytest.mark.parametrize(
     "call",
     [
@@ -129,10 +122,11 @@ CALLS = pytest.mark.parametrize(
 
 @pytest.mark.parametrize("listed", [True, False])
 @CALLS
-async def test_the_answer_of_another_model_is_answered_by_another_node(liars, call, listed):
-    (liar, chat), (honest, _) = liars
+async def test_the_answer_of_another_model_is_answered_by_another_node(pair, call, listed):
+    liar, honest = pair
+    liar.answers_as = OTHER
     if listed:
-        liar.writers = [WRITER, OTHER]
+        liar.offer("generation", OTHER)
     async with NPUClient([liar.url], spaces={EMBEDDER: "space-a"}, options=LONG) as client:
         await client.health()
         client.backend.runtime.add([honest.url])
@@ -143,10 +137,10 @@ async def test_the_answer_of_another_model_is_answered_by_another_node(liars, ca
         ]
         assert result.model in {WRITER, EMBEDDER}
         # It is ejected for that model alone, and nothing was learned of names.
-        before = len(liar.requests) + len(chat.bodies)
+        before = len(liar.requests)
         for _ in range(10):
             assert (await call(client)).node == honest.url
-        assert len(liar.requests) + len(chat.bodies) == before
+        assert len(liar.requests) == before
         liar.answers_as = None
         if result.model == WRITER:
             found = [await client.embed_result(f"text {index}") for index in range(20)]
@@ -158,9 +152,9 @@ async def test_the_answer_of_another_model_is_answered_by_another_node(liars, ca
 
 @pytest.mark.parametrize("device", ["GPU", None])
 @CALLS
-async def test_the_answer_of_another_device_than_was_required_is_answered_by_another_node(chats, call, device):
-    (liar, chat), (honest, _) = chats
-    liar.answers_on, chat.device = device or "", device
+async def test_the_answer_of_another_device_than_was_required_is_answered_by_another_node(pair, call, device):
+    liar, honest = pair
+    liar.answers_on = device
     async with NPUClient([liar.url], spaces={EMBEDDER: "space-a"}, options=LONG) as client:
         assert (await call(client)).node == liar.url
         client.backend.runtime.add([honest.url])
@@ -179,14 +173,14 @@ async def streamed(stream):
     return stream.result
 
 
-async def test_a_name_that_health_lists_is_answered_by_its_model(chats, chat_client):
-    for node, _ in chats:
-        node.aliases = {"prod": WRITER}
-    assert (await chat_client.generate("prompt", model="prod")).model == WRITER
-    assert (await chat_client.chat(QUESTION, model="Prod:latest")).model == WRITER
+async def test_a_name_that_health_lists_is_answered_by_its_model(pair, client):
+    for node in pair:
+        node.alias(prod=WRITER)
+    assert (await client.generate("prompt", model="prod")).model == WRITER
+    assert (await client.chat(QUESTION, model="Prod:latest")).model == WRITER
     with pytest.raises(ModelNotFound):
-        await chat_client.generate("prompt", model="production")
-    assert [attempt.outcome for attempt in (await chat_client.chat(QUESTION)).attempts] == ["ok"]
+        await client.generate("prompt", model="production")
+    assert [attempt.outcome for attempt in (await client.chat(QUESTION)).attempts] == ["ok"]
 
 
 def cloud_of(cloud, model):
@@ -200,8 +194,7 @@ def answering_as(model):
         if "input" in body:
             return web.json_response({"model": model, "data": [{"index": 0, "embedding": [1.0, 2.0]}]})
         if body.get("stream"):
-            events = [{"model": model, "choices": [choice({"content": "Paris"}, "stop")]}]
-            return web.Response(body=b"".join(map(data_event, events)), content_type="text/event-stream")
+            return events({"model": model, "choices": [choice({"content": "Paris"}, "stop")]})
         message = {"role": "assistant", "content": "Paris"}
         choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
         return web.json_response({"model": model, "choices": choices})

@@ -9,10 +9,9 @@ from backend_client import (
     ClientOptions,
     ConfigurationError,
     NPUClient,
-    NPUUnavailableError,
 )
 from backend_client.options import ProbeOptions
-from tests.faults.scripted_node import EMBEDDER, WRITER, vectors_for
+from tests.faults.scripted_node import EMBEDDER, vectors_for
 
 TEXTS = [f"text {index}" for index in range(64 * 12)]
 
@@ -37,7 +36,7 @@ def answer_in_turn(first, second):
 @pytest.mark.parametrize("first", [0, 1])
 async def test_an_ambiguous_default_is_rejected_whichever_node_answers_first(pair, calls, first):
     """Each node has an embedding model of its own; the probe of the other waits until the first was answered."""
-    pair[1].embedders = {"model-b": "space-of-b"}
+    pair[1].offer("embedding", "model-b", space="space-of-b")
     answer_in_turn(pair[first], pair[1 - first])
     with pytest.raises(ConfigurationError, match=rf"{EMBEDDER}, model-b"):
         await calls.many([node.url for node in pair], ["text"], options=OFTEN)
@@ -46,7 +45,7 @@ async def test_an_ambiguous_default_is_rejected_whichever_node_answers_first(pai
 
 
 async def test_an_ambiguous_default_is_none_once_a_space_or_a_model_is_named(scripted, calls):
-    scripted.embedders = {"model-b": "space-of-b"}
+    scripted.offer("embedding", "model-b", space="space-of-b")
     assert (await calls.many([scripted.url], ["text"], model="model-b")).space == "space-of-b"
     assert (await calls.many([scripted.url], ["text"], spaces={"model-b": "space-of-b"})).space == "space-of-b"
     with pytest.raises(ConfigurationError, match="2 embedding models"):
@@ -56,21 +55,12 @@ async def test_an_ambiguous_default_is_none_once_a_space_or_a_model_is_named(scr
 async def test_a_default_that_was_used_stays_when_the_fleet_gets_a_second_model(scripted):
     async with NPUClient([scripted.url]) as client:
         await client.embed("text")
-        scripted.embedders = {"model-b": "space-of-b"}
+        scripted.offer("embedding", "model-b", space="space-of-b")
         before = scripted.probes
         while scripted.probes < before + 2:
             await asyncio.sleep(0.05)
         np.testing.assert_array_equal(await client.embed_many(["text"]), vectors_for(["text"]))
         assert client.spaces == {EMBEDDER: "space-a"}
-
-
-async def test_a_model_that_failed_before_its_kind_was_known_leaves_the_node_usable(scripted):
-    """As nodes report a configured model whose files are missing."""
-    scripted.failed = ["broken"]
-    async with NPUClient([scripted.url]) as client:
-        assert (await client.generate("prompt")).model == WRITER
-        with pytest.raises(NPUUnavailableError, match="broken in the state failed"):
-            await client.generate("prompt", model="broken")
 
 
 @pytest.mark.parametrize("first", [0, 1])

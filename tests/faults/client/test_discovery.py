@@ -9,10 +9,10 @@ import dns.rrset
 import pytest
 from dns import asyncresolver
 
-from backend_client import ClientOptions, ConfigurationError, NPUClient, NPUUnavailableError
+from backend_client import ClientOptions, NPUClient, NPUUnavailableError
 from backend_client.fleet import discovery
 from backend_client.fleet.discovery import Follower, find_nodes, srv_nodes
-from backend_client.http.addresses import NodeAddress, parse_nodes
+from backend_client.http.addresses import NodeAddress
 from backend_client.http.transport import RememberingResolver
 from backend_client.lifetime import Shared
 
@@ -175,15 +175,3 @@ async def test_a_node_leaves_only_when_its_source_leaves_it_out_twice_and_fixed_
         await follower.look()
         seen.append("".join(sorted(url[7] for url in fleet)))
     assert seen == members
-
-
-def test_what_is_no_node_is_refused():
-    nodes, sources = parse_nodes(["http://a:1/", "http://a:1", "dns://b:2", "srv://_x._tcp.c", "file:///d"])
-    assert nodes == ["http://a:1"]
-    assert [str(source) for source in sources] == ["dns://b:2", "srv://_x._tcp.c", "file:///d"]
-    for wrong in ("ftp://a", "http://", "http://user:hunter2@a", "http://a?x=1", "dns://b", "a:99999"):
-        with pytest.raises(ConfigurationError) as caught:
-            NPUClient([wrong])
-        assert "hunter2" not in str(caught.value)
-    with pytest.raises(ConfigurationError, match="list"):
-        NPUClient("http://a:1")

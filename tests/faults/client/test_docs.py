@@ -11,8 +11,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from backend_client import ConfigurationError
-from tests.faults.scripted_node import ANSWER, ScriptedNode, error_response, vectors_for
-from tests.faults.served import served_in_thread
+from tests.faults.scripted_node import ANSWER, ScriptedNode, error_response, served_in_thread, vectors_for
 from tests.support.later import Later
 
 celery_testing = Later("celery.contrib.testing.worker")

@@ -8,8 +8,7 @@ import pytest
 from backend_client import NPUClient
 from backend_client.cli import embed
 from backend_client.cli.main import main
-from tests.faults.scripted_node import ScriptedNode, error_response, vectors_for, vectors_in
-from tests.faults.served import served_in_thread
+from tests.faults.scripted_node import ScriptedNode, error_response, served_in_thread, vectors_for
 
 TEXTS = [f"text {index} ä" for index in range(300)]
 
@@ -90,25 +89,6 @@ def test_another_vector_space_or_input_does_not_continue(node, source, tmp_path,
     source.write_text('"another"\n', encoding="utf-8")
     assert main(["embed", "--in", str(source), "--out", str(out)]) == 1
     assert "holds another job" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("fails_late")
-def test_an_alias_that_means_another_model_does_not_continue(node, source, tmp_path, capsys):
-    """Rows are continued under the name that was asked for, not under the model that happened to answer."""
-    out = tmp_path / "out.npy"
-    node.embedders = {"model-a": "space-of-a", "model-b": "space-of-b"}
-    node.aliases = {"prod": "model-a"}
-    command = ["embed", "--in", str(source), "--out", str(out)]
-    assert main([*command, "--model", "prod"]) == 1
-    node.respond = None
-    assert main([*command, "--model", "model-a"]) == 1
-    assert 'model: "prod" in job.json' in capsys.readouterr().err
-    node.aliases = {"prod": "model-b"}
-    assert main([*command, "--model", "prod"]) == 1
-    assert "vector space" in capsys.readouterr().err
-    node.aliases = {"prod": "model-a"}
-    assert main(command) == 0
-    np.testing.assert_array_equal(np.load(out), vectors_in("space-of-a", TEXTS))
 
 
 @pytest.mark.usefixtures("node")

@@ -8,21 +8,6 @@ from backend_client.errors import CloudRejected, CloudUnavailable
 from tests.faults.client.test_fallback import DEAD, SPACES, fallback, settings
 
 
-@pytest.mark.parametrize(("status", "error"), [(429, CloudUnavailable), (500, CloudUnavailable)])
-async def test_both_failing_is_one_error_with_the_whole_history(cloud, status, error):
-    async def fail(_):
-        return web.json_response({"error": {"message": "no"}}, status=status)
-
-    cloud.respond = fail
-    async with fallback([DEAD], cloud) as client:
-        with pytest.raises(NPUUnavailableError) as caught:
-            await client.generate("prompt")
-        assert isinstance(caught.value.cloud_error, error)
-        assert caught.value.attempts[-1].node == cloud.url
-        assert len(cloud.requests) == 1
-        assert client.ledger.cloud.calls == 0
-
-
 def answering(status, message="no"):
     async def respond(_):
         return web.json_response({"error": {"message": message}}, status=status)
@@ -68,14 +53,6 @@ async def test_a_redirect_of_the_cloud_is_not_followed(cloud, target):
             await client.generate("prompt")
     assert caught.value.cloud_error.status == 307
     assert len(cloud.requests) == 1
-
-
-async def test_a_wrong_key_or_model_says_which_setting_to_check(cloud):
-    for status, setting in ((401, "cloud.api_key"), (404, "cloud.base_url and the model names")):
-        cloud.respond = answering(status)
-        async with fallback([DEAD], cloud) as client:
-            with pytest.raises(NPUUnavailableError, match=setting):
-                await client.generate("prompt")
 
 
 async def test_a_cloud_that_fails_is_left_alone(cloud):

@@ -38,7 +38,7 @@ def fallback(nodes, cloud, *, spaces=None, local_only=False, **more):
     return InferenceClient(NPUClient(nodes, spaces=spaces), CloudClient(settings(cloud, **more)), local_only=local_only)
 
 
-SPACES = {"all-minilm-l6-v2": "space-a"}
+SPACES = {"fake-embedder": "space-a"}
 
 
 async def test_a_node_that_can_serve_keeps_everything_local(scripted, cloud):
@@ -47,14 +47,14 @@ async def test_a_node_that_can_serve_keeps_everything_local(scripted, cloud):
         assert (await client.generate("prompt")).source == "npu"
         assert [piece async for piece in client.stream("prompt")] == ANSWER
         assert (client.ledger.local.calls, client.ledger.cloud.calls) == (3, 0)
-        assert (client.ledger.local.prompt_tokens, client.ledger.local.completion_tokens) == (21, 10)
+        assert (client.ledger.local.prompt_tokens, client.ledger.local.completion_tokens) == (2, 8)
     assert not cloud.requests
 
 
 async def test_the_cloud_takes_over_when_the_node_dies(scripted, cloud):
     async with fallback([scripted.url], cloud) as client:
         before = await client.embed_result("text")
-        scripted.status = "draining"
+        scripted.health_status = "draining"
 
         async def draining(_):
             return error_response(503, "draining", retry_after_ms=1000)
@@ -91,9 +91,9 @@ async def test_the_ledger_is_exact_to_the_token(cloud):
 
 
 async def test_no_cloud_for_a_space_that_is_not_mapped(cloud):
-    async with fallback([DEAD], cloud, spaces={"all-minilm-l6-v2": "another"}) as client:
+    async with fallback([DEAD], cloud, spaces={"fake-embedder": "another"}) as client:
         with pytest.raises(NPUUnavailableError, match="no cloud model is declared for the vector space another"):
-            await client.embed("text", model="all-minilm-l6-v2")
+            await client.embed("text", model="fake-embedder")
     two = {"space-a": "cloud-minilm", "space-b": "cloud-e5"}
     async with fallback([DEAD], cloud, embedding_models=two) as client:
         with pytest.raises(NPUUnavailableError, match="no node has reported"):

@@ -12,7 +12,7 @@ from backend_client.errors import (
     PayloadTooLarge,
 )
 from backend_client.options import RetryOptions
-from tests.faults.scripted_node import error_response
+from tests.faults.scripted_node import EMBEDDER, error_response
 
 # So many retries that no call waits for one.
 ENOUGH = ClientOptions(retry=RetryOptions(initial=20.0))
@@ -93,16 +93,16 @@ async def test_a_call_that_one_node_refuses_for_its_key_goes_to_another(pair, st
     assert pair[0].requests
 
 
-@pytest.mark.parametrize("model", [None, "all-minilm-l6-v2"])
+@pytest.mark.parametrize("model", [None, EMBEDDER])
 @pytest.mark.parametrize("more", [{"context_limit": 512}, {"placements": ["NPU", "CPU"]}])
 async def test_a_text_too_long_for_one_node_goes_to_one_with_more_room(pair, model, more):
     async def refuse(_):
         return error_response(400, "context_length_exceeded", "the text has 300 tokens")
 
     pair[0].respond = refuse
-    pair[0].placements = pair[1].placements = ["NPU"]
-    for name, value in more.items():
-        setattr(pair[1], name, value)
+    for node in pair:
+        node.models[EMBEDDER] |= {"placements": ["NPU"], "context_limit": 256}
+    pair[1].models[EMBEDDER] |= more
     async with NPUClient([node.url for node in pair]) as client:
         for number in range(8):
             await client.embed(f"text {number}", model=model)

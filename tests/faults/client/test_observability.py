@@ -20,9 +20,7 @@ from backend_client import (
     sync,
 )
 from backend_client.observability import Metrics, instrument
-from backend_client.testing import FakeFleet
-from tests.faults.scripted_node import ANSWER, EMBEDDER, WRITER, ScriptedNode, error_response, sse
-from tests.faults.served import served_in_thread
+from tests.faults.scripted_node import ANSWER, EMBEDDER, WRITER, ScriptedNode, error_response, served_in_thread, sse
 
 
 class Observed:
@@ -84,16 +82,16 @@ async def test_each_operation_has_a_span_and_its_tokens(scripted, observed):
     attributes = observed.spans[2].attributes
     assert attributes["gen_ai.request.stream"]
     assert attributes["gen_ai.response.model"] == WRITER
-    assert (attributes["gen_ai.usage.input_tokens"], attributes["gen_ai.usage.output_tokens"]) == (7, 5)
+    assert (attributes["gen_ai.usage.input_tokens"], attributes["gen_ai.usage.output_tokens"]) == (1, 4)
     assert attributes["gen_ai.response.finish_reasons"] == ("stop",)
     of_chat = {"operation": "chat", "source": "npu", "model": WRITER}
     assert observed.value("gen_ai_client_token_usage_count", **of_chat, type="output") == 2
-    assert observed.value("gen_ai_client_token_usage_sum", **of_chat, type="output") == 10
-    assert observed.value("gen_ai_client_token_usage_bucket", **of_chat, type="output", le="4.0") == 0
+    assert observed.value("gen_ai_client_token_usage_sum", **of_chat, type="output") == 8
+    assert observed.value("gen_ai_client_token_usage_bucket", **of_chat, type="output", le="1.0") == 0
     assert observed.value("gen_ai_client_token_usage_bucket", **of_chat, type="output", le="16.0") == 2
     assert observed.value("gen_ai_client_operation_duration_seconds_count", **of_chat, error="") == 2
     of_embeddings = {"operation": "embeddings", "source": "npu", "model": EMBEDDER}
-    assert observed.value("gen_ai_client_token_usage_sum", **of_embeddings, type="input") == 7
+    assert observed.value("gen_ai_client_token_usage_sum", **of_embeddings, type="input") == 0
     assert observed.value("gen_ai_client_token_usage_count", **of_embeddings, type="output") is None
 
 
@@ -106,7 +104,7 @@ async def test_retries_and_failures_are_counted(scripted, observed):
         await client.embed("text")
         assert len(scripted.requests) == 2
         assert len({request.headers["traceparent"] for request in scripted.requests}) == 1
-        scripted.status = "draining"
+        scripted.health_status = "draining"
         assert observed.value("npu_client_attempts_total", node=scripted.url, outcome="NodeNotServing") == 1
         assert observed.value("npu_client_attempts_total", node=scripted.url, outcome="ok") == 1
         with pytest.raises(NPUUnavailableError):
@@ -149,14 +147,6 @@ async def test_the_state_of_nodes_breakers_and_budget_is_told(scripted, observed
         assert observed.value("npu_client_retry_budget") < 1
 
 
-async def test_a_chat_says_why_it_ended_whole_and_streamed(observed):
-    with FakeFleet(1) as fleet:
-        async with observed(fleet.async_client()) as client:
-            await client.chat([{"role": "user", "content": "Hello"}])
-            [_ async for _ in client.stream_chat([{"role": "user", "content": "Hello"}])]
-    assert [span.attributes["gen_ai.response.finish_reasons"] for span in observed.spans] == [("stop",)] * 2
-
-
 def test_a_blocking_client_is_observed_within_the_callers_span(observed):
     with served_in_thread(ScriptedNode()) as url, sync.NPUClient([url]) as client:
         observed(client)
@@ -174,7 +164,7 @@ async def test_what_the_cloud_cost_is_told(scripted, cloud, observed):
     client = InferenceClient(NPUClient([scripted.url]), CloudClient(settings))
     async with observed(client):
         await client.generate("prompt")
-        scripted.status = "draining"
+        scripted.health_status = "draining"
         await client.npu.health()
         scripted.respond = draining
         await client.generate("prompt")
@@ -184,19 +174,6 @@ async def test_what_the_cloud_cost_is_told(scripted, cloud, observed):
         assert observed.value("npu_client_cloud_spend_cap") == 5
         assert observed.value("npu_client_breaker_state", node="cloud", state="closed") == 1
     assert all("traceparent" not in request.headers for request in cloud.requests)
-
-
-async def test_the_cloud_shows_as_the_source(cloud, observed):
-    settings = CloudSettings(base_url=cloud.url, api_key="sk", chat_model="cloud-chat")
-    client = InferenceClient(NPUClient(["http://127.0.0.1:1"]), CloudClient(settings))
-    async with observed(client):
-        await client.generate("prompt")
-    [span] = observed.spans
-    assert (span.attributes["gen_ai.provider.name"], span.attributes["gen_ai.response.model"]) == (
-        "openai",
-        "cloud-chat",
-    )
-    assert server_of(span) == host_and_port(cloud.url)
 
 
 async def test_a_stream_that_breaks_off_or_is_left_ends_its_span(scripted, observed):
@@ -249,23 +226,3 @@ async def test_a_client_that_is_instrumented_twice_is_counted_once(scripted, obs
         await client.embed("text")
         assert elsewhere.get_sample_value("gen_ai_client_operation_duration_seconds_count", labels) == 1
         assert observed.value("gen_ai_client_operation_duration_seconds_count", **labels) == 2
-
-
-async def test_rankings_and_transcriptions_are_operations_of_their_own(observed):
-    with FakeFleet(1) as fleet:
-        async with observed(fleet.async_client()) as client:
-            await client.rerank("capital of France", ["Bonn", "Paris"])
-            await client.transcribe(b"RIFF", model="fake-listener")
-    ranked, heard = observed.spans
-    assert [span.name for span in (ranked, heard)] == ["rerank", "transcribe fake-listener"]
-    assert (ranked.attributes["gen_ai.usage.input_tokens"], ranked.attributes["gen_ai.response.model"]) == (
-        5,
-        "fake-reranker",
-    )
-    assert not [name for span in (ranked, heard) for name in span.attributes if name.endswith("output_tokens")]
-    assert "gen_ai.usage.input_tokens" not in heard.attributes, "a recording is counted in seconds"
-    for operation, model, tokens in (("rerank", "fake-reranker", 5), ("transcribe", "fake-listener", None)):
-        labels = {"operation": operation, "source": "npu", "model": model}
-        assert observed.value("gen_ai_client_operation_duration_seconds_count", **labels, error="") == 1
-        assert observed.value("gen_ai_client_token_usage_sum", **labels, type="input") == tokens
-        assert observed.value("gen_ai_client_token_usage_count", **labels, type="output") is None

@@ -78,14 +78,6 @@ def test_calls_of_other_threads_do_not_wait_for_a_source(client, elsewhere):
         assert sum(len(batch.vectors) for batch in streamed.result(WAIT_S)) == len(TEXTS)
 
 
-def test_vectors_are_yielded_while_the_source_is_stuck(client, elsewhere):
-    with Stuck(TEXTS) as source:
-        stream = client.embed_stream(source)
-        assert len(elsewhere.submit(next, stream).result(WAIT_S).vectors) == BATCH
-        source.released.set()
-        assert [len(batch.vectors) for batch in stream] == [6]
-
-
 @pytest.mark.parametrize("make", [broken, broken_later])
 async def test_a_source_that_fails_does_so_after_the_vectors_of_all_its_texts(fleet, make):
     rows = []
@@ -114,13 +106,6 @@ async def test_the_deadline_of_embed_many_holds_while_its_source_is_stuck(fleet,
         async with fleet.async_client() as client, asyncio.timeout(WAIT_S):
             with pytest.raises(DeadlineExceeded, match="after 0 texts had been read; increase `timeout`"):
                 await client.embed_many(read(source), timeout=0.05)
-
-
-@pytest.mark.parametrize("make", [broken, broken_later])
-async def test_embed_many_raises_the_error_of_its_source(fleet, make):
-    async with fleet.async_client() as client:
-        with pytest.raises(OSError, match="the source failed"):
-            await client.embed_many(make(TEXTS))
 
 
 async def test_embed_many_reads_no_faster_than_it_embeds(fleet):

@@ -80,19 +80,19 @@ async def test_one_call_of_the_sdk_can_say_that_it_stays(openai, cloud, options)
         ({"extra_headers": {"X-NPU-Require-Device": "NPU"}}, False),
     ],
 )
-async def test_a_device_that_the_sdk_requires_is_kept_to(chats, cloud, options, served):
-    async with backend_client.openai(settings(cloud, [node.url for node, _ in chats])) as openai:
+async def test_a_device_that_the_sdk_requires_is_kept_to(pair, cloud, options, served):
+    async with backend_client.openai(settings(cloud, [node.url for node in pair])) as openai:
         call = openai.chat.completions.create(model=WRITER, messages=QUESTION, **options)
         if served:
             await call
         else:
             with pytest.raises(sdk.APIError, match="NPU"):
                 await call
-    sent = [chat for _, chat in chats if chat.bodies]
+    sent = [node for node in pair if node.bodies]
     assert len(sent) == served
-    for chat in sent:
-        assert "require_device" not in chat.bodies[0]
-        assert chat.headers[0]["X-NPU-Require-Device"] == "CPU"
+    for node in sent:
+        assert "require_device" not in node.bodies[0]
+        assert node.requests[0].headers["X-NPU-Require-Device"] == "CPU"
     assert not cloud.requests
 
 
@@ -126,19 +126,19 @@ async def test_embeddings_of_post_stay_with_the_nodes_and_the_error_names_the_ca
     assert not cloud.requests
 
 
-async def test_headers_of_a_call_go_to_nodes_and_to_the_cloud_where_they_are_listed(chats, cloud):
+async def test_headers_of_a_call_go_to_nodes_and_to_the_cloud_where_they_are_listed(pair, cloud):
     headers = {"X-Tenant": "a", "X-Trace": "b", "Authorization": "Bearer caller", "Cookie": "c=d"}
-    [(node, chat), _] = chats
+    node = pair[0]
     configured = settings(cloud, [node.url], extra_headers=["x-tenant"])
     async with InferenceClient.from_settings(configured) as client:
         assert (await client.chat(QUESTION, extra_headers=headers)).source == "npu"
-        assert {name: chat.headers[0][name] for name in headers} == headers
+        assert {name: node.requests[0].headers[name] for name in headers} == headers
 
         async def drain(_):
             return error_response(503, "draining", retry_after_ms=60_000)
 
         assert (await client.embed_result("text")).source == "npu"
-        node.respond = chat.respond = drain
+        node.respond = drain
         cloud.requests.clear()
         assert (await client.chat(QUESTION, extra_headers=headers)).source == "cloud"
         assert (await client.generate("Where?", extra_headers=headers)).source == "cloud"

@@ -58,18 +58,15 @@ class Responses:
 
 @pytest.fixture
 async def fleet():
-    """Three scripted nodes, as (node, responses) pairs."""
-    nodes = [ScriptedNode() for _ in range(3)]
-    pairs = [(node, Responses(name)) for node, name in zip(nodes, "abc", strict=True)]
-    for node, responses in pairs:
-        node.more_routes = responses.routes()
-    async with nodes[0].running(), nodes[1].running(), nodes[2].running():
-        yield pairs
+    """Three nodes that store responses."""
+    a, b, c = (ScriptedNode(routes=Responses(name).routes()) for name in "abc")
+    async with a.running(), b.running(), c.running():
+        yield [a, b, c]
 
 
 @pytest.fixture
 async def openai(fleet):
-    async with backend_client.openai(ClientSettings(nodes=[node.url for node, _ in fleet])) as client:
+    async with backend_client.openai(ClientSettings(nodes=[node.url for node in fleet])) as client:
         yield client
 
 
@@ -87,7 +84,7 @@ async def test_later_turns_go_where_the_earlier_one_is_stored(openai, streamed):
 
 
 async def test_a_response_of_another_client_is_searched_for(openai, fleet):
-    async with NPUClient([fleet[1][0].url]) as other:
+    async with NPUClient([fleet[1].url]) as other:
         made = await other.post("/v1/responses", {"input": "Hello"})
     assert made.body["id"].startswith("resp_b")
     later = await openai.responses.create(model=WRITER, input="And?", previous_response_id=made.body["id"])

@@ -9,16 +9,9 @@ import pytest
 from backend_client import NPUClient
 from backend_client.errors import BadReply
 from backend_client.http.transport import REMEMBERED, RequestIds
-from tests.faults.chat_node import chunk
-from tests.faults.scripted_node import EMBEDDER, WRITER, choice, data_event, done_event, sse, vectors_for
+from backend_client.testing import FakeNode
+from tests.faults.scripted_node import event_bytes, vectors_for
 
-HEALTH = {
-    "status": "ready",
-    "models": [
-        {"id": EMBEDDER, "kind": "embedding", "state": "ready", "dimensions": 8, "space": "s", "placements": ["CPU"]},
-        {"id": WRITER, "kind": "generation", "state": "ready", "placements": ["CPU"]},
-    ],
-}
 # What a node does with the id of a request.
 REPEAT = "X-Request-ID: {}\r\n"
 NONE = ""
@@ -61,7 +54,7 @@ class Doubling:
                 body = await reader.readexactly(int(headers.get("content-length", 0)))
                 path = head[0].split()[1]
                 if path == "/health":
-                    writer.write(_reply("application/json", json.dumps(HEALTH).encode()))
+                    writer.write(_reply("application/json", FakeNode(None, 8).health().body))
                     continue
                 self.connections += before is None
                 self.served += 1
@@ -94,18 +87,13 @@ def _reply(kind, body, more=""):
 
 
 def _answer(path, asked, identity):
-    """Every answer repeats what was asked."""
-    if path == "/embeddings":
-        shape = f"{identity}X-Shape: {len(asked['texts'])},8\r\nX-Space: s\r\nX-Model: {EMBEDDER}\r\n"
-        return _reply("application/octet-stream", vectors_for(asked["texts"]).tobytes(), shape)
-    if path == "/inference":
-        return _reply(
-            "text/event-stream", sse("token", {"text": asked["prompt"]}) + sse("done", done_event()), identity
-        )
-    if path == "/tokenize":
-        return _reply("application/json", json.dumps({"count": len(asked["prompt"])}).encode(), identity)
-    chunks = [chunk([choice({"content": asked["messages"][0]["content"]})]), chunk([choice({}, "stop")])]
-    return _reply("text/event-stream", b"".join(map(data_event, chunks)) + b"data: [DONE]\n\n", identity)
+    """What a node answers: every answer repeats what was asked."""
+    node = FakeNode(lambda _: None, 8)
+    node.answer = lambda body: body.get("prompt") or body["messages"][0]["content"]
+    _, answer = node.take(path, {}, json.dumps(asked).encode())
+    headers = "".join(f"{name}: {value}\r\n" for name, value in answer.headers.items() if name != "Content-Type")
+    body = answer.body if answer.events is None else b"".join(event_bytes(*event) for event in answer.events)
+    return _reply(answer.headers["Content-Type"], body, identity + headers)
 
 
 async def embed(client, text):
@@ -126,7 +114,7 @@ async def chat(client, text):
 
 
 async def count(client, text):
-    return "right" if await client.count_tokens(text) == len(text) else "wrong"
+    return "right" if await client.count_tokens("x " * len(text)) == len(text) else "wrong"
 
 
 @pytest.mark.parametrize("lags", [False, True])

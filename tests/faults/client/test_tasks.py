@@ -46,12 +46,6 @@ async def test_documents_come_by_their_relevance(client, fleet):
     assert pickle.loads(pickle.dumps(result)) == result  # noqa: S301
 
 
-async def test_only_the_most_relevant_ones_come(client):
-    result = await client.rerank("capital of France", DOCUMENTS, top_n=1)
-    assert [document.index for document in result.documents] == [1]
-    assert len((await client.rerank("capital", DOCUMENTS, top_n=99)).documents) == 3
-
-
 @pytest.mark.parametrize(
     ("arguments", "options", "param"),
     [

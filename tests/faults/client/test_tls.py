@@ -4,13 +4,11 @@ import asyncio
 import ssl
 import subprocess
 
-import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from backend_client import CloudClient, CloudSettings, ConfigurationError, NPUClient, NPUUnavailableError
-from backend_client.http.transport import connection_error
 from tests.faults.scripted_node import ScriptedNode
 from worker_node.app import make_app
 from worker_node.core.errors import ConfigurationError as NodeConfigurationError
@@ -83,24 +81,6 @@ async def test_a_node_with_a_client_authority_admits_only_its_certificates(pki):
             with pytest.raises(NPUUnavailableError, match=r"cannot connect|client_cert"):
                 await client.embed("text", timeout=3)
     assert len(node.requests) == 1
-
-
-@pytest.mark.parametrize(
-    ("reason", "told"),
-    [
-        ("TLSV13_ALERT_CERTIFICATE_REQUIRED", "refused the TLS handshake (TLSV13_ALERT_CERTIFICATE_REQUIRED)"),
-        ("SSLV3_ALERT_BAD_CERTIFICATE", "refused the TLS handshake (SSLV3_ALERT_BAD_CERTIFICATE)"),
-        (None, "a node with tls_client_ca ends connections so when client_cert is missing"),
-    ],
-)
-def test_a_refused_client_certificate_is_told(reason, told):
-    """As aiohttp hands on what asyncio raises; which of the two a client gets to see depends on timing."""
-    error = aiohttp.ClientOSError(1, "words of the system")
-    if reason is not None:
-        error.__cause__ = ssl.SSLError(1, "words of the system")
-        error.__cause__.reason = reason
-    assert told in connection_error("https://node:8081", error).what
-    assert "certificate" not in connection_error("http://node:8081", aiohttp.ServerDisconnectedError()).what
 
 
 async def test_the_node_itself_serves_tls(pki):

@@ -97,13 +97,6 @@ async def test_what_is_no_transcription_is_no_answer(client, fleet, monkeypatch,
         await client.transcribe(AUDIO)
 
 
-async def test_a_transcription_may_be_its_text_alone(client, fleet, monkeypatch):
-    for node in fleet:
-        monkeypatch.setattr(node, "_answer", lambda *_: json_answer({"text": ""}, route_headers("fake-listener")))
-    result = await client.transcribe(AUDIO)
-    assert (result.text, result.language, result.duration, result.segments, result.words) == ("", None, None, (), ())
-
-
 async def test_a_recording_goes_to_the_node_that_hears():
     with FakeFleet(2) as mixed:
         mixed[1].offers = {"embedding", "rerank"}

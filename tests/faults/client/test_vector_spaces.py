@@ -17,8 +17,9 @@ SPACES = {"model-a": "space-of-a", "model-b": "space-of-b"}
 async def nodes(pair):
     """Two nodes that both have two models, and take `prod` for different ones."""
     for node, name in zip(pair, SPACES, strict=True):
-        node.embedders = dict(SPACES)
-        node.aliases = {"prod": name}
+        for model, space in SPACES.items():
+            node.offer("embedding", model, space=space)
+        node.alias(prod=name)
     return pair
 
 
@@ -43,11 +44,11 @@ async def test_a_space_bound_to_an_alias_decides_which_node_serves_it(nodes, cal
 
 async def test_a_bound_model_is_not_bypassed_by_a_node_that_uses_its_name_as_an_alias(pair, calls):
     impostor, honest = pair
-    impostor.embedders = {"model-b": "space-of-b"}
-    impostor.aliases = {"model-a": "model-b"}
+    impostor.offer("embedding", "model-b", space="space-of-b")
+    impostor.alias(**{"model-a": "model-b"})
     with pytest.raises(NPUUnavailableError):
         await calls.many([impostor.url], TEXTS[:10], model="model-a", spaces={"model-a": "space-of-a"})
-    honest.embedders = {"model-a": "space-of-a"}
+    honest.offer("embedding", "model-a", space="space-of-a")
     result = await calls.many([impostor.url, honest.url], model="model-a", spaces={"model-a": "space-of-a"})
     assert result.space == "space-of-a"
     assert_one_space(result)
@@ -63,14 +64,14 @@ def change(node, alias, name, after):
 
     async def respond(_):
         if len(node.requests) >= after:
-            node.aliases[alias] = name
+            node.alias(**{alias: name})
 
     node.respond = respond
 
 
 async def test_a_reload_of_one_node_in_the_middle_leaves_its_rows_to_the_other(nodes, calls):
     for node in nodes:
-        node.aliases = {"prod": "model-a"}
+        node.alias(prod="model-a")
     change(nodes[1], "prod", "model-b", after=3)
     result = await calls.many([node.url for node in nodes], model="prod")
     assert result.space == "space-of-a"
@@ -81,12 +82,12 @@ async def test_two_calls_of_one_client_have_one_space(nodes):
     node = nodes[0]
     async with NPUClient([node.url]) as client:
         assert (await client.embed_result("text", model="prod")).space == "space-of-a"
-        node.aliases = {"prod": "model-b"}
+        node.alias(prod="model-b")
         with pytest.raises(VectorSpaceMismatch):
             await client.embed("text", model="prod")
         # The model itself is as good as before.
         assert (await client.embed_result("text", model="model-a")).space == "space-of-a"
-        node.aliases = {"prod": "model-a"}
+        node.alias(prod="model-a")
         before = node.probes
         while node.probes < before + 2:
             await asyncio.sleep(0.05)
@@ -101,7 +102,7 @@ def fallback(nodes, cloud, mapped, **more):
 async def test_the_cloud_continues_only_in_the_space_of_the_alias(nodes, cloud):
     """All nodes change what `prod` means; the cloud has a model for the space that it meant."""
     for node in nodes:
-        node.aliases = {"prod": "model-a"}
+        node.alias(prod="model-a")
         change(node, "prod", "model-b", after=2)
     async with fallback(nodes, cloud, {"space-of-a": "cloud-a", "space-of-b": "cloud-b"}) as client:
         result = await client.embed_many_result(TEXTS, model="prod")

@@ -88,15 +88,6 @@ async def test_generate_and_stream_give_the_same(scripted, client):
     assert scripted.bodies == [body, body]
 
 
-async def test_leaving_a_stream_ends_it_and_the_node_stays_in_use(client):
-    async with client.stream("prompt") as stream:
-        async for piece in stream:
-            assert piece == ANSWER[0]
-            break
-    assert client.status()[0].in_flight == 0
-    assert (await client.generate("prompt")).text
-
-
 async def test_an_error_event_in_a_stream_is_typed(scripted, client):
     async def break_off(request):
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -169,10 +160,3 @@ async def test_each_status_has_its_error(scripted, client, status, code, error):
     assert "as the node says" not in str(caught.value)
     assert caught.value.attempts[-1].status == status
     assert caught.value.request_id == scripted.requests[0].headers["X-Request-ID"]
-
-
-async def test_text_that_is_none_is_refused_here(client):
-    with pytest.raises(RequestRejected, match=r"texts\[1\] must be a str"):
-        await client.embed_many(["a", 1])
-    with pytest.raises(RequestRejected, match="not Unicode"):
-        await client.embed("\ud800")
