@@ -56,7 +56,6 @@ async def test_documents_come_by_their_relevance(client, fleet):
         ((b"q", ["a"]), {}, "query"),
         (("q", ["a"]), {"top_n": 0}, "top_n"),
         (("q", ["a"]), {"top_k": 1}, "top_k"),
-        (("q", ["a"]), {"max_tokens_per_doc": -1}, "max_tokens_per_doc"),
     ],
 )
 async def test_a_wrong_ranking_is_refused_before_it_is_sent(client, fleet, arguments, options, param):
