@@ -1,4 +1,4 @@
-"""The small pure parts: events, batches, selection, ledger, settings, the table."""
+"""The small pure parts: events, batches, vectors, ledger, settings, errors."""
 
 import itertools
 import json
@@ -11,12 +11,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from backend_client import ClientOptions, ClientSettings, CloudSettings, ConfigurationError
-from backend_client.cli.flags import table
 from backend_client.cloud.ledger import Ledger
 from backend_client.embed_many import cut
-from backend_client.errors import BadReply, InvalidArgument, SpendCapReached
+from backend_client.errors import BadReply, InvalidArgument, RequestRejected, SpendCapReached
 from backend_client.http.answers import check_generation
-from backend_client.http.errors import status_error
+from backend_client.http.errors import event_error, status_error
 from backend_client.http.messages import NotAnAnswer, Reply, embed_reply
 from backend_client.http.sse import Event, EventParser, MalformedStream
 from backend_client.options import BatchOptions, HedgeOptions, ProbeOptions
@@ -54,21 +53,6 @@ def test_batches_hold_every_text_once_within_the_limits(texts, most, tokens):
         assert 1 <= stop - start <= most
         size = sum(len(text.encode(errors="replace")) for text in texts[start:stop]) / 2.0
         assert size <= tokens or stop - start == 1
-
-
-def test_the_cap_counts_what_is_under_way():
-    ledger = Ledger({"m": Price(input=Decimal(1), output=Decimal(2))}, Decimal("0.000100"))
-    first = ledger.reserve("m", Usage(40, 10))
-    with pytest.raises(SpendCapReached):
-        ledger.reserve("m", Usage(41, 0))
-    ledger.release(first)
-    second = ledger.reserve("m", Usage(60, 20))
-    ledger.settle(second, Usage(7, 3))
-    assert ledger.cloud.cost == Decimal("0.000013")
-    assert ledger.left == Decimal("0.000087")
-    third = ledger.reserve("m", Usage(10, 0))
-    ledger.settle(third, None)
-    assert (ledger.cloud.prompt_tokens, ledger.cloud.estimated_calls) == (17, 1)
 
 
 @given(
@@ -144,17 +128,6 @@ def test_vectors_without_a_finite_norm_or_with_none_are_refused(numbers):
     assume(norm < 1e19 or not np.isfinite(norm))
     reads = embed_reply if np.isfinite(norm) and norm > 0 else refused
     reads("n", reply(f"1,{len(vector)}", vector.tobytes()), 1)
-
-
-@pytest.mark.parametrize("only", [[0, 0, -1, 0], [1, 1e-45, 0, 0], [1e-20, 0, 0, 0], [1e18, -1e18, 1, 0]])
-def test_a_vector_whose_norm_float32_can_hold_is_one(only):
-    vector = np.float32(only)
-    np.testing.assert_array_equal(embed_reply("n", reply("1,4", vector.tobytes()), 1).vectors[0], vector)
-
-
-@pytest.mark.parametrize("only", [[0, 0, 0, 1e-45], [1e-38, 1e-38, 0, 0], [1, 3e38, 0, 0], [-1e20, 0, 0, 0]])
-def test_a_vector_whose_norm_float32_cannot_hold_is_refused(only):
-    refused("n", reply("1,4", np.float32(only).tobytes()), 1)
 
 
 def refused(*arguments):
@@ -270,10 +243,6 @@ def test_a_cap_without_prices_is_refused():
         CloudSettings(api_key="k", chat_model="m", spend_cap=1)
 
 
-def test_a_table_is_as_wide_as_its_cells():
-    assert table(("A", "B"), [("long", "x"), ("s", "")]) == "A     B\nlong  x\ns"
-
-
 def test_options_without_effect_are_accepted_and_named_in_the_log(monkeypatch, caplog):
     ClientOptions()
     assert not caplog.records
@@ -283,3 +252,12 @@ def test_options_without_effect_are_accepted_and_named_in_the_log(monkeypatch, c
     ClientOptions(hedge=HedgeOptions(), probe=ProbeOptions(idle_after=5.0))
     named = [record.getMessage().rpartition(": ")[2] for record in caplog.records]
     assert sorted(named) == ["hedge", "hedge, hedge_percentile", "idle_after", "slow_start"]
+
+
+ERROR = {"error": {"code": "request_breaks_engine", "message": "m on NPU: it takes down the engine", "type": "x"}}
+
+
+def test_it_is_a_rejection_in_a_stream_too_where_there_is_no_status():
+    error = event_error("http://a", ERROR, None)
+    assert type(error) is RequestRejected
+    assert (error.status, error.code) == (400, "request_breaks_engine")

@@ -6,12 +6,9 @@ import pytest
 
 from backend_client import NPUClient, NPUError, NPUUnavailableError, StreamInterrupted
 from backend_client.errors import ClientClosed, NodeOverloaded
-from tests.unit.backend_client.fakes import FakeTransport, client_of, fleet, hang, warm
-from tests.unit.backend_client.virtual_time import in_virtual_time
-
-
-def now():
-    return asyncio.get_running_loop().time()
+from backend_client.lifetime import OpenCalls
+from tests.unit.backend_client.fakes import FakeTransport, client_of, fleet, hang
+from tests.unit.backend_client.virtual_time import in_virtual_time, now
 
 
 async def close_during(client, *calls):
@@ -83,19 +80,6 @@ async def test_a_stream_in_the_middle_is_interrupted_with_what_it_had():
 
 
 @in_virtual_time
-async def test_embed_many_stops_sending_when_it_is_closed():
-    nodes = fleet(1)
-    async with warm(nodes) as client:
-        task = asyncio.ensure_future(client.embed_many(["text"] * 64_000))
-        await asyncio.sleep(0.05)
-        await client.close()
-        sent = len(nodes[0].requests)
-        with pytest.raises(ClientClosed):
-            await task
-        assert len(nodes[0].requests) == sent < 1000
-
-
-@in_virtual_time
 async def test_a_call_that_ends_by_itself_as_the_client_closes_keeps_its_result():
     nodes = fleet(1)
     for step in range(12):
@@ -146,3 +130,61 @@ async def test_a_cancelled_call_is_cancelled_also_when_the_client_closes():
     await client.close()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+@pytest.fixture
+def calls():
+    return OpenCalls()
+
+
+async def waiting(calls, begun):
+    async with calls.open():
+        begun.set()
+        await asyncio.get_running_loop().create_future()
+
+
+async def test_a_time_limit_around_a_closed_call_still_ends_at_its_time(calls):
+    async def limited():
+        async with asyncio.timeout(None) as scope:
+            async with calls.open():
+                scope.reschedule(0)
+                await asyncio.get_running_loop().create_future()
+
+    with pytest.raises(TimeoutError):
+        await limited()
+    await calls.close()
+
+
+async def test_work_that_fails_by_itself_while_the_client_closes_keeps_its_error(calls):
+    begun = asyncio.Event()
+
+    async def failing():
+        async with calls.open():
+            begun.set()
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                raise ValueError("its own")
+
+    task = asyncio.create_task(failing())
+    await begun.wait()
+    await calls.close()
+    with pytest.raises(ValueError, match="its own"):
+        await task
+    assert not task.cancelling()
+
+
+async def test_a_task_goes_on_after_its_call_was_ended(calls):
+    begun = asyncio.Event()
+
+    async def work():
+        with pytest.raises(ClientClosed):
+            await waiting(calls, begun)
+        # The cancellation is used up.
+        await asyncio.sleep(0)
+        return "went on"
+
+    task = asyncio.create_task(work())
+    await begun.wait()
+    await calls.close()
+    assert await task == "went on"

@@ -8,11 +8,7 @@ from backend_client import ClientOptions, NPUError, NPUUnavailableError, StreamI
 from backend_client.errors import DeadlineExceeded
 from backend_client.options import RetryOptions
 from tests.unit.backend_client.fakes import fleet, hang, report, warm
-from tests.unit.backend_client.virtual_time import in_virtual_time
-
-
-def now():
-    return asyncio.get_running_loop().time()
+from tests.unit.backend_client.virtual_time import in_virtual_time, now
 
 
 async def embed(client, timeout):
@@ -90,23 +86,6 @@ async def test_a_fleet_whose_only_engine_hangs_is_unavailable_at_once_after_two_
         with pytest.raises(NPUUnavailableError, match="ejected"):
             await call(client, 0.5)
         assert now() == began
-
-
-@in_virtual_time
-async def test_patient_callers_of_a_hung_only_node_end_by_their_deadlines():
-    [node] = nodes = fleet(1)
-    async with warm(nodes) as client:
-        await embed(client, 1.0)
-        hang_engine(node)
-        for _ in range(2):
-            with pytest.raises(DeadlineExceeded):
-                await embed(client, 1.0)
-        began, before = now(), len(node.requests)
-        ended = await asyncio.gather(*(embed(client, 20.0) for _ in range(10)), return_exceptions=True)
-        assert all(isinstance(error, NPUError) for error in ended)
-        assert now() - began <= 20.0 + 0.05
-        # One trial at a time, and each waits for half of what its caller has left.
-        assert len(node.requests) - before <= 6
 
 
 @in_virtual_time
@@ -220,15 +199,6 @@ async def test_a_long_answer_is_not_cut_while_tokens_come():
         result = await client.generate("prompt", timeout=120)
         assert result.text == "x" * 100
         assert len(result.attempts) == 1
-
-
-@in_virtual_time
-async def test_generation_that_hangs_in_the_middle_is_done_elsewhere():
-    nodes = fleet(2)
-    async with warm(nodes) as client:
-        nodes[0].pieces = ["Pa", hang]
-        results = [await client.generate("prompt", timeout=10) for _ in range(6)]
-        assert {(result.text, result.node) for result in results} == {("Paris", nodes[1].url)}
 
 
 @in_virtual_time

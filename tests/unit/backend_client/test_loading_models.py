@@ -1,4 +1,4 @@
-"""Models that load when nodes start: ready nodes go first, and where there is none requests wait, in virtual time."""
+"""Models that load: ready nodes go first, and where there is none requests wait, in virtual time."""
 
 import asyncio
 
@@ -10,14 +10,10 @@ from backend_client.cloud import Ledger
 from backend_client.errors import NodeFailed, NodeNotServing
 from backend_client.options import ClientOptions, RetryOptions, Timeouts
 from backend_client.results import RawReply, Usage
-from tests.unit.backend_client.fakes import WRITER, fleet, report, warm
-from tests.unit.backend_client.virtual_time import in_virtual_time
+from tests.unit.backend_client.fakes import WRITER, fleet, hang, report, warm
+from tests.unit.backend_client.virtual_time import in_virtual_time, now
 
 RETRY = RetryOptions()
-
-
-def now():
-    return asyncio.get_running_loop().time()
 
 
 class Loading:
@@ -92,18 +88,6 @@ async def test_a_request_that_failed_on_the_ready_node_is_retried_there_and_does
         assert [attempt.node for attempt in result.attempts] == [nodes[0].url] * 2
 
 
-@pytest.mark.parametrize("keeps", [True, False])
-@in_virtual_time
-async def test_the_deadline_bounds_the_wait(keeps):
-    [node] = nodes = fleet(1)
-    Loading(node, 20.0, keeps=keeps)
-    async with warm(nodes) as client:
-        began = now()
-        with pytest.raises(NPUUnavailableError):
-            await client.embed("text", timeout=5)
-        assert now() - began <= 5.05
-
-
 @in_virtual_time
 async def test_a_load_that_takes_longer_than_the_call_may_is_not_waited_for():
     [node] = nodes = fleet(1)
@@ -161,14 +145,6 @@ async def test_where_the_cloud_may_answer_a_call_waits_no_longer_than_for_a_hung
 
 
 @in_virtual_time
-async def test_a_model_that_is_loaded_soon_is_waited_for_though_there_is_a_cloud():
-    [node] = nodes = fleet(1)
-    Loading(node, 3.0, keeps=True)
-    async with warm(nodes) as npu:
-        assert (await InferenceClient(npu, Cloud()).generate("prompt", timeout=20)).source == "npu"
-
-
-@in_virtual_time
 async def test_a_refusal_that_contradicts_its_report_costs_a_retry():
     [node] = nodes = fleet(1)
     options = ClientOptions(retry=RETRY.model_copy(update={"per_second": 0.0, "per_request": 0.0}))
@@ -178,3 +154,44 @@ async def test_a_refusal_that_contradicts_its_report_costs_a_retry():
             with pytest.raises(NPUUnavailableError):
                 await client.embed("text", timeout=1)
         assert len(node.requests) <= 10 + RETRY.initial
+
+
+@in_virtual_time
+async def test_a_node_that_has_it_in_memory_goes_first():
+    nodes = fleet(3)
+    nodes[0].health = nodes[1].health = report("ready", state="unloaded")
+    async with warm(nodes) as client:
+        assert {(await client.embed_result("text")).node for _ in range(30)} == {nodes[2].url}
+        nodes[2].die()
+        await asyncio.sleep(3)
+        assert (await client.embed_result("text")).node != nodes[2].url
+
+
+@in_virtual_time
+async def test_silence_while_it_loads_does_not_eject_it():
+    [node] = nodes = fleet(1)
+    node.health = report("ready", state="unloaded")
+    async with warm(nodes) as client:
+        node.embed = hang
+        for _ in range(4):
+            with pytest.raises(NPUUnavailableError):
+                await client.embed("text", timeout=2)
+        node.embed = node.vectors
+        assert await client.embed("text")
+
+
+@in_virtual_time
+async def test_a_load_may_take_longer_than_an_attempt():
+    [node] = nodes = fleet(1)
+    node.health = report("ready", state="unloaded")
+
+    async def loads_first(call):
+        node.health = report("starting", state="loading")
+        await asyncio.sleep(20)
+        node.health = report()
+        return await node.vectors(call)
+
+    async with warm(nodes) as client:
+        node.embed = loads_first
+        result = await client.embed_result("text", timeout=30)
+        assert [attempt.outcome for attempt in result.attempts] == ["ok"]

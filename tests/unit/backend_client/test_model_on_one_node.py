@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from backend_client import NPUUnavailableError
-from backend_client.errors import FleetOverloaded, ModelMissing, ModelNotFound, NodeOverloaded, NodeUnreachable
+from backend_client.errors import ModelMissing, ModelNotFound, NodeUnreachable
 from tests.unit.backend_client.fakes import fleet, hang, report, warm
 from tests.unit.backend_client.virtual_time import in_virtual_time
 
@@ -50,18 +50,6 @@ async def test_calls_end_with_an_unavailable_fleet_where_the_only_node_of_a_mode
                 getattr(nodes[0], fault)()
         for error in await outcomes(client, name):
             assert isinstance(error, NPUUnavailableError), (error, getattr(error, "attempts", None))
-
-
-@pytest.mark.parametrize("count", [2, 30])
-@in_virtual_time
-async def test_calls_end_with_an_overloaded_fleet_where_the_only_node_of_a_model_is_busy(count):
-    nodes = fleet_with_one_holder(count)
-    async with warm(nodes) as client:
-        await client.embed("text", model=RARE)
-        nodes[0].embed = NodeOverloaded("busy", node=nodes[0].url, status=429, retry_after=20.0)
-        for error in await outcomes(client, RARE):
-            assert isinstance(error, FleetOverloaded)
-            assert error.retry_after is not None
 
 
 @in_virtual_time

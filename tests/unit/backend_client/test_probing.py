@@ -10,11 +10,7 @@ from backend_client.errors import AuthenticationFailed
 from backend_client.http.health import HealthReport
 from backend_client.options import ProbeOptions
 from tests.unit.backend_client.fakes import EMBEDDER, WRITER, client_of, fleet, hang, report, warm
-from tests.unit.backend_client.virtual_time import in_virtual_time
-
-
-def now():
-    return asyncio.get_running_loop().time()
+from tests.unit.backend_client.virtual_time import in_virtual_time, now
 
 
 def states(status, embedder, writer):
@@ -38,16 +34,6 @@ async def test_a_model_that_serves_is_used_whatever_the_node_calls_itself(status
         assert (await client.generate("prompt")).text == "Paris"
         with pytest.raises(NPUUnavailableError, match="failed"):
             await client.embed("text")
-
-
-@in_virtual_time
-async def test_a_draining_node_gets_nothing_though_its_models_are_ready():
-    nodes = fleet(2)
-    nodes[0].health = states("draining", "ready", "ready")
-    async with warm(nodes) as client:
-        for _ in range(10):
-            await client.embed("text")
-        assert not nodes[0].requests
 
 
 @in_virtual_time

@@ -10,7 +10,7 @@ from backend_client.errors import NodeNotServing
 from backend_client.http.health import HealthReport
 from backend_client.options import RetryOptions
 from tests.unit.backend_client.fakes import fleet, report, warm
-from tests.unit.backend_client.virtual_time import in_virtual_time
+from tests.unit.backend_client.virtual_time import in_virtual_time, now
 
 
 def restarting(seconds=4.0, status="starting"):
@@ -134,10 +134,6 @@ class Engine:
         await asyncio.sleep(self.seconds)
         self.node.health = report()
         self.up.set()
-
-
-def now():
-    return asyncio.get_running_loop().time()
 
 
 @in_virtual_time

@@ -7,11 +7,7 @@ import logging
 import pytest
 
 from backend_client.lifetime import supervise
-from tests.unit.backend_client.virtual_time import in_virtual_time
-
-
-def now():
-    return asyncio.get_running_loop().time()
+from tests.unit.backend_client.virtual_time import in_virtual_time, now
 
 
 async def fails():
@@ -48,12 +44,3 @@ async def test_a_task_that_ends_is_logged_and_restarted_after_a_second(end, capl
     assert len(own) == len(starts)
     assert "probe of node 1" in caplog.text
     assert "secret" not in caplog.text
-
-
-@in_virtual_time
-async def test_cancelling_ends_it_also_during_the_pause():
-    task = supervise(fails, "work")
-    await asyncio.sleep(20)
-    task.cancel()
-    await asyncio.wait([task], timeout=0.01)
-    assert task.cancelled()

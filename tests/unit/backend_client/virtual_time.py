@@ -49,3 +49,8 @@ def in_virtual_time(test):
             runner.run(test(*args, **kwargs))
 
     return run
+
+
+def now():
+    """The time of the running loop."""
+    return asyncio.get_running_loop().time()

@@ -1,21 +1,18 @@
-"""Every error crosses a process boundary: Celery and process pools pickle what a task raises."""
+"""Errors cross processes; clients hold connections, and do not."""
 
-import concurrent.futures
 import copy
 import inspect
-import multiprocessing
 import pickle
 
 import numpy as np
 import pytest
 
-from backend_client import errors
+from backend_client import InferenceClient, NPUClient, errors, sync
 from backend_client.errors import (
     BatchFailure,
     CloudUnavailable,
     EmbedManyFailed,
     NodeError,
-    NodeOverloaded,
     NPUError,
     NPUUnavailableError,
     StreamInterrupted,
@@ -49,18 +46,6 @@ def test_every_error_survives_a_copy(through):
         assert copied.__dict__.keys() == error.__dict__.keys(), kind
 
 
-def fail_in_another_process():
-    raise NodeOverloaded("is busy", node="http://node:1", status=429, retry_after=2.0)
-
-
-def test_an_error_crosses_a_process_pool():
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
-        error = pool.submit(fail_in_another_process).exception()
-    assert isinstance(error, NodeOverloaded)
-    assert (error.node, error.status, error.retry_after) == ("http://node:1", 429, 2.0)
-
-
 def test_what_an_error_carries_comes_along():
     unavailable = NPUUnavailableError("no node", retry_after=3.0).without_cloud(
         "no cloud", CloudUnavailable("busy", status=429)
@@ -81,3 +66,32 @@ def test_a_serializer_that_keeps_only_the_arguments_can_rebuild_it(kind):
     """Celery's JSON result backend calls the class with `args`."""
     error = make(kind)
     assert kind(*error.args).message == error.message
+
+
+URL = "http://127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: NPUClient([URL]),
+        lambda: NPUClient([URL]).with_options(timeout=1),
+        lambda: InferenceClient.from_settings(nodes=[URL]),
+    ],
+)
+def test_a_client_cannot_be_pickled_and_says_what_to_do(make):
+    for way in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(TypeError, match="build one in each process"):
+            way(make())
+
+
+def test_a_blocking_client_cannot_be_pickled():
+    with sync.NPUClient([URL]) as client:
+        with pytest.raises(TypeError, match="NPUClient cannot be pickled"):
+            pickle.dumps(client)
+        assert copy.copy(client).inner is client.inner
+
+
+def test_a_copy_shares_the_connections():
+    client = NPUClient([URL])
+    assert copy.copy(client).core is client.with_options(timeout=1).core is client.core

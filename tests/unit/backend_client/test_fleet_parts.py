@@ -1,0 +1,113 @@
+"""The breaker, and which of several nodes is chosen."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from backend_client.fleet.breaker import Breaker, BreakerState
+from backend_client.fleet.choose import choose
+from backend_client.fleet.node import Node, Requirement
+from backend_client.options import BreakerOptions
+from backend_client.results import FailureKind
+from tests.unit.backend_client.fakes import EMBEDDER, report
+
+
+class Clock:
+    """Time that is set by hand."""
+
+    def __init__(self):
+        self.now = 50.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def breaker(clock):
+    return Breaker(BreakerOptions(), clock, random.Random(3))
+
+
+def fail(breaker, harm=FailureKind.CONNECTION):
+    return breaker.failed(breaker.begin(), harm)
+
+
+@pytest.mark.parametrize(("harm", "times"), [(FailureKind.CONNECTION, 2), (FailureKind.SERVER, 5)])
+def test_it_opens_after_failures_in_a_row(breaker, harm, times):
+    for _ in range(times - 1):
+        assert not fail(breaker, harm)
+    breaker.succeeded(breaker.begin())
+    for _ in range(times - 1):
+        assert not fail(breaker, harm)
+    assert breaker.admits()
+    assert fail(breaker, harm)
+    assert breaker.state is BreakerState.OPEN
+    assert not breaker.admits()
+
+
+def test_a_trial_that_was_given_up_leaves_room_for_another(breaker, clock):
+    fail(breaker)
+    fail(breaker)
+    clock.now += 1.2
+    breaker.abandoned(breaker.begin())
+    assert breaker.admits()
+
+
+def test_reports_from_before_it_opened_change_nothing(breaker, clock):
+    early = [breaker.begin() for _ in range(5)]
+    breaker.failed(early[0], FailureKind.CONNECTION)
+    breaker.failed(early[1], FailureKind.CONNECTION)
+    until = breaker.opens_in
+    breaker.failed(early[2], FailureKind.CONNECTION)
+    breaker.succeeded(early[3])
+    assert breaker.opens_in == until
+    clock.now += 2
+    trial = breaker.begin()
+    breaker.trip()
+    breaker.succeeded(trial)
+    assert breaker.state is BreakerState.OPEN
+
+
+def test_good_service_is_forgotten_bad(breaker, clock):
+    for _ in range(4):
+        breaker.trip()
+    clock.now += 30
+    breaker.succeeded(breaker.begin())
+    clock.now += 30
+    breaker.trip()
+    assert breaker.opens_in <= 1.2
+
+
+def node(url, *, queue=0, outstanding=0):
+    made = Node(url, Breaker(BreakerOptions(), lambda: 100.0, random.Random(1)))
+    made.take_report(report(queue=queue))
+    made.outstanding[EMBEDDER] = outstanding
+    return made
+
+
+def chosen(nodes, times=1000):
+    rng = random.Random(5)
+    need = Requirement("embedding", EMBEDDER)
+    return Counter(choose(nodes, need, rng).url for _ in range(times))
+
+
+def test_the_less_loaded_of_two_is_chosen():
+    assert chosen([node("a", queue=3), node("b", outstanding=2)]) == {"b": 1000}
+    assert chosen([node("a", queue=1), node("b", outstanding=2)]) == {"a": 1000}
+
+
+def test_equals_share_alike_and_the_most_loaded_of_three_gets_nothing():
+    share = chosen([node("a"), node("b"), node("c", queue=9)])
+    assert share["c"] == 0
+    assert 400 < share["a"] < 600
+
+
+def test_our_own_requests_are_not_counted_twice():
+    made = node("a", outstanding=3)
+    made.take_report(report(queue=3))
+    assert made.foreign == {EMBEDDER: 0, "smollm": 3}
