@@ -1,7 +1,6 @@
 """`npu-node pull`, `models` and `convert`: what they print, where, and how they end."""
 
 import json
-import subprocess
 
 import pytest
 
@@ -46,14 +45,6 @@ def test_a_failure_is_one_line_on_stderr_and_status_1(store_root, capsys, comman
     assert captured.err.splitlines()[-1].startswith("npu-node: ")
 
 
-@pytest.mark.parametrize("command", [["pull"], ["convert"], ["pull", "x", "--quantization", "int3"], ["nothing"]])
-def test_wrong_usage_is_status_2(command, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(command)
-    assert caught.value.code == 2
-    assert "usage: npu-node" in capsys.readouterr().err
-
-
 def test_pull_takes_the_embedded_models_first_and_each_name_once(
     in_process, monkeypatch, store_root, make_bert, capsys
 ):
@@ -68,22 +59,3 @@ def test_pull_takes_the_embedded_models_first_and_each_name_once(
     assert main(["pull", "--embedded", "bge-small", "smollm2-135m-instruct"]) == 0
     assert [spec.model_id for spec in pulled] == ["smollm2-135m-instruct", "all-minilm-l6-v2", "bge-small-en-v1.5"]
     assert capsys.readouterr().out.count("ready") == 3
-
-
-def test_an_interruption_is_status_130(monkeypatch, store_root, capsys):
-    def interrupt(*args, **options):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(ModelStore, "pull", interrupt)
-    assert main(["pull", "smollm2"]) == 130
-    assert "interrupted" in capsys.readouterr().err
-
-
-def test_listing_models_imports_no_inference_library(store_root, python):
-    script = (
-        "import sys; from worker_node.cli.main import main; main(['models'])\n"
-        "heavy = {'openvino', 'openvino_genai', 'gguf', 'rich', 'huggingface_hub', 'tokenizers'}\n"
-        "sys.exit(', '.join(heavy & set(sys.modules)))\n"
-    )
-    done = subprocess.run([python, "-c", script], capture_output=True, text=True, check=False)
-    assert done.stderr.strip() == ""

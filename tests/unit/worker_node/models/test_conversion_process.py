@@ -8,7 +8,6 @@ import pytest
 
 from worker_node.core.errors import ConversionFailed
 from worker_node.core.types import Silent
-from worker_node.models import prepare as convert_module
 from worker_node.models.store import ModelStore
 
 pytestmark = pytest.mark.slow
@@ -34,13 +33,6 @@ def test_a_crash_is_told_by_its_signal(store_root, make_bert, number):
     assert {path.name for path in store_root.iterdir()} == {".locks"}
 
 
-def test_a_bug_is_told_with_the_end_of_its_traceback(store_root, make_bert, monkeypatch):
-    monkeypatch.setattr(convert_module, "_MODULE", "worker_node.models.convert.nowhere")
-    with pytest.raises(ConversionFailed, match="nowhere"):
-        ModelStore().convert(make_bert()[0], "x")
-    assert ModelStore().installed() == []
-
-
 def test_an_interruption_ends_the_process_and_leaves_nothing(store_root, make_bert):
     class Interrupt(Silent):
         def stage(self, name, total=None):
@@ -51,11 +43,3 @@ def test_an_interruption_ends_the_process_and_leaves_nothing(store_root, make_be
         ModelStore().convert(make_bert()[0], "x", Interrupt())
     assert not [c for c in psutil.Process().children() if "worker_node.models.convert" in c.cmdline()]
     assert {path.name for path in store_root.iterdir()} == {".locks"}
-
-
-def test_it_calls_nobody_and_leaves_nothing_in_the_home_directory(store_root, make_bert, tmp_path, monkeypatch):
-    home = tmp_path / "home"
-    home.mkdir()
-    monkeypatch.setenv("HOME", str(home))
-    ModelStore().convert(make_bert()[0], "x")
-    assert list(home.iterdir()) == []

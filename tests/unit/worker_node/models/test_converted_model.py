@@ -42,12 +42,6 @@ def test_it_runs_with_its_chat_template_and_its_end_token(converted):
     assert 2 in config.stop_token_ids
 
 
-def test_a_conversion_gives_the_same_bytes_each_time(store, converted, make_gguf):
-    again = store.convert(make_gguf("again.gguf"), "again", quantization=Quantization.INT8_SYM)
-    for name in ("openvino_model.bin", "openvino_model.xml"):
-        assert (again.path / name).read_bytes() == (converted.path / name).read_bytes()
-
-
 def test_a_converted_model_can_be_taken_over_without_its_manifest(in_process, store, converted, tmp_path):
     plain = tmp_path / "plain"
     plain.mkdir()

@@ -8,12 +8,11 @@ import openvino as ov
 import pytest
 from tokenizers import Tokenizer
 
-from tests.support.cross_encoders import HEADS, minilm_body, task_job, write_minilm, write_tiny
-from tests.support.numpy_bert import bert_logits, hidden_states, roberta_logits
+from tests.support.cross_encoders import task_job, write_tiny
+from tests.support.numpy_bert import bert_logits, roberta_logits
 from worker_node.core.errors import ConversionFailed
 from worker_node.models.convert.__main__ import perform
-from worker_node.models.directory import read_canary, read_model
-from worker_node.tasks.rerank.canary import CANARY_PAIRS, RerankCanary
+from worker_node.models.directory import read_model
 
 pytestmark = pytest.mark.slow
 
@@ -55,32 +54,6 @@ def logits(model, pairs, *, length=None):
             values[name][index, :count] = known[name]
     compiled = ov.compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     return compiled(values)["logits"]
-
-
-def test_the_oracle_computes_the_vectors_of_sentence_transformers(store):
-    """That the body taken from the installed graph is MiniLM's, and that numpy's BERT is BERT."""
-    installed = store.get("all-minilm-l6-v2").path
-    tokenizer = Tokenizer.from_file(str(installed / "tokenizer.json"))
-    body, reference = minilm_body(installed), json.loads(REFERENCE.read_text())
-    for text, known in [(reference["texts"][index], reference["vectors"][index]) for index in (1, 3)]:
-        ids = tokenizer.encode(text).ids[:256]
-        vector = hidden_states(body, HEADS, ids, [0] * len(ids)).mean(0)
-        assert vector / np.linalg.norm(vector) == pytest.approx(known, abs=2e-6)
-
-
-# More than 5 s: all of MiniLM is written, converted, compiled twice, and computed once more with NumPy.
-def test_logits_over_the_real_body_equal_the_reference(store, tmp_path, converted):
-    tensors = write_minilm(tmp_path / "source", store.get("all-minilm-l6-v2").path)
-    model = converted(tmp_path / "source")
-    assert (model.kind, model.context_limit, model.family) == ("rerank", 512, "bert")
-    rows = [encoded(model, *pair) for pair in PAIRS]
-    expected = np.stack([bert_logits(tensors, HEADS, row.ids, row.type_ids) for row in rows])
-    assert expected == pytest.approx(np.array(STORED), abs=1e-6)
-    assert logits(model, PAIRS, length=64) == pytest.approx(expected, abs=1e-4)
-    found = logits(model, [*PAIRS, *CANARY_PAIRS])
-    assert found[: len(PAIRS)] == pytest.approx(expected, abs=1e-4)
-    canary = read_canary(model.path, RerankCanary)
-    assert np.asarray(canary.logits) == pytest.approx(found[len(PAIRS) :], abs=1e-4)
 
 
 @pytest.mark.parametrize("labels", [1, 2])
@@ -131,9 +104,3 @@ def test_what_cannot_be_built_is_refused_by_its_option(tmp_path, converted, chan
     (tmp_path / "source/config.json").write_text(json.dumps(config | change))
     with pytest.raises(ConversionFailed, match=message):
         converted(tmp_path / "source")
-
-
-def test_pooling_and_quantization_are_not_for_rerankers(tmp_path, converted):
-    write_tiny(tmp_path / "source")
-    with pytest.raises(ConversionFailed, match="remove pooling"):
-        converted(tmp_path / "source", pooling="mean")

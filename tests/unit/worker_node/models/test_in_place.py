@@ -1,6 +1,5 @@
 """Directories that are served where they are: what is read and made of them; they themselves never change."""
 
-import json
 import shutil
 
 import numpy as np
@@ -89,12 +88,6 @@ def test_pooling_counts_where_the_files_do_not_specify_it(in_process, make_bert,
     np.testing.assert_allclose(raw / np.linalg.norm(raw), embed(found, "the cats"), atol=1e-6)
 
 
-def test_a_tokenizer_without_a_limit_leaves_that_of_the_positions(in_process, make_bert, opened):
-    plain = without_modules(make_bert)
-    (plain / "tokenizer_config.json").write_text(json.dumps({"model_max_length": int(1e30)}))
-    assert opened(plain, pooling="mean").context_limit == 64
-
-
 @pytest.mark.parametrize("options", [{"pooling": "cls"}, {"normalize": False}])
 def test_an_option_that_contradicts_the_files_is_refused(in_process, make_bert, opened, options):
     with pytest.raises(ConfigurationError, match=r"modules.json: vectors are mean, normalised by these files"):
@@ -154,9 +147,3 @@ def test_a_decoder_embeds_by_its_last_token_beside_longer_texts_too(in_process, 
     mask = np.array([[1] * len(row) + [0] * (6 - len(row)) for row in rows], dtype=np.int64)
     vectors = graph({"input_ids": ids, "attention_mask": mask})["embedding"]
     np.testing.assert_allclose(vectors, [decoder.last(row) for row in rows], atol=1e-5)
-
-
-def test_a_decoder_that_does_not_say_how_it_pools_is_refused_with_the_choices(in_process, opened, tmp_path):
-    directory = TinyDecoder().write(tmp_path / "decoder", modules=False)
-    with pytest.raises(ConfigurationError, match='set pooling = "mean" or "cls" or "last"'):
-        opened(directory)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_node.core.errors import ConfigurationError, ModelNotFound
+from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import ModelKind
 from worker_node.models.catalog import Catalog, HubSource, PackageSource, Quantization, SourceFormat
 from worker_node.registry import tasks
@@ -27,31 +27,15 @@ def test_a_model_is_found_by_each_name_in_any_case_and_with_the_tag(pair, tag, d
     ("name", "model_id"),
     [
         ("all-minilm", "all-minilm-l6-v2"),
-        ("all-minilm:latest", "all-minilm-l6-v2"),
         ("smollm2:135m", "smollm2-135m-instruct"),
         ("bge-small-en", "bge-small-en-v1.5"),
-        ("bge-base-en", "bge-base-en-v1.5"),
         ("llama-7b-openvino", "open-llama-7b-v2"),
         ("OpenVINO/Qwen2.5-1.5B-Instruct-int4-ov", "qwen2.5-1.5b-instruct"),
         ("tinyllama", "tinyllama-1.1b-chat"),
-        ("phi3:mini", "phi-3-mini-4k-instruct"),
-        ("OpenVINO/Qwen3-8B-int4-cw-ov", "qwen3-8b-npu"),
-        ("qwen2.5:7b", "qwen2.5-7b-instruct"),
-        ("deepseek-r1:1.5b", "deepseek-r1-distill-qwen-1.5b"),
-        ("mxbai-embed-large", "mxbai-embed-large-v1"),
     ],
 )
 def test_the_names_that_users_and_tools_know_resolve(name, model_id):
     assert CATALOG.resolve(name).id == model_id
-
-
-def test_an_unknown_name_is_refused_with_what_there_is():
-    with pytest.raises(ModelNotFound) as caught:
-        CATALOG.resolve("gpt-5")
-    assert "gpt-5" in caught.value.message
-    assert "smollm2-135m-instruct" in caught.value.message
-    assert "all-minilm-l6-v2" in caught.value.message
-    assert CATALOG.find("gpt-5") is None
 
 
 def test_the_embedded_models_are_one_of_each_kind_and_come_verified_from_packages():

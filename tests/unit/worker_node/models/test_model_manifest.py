@@ -18,7 +18,6 @@ from worker_node.models.directory import (
     read_canary,
     read_model,
     sizes,
-    write_canary,
     write_manifest,
 )
 
@@ -52,17 +51,6 @@ def test_a_manifest_reads_back_as_it_was_written(tmp_path):
     assert model.path == tmp_path / "m"
     assert model.size == len("<net/>")
     assert replace(model, id="other").id == "other"
-
-
-def test_an_embedding_model_brings_its_reference_vectors(tmp_path):
-    directory = tmp_path / "m"
-    directory.mkdir()
-    canary = EmbeddingCanary(("a", "b"), ((0.6, 0.8), (1.0, 0.0)), 0.99)
-    write_canary(directory, canary)
-    write_model(directory, kind=ModelKind.EMBEDDING, canary=None, dimensions=2, space="abc")
-    model = read_model(directory)
-    assert model.canary == canary
-    assert (model.dimensions, model.space) == (2, "abc")
 
 
 @given(st.binary(max_size=200))

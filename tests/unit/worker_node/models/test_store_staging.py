@@ -2,9 +2,7 @@
 
 import subprocess
 import textwrap
-import threading
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -65,27 +63,6 @@ class Store(RuleBasedStateMachine):
 
 TestStore = Store.TestCase
 TestStore.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
-
-
-def test_the_second_waits_for_the_first_and_is_told_so(tmp_path):
-    order, told = [], threading.Event()
-
-    def second():
-        with store.exclusive(tmp_path, "m", on_wait=told.set):
-            order.append("second")
-
-    with store.exclusive(tmp_path, "m"):
-        thread = threading.Thread(target=second)
-        thread.start()
-        assert told.wait(10)
-        order.append("first")
-    thread.join(10)
-    assert order == ["first", "second"]
-
-
-def test_other_models_are_not_locked(tmp_path):
-    with store.exclusive(tmp_path, "m"), store.exclusive(tmp_path, "n", on_wait=lambda: pytest.fail("waited")):
-        pass
 
 
 def test_a_directory_in_the_making_is_not_swept_and_one_of_a_dead_process_is(tmp_path, python):

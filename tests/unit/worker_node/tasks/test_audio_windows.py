@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_node.tasks.transcribe.windows import RATE, Window, next_window, quietest, read_samples
+from worker_node.tasks.transcribe.windows import RATE, Window, next_window, quietest
 
 
 def windows(path, *regions):
@@ -60,21 +60,8 @@ def test_what_is_left_of_a_long_region_is_joined_by_the_next(long_audio):
     assert second == Window(first.end, 50 * RATE)
 
 
-def test_without_regions_there_is_no_window(long_audio):
-    assert windows(long_audio[0]) == []
-
-
-def test_samples_of_a_window_are_those_of_the_file(long_audio):
-    path, samples = long_audio
-    assert np.array_equal(read_samples(path, Window(1234, 5678)), samples[1234:5678])
-
-
 @given(st.integers(0, 7 * RATE), st.integers(RATE // 4, RATE))
 def test_the_quietest_place_lies_inside_a_silence(begin, length):
     samples = np.full(8 * RATE, 5000, np.int16)
     samples[begin : begin + length] = 0
     assert begin <= quietest(samples) <= begin + length
-
-
-def test_silence_throughout_is_cut_as_late_as_possible():
-    assert quietest(np.zeros(8 * RATE, np.int16)) > 7.8 * RATE

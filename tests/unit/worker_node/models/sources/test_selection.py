@@ -67,7 +67,7 @@ def test_8_bits_are_the_second_choice_and_a_single_file_needs_none():
         (
             ["openvino_language_model.xml", "openvino_vision_embeddings_model.xml"],
             None,
-            "vision model cannot be loaded",
+            "not a whole model in OpenVINO form",
         ),
         (["openvino_encoder_model.xml"], None, "does not serve"),
         (["model.safetensors", "config.json"], None, "optimum-cli export openvino"),

@@ -5,7 +5,6 @@ import openvino as ov
 import pytest
 
 from tests.support import tiny_whisper
-from worker_node.core.errors import ConversionFailed
 from worker_node.models.convert.encoder import Weights
 from worker_node.models.convert.whisper import UNUSED_TENSORS, Dimensions, build_decoder, build_encoder
 
@@ -58,19 +57,6 @@ def test_beams_are_reordered_by_their_index(tensors, audio, decoder):
     swapped = _step(request, both, [[5], [5]], beams=[1, 0])
     assert np.allclose(swapped[0], tiny_whisper.decode(tensors, audio[1], [3, 9, 5])[-1], atol=1e-3)
     assert np.allclose(swapped[1], tiny_whisper.decode(tensors, audio[1], [3, 17, 5])[-1], atol=1e-3)
-
-
-def test_missing_misshaped_and_unknown_tensors_are_named(tensors):
-    missing = {name: x for name, x in tensors.items() if name != "encoder.conv1.bias"}
-    with pytest.raises(ConversionFailed, match=r"no tensor encoder\.conv1\.bias"):
-        build_encoder(SIZES, Weights(missing, UNUSED_TENSORS))
-    with pytest.raises(ConversionFailed, match=r"conv1\.bias has shape \(3,\), its configuration says \(16,\)"):
-        build_encoder(SIZES, Weights(tensors | {"encoder.conv1.bias": np.zeros(3, np.float32)}, UNUSED_TENSORS))
-    weights = Weights(tensors | {"encoder.adapter": np.zeros(3, np.float32)}, UNUSED_TENSORS)
-    build_encoder(SIZES, weights)
-    build_decoder(SIZES, weights)
-    with pytest.raises(ConversionFailed, match=r"encoder\.adapter"):
-        weights.expect_all_used()
 
 
 def _step(request, audio, ids, beams=None):
