@@ -27,7 +27,6 @@ class ServiceManager:
         self._address = address
         self._period_s = _STATUS_PERIOD_S if watchdog_s is None else watchdog_s / 2
         self._watched = watchdog_s is not None
-        self._heard = True
 
     @classmethod
     def from_environment(cls, environment: MutableMapping[str, str] | None = None) -> ServiceManager:
@@ -75,11 +74,6 @@ class ServiceManager:
                 sock.setblocking(False)
                 sock.sendto("\n".join(assignments).encode(), address)
         except OSError as error:
-            # Once: a manager that is gone would otherwise fill the log. The node serves on without it.
-            if self._heard:
-                log.warning(
-                    "the service manager at %s cannot be notified of %s: %s", self._address, assignments[0], error
-                )
-            self._heard = False
-        else:
-            self._heard = True
+            # The node serves on without it.
+            log.warning("the service manager at %s cannot be notified of %s: %s", self._address, assignments[0], error)
+            self._address = None

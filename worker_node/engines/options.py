@@ -103,11 +103,6 @@ def engines() -> tuple[type[EngineOptions], ...]:
     return tuple(owner for owner in declarations() if issubclass(owner, EngineOptions))
 
 
-def engine_name(owner: type[EngineOptions]) -> str:
-    """The name that the declaration of an engine gives it."""
-    return str(next(field.default for field in dataclasses.fields(owner) if field.name == "engine"))
-
-
 def engine_for(task: str, device: Device) -> type[EngineOptions]:
     """The engine that runs models of a task on a device. Raises LookupError when there is none."""
     for owner in engines():

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import orjson
 from aiohttp import web
@@ -67,11 +67,6 @@ class Body(BaseModel):
         _stop_at_first_wrong_item(schema)
         return schema
 
-    @classmethod
-    def read(cls, data: bytes) -> Self:
-        """Return the body that the JSON text holds. Raises pydantic.ValidationError."""
-        return cls.model_validate_json(data)
-
 
 class DialectBody(Body):
     """A body of another server's API, or a part of one, which may hold more fields than this node implements.
@@ -81,15 +76,6 @@ class DialectBody(Body):
 
     model_config = ConfigDict(extra="allow")
     rules: ClassVar[Table] = {}
-
-    @classmethod
-    def read(cls, data: bytes) -> Self:
-        """See `Body.read`; raises UnsupportedParameter, BadRequest too."""
-        try:
-            fields = orjson.loads(data)
-        except orjson.JSONDecodeError as error:
-            raise BadRequest(f"the body is not JSON: {error.msg} at character {error.pos}") from None
-        return cls.model_validate(fields)
 
 
 B = TypeVar("B", bound=Body)
@@ -104,9 +90,12 @@ async def read_body(request: web.Request, model: type[B]) -> B:
         raise BadRequest("the request has no body; send a JSON object")
     check_structure(data)
     try:
-        body = model.read(data)
+        fields = orjson.loads(data)
+        body = model.model_validate(fields)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"the body is not JSON: {error.msg} at character {error.pos}") from None
     except ValidationError as error:
-        message, param = explain(error, _parsed(data))
+        message, param = explain(error, fields)
         raise BadRequest(message, param=param) from None
     if isinstance(body, DialectBody):
         ignored = Ignored()
@@ -184,14 +173,6 @@ async def read_bytes(request: web.Request, limit: int | None = None) -> bytes:
         raise ConnectionResetError("the client left before its body was read") from None
     except web.RequestPayloadError:
         raise BadRequest("the body is not framed or encoded as its headers say") from None
-
-
-def _parsed(data: bytes) -> Any:
-    """The JSON of a body that failed validation; None if it is not JSON."""
-    try:
-        return orjson.loads(data)
-    except orjson.JSONDecodeError:
-        return None
 
 
 def deadline_of(request: web.Request) -> float:

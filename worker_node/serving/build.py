@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import shlex
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
 from worker_node.core.errors import ConfigurationError, ModelNotFound
 from worker_node.core.types import Device
@@ -42,7 +43,7 @@ from worker_node.registry import tasks
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.serving.task import EnginePlan, ModelParts, ServedTask, served_task
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
-from worker_node.settings.model import VectorOptions, engine_options, select
+from worker_node.settings.model import VectorOptions, select
 
 log = logging.getLogger(__name__)
 
@@ -381,14 +382,18 @@ def plan_engine(
     if place.device is not Device.NPU:
         task.complete(installed, wanted, values, place.device, _memory(settings))
         limit = installed.context_limit
-        return EnginePlan(engine_options(declaration, values), limit, limit, ignored=ignored)
-    taken = {field.name for field in fields(declaration)}
-    counter = {"busy_counter": str(npu.busy_counter), "stand_in": npu.stand_in}
-    values |= {name: value for name, value in counter.items() if name in taken}
+        return EnginePlan(_engine_options(declaration, values), limit, limit, ignored=ignored)
+    values |= {"busy_counter": str(npu.busy_counter), "stand_in": npu.stand_in}
     shapes = task.static_shapes(installed, wanted, values, emulated=npu.emulated)
-    options = engine_options(declaration, values)
+    options = _engine_options(declaration, values)
     prompt_limit = min(shapes.prompt_limit, settings.npu_token_limit)
     return EnginePlan(options, prompt_limit, shapes.total_limit, shapes.lengths, ignored)
+
+
+def _engine_options(declaration: type[EngineOptions], values: Mapping[str, Any]) -> EngineOptions:
+    """Not every engine of a task has all options that the task completes."""
+    taken = {field.name for field in fields(declaration)}
+    return declaration(**{name: value for name, value in values.items() if name in taken})
 
 
 def _memory(settings: NodeSettings) -> int | None:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -25,13 +25,10 @@ from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import Device, ModelKind
 from worker_node.engines.options import (
     Declared,
-    EngineOptions,
     Option,
     Options,
     declarations,
     declare,
-    engine_name,
-    engines,
     options_of,
 )
 
@@ -222,22 +219,9 @@ def select(owner: type[O], values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name in options_of(owner)}
 
 
-def engine_options(owner: type[EngineOptions], values: Mapping[str, Any]) -> EngineOptions:
-    """The options of an engine; what `values` leave open has its default. Raises ValidationError."""
-    options: EngineOptions = _union(engines()).validate_python({"engine": engine_name(owner), **values})
-    return options
-
-
 @functools.cache
 def _adapter(annotation: Any) -> TypeAdapter[Any]:
     return TypeAdapter(annotation, config=ConfigDict(hide_input_in_errors=True))
-
-
-@functools.cache
-def _union(owners: tuple[Any, ...]) -> TypeAdapter[Any]:
-    """One of several engines' options, distinguished by `engine`."""
-    union: Any = Annotated[Union[owners], Field(discriminator="engine")]  # noqa: UP007  (known only at run time)
-    return TypeAdapter(union)
 
 
 def custom_error(kind: str, path: tuple[str | int, ...], message: str) -> InitErrorDetails:

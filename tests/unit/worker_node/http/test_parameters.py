@@ -1,7 +1,6 @@
 """Sampling parameters of every dialect, and their defaults."""
 
 import dataclasses
-import json
 
 import numpy as np
 import pytest
@@ -191,7 +190,7 @@ DEFAULTS = {
 
 
 def read(**options):
-    options = OllamaOptions.read(json.dumps(options).encode())
+    options = OllamaOptions.model_validate(options)
     sift(options, Ignored(), "ignore")
     return options
 

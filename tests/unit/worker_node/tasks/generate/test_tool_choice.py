@@ -1,7 +1,5 @@
 """`tool_choice` in each of OpenAI's forms: which tools the model is told of, and whether it must call one."""
 
-import json
-
 import pytest
 
 from worker_node.core.errors import BadRequest
@@ -21,7 +19,7 @@ def chat(tools, choice):
         choice = {"type": "function", "function": {"name": choice}}
     tools = [{"type": "function", "function": {"name": name}} for name in tools]
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": tools, "tool_choice": choice}
-    return ChatBody.read(json.dumps(body).encode()).requests(CONTEXT)[0].tool_use
+    return ChatBody.model_validate(body).requests(CONTEXT)[0].tool_use
 
 
 def responses(tools, choice):
@@ -32,7 +30,7 @@ def responses(tools, choice):
         choice = {"type": "function", "name": choice}
     tools = [{"type": "function", "name": name} for name in tools]
     body = {"model": "m", "input": "x", "tools": tools, "tool_choice": choice}
-    read = ResponsesBody.read(json.dumps(body).encode())
+    read = ResponsesBody.model_validate(body)
     return read.request(CONTEXT, read.items).tool_use
 
 
