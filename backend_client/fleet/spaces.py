@@ -6,11 +6,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from backend_client.errors import BadReply, ConfigurationError, SpaceChanged
+from backend_client.errors import BadReply, ConfigurationError, SpaceChanged, VectorSpaceMismatch
 from backend_client.fleet.node import Lease, Requirement
 from backend_client.fleet.pool import Pool
 from backend_client.http.health import ModelReport
 from backend_client.http.messages import plain_name
+
+# Stands for the default model, if the cloud answered before a node named it. No caller can name a model so.
+_NO_MODEL = "\0"
 
 
 class KnownSpace(NamedTuple):
@@ -39,7 +42,7 @@ class Bindings:
     @property
     def spaces(self) -> Mapping[str, str]:
         """The vector space of each name that is bound, in lower case."""
-        return dict(self._spaces)
+        return {name: space for name, space in self._spaces.items() if name != _NO_MODEL}
 
     def complete(self, need: Requirement) -> Requirement | None:
         """The requirement with the default model and its space filled in, as far as they are known.
@@ -47,13 +50,16 @@ class Bindings:
         None where that needs a decision that must wait until every node's first probe has ended: otherwise the node
         that answers its probe first would decide, and two processes could decide differently.
 
-        Raises ConfigurationError when no model is named and the fleet has several.
+        Raises ConfigurationError when no model is named and the fleet has several, VectorSpaceMismatch when its only
+        one is bound to another space than the one in which the cloud answered before.
         """
         if self._pool.unseen:
             model = need.model or self._defaults.get(need.kind)
             if model is None or (need.kind == "embedding" and plain_name(model) not in self._spaces):
                 return None
         model = need.model or self.default_model(need.kind)
+        if need.kind == "embedding" and need.model is None and model is not None and _NO_MODEL in self._spaces:
+            self.bind(model, self._spaces[_NO_MODEL])
         space = self.space(model) if need.kind == "embedding" and model is not None else None
         return Requirement(need.kind, model, need.device, space, need.node)
 
@@ -79,6 +85,25 @@ class Bindings:
                 default = self._defaults[kind] = names[0]
         return default
 
+    @property
+    def unknown(self) -> bool:
+        """Whether no vector space is bound, and no node has reported one."""
+        return not self._spaces and all(model.space is None for model in self._all_reports())
+
+    def bind(self, model: str | None, space: str) -> None:
+        """Bind a model (None: the default) to the space in which the cloud answered for it.
+
+        Raises VectorSpaceMismatch if it is bound to another one by now.
+        """
+        if model is None and _NO_MODEL not in self._spaces:
+            model = self._defaults.get("embedding")
+        name = model or _NO_MODEL
+        if (bound := self._spaces.setdefault(plain_name(name), space)) != space:
+            raise VectorSpaceMismatch(
+                f"the cloud answered for {name} in the vector space {space}, but the nodes answer in {bound}; correct "
+                f"cloud.embedding_models, or bind the space with spaces.{name}"
+            )
+
     def space(self, name: str) -> str | None:
         """The space that answers to requests for `name` (an id or an alias) must be in; None while none is known.
 
@@ -97,10 +122,11 @@ class Bindings:
 
     def known(self, model: str | None) -> KnownSpace:
         """What is known of the space that an answer of the model (None: the default) is in."""
+        bound = self._spaces.get(_NO_MODEL) if model is None else None
         name = model or self.default_model("embedding")
         if name is None:
-            return KnownSpace()
-        space = self.space(name)
+            return KnownSpace(bound)
+        space = bound or self.space(name)
         reports = [report for report in self._reports(name) if report.space == space]
         limits = [report.context_limit for report in reports if report.context_limit is not None]
         return KnownSpace(space, self.dimensions(space), min(limits, default=None))

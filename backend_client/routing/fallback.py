@@ -53,7 +53,13 @@ class FallbackBackend:
 
     async def embed(self, job: EmbedJob) -> EmbedBatch:
         """Embed on a node, else in the cloud if it has a model for the same vector space."""
-        return await self._whole(job, self._fleet.embed, lambda cloud, wanted: cloud.embed(wanted))
+
+        async def in_cloud(cloud: CloudBackend, wanted: EmbedJob) -> EmbedBatch:
+            batch = await cloud.embed(wanted)
+            self._bindings.bind(job.model, batch.space.removesuffix(f"-{job.dimensions}"))
+            return batch
+
+        return await self._whole(job, self._fleet.embed, in_cloud)
 
     async def exchange(self, job: Exchange) -> RawReply:
         """A request on a node; a chat or a prompt else in the cloud."""
@@ -126,6 +132,9 @@ class FallbackBackend:
         wanted = job
         if isinstance(job, EmbedJob):
             known = self._bindings.known(job.model)
+            if known.space is None and self._bindings.unknown and len(cloud.spaces) == 1:
+                # No node has been seen since the start, and only one space can be meant.
+                known = known._replace(space=next(iter(cloud.spaces)))
             if known.space is None:
                 return "no node has reported the vector space yet; bind it with spaces.<model>"
             if job.dimensions is not None and job.dimensions != known.dimensions:
@@ -158,8 +167,9 @@ def _warn_of_embeddings(spaces: Collection[str], bound: Collection[str]) -> None
             "embeddings do not fall back to the cloud: map the vector space of your model (npu-client health --json "
             "shows it) in cloud.embedding_models to a cloud model that makes the same vectors"
         )
-    elif not set(spaces).intersection(bound):
+    elif len(spaces) > 1 and not set(spaces).intersection(bound):
         log.warning(
-            "embeddings do not fall back to the cloud until a node has reported its vector space: bind your model to "
-            "one of cloud.embedding_models with spaces.<model>"
+            "embeddings do not fall back to the cloud until a node has reported its vector space: "
+            "cloud.embedding_models maps %d spaces; bind your model to one of them with spaces.<model>",
+            len(spaces),
         )

@@ -34,20 +34,41 @@ async def until_served(client):
 
 
 @pytest.mark.parametrize("model", [None, EMBEDDER])
-async def test_the_cloud_answers_in_a_space_that_was_bound(port, cloud, model):
-    url = f"http://127.0.0.1:{port}"
-    async with starting(url, cloud) as client:
-        with pytest.raises(NPUUnavailableError, match=r"bind it with spaces\.<model>"):
-            await client.embed("text", model=model)
-    async with starting(url, cloud, spaces={EMBEDDER: "space-a"}) as client:
+async def test_the_only_mapped_space_is_used_and_bound(port, cloud, model):
+    async with starting(f"http://127.0.0.1:{port}", cloud) as client:
         first = await client.embed_result("text", model=model)
         assert (first.source, first.space) == ("cloud", "space-a")
+        async with ScriptedNode(space="space-a").running(port=port):
+            await until_served(client)
+            assert (await client.embed_result("text", model=model)).source == "npu"
+            assert client.npu.spaces == {EMBEDDER: "space-a"}
+
+
+@pytest.mark.parametrize("model", [None, EMBEDDER])
+async def test_nodes_in_another_space_do_not_answer_afterwards(port, cloud, model):
+    async with starting(f"http://127.0.0.1:{port}", cloud) as client:
+        await client.embed("text", model=model)
         async with ScriptedNode(space="space-b").running(port=port) as node:
             await until_served(client)
-            assert (await client.embed_result("text", model=model)).source == "cloud"
+            again = await client.embed_result("text", model=model)
+            assert (again.source, again.space) == ("cloud", "space-a")
             with pytest.raises(VectorSpaceMismatch, match="space-b"):
                 await client.embed("text", model=model, local_only=True)
             assert not node.requests
+
+
+@pytest.mark.parametrize("model", [None, EMBEDDER])
+async def test_an_answer_of_the_cloud_is_dropped_if_nodes_have_bound_the_model_meanwhile(port, cloud, model):
+    async with starting(f"http://127.0.0.1:{port}", cloud) as client:
+
+        async def node_comes_back(_):
+            async with ScriptedNode(space="space-b").running(port=port):
+                await until_served(client)
+                assert (await client.embed_result("text", model=model)).space == "space-b"
+
+        cloud.respond = node_comes_back
+        with pytest.raises(VectorSpaceMismatch, match="nodes answer in space-b"):
+            await client.embed("text", model=model)
 
 
 async def test_nothing_is_assumed_once_a_node_has_reported_a_space(scripted, cloud):
@@ -68,7 +89,8 @@ async def test_nothing_is_assumed_once_a_node_has_reported_a_space(scripted, clo
 @pytest.mark.parametrize(
     ("mapped", "more", "said"),
     [
-        (ONE, {}, "bind your model to one of cloud.embedding_models with spaces.<model>"),
+        (ONE, {}, None),
+        (TWO, {}, "maps 2 spaces; bind your model to one of them with spaces.<model>"),
         (TWO, {"spaces": {EMBEDDER: "space-b"}}, None),
         ({}, {}, "map the vector space of your model"),
         ({}, {"local_only": True}, None),
@@ -97,9 +119,20 @@ def without_embedder(kind):
 @pytest.mark.parametrize("kind", [None, "embedding"])
 async def test_an_embedding_model_that_failed_is_unavailable_and_the_cloud_answers(scripted, cloud, kind):
     scripted.health_respond = without_embedder(kind)
-    async with starting(scripted.url, cloud, spaces={EMBEDDER: "space-a"}) as client:
+    async with starting(scripted.url, cloud) as client:
         with pytest.raises(NPUUnavailableError, match=f"{EMBEDDER} in the state failed") as caught:
             await client.npu.embed("text")
         assert not isinstance(caught.value, NotOffered)
         assert (await client.embed_result("text")).source == "cloud"
         assert (await client.generate("prompt", model=WRITER)).source == "npu"
+
+
+async def test_calls_without_a_model_stay_in_the_clouds_space_though_the_named_model_is_in_another(port, cloud):
+    async with starting(f"http://127.0.0.1:{port}", cloud) as client:
+        await client.embed("text")
+        async with ScriptedNode(space="space-b").running(port=port):
+            await until_served(client)
+            assert (await client.embed_result("text", model=EMBEDDER)).space == "space-b"
+            assert (await client.embed_result("text")).space == "space-a"
+            with pytest.raises(VectorSpaceMismatch, match="nodes answer in space-b"):
+                await client.embed("text", local_only=True)
