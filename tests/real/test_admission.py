@@ -26,22 +26,6 @@ async def post(http, node, path, body, **headers):
         return reply.status, await reply.read()
 
 
-# Some 3 s: the streams are the load.
-async def test_short_answers_beside_long_streams_are_not_refused(node, http):
-    story = {"prompt": "Tell me a long story.", "max_new_tokens": 240, "ignore_eos": True, "stream": True}
-    streams = [asyncio.create_task(post(http, node, "/inference", story)) for _ in range(2)]
-    statuses = []
-    while not all(task.done() for task in streams):
-        short = {"prompt": "What is the capital of France?", "max_new_tokens": 2}
-        statuses.append((await post(http, node, "/inference", short))[0])
-    assert set(statuses) == {200}
-    assert {task.result()[0] for task in streams} == {200}
-    for priority in ("interactive", "batch"):
-        labels = {"model": GENERATOR, "device": "CPU", "priority": priority}
-        assert await reading(http, node, "npu_node_admission_outstanding_tokens", **labels) == 0
-        assert await reading(http, node, "npu_node_admission_expected_wait_seconds", **labels) == 0
-
-
 async def test_an_interactive_text_is_answered_before_the_batch_texts_that_came_first(node, http):
     texts = [f"{number}: " + "the lighthouse keeper counted the ships " * (1 + number % 4) for number in range(2000)]
     labels, answered = {"model": EMBEDDER, "device": "CPU"}, []

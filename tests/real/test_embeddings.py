@@ -117,23 +117,6 @@ async def test_over_http_as_json_and_as_binary(node, http):
     assert worst_cosine(as_json, as_bytes) >= 0.999999
 
 
-async def test_over_the_limit_is_refused_with_the_count_or_cut_as_asked(node, http, tokenizer):
-    text = "river " * 300
-    async with http.post(node.url + "/embeddings", json={"texts": ["short", text]}) as reply:
-        assert reply.status == 400
-        error = (await reply.json())["error"]
-    assert error["code"] == "context_length_exceeded"
-    assert error["param"] == "texts[1]"
-    assert "302 tokens" in error["message"]
-    async with http.post(node.url + "/embeddings", json={"texts": [text], "truncate": True}) as reply:
-        cut = np.asarray((await reply.json())["embeddings"], np.float32)
-    (ids,) = await tokenizer.encode([text], truncate=True)
-    assert len(ids) == 256
-    async with http.post(node.url + "/embeddings", json={"texts": ["river " * 254]}) as reply:
-        whole = np.asarray((await reply.json())["embeddings"], np.float32)
-    assert worst_cosine(cut, whole) >= MIN_COSINE
-
-
 async def test_a_text_embedded_again_comes_from_the_cache_and_says_so(node, http):
     async def embed(*texts):
         async with http.post(node.url + "/embeddings", json={"texts": texts}) as reply:

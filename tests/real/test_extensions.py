@@ -109,17 +109,6 @@ async def test_special_tokens_are_text_if_asked_for(http, any_node):
     assert going_on.startswith(whole + "<|im_end|>")
 
 
-async def test_a_stop_sequence_is_part_of_the_text_if_asked_for(http, any_node):
-    whole, _, _ = await chat(http, any_node)
-    start, stop, _ = whole.partition("France")
-    assert (await chat(http, any_node, stop="France"))[0] == start
-    for told in (
-        (await chat(http, any_node, stop="France", include_stop_str_in_output=True))[0],
-        (await streamed(http, any_node, stop="France", include_stop_str_in_output=True))[0],
-    ):
-        assert told == start + stop
-
-
 @PROMPTS_ON
 async def test_an_answer_may_continue_the_last_message(http, any_node, tokenizer):
     begun = [*ASKED, {"role": "assistant", "content": "The capital of"}]

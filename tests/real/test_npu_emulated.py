@@ -193,24 +193,3 @@ async def test_vectors_from_static_buckets_are_the_other_librarys(npu_node, http
     norms = np.linalg.norm(vectors, axis=1) * np.linalg.norm(expected, axis=1)
     assert (np.einsum("nd,nd->n", vectors, expected) / norms).min() >= 0.999
     assert reply["npu_busy_delta_us"] > 0
-
-
-async def test_padding_is_measured(npu_node, http):
-    async def tokens(name):
-        async with http.get(npu_node.url + "/metrics") as reply:
-            lines = (await reply.text()).splitlines()
-        wanted = f'npu_node_{name}_total{{device="NPU",model="all-minilm-l6-v2"}}'
-        return sum(float(line.split()[-1]) for line in lines if line.startswith(wanted))
-
-    async def moved(texts):
-        """By how much the request moved the tokens of prompts, of texts that ran, and of the device."""
-        names = ("prompt_tokens", "embedding_computed_tokens", "embedding_device_tokens")
-        before = [await tokens(name) for name in names]
-        _, reply = await ask(http, npu_node, {"texts": texts}, path="/embeddings")
-        after = [await tokens(name) for name in names]
-        assert after[0] - before[0] == reply["usage"]["prompt_tokens"]
-        return tuple(now - then for now, then in zip(after, before, strict=True))
-
-    assert await moved(["one", "word " * 40]) == (45, 45, 32 + 64)
-    assert await moved(["one"]) == (3, 0, 0), "from the cache: nothing ran, so nothing was padded"
-    assert await moved(["one", "two"]) == (6, 3, 32)

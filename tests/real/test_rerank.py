@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from backend_client import NPUClient
-from backend_client.errors import ContextLengthExceeded
 from tests.support.cross_encoders import HEADS, write_minilm, write_tiny
 from tests.support.foreign import environment, output_of
 from tests.support.nodes import start_node
@@ -190,18 +188,6 @@ async def test_health_explanation_and_metrics_cover_reranking(rank, reranking, h
     assert float(samples['npu_node_reranked_documents_total{device="NPU",model="one"}']) >= 4
     padded = float(samples['npu_node_rerank_device_tokens_total{device="NPU",model="one"}'])
     assert padded > float(samples['npu_node_rerank_computed_tokens_total{device="NPU",model="one"}']) > 0
-
-
-async def test_our_client_ranks_on_the_device_that_it_requires(reranking, expected):
-    async with NPUClient([reranking.url]) as client:
-        result = await client.rerank(QUERY, DOCUMENTS, model="one", top_n=3, require_device="NPU", priority="batch")
-        assert [ranked.index for ranked in result.documents] == np.argsort(expected)[::-1][:3].tolist()
-        assert result.documents[0].score == pytest.approx(sigmoid(max(expected)), abs=0.01)
-        assert (result.device, result.model, result.emulated) == ("NPU", "one", True)
-        assert result.npu_busy_delta_us > 0
-        assert result.usage.prompt_tokens > 0
-        with pytest.raises(ContextLengthExceeded):
-            await client.rerank("tower " * 600, DOCUMENTS, model="one")
 
 
 def test_coheres_own_client(reranking):

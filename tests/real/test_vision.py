@@ -11,7 +11,6 @@ import base64
 import hashlib
 import io
 import itertools
-import json
 import os
 import signal
 import time
@@ -21,8 +20,6 @@ import openai
 import pytest
 from PIL import Image
 
-import backend_client
-from backend_client import ClientSettings, NPUClient
 from tests.support import colour_vision, cut_model
 from tests.support.colour_vision import words
 from tests.support.foreign import kept
@@ -189,16 +186,6 @@ async def test_images_are_seen_in_their_order_and_places(client):
     assert len(answers) == 6
 
 
-async def test_the_fleet_client_and_the_sdk_over_it_send_images(client, seeing):
-    red, blue = [await answer(client, text(words(colour))) for colour in ("red", "blue")]
-    async with NPUClient([seeing.url]) as fleet:
-        reply = await fleet.chat(question(part(encoded("red"))), max_tokens=12, **SAMPLED)
-        assert (reply.model, reply.text) == ("colours", red)
-        assert await fleet.count_tokens([{"role": "user", "content": "Hello"}]) > 0
-    async with backend_client.openai(ClientSettings.load(nodes=[seeing.url])) as sdk:
-        assert await answer(sdk, part(encoded("blue"))) == blue
-
-
 BAD = {
     "truncated": (lambda: [part(encoded("red", "JPEG", (900, 900))[:1600])], "truncated or damaged"),
     "remote": (lambda: [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/a.png"}}], "no remote URLs"),
@@ -216,33 +203,6 @@ async def test_bad_input_is_a_clear_error_that_harms_nobody(client, seeing, case
         await asked(client, *parts())
     assert told in refusal.value.message
     assert seeing.engine_processes() == before
-
-
-async def test_a_request_may_be_as_large_as_its_images_need_and_no_larger(client, seeing, http):
-    """Other requests to the same node may not: 8 MiB is their limit."""
-    junk = base64.b64encode(bytes(12_000_000)).decode()
-    with pytest.raises(openai.BadRequestError, match="not an image"):
-        await asked(client, part(junk))
-    for path, body in (
-        (
-            "/v1/responses",
-            {
-                "model": "colours",
-                "input": [
-                    {"role": "user", "content": [{"type": "input_image", "image_url": f"data:image/png;base64,{junk}"}]}
-                ],
-            },
-        ),
-        ("/api/chat", {"model": "colours", "messages": [{"role": "user", "content": "x", "images": [junk]}]}),
-    ):
-        async with http.post(seeing.url + path, data=io.BytesIO(json.dumps(body).encode())) as reply:
-            assert (reply.status, "not an image" in await reply.text()) == (400, True)
-    with pytest.raises(openai.APIStatusError) as refusal:
-        await asked(client, *[part(junk)] * 3)
-    assert refusal.value.status_code == 413
-    text = io.BytesIO(json.dumps({"model": "colours", "input": junk}).encode())
-    async with http.post(seeing.url + "/v1/embeddings", data=text) as reply:
-        assert reply.status == 413
 
 
 @pytest.mark.parametrize(
