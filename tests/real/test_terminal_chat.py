@@ -1,11 +1,10 @@
-"""`npu-node run` as a person and a script use it: on a running node, and on one that it starts for itself."""
+"""`npu-node run` as a person and a script use it: on a running node."""
 
 import os
 import pty
 import subprocess
 import sys
 
-import psutil
 import pytest
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("store"), pytest.mark.timeout(600)]
@@ -60,20 +59,3 @@ def test_a_terminal_gets_a_conversation(node):
         os.close(ours)
     assert process.returncode == 0
     assert "Paris" in out
-
-
-# Starts a node and loads a model: about 8 s.
-def test_without_a_node_it_starts_one_and_ends_it():
-    before = {process.pid for process in psutil.Process().children(recursive=True)}
-    done = run("all-minilm", "a cat", NPU_NODE_URL="none", NPU_NODE_API_KEYS="of-the-service")
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.strip().strip("[]").split(",")) == 384
-    assert "starting one for this chat" in done.stderr
-    assert {process.pid for process in psutil.Process().children(recursive=True)} <= before
-
-
-def test_a_node_that_does_not_start_says_why():
-    done = run("all-minilm", "x", NPU_NODE_URL="none", NPU_NODE_DRAIN_TIMEOUT_S="never")
-    assert done.returncode == 1
-    assert "did not start" in done.stderr
-    assert "drain_timeout_s" in done.stderr.lower()

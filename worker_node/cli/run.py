@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
-import signal
-import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from typing import IO, TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from worker_node.cli import bounded
 from worker_node.core.errors import ConfigurationError
@@ -20,8 +16,8 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """Chat with a model in the terminal.
 
-It talks to the running node (NPU_NODE_URL), or starts one for as long as the chat lasts; a model that is not installed
-is pulled first. Ctrl-C stops an answer; /bye or Ctrl-D ends the chat; lines between two \"\"\" are one message.
+It talks to the running node (NPU_NODE_URL); a model that is not installed is pulled first.
+Ctrl-C stops an answer; /bye or Ctrl-D ends the chat; lines between two \"\"\" are one message.
 """
 _QUOTES = '"""'
 _HELP = """/bye      end the chat (also Ctrl-D)
@@ -29,10 +25,6 @@ _HELP = """/bye      end the chat (also Ctrl-D)
 /?        this help
 \"\"\"       begin and end a message of several lines
 Ctrl-C    stop the answer"""
-_STOP_S = 10.0
-_LOG_TAIL = 600
-# It listens on loopback for this user's command alone.
-_OF_A_SERVICE = ("NPU_NODE_API_KEYS", "NPU_NODE_API_KEYS_FILE", "NPU_NODE_OLLAMA_PORT", "NPU_NODE_PORT")
 
 
 def add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -55,79 +47,17 @@ def _run(args: argparse.Namespace) -> int:
     if args.model is None:
         args.parser.error("name a model, see: npu-node list --all")
 
-    with _node() as node:
+    from worker_node.cli.node_client import node_or_none, where_no_node_runs
+
+    with node_or_none() as node:
+        if node is None:
+            raise ConfigurationError(f"{where_no_node_runs()}; start one in another terminal: npu-node serve")
         chat = Chat(node, args.model, system=args.system, verbose=args.verbose)
         chat.prepare()
         prompt = _whole_prompt(args.prompt)
         if prompt is None:
             return converse(chat)
         return 0 if chat.answer(prompt) else 130
-
-
-@contextlib.contextmanager
-def _node() -> Iterator[NodeClient]:
-    from worker_node.cli.node_client import node_or_none
-
-    with node_or_none() as running:
-        if running is not None:
-            yield running
-            return
-        print("npu-node: no node is running; starting one for this chat", file=sys.stderr)
-        with _own_node() as node:
-            yield node
-
-
-@contextlib.contextmanager
-def _own_node() -> Iterator[NodeClient]:
-    """A node on a free loopback port that loads models on demand; it ends with the block, or with this process.
-
-    Raises ConfigurationError, with the end of its log, when it does not start.
-    """
-    from worker_node.cli.node_client import NodeClient
-    from worker_node.core.operating_system import tethered
-
-    environment = {name: value for name, value in os.environ.items() if name not in _OF_A_SERVICE}
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(  # noqa: S603 (our own program)
-            tethered([sys.executable, "-m", "worker_node", "serve", "--host", "127.0.0.1", "--port", "0"]),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            env=environment | {"NPU_NODE_MODELS": "[]"},
-            # Ctrl-C in the terminal stops an answer, not the node.
-            start_new_session=True,
-        )
-        try:
-            client = NodeClient(_address(process, log))
-            try:
-                yield client
-            finally:
-                client.close()
-        finally:
-            _stop(process)
-
-
-def _address(process: subprocess.Popen[str], log: IO[bytes]) -> str:
-    assert process.stdout is not None  # noqa: S101  (it was asked for)
-    line = process.stdout.readline()
-    if not line.startswith("listening on "):
-        process.wait()
-        log.seek(0)
-        tail = log.read().decode(errors="replace")[-_LOG_TAIL:].strip()
-        raise ConfigurationError(f"the node for this chat did not start: {tail or 'its log is empty'}")
-    return line.split()[-1]
-
-
-def _stop(process: subprocess.Popen[str]) -> None:
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(_STOP_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
 
 
 def _whole_prompt(words: list[str]) -> str | None:

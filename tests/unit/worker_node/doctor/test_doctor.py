@@ -121,9 +121,13 @@ def test_a_machine_without_an_npu_is_told_of_the_emulation(good):
     assert "passed" not in wrong["openvino"].found
 
 
+def without_driver(case):
+    (case.root / PCI / "driver").unlink()
+    shutil.rmtree(case.root / "sys/module")
+
+
 def test_a_device_without_driver(good):
-    (good.root / PCI / "driver").unlink()
-    shutil.rmtree(good.root / "sys/module")
+    without_driver(good)
     shutil.rmtree(good.root / "dev")
     good.probe = SEES_CPU
     wrong = good.wrong()
@@ -131,52 +135,71 @@ def test_a_device_without_driver(good):
     assert "modprobe intel_vpu" in wrong["kernel-driver"].fix
 
 
-def test_a_cloud_kernel_has_no_driver(good):
-    (good.root / PCI / "driver").unlink()
-    shutil.rmtree(good.root / "sys/module")
-    write(good.root, "proc/sys/kernel/osrelease", "6.12.9+deb13-cloud-amd64")
-    only(good, "kernel-driver", "linux-image-amd64")
+def in_a_cloud_kernel(case):
+    without_driver(case)
+    write(case.root, "proc/sys/kernel/osrelease", "6.12.9+deb13-cloud-amd64")
 
 
-def test_a_device_that_is_given_to_a_virtual_machine(good):
-    (good.root / PCI / "driver").unlink()
-    (good.root / PCI / "driver").symlink_to("../../drivers/vfio-pci")
-    only(good, "kernel-driver", "vfio-pci/unbind")
+def given_to_a_virtual_machine(case):
+    (case.root / PCI / "driver").unlink()
+    (case.root / PCI / "driver").symlink_to("../../drivers/vfio-pci")
 
 
-def test_a_user_outside_the_group(good):
-    good.machine.allowed = False
-    only(good, "device-access", "usermod -a -G render ann", "log in again")
+def outside_the_group(case):
+    case.machine.allowed = False
 
 
-@pytest.mark.parametrize(
-    ("library", "check", "package"),
-    [
-        ("libze_intel_npu.so.1", "user-mode-driver", "intel-level-zero-npu"),
-        ("libnpu_driver_compiler.so", "compiler", "intel-driver-compiler-npu"),
-        ("libze_loader.so.1", "level-zero-loader", "libze1"),
-    ],
-)
-def test_a_library_that_is_missing(good, library, check, package):
-    (good.root / LIB / library).unlink()
-    only(good, check, package)
+def lacking(path):
+    return lambda case: (case.root / path).unlink()
 
 
-def test_firmware_of_another_chip_is_fixed_by_its_package(good):
-    (good.root / FIRMWARE).rename(good.root / "lib/firmware/intel/vpu/vpu_37xx_v1.bin")
-    only(good, "firmware-file", "firmware-intel-misc")
+def with_firmware_of_another_chip(case):
+    (case.root / FIRMWARE).rename(case.root / "lib/firmware/intel/vpu/vpu_37xx_v1.bin")
 
 
-@pytest.mark.parametrize(
-    ("log", "check"),
-    [
-        ("MAPPED_INFERENCE_VERSION is NOT compatible with the ELF", "firmware-compiler"),
-        ("intel_vpu 0000:00:0b.0: [drm] *ERROR* ivpu_boot(): Failed to boot the firmware: -110", "firmware-boot"),
-    ],
-)
-def test_what_the_kernels_log_tells(good, log, check):
-    good.machine.kernel_log = f"usb 1-1: boot failed -110\n{log}\n"
-    only(good, check, "modprobe intel_vpu")
+def logging_of(line):
+    def log(case):
+        case.machine.kernel_log = f"usb 1-1: boot failed -110\n{line}\n"
+
+    return log
+
+
+def with_kernel(release):
+    return lambda case: write(case.root, "proc/sys/kernel/osrelease", release)
+
+
+def seeing(probe):
+    def see(case):
+        case.probe = probe
+
+    return see
+
+
+FAULTS = [
+    (in_a_cloud_kernel, "kernel-driver", "linux-image-amd64"),
+    (given_to_a_virtual_machine, "kernel-driver", "vfio-pci/unbind"),
+    (outside_the_group, "device-access", "usermod -a -G render ann; then log in again"),
+    (lacking(f"{LIB}/libze_intel_npu.so.1"), "user-mode-driver", "intel-level-zero-npu"),
+    (lacking(f"{LIB}/libnpu_driver_compiler.so"), "compiler", "intel-driver-compiler-npu"),
+    (lacking(f"{LIB}/libze_loader.so.1"), "level-zero-loader", "libze1"),
+    (lacking(COUNTER), "busy-counter", "6.11"),
+    (lambda case: write(case.root, COUNTER, "many"), "busy-counter", "6.11"),
+    (with_firmware_of_another_chip, "firmware-file", "firmware-intel-misc"),
+    (lambda case: packages(case.root, fw="1.27"), "firmware-mismatch", "of one release"),
+    (logging_of("MAPPED_INFERENCE_VERSION is NOT compatible with the ELF"), "firmware-compiler", "modprobe intel_vpu"),
+    (logging_of("intel_vpu: ivpu_boot(): Failed to boot the firmware: -110"), "firmware-boot", "modprobe intel_vpu"),
+    (with_kernel("5.15.0-91-generic"), "kernel-version", "6.11"),
+    (with_kernel("6.8.0-31-generic"), "kernel-version", "6.11"),
+    (seeing(Probe((), None, "it ended with status -11")), "openvino", "reinstall"),
+    (seeing(Probe((DeviceInfo("NPU", {}),), "2026.4.1")), "openvino", "intel-driver-compiler-npu"),
+    (seeing(SEES_CPU), "openvino", "first to last"),
+]
+
+
+@pytest.mark.parametrize(("break_it", "check", "fix"), FAULTS)
+def test_each_fault_is_one_finding_with_its_fix(good, break_it, check, fix):
+    break_it(good)
+    only(good, check, fix)
 
 
 def test_a_lost_device_and_a_log_that_cannot_be_read_are_warnings(good):
@@ -187,22 +210,6 @@ def test_a_lost_device_and_a_log_that_cannot_be_read_are_warnings(good):
     assert healthy(good.examine())
 
 
-@pytest.mark.parametrize(
-    ("release", "words"), [("5.15.0-91-generic", "no driver"), ("6.8.0-31-generic", "no busy counter")]
-)
-def test_an_old_kernel_is_told_what_it_lacks(good, release, words):
-    write(good.root, "proc/sys/kernel/osrelease", release)
-    assert words in only(good, "kernel-version", "6.11").found
-
-
-@pytest.mark.parametrize("content", [None, "many"])
-def test_a_missing_or_broken_busy_counter_needs_a_newer_kernel(good, content):
-    (good.root / COUNTER).unlink()
-    if content:
-        write(good.root, COUNTER, content)
-    only(good, "busy-counter", "6.11")
-
-
 def test_a_cache_that_cannot_be_written(good, monkeypatch):
     monkeypatch.setattr("worker_node.doctor.checks.os.access", lambda *_: False)
     only(good, "cache-directory", "OV_GENAI_NPU_CACHE")
@@ -211,19 +218,3 @@ def test_a_cache_that_cannot_be_written(good, monkeypatch):
 def test_a_model_that_cannot_be_loaded(good):
     good.model_problem = "no openvino_model.xml"
     assert only(good, "model-files", "npu-node pull").found == "no openvino_model.xml"
-
-
-def test_what_openvino_sees(good):
-    good.probe = Probe((), None, "it ended with status -11")
-    assert "status -11" in only(good, "openvino").found
-    good.probe = Probe((DeviceInfo("NPU", {"NPU_COMPILER_VERSION": None}),), "2026.4.1")
-    only(good, "openvino", "intel-driver-compiler-npu")
-    good.probe = SEES_CPU
-    only(good, "openvino", "first to last")
-
-
-def test_a_real_machine_is_read_without_failing():
-    assert ExaminedMachine().kernel_release()
-    assert ExaminedMachine().user()
-    assert ExaminedMachine().group_of("etc/passwd") == "root"
-    assert ExaminedMachine().group_of("nonexistent") is None

@@ -141,12 +141,6 @@ async def test_a_pull_is_a_job_that_can_be_followed(served, monkeypatch):
     await get(client, "/models/jobs/nothing", 404)
 
 
-async def test_pages_of_other_sites_change_nothing(served):
-    client, *_ = served
-    for method, path in (("POST", f"/models/{MODEL}/load"), ("DELETE", f"/models/{MODEL}"), ("POST", "/admin/reload")):
-        await get(client, path, 403, method, headers={"Origin": "https://evil.example"})
-
-
 @pytest.fixture
 async def client(store, tmp_path):
     """A node whose model's files are gone; in the store are a damaged model, and one that no task here serves."""

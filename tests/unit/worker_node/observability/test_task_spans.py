@@ -18,7 +18,6 @@ from tests.support.application import application
 from tests.support.recorded_spans import Recorded
 from tests.support.scripted_runner import result_of
 from tests.support.task_models import HEARER, RANKER, hearer, placement, ranker, request
-from worker_node.core.errors import DeadlineExceeded
 from worker_node.encoders.jobs import RowJob
 from worker_node.engines.protocol import EngineState, EngineStatus
 
@@ -29,23 +28,12 @@ STAGES = {"tokenize": 1, "route": 1, "queue": 1, "engine": 1}
 
 
 class Engine:
-    """Takes RUN_S for each job; job number `fails` raises, and job number `waits` never ends."""
+    """Takes RUN_S for each job."""
 
     ready = True
     status = EngineStatus(EngineState.READY, None, pid=4321)
 
-    def __init__(self, fails=None, waits=None):
-        self.fails, self.waits = fails, waits
-        self.jobs = 0
-        self.waiting = asyncio.Event()
-
     async def run(self, job, _result):
-        self.jobs += 1
-        if self.jobs == self.waits:
-            self.waiting.set()
-            await asyncio.Event().wait()
-        if self.jobs == self.fails:
-            raise DeadlineExceeded(f"too late for {SECRET}")
         began = time.monotonic()
         await asyncio.sleep(RUN_S)
         result = replace(result_of(job), started=began, inference_s=RUN_S)

@@ -82,28 +82,6 @@ def test_a_generation_is_one_trace_with_its_caller(recorded):
     assert server.attributes["http.response.status_code"] == 200
 
 
-def test_an_embedding_has_the_time_that_its_engine_measured(recorded):
-    with recorded.tracing.operation("embeddings", CONTEXT, {"npu.texts": 2}) as operation:
-        operation.tokenized(time.monotonic())
-        operation.routed(ROUTE)
-        operation.submitted(ENGINE)
-        began = time.monotonic()
-        operation.ran(began, began + 0.25)
-        operation.answered(Usage(7))
-    assert recorded.tree() == {
-        "embeddings m": None,
-        "tokenize": "embeddings m",
-        "route": "embeddings m",
-        "queue": "embeddings m",
-        "engine": "embeddings m",
-    }
-    engine = recorded.spans["engine"]
-    assert engine.end_time - engine.start_time == pytest.approx(0.25e9, abs=1e6)
-    assert "gen_ai.usage.output_tokens" not in recorded.spans["embeddings m"].attributes
-    assert recorded.spans["embeddings m"].attributes["npu.texts"] == 2
-    assert recorded.spans["embeddings m"].attributes["gen_ai.request.model"] == "m"
-
-
 def test_a_failure_ends_the_open_stages_and_names_only_its_code(recorded):
     with pytest.raises(EngineUnavailable), trace_generation(recorded.tracing, ASKED) as operation:
         operation.tokenized(time.monotonic())
