@@ -39,8 +39,6 @@ _BY_REQUEST = frozenset(
     }
 )
 _APPLIED = _BY_REQUEST | {"models", "memory_budget"}
-# What a model's engines do not use is applied without a load; `ModelManager.relabel` copies what placements keep of it.
-_HOT_FIELDS = frozenset({"aliases", "idle_unload_s"})
 _LOOK_S = 1.0
 _Stamp = tuple[int, int, int]
 
@@ -147,8 +145,6 @@ class Reloader:
             old = served.get(name)
             if old is None:
                 manager.add(model)
-            elif name in before and _only_hot_fields_differ(before[name], after[name]):
-                manager.relabel(old, model)
             elif (problem := await manager.turnover.replace(old, model)) is not None:
                 report.problems.append(problem)
                 log.error("%s", problem)
@@ -181,11 +177,6 @@ def _refuse_to_open(merged: NodeSettings, new: NodeSettings) -> None:
         f"the node listens at {merged.host} until it is restarted, where it needs a key: to remove the keys and bind "
         f"{new.host}, restart it"
     )
-
-
-def _only_hot_fields_differ(before: ModelSettings, after: ModelSettings) -> bool:
-    """Whether the settings differ only in values that the engines do not use."""
-    return _same(before, after.model_copy(update={name: getattr(before, name) for name in _HOT_FIELDS}))
 
 
 def _same(before: ModelSettings, after: ModelSettings) -> bool:

@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -111,14 +111,6 @@ class ModelManager:
         self.names.arrange(self._order)
         if self._started:
             self._reconciler.manage(model)
-
-    def relabel(self, old: ServedModel, new: ServedModel) -> None:
-        """Serve the model by the names and limits of `new`, on the engines that it has."""
-        for placement, wanted in zip(old.placements, new.placements, strict=True):
-            placement.residency.pinned = wanted.residency.pinned
-        model = replace(new, placements=old.placements, activity=old.activity)
-        self.names.swap(old, model)
-        self._reconciler.manage(model)
 
     def arrange(self, names: Sequence[str]) -> None:
         """Set the order of these models, others after them: the first of a kind is its default."""

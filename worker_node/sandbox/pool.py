@@ -53,7 +53,7 @@ class PreparationLimits:
     """`cpu_s` and `memory_bytes` (address space) bound one call, which is refused beyond them.
 
     `wall_s` is for a process that waits or a machine that stands still, which is not the call's fault. At most `queue`
-    calls wait. A call whose caller has left may take `grace_s` to its end before its process is killed.
+    calls wait.
     """
 
     processes: int = 1
@@ -61,7 +61,6 @@ class PreparationLimits:
     wall_s: float = 30.0
     memory_bytes: int = 512 * 1024 * 1024
     queue: int = 64
-    grace_s: float = 0.1
 
 
 class _Process:
@@ -97,34 +96,6 @@ class _Process:
         except subprocess.TimeoutExpired:
             self.popen.kill()
             return self.popen.wait()
-
-
-class _CallInThread:
-    """A call, which its caller may abandon while a thread of the pool waits for the reply."""
-
-    def __init__(self, body: bytes) -> None:
-        self.body = body
-        self._lock = threading.Lock()
-        self._process: _Process | None = None
-        self._abandoned = False
-
-    def run(self, process: _Process, wall_s: float) -> Reply | None:
-        with self._lock:
-            if self._abandoned:
-                return None
-            self._process = process
-        try:
-            return process.call(self.body, wall_s)
-        finally:
-            with self._lock:
-                self._process = None
-
-    def abandon(self) -> None:
-        """Do not begin it; end its process if that has begun it."""
-        with self._lock:
-            self._abandoned = True
-            if self._process is not None:
-                self._process.kill()
 
 
 class PreparationPool:
@@ -196,17 +167,14 @@ class PreparationPool:
         """Have one process run a call. Raises ProcessEnded, DeadlineExceeded, EngineUnavailable."""
         if self._closed:
             raise EngineUnavailable("the node is stopping")
-        call, loop = _CallInThread(body), asyncio.get_running_loop()
-        working = loop.run_in_executor(self._threads, self._run, call)
+        working = asyncio.get_running_loop().run_in_executor(self._threads, self._run, body)
         working.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         try:
-            # Not cancelled with its caller: then the process is still in the middle of the call.
             await asyncio.wait({working}, timeout=max(0.0, deadline - time.monotonic()))
-        finally:
             if not working.done():
-                loop.call_later(self._limits.grace_s, call.abandon)
-        if not working.done():
-            raise DeadlineExceeded(f"the deadline passed while {param} was prepared", param=param)
+                raise DeadlineExceeded(f"the deadline passed while {param} was prepared", param=param)
+        finally:
+            working.cancel()  # one that has begun goes on to its end, within its limits
         if working.cancelled():
             raise EngineUnavailable("the node is stopping")
         reply = working.result()
@@ -216,11 +184,11 @@ class PreparationPool:
             )
         return reply
 
-    def _run(self, call: _CallInThread) -> Reply | None:
+    def _run(self, body: bytes) -> Reply | None:
         """Run a call on the process of this thread. Raises ProcessEnded, EngineUnavailable."""
         process = self._process()
         try:
-            return call.run(process, self._limits.wall_s)
+            return process.call(body, self._limits.wall_s)
         except ProcessEnded:
             self._processes.discard(process)
             raise

@@ -11,8 +11,8 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import (
-    AbstractContextManager,
     AsyncExitStack,
+    ExitStack,
     aclosing,
     asynccontextmanager,
     contextmanager,
@@ -130,6 +130,8 @@ class Execution:
         # Whether the request stays on its device from now on, because a header names it.
         self.pinned = False
         self.permit: Permit
+        self._permits: dict[Device, Permit] = {}
+        self._held = ExitStack()
         self._demand = demand
         self._context = context
         self._units = units
@@ -146,7 +148,8 @@ class Execution:
     def admitted(self) -> Iterator[Self]:
         """Be admitted to the first placement while the block runs, retries included. Entering raises Overloaded."""
         try:
-            with self._permit_at(self._first) as self.permit:
+            with self._held:
+                self.permit = self._permit_at(self._first)
                 yield self
         except NodeError as error:
             self.name_route(error)
@@ -174,20 +177,23 @@ class Execution:
                 raise
             await self._select_next(key, error)
 
-    def _permit_at(self, placement: Placement) -> AbstractContextManager[Permit]:
-        admission, context = placement.admission, self._context
-        work = self._work(admission.limits) if callable(self._work) else self._work
-        return admission.permit(self._units, context.deadline, work=work, interactive=context.interactive)
+    def _permit_at(self, placement: Placement) -> Permit:
+        """The permit at a placement, which is held until the request ends."""
+        if placement.device not in self._permits:
+            admission, context = placement.admission, self._context
+            work = self._work(admission.limits) if callable(self._work) else self._work
+            permit = admission.permit(self._units, context.deadline, work=work, interactive=context.interactive)
+            self._permits[placement.device] = self._held.enter_context(permit)
+        return self._permits[placement.device]
 
     @asynccontextmanager
     async def _on_engine(self, placement: Placement, key: Callable[[], bytes]) -> AsyncIterator[None]:
         """One attempt's use of the engine. `key` returns the request's digest, computed only if it is needed."""
         suspected = self._suspected(key)
         self._refuse(key)
-        with self._permit_elsewhere(placement):
-            async with placement.isolation.use(self._context.deadline, exclusive=suspected):
-                self._refuse(key)  # another of its kind may have had its turn before
-                yield
+        async with placement.isolation.use(self._context.deadline, exclusive=suspected):
+            self._refuse(key)  # another of its kind may have had its turn before
+            yield
 
     def _refuse(self, key: Callable[[], bytes]) -> None:
         if self._suspected(key) and self.selection.placement.suspects.refuses(key()):
@@ -198,20 +204,6 @@ class Execution:
     def _suspected(self, key: Callable[[], bytes]) -> bool:
         suspects = self.selection.placement.suspects
         return bool(suspects) and key() in suspects
-
-    @contextmanager
-    def _permit_elsewhere(self, placement: Placement) -> Iterator[None]:
-        """Admission to another placement than the first."""
-        if placement is self._first:
-            yield
-            return
-        first = self.permit
-        with self._permit_at(placement) as permit:
-            self.permit = permit
-            try:
-                yield
-            finally:
-                self.permit = first
 
     async def _select_next(self, key: Callable[[], bytes], error: EngineUnavailable) -> None:
         """Select the placement of the next attempt, after the engine died in one or before it; or raise `error`."""
@@ -236,6 +228,7 @@ class Execution:
         if self.pinned:
             route = replace(route, reason=self.route.reason)
         self.selection = Selection(demand.placements[decision.index], route)
+        self.permit = self._permit_at(self.selection.placement)
 
     def _status(self, placement: Placement, *, suspected: bool) -> PlacementStatus:
         status, own = PlacementStatus.of(placement), self.selection.placement

@@ -252,16 +252,3 @@ def test_a_file_is_reloaded_when_it_has_changed_and_rests(tmp_path):
         watching.cancel()
 
     run(tmp_path, scenario)
-
-
-def test_what_engines_do_not_know_of_is_changed_without_a_load(tmp_path):
-    async def scenario(world):
-        engine = world.manager.names.find("always").placements[0].engine
-        world.write({"always": {"aliases": '["other"]', "idle_unload_s": 7.0}})
-        await world.reloader.reload()
-        model = world.manager.names.find("other")
-        assert (model.placements[0].engine, engine.loads, model.idle_unload_s) == (engine, 1, 7.0)
-        await asyncio.sleep(10)
-        assert engine.state is EngineState.UNLOADED
-
-    run(tmp_path, scenario)

@@ -88,14 +88,6 @@ async def test_the_queue_is_bounded_and_a_call_in_it_has_a_deadline(pool, tmp_pa
     await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_a_call_that_nobody_waits_for_is_ended(pool, tmp_path):
-    running = asyncio.create_task(run(pool, prepared.hang, str(tmp_path / "running")))
-    pid = await until_written(tmp_path / "running")
-    running.cancel()
-    assert await run(pool, prepared.echo, 1) == 1
-    assert pid not in pool.pids
-
-
 async def test_a_call_that_waits_for_too_long_may_be_sent_again(tmp_path):
     # The call never ends by itself, so a short limit only makes the test quick.
     pool = PreparationPool(PreparationLimits(wall_s=0.05), ["tests.support.prepared"])
