@@ -96,26 +96,6 @@ async def test_an_engine_is_loaded_when_woken_and_again_after_it_was_unloaded():
         await engine.stop()
 
 
-async def test_unloading_waits_for_nobody_and_harms_nobody():
-    engine = make(no_canary, step_s=0.01, after=100)
-    engine.start()
-    try:
-        assert not await engine.unload(), "it is still loading"
-        status = await until(engine, EngineState.READY)
-        running = asyncio.create_task(collect(engine, *range(1, 20)))
-        while not engine.status.in_flight:
-            await asyncio.sleep(0)
-        assert not await engine.unload(), "it is working"
-        assert len(await running) == 19
-        assert await engine.unload()
-        assert engine.status.state is EngineState.UNLOADED
-        assert not psutil.pid_exists(status.pid)
-        engine.wake()
-        assert (await engine.settled()).state is EngineState.READY
-    finally:
-        await engine.stop()
-
-
 async def test_a_lost_device_fails_its_jobs_with_the_reason_and_the_process_is_replaced():
     limits = EngineLimits(restart=RestartLimits(first_backoff_s=0.05))
     engine = make(no_canary, limits=limits, after=0, lost=True)

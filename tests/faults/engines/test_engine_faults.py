@@ -129,18 +129,6 @@ async def test_a_hang_is_found_by_the_watchdog_and_the_engine_replaced():
         assert not psutil.pid_exists(before.pid)
 
 
-async def test_a_supervision_that_fails_is_taken_up_again():
-    answers = iter([ValueError("a bug"), None])
-
-    async def flawed(_engine):
-        if error := next(answers):
-            raise error
-
-    async with running(canary=flawed) as engine:
-        status = await until(engine, EngineState.READY)
-        assert status.restarts == 1
-
-
 async def test_a_process_that_cannot_be_started_is_tried_again(monkeypatch):
     spawn = EngineProcess.spawn
     failures = iter([OSError(errno.EAGAIN, "no process to be had")])
@@ -182,18 +170,6 @@ async def test_the_deadline_is_kept_even_if_the_engine_does_not():
         with pytest.raises(DeadlineExceeded):
             await vectors_of(engine, [[1]], deadline=time.monotonic() - 1)
         assert engine.status.in_flight == 0
-
-
-async def test_many_lives_leave_no_descriptor_and_no_process():
-    me = psutil.Process()
-    async with running() as engine:
-        await until(engine, EngineState.READY)
-    before, others = me.num_fds(), set(me.children())
-    for _ in range(5):
-        async with running() as engine:
-            await until(engine, EngineState.READY)
-    assert me.num_fds() <= before
-    assert set(me.children()) <= others
 
 
 @pytest.mark.parametrize("load_s", [0, 3600], ids=["while serving", "in the middle of a load"])

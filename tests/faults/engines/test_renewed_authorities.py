@@ -10,7 +10,7 @@ from contextlib import suppress
 import aiohttp
 import pytest
 
-from tests.faults.client.test_tls import issue, make_authority, shown_certificate
+from tests.faults.client.test_tls import issue, make_authority
 from tests.faults.engines.test_every_task_under_faults import serving
 from tests.support.task_models import SEER, request
 from worker_node.http.tls import ServerTls
@@ -159,27 +159,6 @@ async def test_a_session_of_a_withdrawn_authority_is_not_resumed(tmp_path):
             with suppress(ssl.SSLError, ConnectionError):
                 answer, _ = await asyncio.to_thread(ask, known)
                 assert answer == b"", "closed without a word"
-    finally:
-        server.close()
-        await server.wait_closed()
-
-
-async def test_a_pair_that_is_replaced_while_it_is_read_leaves_the_earlier_one_in_use(tmp_path, monkeypatch):
-    tls = Authorities(tmp_path)
-    tls.serve(0, 0)
-    node = ServerTls(tls.cert, tls.key, None)
-    server = await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", 0, ssl=node.context)
-    host, port = server.sockets[0].getsockname()
-    url = f"https://{host}:{port}"
-    try:
-        before = await shown_certificate(url, tls.node)
-        # The second file is renewed after the first was looked at: the pair never fits.
-        put(tls.cert, tls.certificates[1][0].read_bytes())
-        assert not node.reload_if_changed()
-        assert await shown_certificate(url, tls.node) == before
-        put(tls.key, tls.certificates[1][1].read_bytes())
-        assert node.reload_if_changed()
-        assert await shown_certificate(url, tls.node) != before
     finally:
         server.close()
         await server.wait_closed()

@@ -14,7 +14,7 @@ import pytest
 from tests.faults.engines.rerun_model import Model, serving
 from tests.faults.engines.test_engine_faults import HANG_S, QUICK, collect, until
 from tests.support.scripted_runner import WEDGE
-from worker_node.core.errors import DeadlineExceeded, EngineUnavailable, RequestBreaksEngine, Retryable
+from worker_node.core.errors import DeadlineExceeded, RequestBreaksEngine, Retryable
 from worker_node.core.types import Device
 from worker_node.engines.process import EngineLimits
 from worker_node.engines.protocol import EngineState
@@ -70,23 +70,6 @@ async def test_an_engine_that_is_stopped_at_work_keeps_nobody_beyond_a_deadline_
             assert not model.placements[0].suspects, "no request can stop a process"
             assert model.placements[0].admission.outstanding == 0
         assert (await until(engine, EngineState.READY)).restarts == 3, "stopped from outside is no crash"
-
-
-async def test_an_engine_that_is_stopped_in_the_middle_of_answers_ends_streams_and_runs_others_again():
-    async with serving(limits=LIMITS, announce=True, step_s=0.01) as model:
-        (engine,) = model.engines
-        begun = asyncio.Event()
-        stream = asyncio.create_task(model.answer(*range(1, 400), on_first=begun.set))
-        short = asyncio.create_task(model.answer(*range(1, 399), seconds=SHORT_S))
-        await begun.wait()
-        stop(engine)
-        fresh = asyncio.create_task(model.answer(5, 6))
-        with pytest.raises(DeadlineExceeded):
-            await short
-        with pytest.raises(EngineUnavailable, match="stopped from outside"):
-            await stream
-        assert await fresh == ([5, 6], Device.CPU)
-        assert not model.placements[0].suspects
 
 
 @pytest.mark.parametrize("signal_", [signal.SIGSTOP, signal.SIGKILL, signal.SIGSEGV])

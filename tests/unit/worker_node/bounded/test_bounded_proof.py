@@ -75,13 +75,6 @@ async def test_without_a_counter_nothing_is_generated():
     assert service.generations == 0
 
 
-async def test_a_counter_that_moves_while_nothing_runs_is_not_exclusive():
-    record = await smoke(ScriptedService([10, 10, 500]), REQUEST)
-    assert record.passed
-    (told,) = record.facts["warnings"]
-    assert told.startswith("the delta is not exclusive: the counter moves while nothing")
-
-
 class TimedService:
     """Answers each job in a scripted time (ms), with or without an error."""
 

@@ -111,12 +111,6 @@ def test_a_title_is_one_plain_line(text, made):
     assert title(text) == made
 
 
-# Each takes more passes than the one before: what is taken off an end uncovers another mark.
-@pytest.mark.parametrize("text", ["'a", '"- a', "`>.>'a", '">->-a', "'>#>.a", "a`.'", "\"*> ->'a", "*>.#>#.>a"])
-def test_marks_that_lie_over_one_another_are_all_taken_off_a_title(text):
-    assert title(text) == "a"
-
-
 @example('"+ 1')
 @example("`- a")
 @given(MARKUP | st.text(max_size=200))

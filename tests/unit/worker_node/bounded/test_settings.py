@@ -4,8 +4,6 @@ import argparse
 import fcntl
 import json
 import shutil
-import subprocess
-import sys
 
 import pytest
 
@@ -55,13 +53,6 @@ def test_any_other_address_is_refused_whatever_else_is_set(host, monkeypatch):
         BoundedSettings(host=host).node_settings()
 
 
-def test_nothing_of_the_nodes_environment_opens_another_port(monkeypatch):
-    monkeypatch.setenv("NPU_NODE_HOST", ANY)
-    monkeypatch.setenv("NPU_NODE_OLLAMA_PORT", "11435")
-    node = BoundedSettings().node_settings()
-    assert (node.host, node.ollama_port) == ("127.0.0.1", None)
-
-
 def test_settings_that_are_wrong_are_explained(monkeypatch):
     monkeypatch.setenv("OV_GENAI_NPU_PORT", "many")
     with pytest.raises(ConfigurationError, match="port"):
@@ -80,14 +71,6 @@ def test_a_directory_that_holds_no_model_is_a_problem(tmp_path, name):
     choice = choose_model(tmp_path / name, ModelStore(tmp_path))
     assert choice.installed is None
     assert str(tmp_path / name) in choice.problem
-
-
-@pytest.mark.real
-def test_the_small_model_stands_in_for_the_reference_model_and_says_so(store, tmp_path):
-    (tmp_path / "smollm2-135m-instruct").symlink_to(store.get("smollm2-135m-instruct").path)
-    choice = choose_model(None, ModelStore(tmp_path))
-    assert choice.installed.id == "smollm2-135m-instruct"
-    assert choice.why == "the reference model is not installed"
 
 
 @pytest.mark.real
@@ -132,24 +115,4 @@ async def test_waiting_is_bounded_for_other_processes_and_for_our_own_jobs(tmp_p
             async with lock.held():
                 pass
     async with lock.held():
-        pass
-
-
-@pytest.fixture
-def holder(tmp_path):
-    """Another process that holds the lock."""
-    script = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.flock(f, 2); print(1, flush=True); input()"
-    command = [sys.executable, "-c", script, str(tmp_path / "lock")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout.readline()
-        yield process
-        process.kill()
-
-
-async def test_the_lock_of_a_dead_process_is_free(tmp_path, holder):
-    with pytest.raises(EngineUnavailable):
-        async with DeviceLock(tmp_path / "lock", 0.05).held():
-            pass
-    holder.kill()
-    async with DeviceLock(tmp_path / "lock", 10).held():
         pass

@@ -1,7 +1,6 @@
 """The NPU: found by its driver, its counters and users, and the busy time of runs, real or emulated."""
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,6 @@ from worker_node.devices.npu import (
     busy_meter,
     find_npu,
     npu_source,
-    npu_users,
 )
 
 
@@ -107,21 +105,6 @@ def test_the_stand_in_counts_the_time_of_runs_of_all_engines_and_ends_with_its_o
     assert not os.path.lexists(path)
 
 
-def kernel_counters(directory):
-    with npu_source(directory, emulated=False) as source:
-        return source.read()
-
-
-def test_counters_of_the_kernel_are_read_or_the_reason_is_given(tmp_path):
-    (tmp_path / "npu_busy_time_us").write_text("1234\n")
-    (tmp_path / "npu_memory_utilization").write_text("much\n")
-    counters = kernel_counters(tmp_path)
-    assert counters.busy_time_us.value == 1234
-    assert counters.memory_bytes.reason == "does not hold a number"
-    assert counters.frequency_mhz.reason == "this kernel does not have it"
-    assert "no NPU at" in kernel_counters(tmp_path / "missing").busy_time_us.reason
-
-
 def test_utilisation_is_the_busy_share_between_two_samples():
     share = Utilisation()
     assert share.sample(0, 10.0) is None
@@ -179,21 +162,3 @@ def test_the_npu_is_the_first_accelerator_with_its_driver(tmp_path, drivers, exp
     for number, driver in drivers.items():
         accelerator(tmp_path, number, driver)
     assert find_npu(tmp_path / "class") == tmp_path / "class" / expected / "device"
-
-
-def process(proc, number, *targets):
-    directory = proc / str(number) / "fd"
-    directory.mkdir(parents=True)
-    for index, target in enumerate(targets):
-        (directory / str(index)).symlink_to(target)
-
-
-def test_processes_that_hold_the_npu_open_are_found(tmp_path):
-    process(tmp_path, 12, "/dev/null", "/dev/accel/accel0")
-    process(tmp_path, 7, "/dev/accel/accel0")
-    process(tmp_path, 6, "/dev/accel/accel1")
-    process(tmp_path, 8, "/dev/accelerated", "socket:[1]")
-    process(tmp_path, 9)
-    (tmp_path / "10").mkdir()
-    (tmp_path / "self").mkdir()
-    assert npu_users(tmp_path, Path("/dev/accel/accel0")) == [7, 12]

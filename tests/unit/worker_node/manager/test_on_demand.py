@@ -142,21 +142,6 @@ def test_look_ups_of_many_names_are_bounded_and_what_is_served_is_found_all_the_
     simulate(scenario, disk)
 
 
-def test_a_model_that_a_reload_adds_while_it_is_built_on_demand_is_served_once(disk):
-    disk.waits = {"build"}
-
-    async def scenario(_loop, manager):
-        asking = asyncio.create_task(manager.resolve("one", math.inf))
-        await begun(disk.begun)
-        configured = scripted_model("one", [], time.monotonic)
-        manager.add(configured)
-        disk.go.set()
-        assert await asking is configured
-        assert manager.models == (configured,)
-
-    simulate(scenario, disk)
-
-
 def test_a_model_whose_files_are_removed_while_it_is_built_is_not_served(disk):
     disk.waits = {"build"}
 

@@ -159,26 +159,6 @@ async def test_one_load_at_a_time_on_a_device_in_the_order_of_asking(case):
 
 
 @over_jumping_time
-async def test_room_is_made_by_the_least_recently_used_and_never_by_a_configured_one(case):
-    case.budget = 310
-    fixed = case.add("fixed", pinned=True)
-    old, new, wanted = case.add("old"), case.add("new"), case.add("wanted")
-    case.start()
-    for model in (fixed, old, new):
-        await case.load(model)
-        await asyncio.sleep(1)
-    with old.activity.working():
-        await asyncio.sleep(1)
-    await case.load(wanted)
-    assert [state(m) for m in (fixed, old, new, wanted)] == [
-        EngineState.READY,
-        EngineState.READY,
-        EngineState.UNLOADED,
-        EngineState.READY,
-    ]
-
-
-@over_jumping_time
 async def test_a_request_waits_for_memory_as_long_as_the_load_could_end_in_time_and_is_told_what_holds_it(case):
     case.budget = 150 * MB
     busy, wanted = case.add("busy", size=100 * MB), case.add("wanted", size=100 * MB)
@@ -238,17 +218,3 @@ async def test_the_next_placement_is_loaded_once_when_an_engine_goes_down(case):
     case.manager.unload(model)
     await asyncio.sleep(10)
     assert state(model, 1) is EngineState.UNLOADED, "it does not come back by itself"
-
-
-@over_jumping_time
-async def test_memory_that_models_take_later_makes_idle_ones_leave(case):
-    case.budget = 250
-    small, growing = case.add("small"), case.add("growing")
-    case.start()
-    for model in (small, growing):
-        await case.load(model)
-    await asyncio.sleep(1)
-    case.machine.memory[growing.placements[0].engine.pid] = 200
-    await asyncio.sleep(5)
-    assert (state(small), state(growing)) == (EngineState.UNLOADED, EngineState.READY)
-    assert growing.placements[0].residency.memory == 100, "the next load is estimated by what was measured after one"

@@ -168,32 +168,6 @@ def test_reloads_whose_callers_left_run_one_after_the_other_and_the_last_file_ho
     run(tmp_path, scenario)
 
 
-def test_a_model_that_has_failed_before_keeps_no_other_change_from_being_applied(tmp_path):
-    async def scenario(world):
-        world.write({"always": {}, "missing": {}})
-        with pytest.raises(ConfigurationError, match="missing is not installed"):
-            await world.reloader.reload()
-        # As after its files were deleted.
-        world.reloader._settings = world.source.read()
-        world.manager.failed.append(world.build(world.reloader._settings.models[1]))
-        world.write({"always": {}, "missing": {}, "new": {}})
-        assert (await world.reloader.reload()).added == ("new",)
-        assert [model.name for model in world.manager.failed] == ["missing"]
-
-    run(tmp_path, scenario)
-
-
-def test_a_budget_that_is_no_longer_set_is_the_default_again(tmp_path):
-    async def scenario(world):
-        world.reloader = Reloader(world.source, world.source.read(), world.manager, world.build, lambda b: b or 777)
-        for wanted, budget in (({"memory_budget": 5000}, 5000), ({}, 777)):
-            world.write({"always": {}}, **wanted)
-            assert (await world.reloader.reload()).applied == ("memory_budget",)
-            assert world.manager.budgets == {"host": budget}
-
-    run(tmp_path, scenario)
-
-
 def test_every_setting_is_applied_or_named(tmp_path, caplog):
     """Whichever setting a file changes, its name is in the report, and followers get what holds from now on."""
     values = {"api_keys": '["k"]', "max_texts": 7, "watchdog_s": 99, "embedding_cache": 3, "unknown_fields": '"reject"'}

@@ -42,13 +42,6 @@ async def until_written(path):
     return int(path.read_text())
 
 
-async def test_a_refusal_keeps_its_kind_and_place(pool):
-    with pytest.raises(BadRequest, match="format: no") as refusal:
-        await run(pool, prepared.refuse, "format")
-    assert refusal.value.code == "unsupported_parameter"
-    assert refusal.value.param == "format"
-
-
 @pytest.mark.parametrize(
     ("function", "bound"), [(prepared.spin, "CPU time"), (prepared.take_memory, "memory"), (prepared.crash, "crashed")]
 )

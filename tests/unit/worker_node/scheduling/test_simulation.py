@@ -1,4 +1,4 @@
-"""The scheduler in deterministic simulation: the real runners and admission control, a virtual clock, scripted devices.
+"""The scheduler in deterministic simulation: the real runner and admission, a virtual clock, a scripted pipeline.
 
 `make test` runs 25 random scenarios, --long 120, and
 `SIMULATED_SCENARIOS=5000 pytest --timeout 0 …/test_simulation.py -k random` more than both.
@@ -9,12 +9,11 @@ import random
 
 import pytest
 
-from tests.unit.worker_node.scheduling.virtual import Request, SequenceWorld, TextWorld
+from tests.unit.worker_node.scheduling.virtual import Request, SequenceWorld
 
 pytestmark = pytest.mark.slow
 
 SCENARIOS = os.environ.get("SIMULATED_SCENARIOS")
-BATCH_TOKENS = 512
 
 
 def callers(world, count, make, rng, *, pause=0.001, until):
@@ -37,10 +36,6 @@ def one_by_one(requests):
         _ = yield request
 
 
-def texts(rng):
-    return TextWorld(slots=rng.randint(1, 6), token_s=rng.uniform(2e-5, 2e-4), overhead_s=3e-3)
-
-
 def eight(_rng):
     return SequenceWorld(sequences=8, step_s=0.01, token_s=1e-3)
 
@@ -54,14 +49,6 @@ def generation(prompt, answer, limit=4096, **more):
 
 
 STEADY = {
-    "texts, all alike": (texts, 40, 10, 0.1, lambda r: Request(r.randint(5, 200), texts=16)),
-    "texts, both priorities": (
-        texts,
-        60,
-        20,
-        0.1,
-        lambda r: Request(r.randint(5, 200), texts=16, interactive=r.random() < 0.5),
-    ),
     "eight at a time": (eight, 30, 60, 0.27, lambda r: generation(r.randint(10, 500), r.randint(1, 300))),
     "eight at a time, short or long": (
         eight,
@@ -106,53 +93,6 @@ def test_long_answers_do_not_make_an_idle_engine_look_busy():
     callers(world, 4, lambda r: generation(20, r.randint(1, 5), 16, timeout=5.0), rng, pause=0.5, until=40)
     assert {request.outcome for request in world.requests} == {"done"}
     assert max(request.predicted or 0.0 for request in world.requests) < 1.0
-
-
-def test_overload_is_refused_and_what_is_admitted_is_served_in_time():
-    rng = random.Random(6)
-    world = TextWorld(slots=5, token_s=1e-4, overhead_s=3e-3)
-
-    def caller():
-        while True:
-            request = yield Request(rng.randint(5, 60), texts=16, timeout=2.0)
-            yield rng.expovariate(10) if request.outcome == "refused" else 0.0
-
-    for _ in range(600):
-        world.call(caller(), at=rng.random())
-    world.run(10)
-    settled = [request for request in world.requests if request.arrived > 2]
-    admitted = [request for request in settled if request.outcome != "refused"]
-    in_time = [r for r in admitted if r.outcome == "done" and r.ended <= r.deadline]
-    assert len(admitted) < len(settled) / 2
-    assert len(in_time) / len(admitted) > 0.97
-    busy = sum(run.tokens for run in world.runs if run.at > 2) * 1e-4 / 5
-    assert busy > 0.9 * (world.now - 2) * 0.9
-
-
-def test_small_requests_are_served_beside_clients_that_send_thousands_of_texts_at_a_time():
-    world = TextWorld(slots=2, token_s=1e-4, overhead_s=3e-3, max_outstanding=8192, max_wait_s=30.0)
-
-    def flood():
-        while True:
-            request = yield Request(250, texts=2000)
-            yield request.retry_after if request.outcome == "refused" else 0.0
-
-    for _ in range(4):
-        world.call(flood())
-    small = [Request(20, texts=1, timeout=5.0) for _ in range(100)]
-
-    def lone():
-        yield 1.0
-        for request in small:
-            yield request
-            yield 0.5
-
-    world.call(lone())
-    world.run(60)
-    assert all(request.outcome == "done" for request in small if request.outcome)
-    assert sum(request.outcome == "done" for request in small) > 30
-    assert all(request.outcome in {"done", "refused"} for request in world.requests)
-    assert any(request.outcome == "done" for request in world.requests if request.texts == 2000)
 
 
 def first_tokens(world):
@@ -204,42 +144,38 @@ def test_endless_short_prompts_leave_a_fifth_to_the_oldest_prompt(interactive):
     assert alone * 3 < oldest.ended < alone * 6
 
 
+def test_in_overload_requests_are_refused_and_those_admitted_are_served_in_time():
+    rng = random.Random(6)
+    world = eight(rng)
+    callers(world, 200, lambda r: generation(r.randint(10, 200), 20, 20, timeout=8.0), rng, pause=0.1, until=60)
+    settled = [request for request in world.requests if request.arrived > 20]
+    admitted = [request for request in settled if request.outcome != "refused"]
+    in_time = [request for request in admitted if request.outcome == "done" and request.ended <= request.deadline]
+    assert len(admitted) < len(settled) / 2
+    assert len(in_time) / len(admitted) > 0.97
+
+
 def random_scenario(seed):
     """A world with a mix of everything, run to its end."""
     rng = random.Random(seed)
-    kind = rng.choice(["texts", "sequences"])
-    most, wait = rng.choice([20, 100, 10**6]), rng.choice([0.5, 5.0, 1e6])
-    if kind == "texts":
-        world = TextWorld(
-            slots=rng.randint(1, 6),
-            token_s=10 ** rng.uniform(-5, -3),
-            overhead_s=10 ** rng.uniform(-4, -2),
-            max_outstanding=10 * most,
-            max_wait_s=wait,
-        )
-    else:
-        world = SequenceWorld(
-            sequences=rng.choice([1, 2, 8, 64]),
-            step_s=10 ** rng.uniform(-3, -1),
-            token_s=10 ** rng.uniform(-5, -3),
-            max_outstanding=most,
-            max_wait_s=wait,
-        )
-
-    def request():
-        common = {
-            "interactive": rng.random() < 0.6,
-            "timeout": rng.choice([0.05, 1.0, 10.0, 1e6]),
-            "cancel_after": rng.uniform(0, 1) if rng.random() < 0.2 else None,
-        }
-        if kind == "texts":
-            return Request(rng.randint(1, 300), texts=rng.choice([1, 1, 16, 100]), **common)
-        limit = rng.choice([1, 16, 200])
-        return generation(rng.choice([1, 50, 600]), rng.randint(1, 250), limit, **common)
+    world = SequenceWorld(
+        sequences=rng.choice([1, 2, 8, 64]),
+        step_s=10 ** rng.uniform(-3, -1),
+        token_s=10 ** rng.uniform(-5, -3),
+        max_outstanding=rng.choice([20, 100, 10**6]),
+        max_wait_s=rng.choice([0.5, 5.0, 1e6]),
+    )
 
     def caller():
         for _ in range(rng.randint(1, 5)):
-            yield request()
+            yield generation(
+                rng.choice([1, 50, 600]),
+                rng.randint(1, 250),
+                rng.choice([1, 16, 200]),
+                interactive=rng.random() < 0.6,
+                timeout=rng.choice([0.05, 1.0, 10.0, 1e6]),
+                cancel_after=rng.uniform(0, 1) if rng.random() < 0.2 else None,
+            )
             yield rng.expovariate(5)
 
     for _ in range(rng.randint(1, 30)):
@@ -254,8 +190,6 @@ def test_the_invariants_hold_in_random_scenarios(long):
         try:
             check_nothing_is_left(world)
             check_deadlines(world)
-            if isinstance(world, TextWorld):
-                check_shares(world)
         except AssertionError as error:
             raise AssertionError(f"seed {seed}") from error
 
@@ -270,25 +204,8 @@ def check_nothing_is_left(world):
 
 
 def check_deadlines(world):
-    for run in world.runs:
-        assert all(world.jobs[job_id].deadline > run.at for job_id in run.jobs), "started too late"
+    for at, job_id in world.runs:
+        assert world.jobs[job_id].deadline > at, "started too late"
     for request in world.requests:
         if request.last_token is not None:
-            step = world.step_s + world.token_s * (world.step_tokens + 64)
-            assert request.last_token <= request.deadline + step
-
-
-def check_shares(world):
-    """A fifth of what both kinds compete for is batch work's, to a run; the rest is interactive."""
-    # What a cancelled text was owed is forgotten, and the runs do not show when.
-    given_up = any(not r.interactive and r.outcome in {"cancelled", "deadline_exceeded"} for r in world.requests)
-    owed, unit = 0, 4 * max([BATCH_TOKENS, *(run.tokens for run in world.runs)])
-    for run in world.runs:
-        if run.interactive and run.batch_left:
-            assert owed < unit or given_up, "batch work was due"
-            owed += run.tokens
-        elif not run.interactive and run.interactive_left:
-            assert owed >= 0, "batch work had had its share"
-            owed -= 4 * run.tokens
-        if not run.batch_left:
-            owed = min(owed, 0)
+            assert request.last_token <= request.deadline + world.step_s + world.token_s * (world.step_tokens + 64)

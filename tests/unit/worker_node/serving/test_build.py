@@ -17,7 +17,7 @@ from worker_node.core.types import Device, ModelKind
 from worker_node.devices import compile_cache
 from worker_node.devices.npu import NpuSource
 from worker_node.devices.probe import DeviceInfo, Probe
-from worker_node.models.directory import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel
+from worker_node.models.directory import MODEL_FILE, WEIGHTS_FILE, InstalledModel
 from worker_node.models.store import ModelStore
 from worker_node.serving import build
 from worker_node.serving.build import Machine, build_model, installed_model
@@ -96,12 +96,6 @@ def test_what_another_version_compiled_is_removed(built, changed):
     assert (fresh.is_dir(), stale.exists()) == (True, False)
 
 
-def test_what_was_compiled_for_other_lengths_stays(built):
-    usual = built.cache()
-    assert built.cache(max_prompt_len=512) != usual
-    assert usual.is_dir()
-
-
 @pytest.mark.parametrize("how", ["size", "time"])
 def test_other_weights_of_the_same_graph_are_another_model_where_no_manifest_names_them(built, how):
     stale = built.cache()
@@ -113,15 +107,6 @@ def test_other_weights_of_the_same_graph_are_another_model_where_no_manifest_nam
     else:
         os.utime(weights, ns=(1, 1))
     assert built.cache() != stale
-
-
-def test_weights_that_a_manifest_names_may_be_copied(built):
-    (built.path / MANIFEST_FILE).write_text('{"id": "m"}')
-    kept = built.cache()
-    os.utime(built.path / WEIGHTS_FILE, ns=(1, 1))
-    assert built.cache() == kept
-    (built.path / MANIFEST_FILE).write_text('{"id": "m", "source": "other"}')
-    assert built.cache() != kept
 
 
 def test_a_cache_that_cannot_be_written_leaves_a_note_and_no_cache(built):

@@ -21,23 +21,6 @@ def test_a_vector_belongs_to_its_space_device_and_tokens():
         assert cache.look_up(space, device, [row]) == [None]
 
 
-def test_what_was_used_longest_ago_goes_first():
-    cache = EmbeddingCache(2)
-    for row in ([1], [2]):
-        cache.keep("s", Device.CPU, [row], vectors_of([row]))
-    cache.look_up("s", Device.CPU, [[1]])
-    cache.keep("s", Device.CPU, [[3]], vectors_of([[3]]))
-    known = cache.look_up("s", Device.CPU, [[1], [2], [3]])
-    assert [vector is not None for vector in known] == [True, False, True]
-
-
-def test_none_are_kept_when_it_is_off():
-    cache = EmbeddingCache(0)
-    cache.keep("s", Device.CPU, [[1]], vectors_of([[1]]))
-    assert cache.look_up("s", Device.CPU, [[1]]) == [None]
-    assert len(cache) == 0
-
-
 def test_a_kept_vector_does_not_hold_on_to_its_batch():
     cache = EmbeddingCache(1)
     rows = [[i] for i in range(1000)]

@@ -18,7 +18,6 @@ from worker_node.serving.build import EnginePlan, admission_limits, plan_engine,
 from worker_node.serving.encoders import buckets_up_to
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
 from worker_node.tasks.embed.options import EmbeddingOptions, StaticOptions
-from worker_node.tasks.generate.options import ContinuousOptions, StatefulOptions
 
 REAL = NpuSource(emulated=False, busy_counter=Path("/sys/npu_busy_time_us"), stand_in=False)
 EMULATED = NpuSource(emulated=True, busy_counter=Path("/proc/1/fd/3"), stand_in=True)
@@ -46,14 +45,6 @@ def test_limits_of_generation_on_the_npu():
     assert (short.prompt_limit, short.total_limit) == (700, 700)
     with pytest.raises(ConfigurationError, match="max_prompt_len is 9000"):
         plan(model(), max_prompt_len=9000)
-
-
-def test_prefill_chunks_are_chosen_for_the_emulated_npu_only():
-    assert plan(model()).options.prefill_chunk_size == 256
-    assert plan(model(), max_prompt_len=200).options.prefill_chunk_size == 128
-    assert plan(model(), prefill_chunk_size=64).options.prefill_chunk_size == 64
-    assert plan(model(), npu=REAL).options.prefill_chunk_size is None
-    assert plan(model(), prefill_hint="STATIC").options.prefill_chunk_size is None
 
 
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
@@ -163,9 +154,3 @@ def test_texts_are_counted_as_the_npu_pads_them():
     assert [limits.computed_tokens(count) for count in (1, 32, 33, 256)] == [32, 32, 64, 256]
     assert limits.step_tokens == 4 * 256
     assert limits_of(EmbeddingOptions()).computed_tokens(33) == 33
-
-
-@pytest.mark.parametrize("engine", [EmbeddingOptions, ContinuousOptions, StatefulOptions])
-def test_the_setting_bounds_what_is_outstanding(engine):
-    assert limits_of(engine(), max_outstanding=7).max_outstanding == 7
-    assert limits_of(engine()).max_outstanding > 7

@@ -6,8 +6,6 @@ import time
 
 import pytest
 import tokenizers
-from hypothesis import given
-from hypothesis import strategies as st
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from worker_node.core.errors import BadRequest, ContextLengthExceeded, DeadlineExceeded, Overloaded
@@ -63,15 +61,6 @@ def embedder(whole, tmp_path_factory):
     return EmbeddingTokenizer(directory, LIMIT)
 
 
-@given(text=st.text(st.sampled_from("ab cé\n.中"), max_size=3000))
-def test_the_beginning_of_a_text_begins_with_the_same_tokens(whole, text):
-    kept = beginning(whole, text, LIMIT, 40)
-    assert text.startswith(kept)
-    ids = whole.encode(text, add_special_tokens=False).ids
-    assert whole.encode(kept, add_special_tokens=False).ids[:LIMIT] == ids[:LIMIT]
-    assert kept == text or len(ids) > LIMIT
-
-
 @pytest.mark.parametrize("text", ["ab" * 4_000_000, " " * 8_000_000 + "a"], ids=["one word", "white space"])
 def test_of_a_text_with_next_to_no_tokens_a_million_characters_are_looked_at(whole, text):
     counted = Counted(whole)
@@ -89,13 +78,6 @@ async def test_ordinary_requests_do_not_wait_for_very_large_ones():
     assert not any(task.done() for task in large)
     proceed.set()
     assert await asyncio.gather(*large) == [True] * 3
-
-
-async def test_cut_texts_have_the_tokens_of_the_tokenizers_own_truncation(embedder, whole):
-    texts = ["a b c " * 10_000, "a", " " * 50_000 + "b c", "ab" * 20_000 + " a"]
-    known = tokenizers.Tokenizer.from_str(whole.to_str())
-    known.enable_truncation(LIMIT)
-    assert await embedder.encode(texts, truncate=True) == [known.encode(text).ids for text in texts]
 
 
 async def test_tokens_are_counted_up_to_a_size_and_beyond_it_only_found_too_many(embedder):

@@ -9,16 +9,31 @@ import pytest
 
 from tests.support.services import services_of
 from tests.support.task_engine import TaskEngine, encoded
-from tests.unit.worker_node.serving.test_shared_busy_time import Tokenizer
 from worker_node.core.errors import NpuNotProven
 from worker_node.core.types import Device, Finished, ModelKind, RequestContext, Sampling, TokenIds
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.tasks.embed.service import EmbeddingModel, EmbeddingRequest, embed
+from worker_node.tasks.generate.answer_text import ByteDetokenizer
 from worker_node.tasks.generate.messages import TokenDelta
 from worker_node.tasks.generate.model import GenerationModel, GenerationRequest
 from worker_node.tasks.generate.service import generate
+
+
+class Tokenizer:
+    """One token is one letter."""
+
+    async def encode(self, texts, *, truncate, deadline):
+        return [list(text) for text in texts]
+
+    def check_ids(self, ids):
+        return list(ids)
+
+    end_tokens = frozenset()
+
+    def detokenizer(self, *, skip_special_tokens):
+        return ByteDetokenizer([bytes([code]) for code in range(128)])
 
 
 class Engine(TaskEngine):

@@ -40,21 +40,6 @@ def route(*statuses, prompt_tokens=10, min_new_tokens=1, needs=frozenset(), requ
     return decision.index, decision.reason
 
 
-def test_too_long_for_all_is_refused_with_the_numbers():
-    with pytest.raises(ContextLengthExceeded) as caught:
-        route(NPU, CPU, prompt_tokens=9000, min_new_tokens=5)
-    assert "9000 tokens" in caught.value.message
-    assert "8192" in caught.value.message
-
-
-def test_nothing_up_says_when_to_try_again():
-    with pytest.raises(EngineUnavailable) as caught:
-        route(blocked(Device.CPU, "device_unavailable", retry_after=2.5, detail="died"))
-    assert caught.value.retry_after == 2.5
-    with pytest.raises(ModelLoading):
-        route(blocked(Device.CPU, "model_loading"))
-
-
 @pytest.mark.parametrize("feature", ["n", "logprobs"])
 def test_what_a_placement_cannot_do_goes_to_the_next_that_can(feature):
     npu = replace(NPU, lacks=frozenset({"n", "logprobs"}))
@@ -290,15 +275,6 @@ async def test_a_restart_that_is_likely_to_outlast_the_deadline_is_refused_at_on
     with pytest.raises(EngineUnavailable) as caught:
         await select_placement(wanted, context(1.4))
     assert caught.value.retry_after == 1.5
-
-
-@pytest.mark.parametrize("seconds", [0.0, 1.4])
-async def test_a_caller_who_can_go_elsewhere_is_refused_at_once(seconds):
-    _, wanted = restarting()
-    patient = context(restart_wait_s=seconds)
-    with pytest.raises(EngineUnavailable):
-        await select_placement(wanted, patient)
-    assert isinstance(explain(wanted, patient).decision.error, EngineUnavailable)
 
 
 async def test_a_restart_that_takes_longer_than_expected_ends_the_wait_at_the_deadline():
