@@ -31,20 +31,6 @@ def test_run_prints_json_of_its_form_and_the_proof_and_exits_0(quick_npu_models)
     check_run("notification", INPUTS[0], "64", **quick_npu_models)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("job", "text"),
-    [
-        pytest.param("notification", INPUTS[0], id="notification"),
-        pytest.param("notification", INPUTS[2], id="notification, JSON"),
-        pytest.param("memory_candidate", INPUTS[1], id="memory_candidate"),
-        pytest.param("memory_candidate", INPUTS[3], id="memory_candidate, JSON"),
-    ],
-)
-def test_run_on_whole_weights_prints_json_of_its_form_and_the_proof_and_exits_0(job, text):
-    check_run(job, text, "48")
-
-
 def check_run(job, text, tokens, **environment):
     done = run_command("run", "--job", job, "--input", "-", "--max-new-tokens", tokens, stdin=text, **environment)
     assert done.returncode == 0, done.stderr
@@ -98,13 +84,6 @@ def test_run_refuses_what_http_refuses(arguments, message):
     assert done.returncode == 1
     assert message in done.stderr
     assert not done.stdout
-
-
-def test_run_without_a_model_fails(tmp_path):
-    done = run_command("run", "--job", "title", "--input", CANARY, OV_GENAI_NPU_MODEL=str(tmp_path))
-    assert done.returncode == 1
-    assert "model is missing" in done.stderr
-    assert CANARY not in done.stdout + done.stderr
 
 
 def test_the_doctor_says_what_is_missing_here():

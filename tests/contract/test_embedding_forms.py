@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from backend_client import NPUClient, RequestRejected
-from backend_client.http.messages import encode_texts
 from backend_client.sdk.client import openai_over
 from tests.support.application import application, built_models, with_engine
 from tests.support.task_engine import encoded
@@ -166,9 +165,3 @@ async def test_the_client_sends_both_and_checks_the_space_of_what_was_cut(store)
                 for field in ({"dimensions": 64}, {"dimensions": 64, "encoding_format": "float"}):
                     reply = await openai.embeddings.create(model=EMBEDDER, input="cats", **field)
                     assert len(reply.data[0].embedding) == 64
-
-
-def test_an_encoded_request_holds_the_new_options_only_where_they_are_given():
-    assert encode_texts(["a"], None, truncate=False) == b'{"texts":["a"]}'
-    sent = encode_texts(["a"], "m", truncate=False, input_type="query", dimensions=64)
-    assert sent == b'{"texts":["a"],"input_type":"query","dimensions":64,"model":"m"}'

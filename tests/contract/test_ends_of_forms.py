@@ -94,14 +94,6 @@ async def test_an_answer_ends_where_its_form_ends_whatever_ignore_eos_says(http,
     assert reply.headers["X-NPU-Node-Ignored"] == "ignore_eos"
 
 
-async def test_stop_tokens_do_not_cut_a_form(http, node):
-    fields = FORMS["a schema"][1] | {"stop_token_ids": list(range(20, 36))}
-    reply, text, finish = await chat(http, node, **fields)
-    assert is_valid(text), text
-    assert finish == "stop"
-    assert reply.headers["X-NPU-Node-Ignored"] == "stop_token_ids"
-
-
 async def test_options_ignore_eos_of_ollamas_dialect_goes_on_and_is_not_listed_as_ignored(http, node):
     body = {"model": MODEL, "prompt": "Hello", "stream": False, "options": {"num_predict": 40, "ignore_eos": True}}
     async with http.post(node.url + "/api/generate", json=body) as reply:

@@ -25,16 +25,6 @@ async def ask(http, node, schema, strict, stream=False):
         return reply.status, reply.headers.get("X-NPU-Node-Ignored"), None if stream else await reply.json()
 
 
-@pytest.mark.parametrize("keyword", ["not", "if", "dependentRequired", "unevaluatedItems", "contains"])
-async def test_the_algebra_of_schemas_is_refused_by_name_or_listed(http, node, keyword):
-    schema = objects(n=DIGIT) | {keyword: {"n": ["n"]} if keyword == "dependentRequired" else {"type": "null"}}
-    status, _, reply = await ask(http, node, schema, {"strict": True})
-    place = f"response_format.json_schema.schema.{keyword}"
-    assert (status, reply["error"]["param"]) == (400, place)
-    status, ignored, _ = await ask(http, node, schema, {"strict": False})
-    assert (status, ignored) == (200, place)
-
-
 # A set of strings, as pydantic writes it.
 UNENFORCED = objects(tags={"type": "array", "items": {"type": "string", "maxLength": 3}, "uniqueItems": True}, n=DIGIT)
 PLACE = "response_format.json_schema.schema.properties.tags.uniqueItems"

@@ -41,25 +41,6 @@ def test_every_variable_is_a_setting():
     assert named <= set(settings)
 
 
-def test_every_value_is_used_and_every_used_value_exists():
-    used = {name.rstrip(".") for name in re.findall(r"\.Values\.([A-Za-z.]+)", TEXT)}
-
-    def exists(path):
-        found = VALUES
-        for part in path.split("."):
-            if part not in found:
-                return False
-            found = found[part]
-        return True
-
-    assert [path for path in used if not exists(path)] == []
-    leaves = {f"{name}.{part}" for name, value in VALUES.items() if isinstance(value, dict) for part in value}
-    leaves |= {name for name, value in VALUES.items() if not isinstance(value, dict)}
-    # A block that is used whole, and one of which parts are used, count too.
-    prefixes = {path[: dot.start()] for path in used for dot in re.finditer(r"\.", path)}
-    assert sorted(leaf for leaf in leaves - used - prefixes if leaf.split(".")[0] not in used) == []
-
-
 def test_the_schema_has_each_value_and_no_other():
     def compare(values, schema, path=""):
         assert schema["additionalProperties"] is False, path
@@ -109,9 +90,3 @@ def test_the_resource_for_ray_has_the_quotes_that_kuberay_needs():
     shell = yaml.safe_load(line)
     unquoted = subprocess.run(["sh", "-c", f"printf %s {shell}"], capture_output=True, text=True, check=True).stdout
     assert json.loads(unquoted) == {RESOURCE: 1}
-
-
-def test_blocks_are_closed():
-    for name, text in TEMPLATES.items():
-        opened = len(re.findall(r"\{\{-? *(?:if|range|with|define) ", text))
-        assert opened == len(re.findall(r"\{\{-? *end *-?\}\}", text)), name

@@ -13,11 +13,6 @@ SHARED = {
 }
 
 
-def test_there_is_something_to_hold():
-    assert len(NODE_FILES) > 30
-    assert len(CLIENT_FILES) > 3
-
-
 def test_only_one_file_of_the_node_asks_the_operating_system_for_what_is_its_own():
     """Locks, limits, ties of processes and inherited descriptors: what another system does in another way."""
     modules = {"fcntl", "resource", "ctypes", "uvloop"}

@@ -1,15 +1,13 @@
 """A task that a package outside the node brings (tests/toy) is complete: no file of `worker_node` knows of it.
 
 The node finds it by its entry point. Each test is one thing that a task gets from its registration. Its engine is a
-real child process that counts vowels; a text "wait" is never done with.
+real child process that counts vowels.
 
 A node of its own, since the environment decides which tasks it finds: its start is most of this file's seconds.
 """
 
-import asyncio
 import json
 import os
-import signal
 from pathlib import Path
 
 import aiohttp
@@ -22,18 +20,18 @@ TOY = Path(__file__).parents[1] / "toy"
 PATIENCE_S = 60
 
 
-def write_model(directory, *, count=3):
+def write_model(directory):
     directory.mkdir()
-    canary = {"text": "banana", "count": count}
+    canary = {"text": "banana", "count": 3}
     (directory / "vowels.json").write_text(json.dumps({"vowels": "aeiou", "canary": canary}))
     return directory
 
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory):
-    """A real node with four models of the toy task; `mortal` is the one whose engine tests may kill."""
+    """A real node with two models of the toy task."""
     root = tmp_path_factory.mktemp("toy")
-    good, wrong = write_model(root / "good"), write_model(root / "wrong", count=4)
+    good = write_model(root / "good")
     config = root / "node.toml"
     config.write_text(
         f"""
@@ -48,16 +46,6 @@ def node(tmp_path_factory):
         path = "{good}"
         placements = ["CPU"]
         max_outstanding = 1
-
-        [[models]]
-        name = "mortal"
-        path = "{good}"
-        placements = ["CPU"]
-
-        [[models]]
-        name = "wrong"
-        path = "{wrong}"
-        placements = ["CPU"]
         """
     )
     environment = {
@@ -88,16 +76,6 @@ async def count(node, http):
 
 def model_in(body, name):
     return next(model for model in body["models"] if model["id"] == name)
-
-
-async def in_flight(node, count, name):
-    """Wait until the model has so many texts in flight."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            _, body = await asyncio.to_thread(node.health)
-            if model_in(body, name)["in_flight"] == count:
-                return
-            await asyncio.sleep(0.01)
 
 
 def metric(text, name, **labels):
@@ -146,52 +124,6 @@ async def test_requests_are_validated_and_bounded(count, http, node):
     async with http.post(node.url + "/embeddings", json={"texts": ["x"], "model": "vowels"}) as reply:
         assert reply.status == 400
         assert "is for count, not for embed" in (await reply.json())["error"]["message"]
-
-
-async def test_a_full_engine_refuses_at_once(count, node):
-    held = asyncio.create_task(count("wait", model="narrow"))
-    await in_flight(node, 1, "narrow")
-    status, headers, body = await count("banana", model="narrow")
-    held.cancel()
-    assert (status, body["error"]["code"]) == (429, "overloaded")
-    assert int(headers["Retry-After"]) >= 1
-    # The caller who left cancelled the job.
-    await in_flight(node, 0, "narrow")
-    assert (await count("banana", model="narrow"))[0] == 200
-
-
-async def ready(node, name, *, other_than=None):
-    """Wait until the model is served by another process than `other_than`; return the process id."""
-
-    def serves(body):
-        model = model_in(body, name)
-        return model["state"] == "ready" and model["engines"][0]["pid"] != other_than
-
-    body = await asyncio.to_thread(node.wait_for, serves, PATIENCE_S)
-    return model_in(body, name)["engines"][0]["pid"]
-
-
-async def test_a_killed_engine_is_replaced_and_its_request_is_run_again(count, node):
-    pid = await ready(node, "mortal")
-    held = asyncio.create_task(count("wait", model="mortal"))
-    await in_flight(node, 1, "mortal")
-    os.kill(pid, signal.SIGKILL)
-    await ready(node, "mortal", other_than=pid)
-    assert not held.done(), "the caller saw nothing of it"
-    held.cancel()
-    await in_flight(node, 0, "mortal")
-    assert (await count("banana", model="mortal"))[0] == 200
-
-
-async def test_a_model_with_a_wrong_canary_serves_nothing(count, node):
-    body = await asyncio.to_thread(
-        node.wait_for, lambda body: model_in(body, "wrong")["engines"][0]["restarts"] > 0, PATIENCE_S
-    )
-    found = model_in(body, "wrong")
-    assert found["state"] != "ready"
-    assert "counted [3], and 4 is right" in found["reason"]
-    status, _, answer = await count("banana", model="wrong", **{"X-Request-Timeout-Ms": "500"})
-    assert status in {503, 504}, answer
 
 
 async def test_metrics_are_the_common_ones_and_the_tasks_own(count, node, http):

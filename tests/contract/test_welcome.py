@@ -6,7 +6,7 @@ import shlex
 import urllib.request
 from types import SimpleNamespace
 
-from tests.unit.worker_node.http.test_health import READY, STARTING, node
+from tests.unit.worker_node.http.test_health import READY, node
 from worker_node.cli.serve import welcome
 
 URL = "http://127.0.0.1:8081"
@@ -20,20 +20,6 @@ def printed(url, keys=(), failed=(), **models):
     served.manager.failed[:] = failed
     served.settings = SimpleNamespace(api_keys=keys)
     return welcome(url, served)
-
-
-def test_it_names_the_addresses_and_the_models_with_their_state():
-    failed = SimpleNamespace(name="broken", reason="not a directory")
-    lines = printed(URL, failed=[failed], a=[READY], longer=[STARTING]).splitlines()
-    assert lines[0] == f"  dashboard  {URL}/dashboard"
-    assert f"{URL}/docs" in lines[1]
-    assert f"OpenAI: {URL}/v1" in lines[1]
-    assert lines[3:] == [
-        "models:",
-        "  a       ready on NPU",
-        "  longer  loading on NPU",
-        "  broken  failed: not a directory",
-    ]
 
 
 def test_a_node_with_keys_shows_where_the_key_goes_and_shows_no_key():

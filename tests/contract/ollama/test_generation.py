@@ -91,19 +91,6 @@ async def test_a_format_is_held_to(http, node):
     assert body["response"].startswith("{")
 
 
-async def test_calls_and_results_of_tools(http, node):
-    function = {"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
-    history = [
-        *CAPITAL,
-        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "get_weather", "arguments": {}}}]},
-        {"role": "tool", "content": "sunny", "tool_name": "get_weather"},
-    ]
-    tools = [{"type": "function", "function": function}]
-    reply, body = await call(http, node, "chat", messages=history, tools=tools, options={"num_predict": 4})
-    assert reply.status == 200
-    assert body["prompt_eval_count"] > 100
-
-
 async def test_options_mean_what_they_mean_to_openai(http, node):
     options = {"num_predict": 24, "temperature": 1.0, "seed": 7, "top_p": 0.9, "top_k": 40, "min_p": 0.05}
     penalties = {"presence_penalty": 0.5, "frequency_penalty": 0.25}
@@ -143,9 +130,3 @@ async def test_what_generate_cannot_do_is_refused(http, node, fields):
     reply, body = await call(http, node, "generate", prompt="x", **fields)
     assert reply.status == 400
     assert next(reversed(fields)) in body["error"]
-
-
-async def test_options_that_change_no_answer_are_passed_over(http, node):
-    options = {"num_predict": 1, "num_thread": 4, "num_gpu": 0, "use_mmap": True, "num_ctx": 2048}
-    reply, _ = await call(http, node, "chat", messages=CAPITAL, options=options)
-    assert reply.status == 200

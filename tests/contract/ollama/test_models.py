@@ -101,12 +101,6 @@ async def test_unloading_an_unloaded_model_does_not_load_it(http, own_node, rout
     assert own_node.engine_pids()["all-minilm-l6-v2"] is None
 
 
-async def test_an_unloaded_model_is_loaded_for_any_dialect(http, own_node):
-    await post(http, own_node.url + "/api/generate", model=EMBEDDER, keep_alive=0, stream=False)
-    reply, _ = await post(http, own_node.url + "/v1/embeddings", model=EMBEDDER, input="x")
-    assert reply.status == 200
-
-
 async def test_pulling_what_is_there_succeeds_at_once(http, node):
     async with http.post(node.url + "/api/pull", json={"model": "smollm2"}) as reply:
         lines = await ndjson(reply)

@@ -46,14 +46,6 @@ async def test_token_ids_are_the_text(http, node):
     assert len(one["data"]) == 1
 
 
-async def test_many_vectors_are_in_the_order_of_the_texts(http, node):
-    texts = [f"text number {i}" for i in range(300)]
-    _, many = await embeddings(http, node, input=texts)
-    _, last = await embeddings(http, node, input=texts[299])
-    assert vectors(many).shape == (300, 384)
-    assert np.abs(vectors(many)[299] - vectors(last)[0]).max() < 2e-2
-
-
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -71,14 +63,3 @@ async def test_what_cannot_be_honoured_is_refused(http, node, fields, param):
     assert reply.status == 400
     assert body["error"]["type"] == "invalid_request_error"
     assert (body["error"]["param"] or "").startswith(param or "")
-
-
-async def test_dimensions_that_the_model_has_are_fine(http, node):
-    reply, _ = await embeddings(http, node, input="x", dimensions=384, user="somebody")
-    assert reply.status == 200
-
-
-async def test_a_generation_model_does_not_embed(http, node):
-    reply, body = await embeddings(http, node, model="smollm2", input="x")
-    assert reply.status == 400
-    assert body["error"]["param"] == "model"

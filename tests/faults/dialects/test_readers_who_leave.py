@@ -11,9 +11,6 @@ pytestmark = pytest.mark.real
 # By its own count the engine goes on for the tokens that it takes to hear of it, of 3,000 that were asked for: many
 # where the edge process is not run for seconds.
 FEW = 1000
-# A stream of six tokens is cut after every so many bytes; at each event: test_cut_at_every_event.py.
-STEP = 210
-LENGTH_LIMIT = 1_000_000
 
 
 @pytest.fixture(scope="session")
@@ -76,43 +73,8 @@ async def test_200_who_connect_and_drop_leave_nothing(http, node):
         assert (await reply.json())["status"] == "ready"
 
 
-@pytest.mark.parametrize("route", ROUTES)
-async def test_a_stream_may_be_cut_at_any_byte(http, node, route, long):
-    step = STEP if long else 3 * STEP
-    await at_rest(http, node)
-    held = held_by(node)
-    request = raw_request(route, tokens=6)
-
-    async def read(limit):
-        """Read so many bytes of the stream, or all of it."""
-        reader, writer = await connect(node)
-        writer.write(request)
-        taken = b""
-        while len(taken) < limit and not ends(taken) and (more := await reader.read(limit - len(taken))):
-            taken += more
-        writer.transport.abort()
-        return taken
-
-    whole = await read(LENGTH_LIMIT)
-    assert whole.startswith(b"HTTP/1.1 200")
-    assert ends(whole)
-    # Not up to its very end: the digits of a duration make one stream longer than another.
-    cuts = range(0, len(whole) - step, step)
-    for some in (cuts[start : start + 10] for start in range(0, len(cuts), 10)):
-        taken = await asyncio.gather(*(read(cut) for cut in some))
-        assert [len(part) for part in taken] == list(some)
-    assert ends(await read(LENGTH_LIMIT))
-    await at_rest(http, node)
-    await returned_to(held, node)
-
-
 async def returned_to(held, node):
     """Wait until the node holds no more than that. Less: what an earlier test left may have gone since."""
     async with asyncio.timeout(30):
         while any(now > before for now, before in zip(held_by(node), held, strict=True)):
             await asyncio.sleep(0.1)
-
-
-def ends(taken):
-    """Whether the last chunk of a chunked reply is there."""
-    return taken.endswith(b"\r\n0\r\n\r\n")

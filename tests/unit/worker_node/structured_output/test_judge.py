@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from tests.support.recogniser import Recogniser
 from tests.support.sampler import Sampler
-from tests.support.schema_suite import groups
 from tests.support.user_schemas import framework_schemas, javascript_schemas, pydantic_schemas
 from worker_node.core.errors import BadRequest
 from worker_node.structured_output.keywords import comparable
@@ -221,11 +220,3 @@ def test_what_is_admitted_for_a_generated_schema_is_valid(schema, seed):
 def test_what_is_admitted_for_thousands_of_generated_schemas_is_valid(schema, seed):
     with contextlib.suppress(BadRequest):
         judge(schema, seed=seed, count=16)
-
-
-@pytest.mark.parametrize("part", [".", "optional", "optional/format"])
-def test_what_is_admitted_for_the_official_suite_is_valid(part, long):
-    for _, schema, _ in groups(part):
-        if "metaschema" not in json.dumps(schema):
-            with contextlib.suppress(BadRequest):
-                judge(schema, count=30 if long else 3)

@@ -67,12 +67,6 @@ def test_bytes_of_any_text_come_out_as_that_text(text, size):
     assert "".join(parts) + detokenizer.flush() == text
 
 
-def test_half_a_character_is_held_back():
-    detokenizer = ByteDetokenizer(BYTES)
-    assert detokenizer.push([0xE2, 0x82]) == ""
-    assert detokenizer.push([0xAC]) == "€"
-
-
 def test_bytes_that_are_no_text_are_left_out():
     detokenizer = ByteDetokenizer(BYTES)
     assert detokenizer.push([0xFF, ord("a")]) == "a"
@@ -109,12 +103,6 @@ def test_a_window_gives_the_text_of_the_whole(tokens):
     assert text == sentencepiece(tokens)
 
 
-def test_a_window_holds_back_half_a_character():
-    detokenizer = WindowDetokenizer(sentencepiece)
-    assert detokenizer.push([256, 0xE2, 0x82]) == ""
-    assert detokenizer.push([0xAC]) == "w256€"
-
-
 pieces = st.lists(st.text("abc", max_size=4), max_size=12)
 stops = st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3)
 
@@ -132,17 +120,6 @@ def test_the_text_ends_where_the_first_stop_sequence_begins(parts, sequences):
         assert matcher.matched is not None
         assert whole.startswith(shown + matcher.matched)
         assert not any(s in shown for s in sequences)
-
-
-def test_without_stop_sequences_nothing_is_held():
-    assert StopMatcher(()).push("abc") == "abc"
-
-
-def test_a_false_start_is_given_back():
-    matcher = StopMatcher(("END",))
-    assert matcher.push("the E") == "the "
-    assert matcher.push("Nough") == "ENough"
-    assert matcher.flush() == ""
 
 
 def test_after_a_match_nothing_follows():

@@ -27,12 +27,6 @@ def test_a_repeated_prefix_of_600_tokens_leaves_less_than_a_fifth_to_compute():
     assert (hits.asked_tokens, hits.hit_tokens) == (603 + 605, hit)
 
 
-def test_a_prompt_that_is_only_being_computed_is_no_hit():
-    hits = PrefixHits()
-    hits.look_up(prompt())
-    assert hits.look_up(prompt()) == 0
-
-
 @pytest.mark.parametrize("position", [0, 1, 31, 32, 300, 599])
 def test_from_the_first_difference_on_nothing_is_hit(position):
     hits = PrefixHits()
@@ -40,19 +34,6 @@ def test_from_the_first_difference_on_nothing_is_hit(position):
     other = [*PREFIX]
     other[position] = 99_999
     assert hits.look_up(ids(other)) == position // BLOCK_TOKENS * BLOCK_TOKENS
-
-
-def test_the_same_block_elsewhere_in_a_prompt_is_no_hit():
-    hits = PrefixHits()
-    hits.computed(prompt())
-    assert hits.look_up(ids(PREFIX[BLOCK_TOKENS:])) == 0
-
-
-def test_less_than_a_block_is_never_hit():
-    hits = PrefixHits()
-    hits.computed(ids(PREFIX[: BLOCK_TOKENS - 1]))
-    assert hits.look_up(ids(PREFIX[: BLOCK_TOKENS - 1])) == 0
-    assert hits.look_up(ids([])) == 0
 
 
 def test_the_blocks_that_were_seen_least_recently_are_forgotten():
@@ -64,9 +45,3 @@ def test_the_blocks_that_were_seen_least_recently_are_forgotten():
     hits.computed(ids([token + 2000 for token in PREFIX[: 2 * BLOCK_TOKENS]]))
     assert hits.look_up(ids(old)) == 2 * BLOCK_TOKENS
     assert hits.look_up(ids(new)) == 0
-
-
-def test_the_beginning_of_a_prompt_is_forgotten_last():
-    hits = PrefixHits(remembered=3)
-    hits.computed(prompt())
-    assert hits.look_up(prompt()) == 3 * BLOCK_TOKENS

@@ -104,9 +104,3 @@ def test_only_one_host_with_its_port_may_be_private(entry, private):
 def test_what_is_no_host_is_refused_in_the_settings(entry):
     with pytest.raises(ValueError, match=r"images\.example"):
         NodeSettings(allow_image_hosts=[entry])
-
-
-def test_hosts_come_from_the_environment_by_comma(monkeypatch):
-    monkeypatch.setenv("NPU_NODE_ALLOW_IMAGE_HOSTS", "a.example, http://b.example:81")
-    assert NodeSettings().allow_image_hosts == ("a.example", "http://b.example:81")
-    assert NodeSettings(allow_image_hosts=()).allow_image_hosts == ()

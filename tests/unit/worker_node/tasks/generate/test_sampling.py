@@ -73,11 +73,6 @@ def test_the_engine_takes_the_least_and_the_greatest_value(table, name, value):
     generation_config(job_for(sampling), genai.GenerationConfig()).validate()
 
 
-def test_all_tokens_are_asked_for_with_zero_or_minus_one():
-    for value in (0, -1):
-        assert parameters.sampling(parameters.OPENAI, {"top_k": value}).top_k == 0
-
-
 @pytest.mark.parametrize("name", ["top_k", "max_new_tokens", "seed"])
 def test_a_value_that_the_engine_has_no_room_for_is_refused_by_its_name(name):
     job = msgspec.structs.replace(

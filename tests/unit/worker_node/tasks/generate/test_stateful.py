@@ -153,14 +153,6 @@ def test_a_cancelled_generation_ends_at_once_and_says_no_more(rig):
     assert Pipeline.made.generated == 4
 
 
-def test_a_waiting_job_is_cancelled_without_a_run(rig):
-    rig.runner.submit(job(1, max_new_tokens=2))
-    rig.runner.submit(job(2))
-    rig.arrivals[1] = lambda: rig.runner.cancel(2)
-    rig.run()
-    assert Pipeline.made.generated == 2
-
-
 def test_a_deadline_is_kept_in_the_queue_and_between_tokens(rig, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(stateful.time, "monotonic", lambda: now[0])
