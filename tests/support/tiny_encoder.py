@@ -3,7 +3,9 @@
 import json
 
 import numpy as np
+import openvino as ov
 from safetensors.numpy import save_file
+from tokenizers import Tokenizer
 
 WORDS = [
     "[PAD]",
@@ -135,3 +137,10 @@ def write_encoder(directory, *, pooling="mean_tokens", normalise=True, seed=0, *
     write_json(directory / "sentence_bert_config.json", {"max_seq_length": 48, "do_lower_case": False})
     write_json(directory / "tokenizer.json", wordpiece_tokenizer())
     return tensors
+
+
+def embed(model, text):
+    """The vector of a text by an installed model's graph, in float32 on the CPU."""
+    compiled = ov.compile_model(model.path / "openvino_model.xml", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    ids = np.array([Tokenizer.from_file(str(model.path / "tokenizer.json")).encode(text).ids], dtype=np.int64)
+    return compiled({"input_ids": ids, "attention_mask": np.ones_like(ids)})["embedding"][0]

@@ -128,7 +128,7 @@ class Catalog:
     def load(cls) -> Self:
         """Return the catalog that ships with the package, read once in a process.
 
-        Raises ConfigurationError when it is damaged or a name stands for two models.
+        Raises ConfigurationError when it is damaged.
         """
         text = resources.files(__package__).joinpath("catalog.toml").read_text(encoding="utf-8")
         return cls.parse(text)
@@ -137,15 +137,9 @@ class Catalog:
     def parse(cls, text: str) -> Self:
         """Read a catalog from TOML text; errors as `load`."""
         try:
-            catalog = cls(msgspec.toml.decode(text, type=_CatalogFile).model)
+            return cls(msgspec.toml.decode(text, type=_CatalogFile).model)
         except msgspec.DecodeError as error:
             raise ConfigurationError(f"catalog.toml: {error}") from error
-        seen: dict[str, str] = {}
-        for entry in catalog.entries:
-            for name in (entry.id, *entry.aliases):
-                if (other := seen.setdefault(normalise_name(name), entry.id)) != entry.id:
-                    raise ConfigurationError(f"catalog.toml: the name {name} stands for both {other} and {entry.id}")
-        return catalog
 
     def __iter__(self) -> Iterator[CatalogEntry]:
         return iter(self.entries)

@@ -55,20 +55,6 @@ def constants(model):
     return {node.friendly_name: node for node in model.get_ordered_ops() if node.get_type_name() == "Constant"}
 
 
-def logits_of(model, ids):
-    """Logits of the raw stateful graph, on the CPU in float32."""
-    exact = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
-    request = ov.Core().compile_model(model, "CPU", exact).create_infer_request()
-    tokens = np.array([ids], dtype=np.int64)
-    inputs = {
-        "input_ids": tokens,
-        "attention_mask": np.ones_like(tokens),
-        "position_ids": np.arange(tokens.shape[1], dtype=np.int64)[None],
-        "beam_idx": np.zeros(1, dtype=np.int32),
-    }
-    return request.infer(inputs)["logits"][0].copy()
-
-
 def test_a_fault_after_the_files_were_written_is_not_taken_for_their_end(monkeypatch, make_gguf, tmp_path):
     class Full:
         def __init__(self, model, *_arguments, **_options):
@@ -99,49 +85,6 @@ def test_every_tensor_of_the_file_is_in_the_graph_under_its_name(
         else:
             scale = np.array(found[f"{name}/scale"].data, np.float32)
             assert np.all(np.abs(values * scale - expected) <= 1.1 * np.abs(scale))
-
-
-def test_the_restored_graph_computes_llama(imported, in_f16):
-    """The same logits as the formulas of the architecture, from the file's tensors alone."""
-    model, gguf = imported
-    restore_weights(model, gguf, INT8)
-    ids = np.array([7, 80, 9, 33, 120])
-    np.testing.assert_allclose(logits_of(model, ids), llama(gguf, ids), atol=0.02, rtol=0.02)
-
-
-def llama(gguf, ids):
-    heads, kv_heads = gguf.hyperparameter("attention.head_count"), gguf.hyperparameter("attention.head_count_kv")
-    size = gguf.hyperparameter("embedding_length") // heads
-    angles = np.outer(np.arange(len(ids)), 10000.0 ** (-np.arange(size // 2) / (size // 2)))
-    cos, sin = np.tile(np.cos(angles), 2), np.tile(np.sin(angles), 2)
-
-    def norm(x, name):
-        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * gguf.tensor(f"{name}.weight")
-
-    def linear(x, name):
-        return x @ gguf.tensor(f"{name}.weight").T
-
-    def split(x, count):
-        return x.reshape(len(ids), count, size).swapaxes(0, 1)
-
-    def rotate(x):
-        return x * cos + np.concatenate([-x[..., size // 2 :], x[..., : size // 2]], -1) * sin
-
-    x = gguf.tensor("token_embd.weight")[ids]
-    for layer in range(gguf.hyperparameter("block_count")):
-        block = f"blk.{layer}"
-        y = norm(x, f"{block}.attn_norm")
-        query = rotate(split(linear(y, f"{block}.attn_q"), heads))
-        key = np.repeat(rotate(split(linear(y, f"{block}.attn_k"), kv_heads)), heads // kv_heads, 0)
-        value = np.repeat(split(linear(y, f"{block}.attn_v"), kv_heads), heads // kv_heads, 0)
-        scores = query @ key.swapaxes(1, 2) / np.sqrt(size) + np.triu(np.full((len(ids), len(ids)), -1e9), 1)
-        weights = np.exp(scores - scores.max(-1, keepdims=True))
-        mixed = (weights / weights.sum(-1, keepdims=True)) @ value
-        x = x + linear(mixed.swapaxes(0, 1).reshape(len(ids), -1), f"{block}.attn_output")
-        y = norm(x, f"{block}.ffn_norm")
-        gate = linear(y, f"{block}.ffn_gate")
-        x = x + linear(gate / (1 + np.exp(-gate)) * linear(y, f"{block}.ffn_up"), f"{block}.ffn_down")
-    return norm(x, "output_norm") @ gguf.tensor("token_embd.weight").T
 
 
 def test_the_graph_of_another_file_is_refused(imported, make_gguf):

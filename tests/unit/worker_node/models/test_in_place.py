@@ -5,9 +5,9 @@ import shutil
 import numpy as np
 import openvino as ov
 import pytest
-from tokenizers import Tokenizer
 
 from tests.support.tiny_decoder import TinyDecoder
+from tests.support.tiny_encoder import embed
 from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import ModelKind
 from worker_node.models.in_place import open_directory
@@ -19,12 +19,6 @@ pytestmark = pytest.mark.slow
 def state(directory):
     """Everything in the directory, with its size and times."""
     return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in [directory, *directory.rglob("*")]}
-
-
-def embed(model, text):
-    compiled = ov.compile_model(model.path / "openvino_model.xml", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    ids = np.array([Tokenizer.from_file(str(model.path / "tokenizer.json")).encode(text).ids], dtype=np.int64)
-    return compiled({"input_ids": ids, "attention_mask": np.ones_like(ids)})["embedding"][0]
 
 
 @pytest.fixture

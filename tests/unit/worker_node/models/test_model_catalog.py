@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import ModelKind
 from worker_node.models.catalog import Catalog, HubSource, PackageSource, Quantization, SourceFormat
 from worker_node.registry import tasks
@@ -59,28 +58,3 @@ def test_embedding_models_say_their_dimensions_and_generation_models_their_canar
         assert entry.kind in tasks() or entry.id == VOICE_MODEL
         if isinstance(entry.source, HubSource):
             assert (entry.format is SourceFormat.GGUF) is (entry.source.tag is not None)
-
-
-ENTRY = """
-[[model]]
-id = "{id}"
-kind = "generation"
-title = "t"
-licence = "l"
-family = "f"
-format = "gguf"
-quantization = "int8_sym"
-context_limit = 10
-aliases = ["{alias}"]
-source = {{ type = "hub", repo = "a/b" }}
-"""
-
-
-def test_a_name_that_stands_for_two_models_is_refused():
-    with pytest.raises(ConfigurationError, match="stands for both"):
-        Catalog.parse(ENTRY.format(id="one", alias="x") + ENTRY.format(id="two", alias="X:latest"))
-
-
-def test_an_option_that_nobody_knows_is_refused():
-    with pytest.raises(ConfigurationError, match="licens"):
-        Catalog.parse(ENTRY.format(id="one", alias="x") + 'licens = "typo"\n')

@@ -8,6 +8,7 @@ import pytest
 from openvino import opset13 as op
 from tokenizers import Tokenizer
 
+from tests.support.tiny_encoder import embed
 from worker_node.core.errors import BadRequest, ConfigurationError, ConversionFailed, ModelNotFound
 from worker_node.core.types import ModelKind
 from worker_node.models.catalog import Quantization
@@ -15,12 +16,6 @@ from worker_node.models.directory import CANARY_TEXTS
 from worker_node.models.store import ModelStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("in_process")]
-
-
-def embed(model, text):
-    compiled = ov.compile_model(model.path / "openvino_model.xml", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    ids = np.array([Tokenizer.from_file(str(model.path / "tokenizer.json")).encode(text).ids], dtype=np.int64)
-    return compiled({"input_ids": ids, "attention_mask": np.ones_like(ids)})["embedding"][0]
 
 
 def test_an_encoder_is_installed_with_all_that_a_node_needs(store_root, make_bert):

