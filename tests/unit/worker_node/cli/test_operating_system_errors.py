@@ -21,47 +21,6 @@ _NODE = (sys.executable, "-m", "worker_node")
 # Commands work on the store even where a node runs on this machine.
 _ELSEWHERE = {"XDG_CACHE_HOME", "NPU_NODE_MODEL_STORE", "NPU_NODE_COMPILE_CACHE"}
 _ALONE = {name: value for name, value in os.environ.items() if name not in _ELSEWHERE} | {"NPU_NODE_URL": "none"}
-_WITHOUT_RIGHTS = ("setpriv", "--bounding-set=-all", "--inh-caps=-all") if os.geteuid() == 0 else ()
-
-
-def command(*arguments, before=(), **variables):
-    """Run `npu-node`; its exit status and what it says, which must be one line of it."""
-    done = subprocess.run(
-        [*before, *_NODE, *map(str, arguments)],
-        env=_ALONE | variables,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.stderr.count("npu-node: ") == 1, done.stderr
-    assert "Traceback" not in done.stderr
-    return done.returncode, done.stderr.splitlines()[-1].removeprefix("npu-node: ")
-
-
-def as_possible(*before):
-    """Skips where the way to make the situation does not work here."""
-    if (
-        shutil.which(before[0]) is None
-        or subprocess.run([*before, "true"], capture_output=True, check=False).returncode
-    ):
-        pytest.skip(f"NOT RUN: {' '.join(before)} does not work here")
-    return before
-
-
-@pytest.mark.parametrize("closed", ["", "all-minilm-l6-v2"])
-def test_a_model_that_another_user_keeps_to_himself_is_not_called_missing(tmp_path, closed):
-    before = as_possible(*_WITHOUT_RIGHTS, "env")
-    store = tmp_path / "store"
-    (store / closed).mkdir(parents=True)
-    (store / closed).chmod(0)
-    try:
-        status, told = command("show", "all-minilm", before=before, NPU_NODE_MODEL_STORE=str(store))
-    finally:
-        (store / closed).chmod(0o700)
-    assert status == 1
-    assert f"may not use {store / closed}" in told
-    assert "npu-node pull" not in told
 
 
 @pytest.mark.parametrize("arguments", [["list"], ["serve", "--port", "0"], ["pull", "smollm2"], ["rm", "smollm2"]])
