@@ -20,6 +20,14 @@ def test_a_driver_killed_at_any_step_is_continued(starter, tmp_path, step):
     assert {name: (out / name).stat().st_mtime_ns for name in committed} == committed, "a committed file was replaced"
 
 
+def test_rejected_rows_are_there_before_their_data(starter, tmp_path):
+    started, source, texts = starter
+    # The last fragment to be committed is that of the JSON lines, which has the bad rows.
+    assert started.run(source, tmp_path / "out", step="data committed", occurrence=6) == SIGKILL
+    assert started.run(source, tmp_path / "out") == 0
+    assert_whole(tmp_path / "out", texts)
+
+
 def test_drivers_killed_one_after_another_at_all_steps_get_done(starter, tmp_path):
     started, source, texts = starter
     out = tmp_path / "out"

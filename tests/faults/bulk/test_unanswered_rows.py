@@ -48,14 +48,24 @@ async def away(_):
     return error_response(503, "engine_unavailable")
 
 
+async def away_for_rows(request):
+    """The first request of a job is answered."""
+    body = await request.json()
+    return None if body["prompt"] not in PROMPTS else await away(request)
+
+
+async def test_no_row_goes_to_the_cloud_unless_that_is_allowed(tmp_path):
+    async with ScriptedNode().running() as node, ScriptedCloud().running() as cloud:
+        node.respond = away_for_rows
+        with pytest.raises(NPUUnavailableError):
+            await run_job(request_for(tmp_path, model=WRITER), settings_for(node, cloud))
+        assert cloud.requests == []
+
+
 async def test_rows_that_the_spend_cap_refuses_are_answered_by_a_rerun(tmp_path):
     request = request_for(tmp_path, allow_cloud=True, rows_per_fragment=8, concurrency=4)
     async with ScriptedNode().running() as node, ScriptedCloud().running() as cloud:
         settings = settings_for(node, cloud, spend_cap=5 * AFFORDED)
-
-        async def away_for_rows(request):
-            body = await request.json()
-            return None if body["prompt"] not in PROMPTS else await away(request)
 
         node.respond = away_for_rows
         with pytest.raises(NPUUnavailableError, match="spend cap"):
