@@ -115,15 +115,6 @@ async def test_retries_and_failures_are_counted(scripted, observed):
     assert not observed.spans[1].events
 
 
-async def test_a_node_is_sent_the_span_that_its_own_belong_to(scripted, observed):
-    async with observed(NPUClient([scripted.url])) as client:
-        await client.embed("text")
-        await client.generate("prompt")
-        [_ async for _ in client.stream("prompt")]
-    sent = [request.headers["traceparent"] for request in scripted.requests]
-    contexts = [span.context for span in observed.spans]
-    assert sent == [f"00-{it.trace_id:032x}-{it.span_id:016x}-{it.trace_flags:02x}" for it in contexts]
-    assert len(set(sent)) == 3
 
 
 async def test_the_state_of_nodes_breakers_and_budget_is_told(scripted, observed):

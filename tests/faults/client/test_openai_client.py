@@ -221,18 +221,3 @@ async def test_a_closed_sdk_raises_its_own_errors(pair):
         await openai.embeddings.create(model=EMBEDDER, input="text")
 
 
-def test_closing_a_blocking_sdk_ends_its_calls_with_its_own_error():
-    node, arrived = ScriptedNode(), threading.Event()
-
-    async def never(_):
-        arrived.set()
-        await asyncio.get_running_loop().create_future()
-
-    node.respond = never
-    with served_in_thread(node) as url, ThreadPoolExecutor(1) as threads:
-        openai = sync.openai(ClientSettings(nodes=[url]))
-        call = threads.submit(openai.embeddings.create, model=EMBEDDER, input="text")
-        assert arrived.wait(30)
-        openai.close()
-        with pytest.raises(sdk.OpenAIError, match="closed"):
-            call.result(30)

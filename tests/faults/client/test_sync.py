@@ -81,25 +81,6 @@ def test_closing_ends_the_calls_of_other_threads_at_once(kind):
                     call.result(timeout=30)
 
 
-def test_calls_that_race_with_close_never_hang(url):
-    for _ in range(20):
-        client = sync.NPUClient([url])
-        client.embed("text")
-        barrier = threading.Barrier(5)
-
-        def call(client=client, barrier=barrier):
-            barrier.wait()
-            try:
-                while True:
-                    client.embed("text")
-            except ClientClosed as error:
-                return error
-
-        with ThreadPoolExecutor(4) as threads:
-            calls = [threads.submit(call) for _ in range(4)]
-            barrier.wait()
-            client.close()
-            assert all(isinstance(call.result(timeout=30), ClientClosed) for call in calls)
 
 
 def test_the_interpreter_ends_at_once_and_clean(url):

@@ -108,22 +108,6 @@ async def shown_certificate(url, authority):
     return found
 
 
-async def test_renewed_files_are_used_for_new_connections_and_broken_ones_are_not(pki, tmp_path):
-    directory, authority, (cert, key), _ = pki
-    served = tmp_path / "node.pem", tmp_path / "node.key"
-    for target, source in zip(served, (cert, key), strict=True):
-        target.write_bytes(source.read_bytes())
-    tls = ServerTls(*served, None)
-    async with ScriptedNode().running(tls=tls.context) as node:
-        first = await shown_certificate(node.url, authority)
-        assert not tls.reload_if_changed()
-        served[0].write_text("half of a file")
-        assert not tls.reload_if_changed()
-        assert await shown_certificate(node.url, authority) == first
-        for target, source in zip(served, issue(directory, authority, "renewed"), strict=True):
-            target.write_bytes(source.read_bytes())
-        assert tls.reload_if_changed()
-        assert await shown_certificate(node.url, authority) != first
 
 
 def test_files_that_cannot_be_used_are_said_at_the_start(pki, tmp_path):
