@@ -208,6 +208,15 @@ def done_event():
     return generation(WRITER, "prompt", ANSWER).events[-1][1]
 
 
+def answering(make):
+    """To be set as `respond`: every request gets what `make` returns."""
+
+    async def respond(_):
+        return make()
+
+    return respond
+
+
 def error_response(http, code, message="no", retry_after_ms=None):
     """An error as nodes send it."""
     answer = refusal(status(http, code, retry_after=None if retry_after_ms is None else retry_after_ms / 1000))

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from backend_client.cli.dashboard import Fleet, fetch_state, served
 from backend_client.client import NPUClient
-from backend_client.errors import BadReply, ConfigurationError, NodeError
+from backend_client.errors import BadReply, NodeError
 from tests.faults.scripted_node import ScriptedNode
 
 
@@ -161,5 +161,3 @@ async def test_other_sites_and_other_names_for_this_machine_are_refused(http, he
         for path in ("", "/state"):
             async with http.get(url + path, headers=headers) as reply:
                 assert reply.status == status, path
-
-

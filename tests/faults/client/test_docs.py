@@ -11,7 +11,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from backend_client import ConfigurationError
-from tests.faults.scripted_node import ANSWER, ScriptedNode, error_response, served_in_thread, vectors_for
+from tests.faults.scripted_node import ANSWER, ScriptedNode, answering, error_response, served_in_thread, vectors_for
 from tests.support.later import Later
 
 celery_testing = Later("celery.contrib.testing.worker")
@@ -78,18 +78,12 @@ def test_the_fastapi_recipe_serves_streams_and_refusals(node):
             reply = http.post("/answer", params={"prompt": "Where?"})
             assert (reply.status_code, reply.json()) == (shown, {"detail": detail})
 
-        async def busy(_):
-            return error_response(429, "overloaded", "full", retry_after_ms=200_000)
-
-        node.respond = busy
+        node.respond = answering(lambda: error_response(429, "overloaded", "full", retry_after_ms=200_000))
         reply = http.post("/answer", params={"prompt": "Where?"})
         assert (reply.status_code, reply.headers["Retry-After"]) == (503, "200")
         assert reply.json() == {"detail": "try again later"}
 
-    async def lock(_):
-        return error_response(401, "invalid_api_key", "what only operators may see")
-
-    node.respond = lock
+    node.respond = answering(lambda: error_response(401, "invalid_api_key", "what only operators may see"))
     with starlette_testing.TestClient(run_recipe("FastAPI")["app"]) as http:
         reply = http.post("/answer", params={"prompt": "Where?"})
         assert (reply.status_code, reply.json()) == (500, {"detail": "internal error"})

@@ -1,69 +1,41 @@
-"""A connection may break at any byte of a reply: the answer is right, or there is a typed error, and nothing else.
-
-Of a scripted node's replies every byte is tried; of a real node's some of each part, and with --long every byte up to
-the body.
-"""
+"""A connection may break at any byte of a reply: the answer is right, or there is a typed error, and nothing else."""
 
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 
 from backend_client import ClientOptions, NPUClient, StreamInterrupted
 from backend_client.options import ProbeOptions
 from tests.faults.proxy import Fault, FaultProxy
+from tests.faults.scripted_node import ANSWER, vectors_for
 
 TEXT = "The quick brown fox jumps over the lazy dog."
-PROMPT = "What is the capital of France?"
+VECTOR = vectors_for([TEXT])[0].tolist()
 # Of hundreds of first probes one may take long on a busy machine.
 PATIENT = ClientOptions(probe=ProbeOptions(timeout=30))
 
 
-@dataclass(frozen=True)
-class Pair:
-    """A proxy before a node that will be asked first, the URL of a sound one that is asked second, and what is right.
+@pytest.fixture
+async def proxy(pair):
+    async with FaultProxy(pair[0].url).running() as proxy:
+        yield proxy
 
-    `head` is how many bytes from the first on are tried `dense` bytes apart, `step` how far apart those after them are;
-    `stream_step` how far apart the cuts of a stream are.
+
+@pytest.fixture
+def meeting(proxy, pair):
+    """Makes clients of a node behind a proxy that suffers a fault.
+
+    They get to know of a sound node only once the proxied one replies. So that is asked first, however slow a probe is.
     """
 
-    proxy: FaultProxy
-    sound: str
-    vector: list
-    answer: str
-    head: int
-    dense: int
-    step: int
-    stream_step: int
-
-    def cuts(self, length, every=1):
-        """Where to cut a reply of that many bytes: at every byte of its head that is tried, and in steps after it."""
-        return [*range(0, min(self.head, length), every * self.dense), *range(self.head, length, every * self.step)]
-
     @asynccontextmanager
-    async def client(self, fault):
-        """A client that gets to know of the sound node only once the proxied one replies, which suffers the fault.
-
-        So the proxied one is asked first, however slow a probe is.
-        """
-        async with NPUClient([self.proxy.url], options=PATIENT) as client:
-            self.proxy.fault = replace(fault, each=lambda _: client.backend.runtime.add([self.sound]))
+    async def meet(fault):
+        async with NPUClient([proxy.url], options=PATIENT) as client:
+            proxy.fault = replace(fault, each=lambda _: client.backend.runtime.add([pair[1].url]))
             yield client
 
-
-@pytest.fixture(params=["scripted", pytest.param("real", marks=[pytest.mark.real, pytest.mark.timeout(300)])])
-async def pair_of(request, pair, long):
-    """Both kinds of pairs."""
-    urls = [node.url for node in pair]
-    head, dense, step, stream_step = 10**6, 1, 1, 7
-    if request.param == "real":
-        urls = [request.getfixturevalue("node").url] * 2
-        head, dense, step, stream_step = (600, 1, 61, 37) if long else (600, 41, 500, 97)
-    async with NPUClient(urls[1:]) as client:
-        vector = await client.embed(TEXT)
-        answer = (await client.generate(PROMPT, max_new_tokens=6)).text
-    async with FaultProxy(urls[0]).running() as proxy:
-        yield Pair(proxy, urls[1], vector, answer, head, dense, step, stream_step)
+    return meet
 
 
 async def reply_length(proxy, call):
@@ -72,51 +44,7 @@ async def reply_length(proxy, call):
         seen = []
         proxy.fault = Fault(each=lambda data: seen.append(len(data)))
         await call(client)
-        proxy.fault = Fault()
     return sum(seen)
-
-
-@pytest.mark.parametrize("gently", [False, True], ids=["reset", "close"])
-async def test_an_embedding_cut_at_every_byte_is_answered_by_the_other_node(pair_of, gently):
-    # More than 5 s: hundreds of calls, one for each place to cut at.
-    proxy = pair_of.proxy
-    length = await reply_length(proxy, lambda client: client.embed(TEXT))
-    assert length > 200
-    cuts = pair_of.cuts(length, every=3 if gently else 1)
-    for byte in cuts:
-        async with pair_of.client(Fault(cut_after=byte, gently=gently)) as client:
-            result = await client.embed_result(TEXT)
-        assert result.vector == pair_of.vector, byte
-        # The faulty node may be asked again while the first probe of the sound one is under way.
-        *failed, last = result.attempts
-        assert failed, byte
-        assert {attempt.node for attempt in failed} == {proxy.url}, (byte, result.attempts)
-        assert {attempt.outcome for attempt in failed} <= {"ConnectionLost", "BadReply"}, (byte, result.attempts)
-        assert (last.node, last.outcome) == (pair_of.sound, "ok"), (byte, result.attempts)
-
-
-async def test_a_stream_cut_at_every_byte_is_whole_retried_or_interrupted(pair_of):
-    # More than 5 s: hundreds of streams, one for each place to cut at.
-    proxy = pair_of.proxy
-    length = await reply_length(proxy, read_all)
-    outcomes = set()
-    for byte in [*range(0, length, pair_of.stream_step), length + 50]:
-        async with pair_of.client(Fault(cut_after=byte)) as client:
-            stream = client.stream(PROMPT, max_new_tokens=6)
-            pieces, interrupted = await read(stream)
-        if interrupted is not None:
-            assert pieces
-            assert interrupted.partial_text == "".join(pieces)
-            assert pair_of.answer.startswith(interrupted.partial_text)
-            outcomes.add("interrupted")
-        else:
-            assert stream.result.text == pair_of.answer == "".join(pieces)
-            outcomes.add("retried" if len(stream.result.attempts) > 1 else "whole")
-    assert outcomes == {"interrupted", "retried", "whole"}
-
-
-async def read_all(client):
-    return [piece async for piece in client.stream(PROMPT, max_new_tokens=6)]
 
 
 async def read(stream):
@@ -128,6 +56,46 @@ async def read(stream):
     except StreamInterrupted as error:
         return pieces, error
     return pieces, None
+
+
+async def check_retried(client, proxy, sound):
+    """The sound node answers what the other one failed to."""
+    result = await client.embed_result(TEXT)
+    assert result.vector == VECTOR
+    *failed, last = result.attempts
+    # The faulty node may be asked again while the first probe of the sound one is under way.
+    assert {attempt.node for attempt in failed} == {proxy.url}
+    assert {attempt.outcome for attempt in failed} <= {"ConnectionLost", "BadReply"}
+    assert (last.node, last.outcome) == (sound.url, "ok")
+
+
+@pytest.mark.parametrize("gently", [False, True], ids=["reset", "close"])
+async def test_an_embedding_cut_at_every_byte_is_answered_by_the_other_node(proxy, pair, meeting, gently):
+    # More than 5 s: hundreds of calls, one for each place to cut at.
+    length = await reply_length(proxy, lambda client: client.embed(TEXT))
+    assert length > 200
+    for byte in range(0, length, 3 if gently else 1):
+        async with meeting(Fault(cut_after=byte, gently=gently)) as client:
+            await check_retried(client, proxy, pair[1])
+
+
+async def test_a_stream_cut_at_every_byte_is_whole_retried_or_interrupted(proxy, meeting):
+    # More than 5 s: hundreds of streams, one for each place to cut at.
+    length = await reply_length(proxy, lambda client: client.generate("prompt"))
+    outcomes = set()
+    for byte in [*range(0, length, 7), length + 50]:
+        async with meeting(Fault(cut_after=byte)) as client:
+            stream = client.stream("prompt")
+            pieces, interrupted = await read(stream)
+        assert pieces == ANSWER[: len(pieces)]
+        if interrupted is not None:
+            assert pieces
+            assert interrupted.partial_text == "".join(pieces)
+            outcomes.add("interrupted")
+        else:
+            assert stream.result.text == "".join(ANSWER) == "".join(pieces)
+            outcomes.add("retried" if len(stream.result.attempts) > 1 else "whole")
+    assert outcomes == {"interrupted", "retried", "whole"}
 
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nX-Shape: 1,8\r\nX-Space: space-a\r\n"
@@ -151,14 +119,7 @@ SURPRISES = {
 }
 
 
-@pytest.mark.parametrize("pair_of", ["scripted"], indirect=True)  # the replies are the proxy's
 @pytest.mark.parametrize("name", SURPRISES)
-async def test_what_is_no_reply_of_a_node_is_retried_elsewhere(pair_of, name):
-    proxy = pair_of.proxy
-    async with pair_of.client(SURPRISES[name]) as client:
-        result = await client.embed_result(TEXT)
-    assert result.vector == pair_of.vector
-    *failed, last = result.attempts
-    assert {attempt.node for attempt in failed} == {proxy.url}
-    assert {attempt.outcome for attempt in failed} <= {"BadReply", "ConnectionLost"}
-    assert last.node == pair_of.sound
+async def test_what_is_no_reply_of_a_node_is_retried_elsewhere(proxy, pair, meeting, name):
+    async with meeting(SURPRISES[name]) as client:
+        await check_retried(client, proxy, pair[1])

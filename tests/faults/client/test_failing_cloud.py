@@ -56,10 +56,7 @@ async def test_a_redirect_of_the_cloud_is_not_followed(cloud, target):
 
 
 async def test_a_cloud_that_fails_is_left_alone(cloud):
-    async def fail(_):
-        return web.json_response({"error": {"message": "no"}}, status=500)
-
-    cloud.respond = fail
+    cloud.respond = answering(lambda: web.json_response({"error": {"message": "no"}}, status=500))
     async with fallback([DEAD], cloud) as client:
         for _ in range(10):
             with pytest.raises(NPUUnavailableError):

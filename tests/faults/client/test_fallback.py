@@ -24,7 +24,7 @@ from backend_client.errors import (
     ModelNotFound,
     SpendCapReached,
 )
-from tests.faults.scripted_node import ANSWER, choice, data_event, error_response, vectors_for
+from tests.faults.scripted_node import ANSWER, answering, choice, data_event, error_response, vectors_for
 
 DEAD = "http://127.0.0.1:1"
 
@@ -56,10 +56,7 @@ async def test_the_cloud_takes_over_when_the_node_dies(scripted, cloud):
         before = await client.embed_result("text")
         scripted.health_status = "draining"
 
-        async def draining(_):
-            return error_response(503, "draining", retry_after_ms=1000)
-
-        scripted.respond = draining
+        scripted.respond = answering(lambda: error_response(503, "draining", retry_after_ms=1000))
         after = await client.embed_result("text")
         assert (before.source, after.source) == ("npu", "cloud")
         assert before.space == after.space == "space-a"
@@ -172,10 +169,7 @@ async def test_the_spend_cap_is_never_overrun(cloud):
 
 
 async def test_a_refused_request_does_not_go_to_the_cloud(scripted, cloud):
-    async def refuse(_):
-        return error_response(400, "invalid_request")
-
-    scripted.respond = refuse
+    scripted.respond = answering(lambda: error_response(400, "invalid_request"))
     async with fallback([scripted.url], cloud) as client:
         with pytest.raises(RequestRejected):
             await client.generate("prompt")
@@ -277,10 +271,7 @@ async def test_vectors_of_other_dimensions_than_the_space_has_are_refused(script
     async with fallback([scripted.url], cloud) as client:
         await client.embed("text")
 
-        async def fail(_):
-            return error_response(503, "engine_unavailable", retry_after_ms=60_000)
-
-        scripted.respond = fail
+        scripted.respond = answering(lambda: error_response(503, "engine_unavailable", retry_after_ms=60_000))
         with pytest.raises(NPUUnavailableError, match="16 dimensions") as caught:
             await client.embed("text")
         assert isinstance(caught.value.cloud_error, CloudUnavailable)
@@ -289,12 +280,9 @@ async def test_vectors_of_other_dimensions_than_the_space_has_are_refused(script
 async def test_truncation_stays_with_the_nodes(scripted, cloud):
     """The cloud is asked only for texts so short that there is nothing to cut off: 252 bytes are at most 252 tokens."""
 
-    async def fail(_):
-        return error_response(503, "engine_unavailable", retry_after_ms=60_000)
-
     async with fallback([scripted.url], cloud) as client:
         await client.embed("text")
-        scripted.respond = fail
+        scripted.respond = answering(lambda: error_response(503, "engine_unavailable", retry_after_ms=60_000))
         with pytest.raises(NPUUnavailableError, match="cannot truncate"):
             await client.embed("x" * 253, truncate=True)
         assert not cloud.requests

@@ -8,7 +8,7 @@ from aiohttp import web
 from backend_client import ClientOptions, CloudClient, CloudSettings, InferenceClient, NPUClient, NPUUnavailableError
 from backend_client.errors import NotOffered, VectorSpaceMismatch
 from backend_client.options import ProbeOptions
-from tests.faults.scripted_node import EMBEDDER, WRITER, ScriptedNode, error_response
+from tests.faults.scripted_node import EMBEDDER, WRITER, ScriptedNode, answering, error_response
 from tests.support.ports import free_port
 
 OFTEN = ClientOptions(probe=ProbeOptions(interval=0.05))
@@ -77,10 +77,7 @@ async def test_nothing_is_assumed_once_a_node_has_reported_a_space(scripted, clo
         with pytest.raises(NPUUnavailableError, match="no node has reported"):
             await client.embed("text", model="misspelt")
 
-        async def fail(_):
-            return error_response(503, "engine_unavailable", retry_after_ms=60_000)
-
-        scripted.respond = fail
+        scripted.respond = answering(lambda: error_response(503, "engine_unavailable", retry_after_ms=60_000))
         with pytest.raises(NPUUnavailableError, match="no cloud model is declared for the vector space space-b"):
             await client.embed("text")
     assert not cloud.requests

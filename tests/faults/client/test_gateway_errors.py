@@ -8,8 +8,6 @@ from backend_client.errors import (
     AuthenticationFailed,
     ContextLengthExceeded,
     DeadlineExceeded,
-    FleetOverloaded,
-    PayloadTooLarge,
 )
 from backend_client.options import RetryOptions
 from tests.faults.scripted_node import EMBEDDER, error_response
@@ -66,8 +64,6 @@ async def test_where_proxies_alone_answer_no_node_is_available(pair):
         with pytest.raises(NPUUnavailableError, match="without the error body of a node") as caught:
             await client.embed("text")
     assert {attempt.outcome for attempt in caught.value.attempts} == {"BadReply"}
-
-
 
 
 @pytest.mark.parametrize("status", [401, 403])

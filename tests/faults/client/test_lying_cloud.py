@@ -118,8 +118,6 @@ async def test_so_does_that_of_an_embedding(cloud, tokens):
         assert client.ledger.cloud.estimated_calls == 1
 
 
-
-
 @pytest.mark.parametrize("kind", ["embed", "generate"])
 async def test_json_that_is_nested_too_deeply_is_malformed(cloud, kind):
     async def respond(_):

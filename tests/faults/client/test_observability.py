@@ -20,7 +20,16 @@ from backend_client import (
     sync,
 )
 from backend_client.observability import Metrics, instrument
-from tests.faults.scripted_node import ANSWER, EMBEDDER, WRITER, ScriptedNode, error_response, served_in_thread, sse
+from tests.faults.scripted_node import (
+    ANSWER,
+    EMBEDDER,
+    WRITER,
+    ScriptedNode,
+    answering,
+    error_response,
+    served_in_thread,
+    sse,
+)
 
 
 class Observed:
@@ -115,8 +124,6 @@ async def test_retries_and_failures_are_counted(scripted, observed):
     assert not observed.spans[1].events
 
 
-
-
 async def test_the_state_of_nodes_breakers_and_budget_is_told(scripted, observed):
     async with observed(NPUClient([scripted.url, "http://127.0.0.1:1"])) as client:
         await client.health()
@@ -128,10 +135,7 @@ async def test_the_state_of_nodes_breakers_and_budget_is_told(scripted, observed
         assert observed.value("npu_client_retry_budget") >= 2
         assert observed.value("npu_client_retries_refused_total") == 0
 
-        async def fail(_):
-            return error_response(500, "internal_error")
-
-        scripted.respond = fail
+        scripted.respond = answering(lambda: error_response(500, "internal_error"))
         while observed.value("npu_client_retries_refused_total") == 0:
             with pytest.raises(NPUUnavailableError):
                 await client.embed("text")

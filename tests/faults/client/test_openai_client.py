@@ -1,8 +1,6 @@
 """The OpenAI SDK, unmodified, over a fleet of scripted nodes."""
 
 import asyncio
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import openai as sdk
 import pytest
@@ -16,6 +14,7 @@ from tests.faults.scripted_node import (
     TOOL,
     WRITER,
     ScriptedNode,
+    answering,
     error_response,
     served_in_thread,
     vectors_for,
@@ -79,20 +78,14 @@ async def test_refusals_and_failures_are_the_sdks_errors(openai, pair):
     assert caught.value.code == "unsupported_parameter"
     assert sum(len(node.bodies) for node in pair) == 1
 
-    async def busy(_):
-        return error_response(429, "overloaded", retry_after_ms=60_000)
-
     for node in pair:
-        node.respond = busy
+        node.respond = answering(lambda: error_response(429, "overloaded", retry_after_ms=60_000))
     with pytest.raises(sdk.RateLimitError) as caught:
         await openai.chat.completions.create(model=WRITER, messages=QUESTION, timeout=5)
     assert int(caught.value.response.headers["retry-after-ms"]) > 1000
 
-    async def unknown(_):
-        return error_response(404, "model_not_found")
-
     for node in pair:
-        node.respond = unknown
+        node.respond = answering(lambda: error_response(404, "model_not_found"))
     with pytest.raises(sdk.NotFoundError):
         await openai.chat.completions.create(model="nothing", messages=QUESTION)
     with pytest.raises(sdk.NotFoundError, match="serves no"):
@@ -123,11 +116,8 @@ async def test_the_time_of_a_call_is_the_sdks(openai, pair):
 
 
 async def test_the_cloud_serves_what_no_node_can(pair, cloud):
-    async def fail(_):
-        return error_response(503, "engine_unavailable")
-
     for node in pair:
-        node.respond = fail
+        node.respond = answering(lambda: error_response(503, "engine_unavailable"))
     settings = ClientSettings(
         nodes=[node.url for node in pair], cloud={"api_key": "k", "base_url": cloud.url, "chat_model": "chat"}
     )
@@ -219,5 +209,3 @@ async def test_a_closed_sdk_raises_its_own_errors(pair):
     # What any client of the SDK raises then.
     with pytest.raises(RuntimeError, match="closed"):
         await openai.embeddings.create(model=EMBEDDER, input="text")
-
-

@@ -14,7 +14,7 @@ from backend_client import (
     NPUUnavailableError,
 )
 from backend_client.errors import CloudRejected
-from tests.faults.scripted_node import WRITER, error_response
+from tests.faults.scripted_node import WRITER, answering, error_response
 
 DEAD = "http://127.0.0.1:1"
 QUESTION = [{"role": "user", "content": "Where?"}]
@@ -134,11 +134,8 @@ async def test_headers_of_a_call_go_to_nodes_and_to_the_cloud_where_they_are_lis
         assert (await client.chat(QUESTION, extra_headers=headers)).source == "npu"
         assert {name: node.requests[0].headers[name] for name in headers} == headers
 
-        async def drain(_):
-            return error_response(503, "draining", retry_after_ms=60_000)
-
         assert (await client.embed_result("text")).source == "npu"
-        node.respond = drain
+        node.respond = answering(lambda: error_response(503, "draining", retry_after_ms=60_000))
         cloud.requests.clear()
         assert (await client.chat(QUESTION, extra_headers=headers)).source == "cloud"
         assert (await client.generate("Where?", extra_headers=headers)).source == "cloud"

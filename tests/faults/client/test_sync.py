@@ -81,8 +81,6 @@ def test_closing_ends_the_calls_of_other_threads_at_once(kind):
                     call.result(timeout=30)
 
 
-
-
 def test_the_interpreter_ends_at_once_and_clean(url):
     program = f"""
 from backend_client.sync import NPUClient

@@ -108,8 +108,6 @@ async def shown_certificate(url, authority):
     return found
 
 
-
-
 def test_files_that_cannot_be_used_are_said_at_the_start(pki, tmp_path):
     _, authority, (cert, _), (_, client_key) = pki
     for wrong in ((tmp_path / "none", None, None), (cert, client_key, None), (cert, None, None)):
