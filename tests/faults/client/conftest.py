@@ -1,10 +1,8 @@
 """Scripted nodes and a scripted cloud on loopback."""
 
-import asyncio
-
 import pytest
 
-from backend_client import NPUClient, sync
+from backend_client import NPUClient
 from backend_client.testing import FakeFleet
 from tests.faults.scripted_node import ScriptedCloud, ScriptedNode
 
@@ -65,20 +63,7 @@ class AsyncCalls:
             return await client.embed_many_result(texts, **options)
 
 
-class BlockingCalls:
-    """Calls the blocking client, from another thread than the nodes'."""
-
-    async def many(self, urls, texts=TEXTS, **options):
-        built = {name: options.pop(name, None) for name in ("spaces", "options")}
-
-        def call():
-            with sync.NPUClient(urls, **built) as client:
-                return client.embed_many_result(texts, **options)
-
-        return await asyncio.to_thread(call)
-
-
-@pytest.fixture(params=[AsyncCalls, BlockingCalls])
-def calls(request):
+@pytest.fixture
+def calls():
     """One call of `embed_many_result`, by a client of its own."""
-    return request.param()
+    return AsyncCalls()

@@ -48,6 +48,12 @@ QUESTION = [{"role": "user", "content": "Where?"}]
         ("embed_many", np.array("scalar"), {}, "texts must be a list of texts, got ndarray"),
         ("embed_many", ["a", None], {}, r"texts\[1\] must be a str, got NoneType"),
         ("embed_many", ["a", "\ud800"], {}, r"texts\[1\] is not Unicode"),
+        ("chat", "Where?", {}, "call generate"),
+        ("chat", [], {}, "empty"),
+        ("chat", [{"content": "no role"}], {}, r"messages\[0\]"),
+        ("chat", QUESTION, {"tools": {}}, "list"),
+        ("chat", QUESTION, {"extra_headers": {"X-A": "two\nlines"}}, "extra_headers"),
+        ("chat", QUESTION, {"request_id": "with space"}, "request_id"),
         ("embed_many", ["a"], {"progress": asyncio.sleep}, "progress must be a plain function"),
     ],
 )
@@ -55,7 +61,7 @@ async def test_a_wrong_argument_is_named_and_nothing_is_sent(pair, client, metho
     with pytest.raises(InvalidArgument, match=message) as caught:
         await getattr(client, method)(argument, **options)
     assert isinstance(caught.value, RequestRejected | ValueError)
-    assert caught.value.param in {*options, "text", "texts", "prompt"}
+    assert caught.value.param in {*options, "text", "texts", "prompt", "messages"}
     assert not pair[0].requests + pair[1].requests
     assert all(status.breaker is BreakerState.CLOSED for status in client.status())
 

@@ -8,7 +8,6 @@ from pydantic import BaseModel
 from backend_client import (
     InvalidArgument,
     NPUUnavailableError,
-    RequestRejected,
     StreamInterrupted,
 )
 from backend_client.errors import InvalidAnswer
@@ -59,18 +58,6 @@ async def test_tool_calls_are_typed(client):
     assert reply.message["tool_calls"][0]["function"]["arguments"] == '{"city": "Bonn"}'
 
 
-async def test_a_stream_of_deltas_ends_with_the_result(client):
-    async with client.stream_chat(QUESTION) as stream:
-        texts = [delta.text async for delta in stream]
-    assert texts == ANSWER
-    assert stream.result.text == TEXT
-    assert stream.result.usage.completion_tokens == len(ANSWER)
-    async with client.stream_chat(QUESTION, tools=[TOOL]) as stream:
-        parts = [call async for delta in stream for call in delta.tool_calls]
-    assert (parts[0].name, "".join(part.arguments for part in parts)) == ("weather", '{"city": "Bonn"}')
-    assert stream.result.tool_calls[0].name == "weather"
-
-
 @pytest.fixture
 def filling(pair):
     """The nodes answer with an object."""
@@ -99,6 +86,8 @@ async def test_an_answer_that_is_no_such_object_is_an_error_with_the_text(client
     assert "Ada" not in str(caught.value)
     with pytest.raises(InvalidAnswer, match="called a tool instead"):
         await client.parse(QUESTION, Planet, tools=[TOOL])
+    with pytest.raises(InvalidArgument, match="pydantic"):
+        await client.parse(QUESTION, dict)
 
 
 @pytest.mark.parametrize(("reason", "hint"), [("length", "increase max_tokens"), ("content_filter", "it was filtered")])
@@ -123,28 +112,6 @@ async def test_an_answer_that_was_cut_or_filtered_is_no_object_even_if_it_matche
         assert caught.value.finish_reason == reason
     # Without a model it is for the caller to decide.
     assert (await client.chat(QUESTION, n=place + 1)).choices[place].finish_reason == reason
-
-
-@pytest.mark.parametrize(
-    ("messages", "options", "told"),
-    [
-        ("Where?", {}, "call generate"),
-        ([], {}, "empty"),
-        ([{"content": "no role"}], {}, r"messages\[0\]"),
-        (QUESTION, {"temprature": 1}, "did you mean temperature"),
-        (QUESTION, {"temperature": "hot"}, "valid number"),
-        (QUESTION, {"tools": TOOL}, "list"),
-        (QUESTION, {"extra_headers": {"X-A": "two\nlines"}}, "extra_headers"),
-        (QUESTION, {"request_id": "with space"}, "request_id"),
-        ([{"role": "user", "content": {1, 2}}], {}, "JSON"),
-    ],
-)
-async def test_mistakes_are_found_before_anything_is_sent(client, pair, messages, options, told):
-    with pytest.raises(RequestRejected, match=told):
-        await client.chat(messages, **options)
-    assert not bodies(pair)
-    with pytest.raises(InvalidArgument, match="pydantic"):
-        await client.parse(QUESTION, dict)
 
 
 async def test_a_stream_cut_before_its_answer_began_is_retried_and_after_it_is_interrupted(client, pair):

@@ -59,15 +59,6 @@ async def test_every_method_for_chats_reaches_the_model_that_reads_images(fleet,
     assert all(request.body["messages"] == PICTURE for request in fleet.requests)
 
 
-async def test_texts_without_a_model_go_to_the_one_for_generation_and_images_to_the_one_for_vision(fleet):
-    async with fleet.async_client() as client:
-        await client.chat(TEXT)
-        await client.generate("prompt")
-        await client.count_tokens("prompt")
-        await client.chat(PICTURE)
-    assert models(fleet) == [WRITER, WRITER, WRITER, VIEWER]
-
-
 async def test_a_model_for_vision_answers_texts_where_it_is_named_or_alone(fleet):
     async with fleet.async_client() as client:
         assert (await client.chat(TEXT, model=VIEWER)).text == "It is red."

@@ -1,6 +1,5 @@
 """The recipes of docs/client.md: each is Python, and each runs, in the framework that it is for."""
 
-import ast
 import re
 import sys
 import types
@@ -41,11 +40,6 @@ def node(monkeypatch):
     with served_in_thread(node) as url:
         monkeypatch.setenv("NPU_CLIENT_NODES", url)
         yield node
-
-
-@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.splitlines()[0][:40])
-def test_each_block_of_the_client_page_is_python(block):
-    compile(block, "docs/client.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
 async def test_the_aiohttp_recipe_serves(scripted, monkeypatch):

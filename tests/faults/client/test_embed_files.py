@@ -92,22 +92,6 @@ def test_another_vector_space_or_input_does_not_continue(node, source, tmp_path,
 
 
 @pytest.mark.usefixtures("node")
-def test_mistakes_are_named(source, tmp_path, capsys):
-    broken = tmp_path / "broken.jsonl"
-    broken.write_text('"fine"\n{"no": "text"}\n', encoding="utf-8")
-    for arguments, message in [
-        (["--in", str(broken), "--out", str(tmp_path / "o.npy")], "line 2"),
-        (["--in", str(tmp_path / "none"), "--out", str(tmp_path / "o.npy")], "does not exist"),
-        (["--in", str(tmp_path), "--out", str(tmp_path / "o.npy")], "is a directory"),
-        (["--in", str(source), "--out", str(tmp_path / "o.csv")], "one of .npy"),
-        (["--in", str(source), "--out", str(tmp_path / "missing" / "o.npy")], "of the output does not exist"),
-        (["--in", str(source)], "together"),
-    ]:
-        assert main(["embed", *arguments]) == 1
-        assert message in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("node")
 def test_each_line_of_a_text_file_is_a_row_empty_ones_too(tmp_path):
     (tmp_path / "in.txt").write_bytes("a\r\n\nä".encode())
     assert main(["embed", "--in", str(tmp_path / "in.txt"), "--out", str(tmp_path / "out.npy")]) == 0

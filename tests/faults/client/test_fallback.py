@@ -87,17 +87,6 @@ async def test_the_ledger_is_exact_to_the_token(cloud):
     assert tally.estimated_calls == 0
 
 
-async def test_no_cloud_for_a_space_that_is_not_mapped(cloud):
-    async with fallback([DEAD], cloud, spaces={"fake-embedder": "another"}) as client:
-        with pytest.raises(NPUUnavailableError, match="no cloud model is declared for the vector space another"):
-            await client.embed("text", model="fake-embedder")
-    two = {"space-a": "cloud-minilm", "space-b": "cloud-e5"}
-    async with fallback([DEAD], cloud, embedding_models=two) as client:
-        with pytest.raises(NPUUnavailableError, match="no node has reported"):
-            await client.embed("text")
-    assert not cloud.requests
-
-
 async def generate(client, **options):
     return await client.generate("prompt", **options)
 
@@ -208,25 +197,6 @@ async def test_a_cloud_stream_that_dies_keeps_its_text_and_is_counted_at_its_bou
         assert caught.value.partial_text == "Par"
         assert client.ledger.cloud.estimated_calls == 1
         assert client.ledger.cloud.completion_tokens == 10
-
-
-async def test_a_named_model_goes_to_the_cloud_only_when_it_is_mapped(cloud):
-    async with fallback([DEAD], cloud, chat_models={"my-finetune": "cloud-finetune"}) as client:
-        answer = await client.generate("prompt", model="My-Finetune")
-        assert (answer.model, cloud.bodies[-1]["model"]) == ("cloud-finetune", "cloud-finetune")
-        stream = client.stream("prompt", model="my-finetune")
-        assert [piece async for piece in stream] == ANSWER
-        assert stream.result.model == "cloud-finetune"
-        assert (await client.generate("prompt")).model == "cloud-chat"
-        before = len(cloud.requests)
-        for name in ("another", "cloud-chat"):
-            with pytest.raises(
-                NPUUnavailableError, match=rf"no cloud model is declared for {name} \(cloud.chat_models"
-            ):
-                await client.generate("prompt", model=name)
-            with pytest.raises(NPUUnavailableError, match=f"no cloud model is declared for {name}"):
-                [_ async for _ in client.stream("prompt", model=name)]
-    assert len(cloud.requests) == before
 
 
 async def test_the_deadline_covers_the_fallback(scripted, cloud):

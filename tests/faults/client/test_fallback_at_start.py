@@ -83,23 +83,6 @@ async def test_nothing_is_assumed_once_a_node_has_reported_a_space(scripted, clo
     assert not cloud.requests
 
 
-@pytest.mark.parametrize(
-    ("mapped", "more", "said"),
-    [
-        (ONE, {}, None),
-        (TWO, {}, "maps 2 spaces; bind your model to one of them with spaces.<model>"),
-        (TWO, {"spaces": {EMBEDDER: "space-b"}}, None),
-        ({}, {}, "map the vector space of your model"),
-        ({}, {"local_only": True}, None),
-    ],
-)
-async def test_a_start_warns_of_embeddings_that_could_not_go_to_the_cloud(cloud, caplog, mapped, more, said):
-    starting("http://127.0.0.1:1", cloud, mapped, **more)
-    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert (said is None) == (not warnings)
-    assert said is None or said in warnings[0]
-
-
 def without_embedder(kind):
     """The /health of a node whose embedding model is damaged; older nodes do not know its kind then."""
     models = [

@@ -126,8 +126,3 @@ def test_no_error_of_the_settings_quotes_the_key(wrong):
         CloudSettings(**({"api_key": CLOUD_KEY} | wrong))
     # Long inputs are shortened in the middle, and the beginning of a key is too much already.
     assert CLOUD_KEY[:6] not in everything(caught.value)
-
-
-def test_a_cloud_url_with_a_password_is_refused():
-    with pytest.raises(ValueError, match="holds no user or password"):
-        CloudSettings(api_key=CLOUD_KEY, base_url="http://user:password@cloud.example/v1")

@@ -10,7 +10,6 @@ import pytest
 from backend_client import sync
 from backend_client.errors import ClientClosed
 from tests.faults.scripted_node import ANSWER, ScriptedNode, served_in_thread, vectors_for
-from tests.support.strictly import run_strictly
 
 
 @pytest.fixture(scope="module")
@@ -79,16 +78,6 @@ def test_closing_ends_the_calls_of_other_threads_at_once(kind):
             for call in waiting:
                 with pytest.raises(ClientClosed):
                     call.result(timeout=30)
-
-
-def test_the_interpreter_ends_at_once_and_clean(url):
-    program = f"""
-from backend_client.sync import NPUClient
-client = NPUClient([{url!r}])
-print(len(client.embed("text")))
-print(next(iter(client.stream("prompt"))).strip())
-"""
-    assert run_strictly(program) == "8\nThe\n"
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, ValueError])

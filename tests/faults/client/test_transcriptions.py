@@ -10,7 +10,7 @@ import pytest
 
 from backend_client import InvalidArgument, NPUUnavailableError, arguments
 from backend_client.errors import DeadlineExceeded
-from backend_client.testing import FakeFleet, drop, status
+from backend_client.testing import drop
 from backend_client.testing.node import json_answer, route_headers
 
 AUDIO = b"RIFF\r\n--not-a-boundary\r\n\x00\xff" * 3
@@ -103,20 +103,6 @@ async def test_what_is_no_transcription_is_no_answer(client, fleet, monkeypatch,
     monkeypatch.setattr(fleet[1], "_answer", lambda *_: json_answer(body, route_headers("fake-listener")))
     with pytest.raises(NPUUnavailableError, match=r"not a transcription|not JSON|not plain text"):
         await client.transcribe(AUDIO)
-
-
-async def test_a_recording_goes_to_the_node_that_hears():
-    with FakeFleet(2) as mixed:
-        mixed[1].offers = {"embedding", "rerank"}
-        async with mixed.async_client() as client:
-            heard = await asyncio.gather(*(client.transcribe(AUDIO) for _ in range(4)))
-            assert {result.node for result in heard} == {mixed[0].url}
-            mixed[0].script(status(500))
-            again = await client.transcribe(AUDIO)
-        assert [(attempt.node, attempt.outcome) for attempt in again.attempts] == [
-            (mixed[0].url, "NodeFailed"),
-            (mixed[0].url, "ok"),
-        ]
 
 
 class Endless:
