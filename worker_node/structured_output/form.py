@@ -191,20 +191,10 @@ class _Writer:
             return "object"
 
     def text_with_calls(self, form: CallForm) -> str:
-        """Text that is free until a call begins in it. What is over a bound with the schemas of all tools is left to
-        any objects.
+        """Text that is free until a call begins in it.
 
         The runtime watches for the beginnings itself (`TagDispatch`), so free text costs no tests of the vocabulary.
         """
-        try:
-            return self._text_with_calls(form)
-        except BadRequest:
-            self.dropped |= dict.fromkeys(part.where for part in form.tools.values())
-            anything = {name: FormPart({}, part.where, part.strict) for name, part in form.tools.items()}
-            self._rules = Rules()
-            return self._text_with_calls(msgspec.structs.replace(form, tools=anything))
-
-    def _text_with_calls(self, form: CallForm) -> str:
         if form.tags is not None:
             opening, closing = form.tags
             beginnings = [(opening, self._rules.add("inside", f"ws {self._between_tags(form)} ws {literal(closing)}"))]

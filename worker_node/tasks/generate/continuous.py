@@ -66,7 +66,8 @@ class ContinuousRunner:
         self._prefills = PrefillMeter()
         kept = self._options.prefix_cache_tokens
         self._prefixes = PrefixHits(kept // BLOCK_TOKENS) if kept else PrefixHits()
-        self._abandoned = AbandonedPrompts(in_cache=self._options.enable_prefix_caching)
+        # Prompts whose callers have left, and which are computed to the end for the prefix cache.
+        self._abandoned: dict[int, genai.GenerationHandle] = {}
         self._in_parts = self._options.enable_prefix_caching
         self._finds_prefixes = self._in_parts and bool(kept)
         # GenAI's own, because each part of a prompt is a request to it.
@@ -165,8 +166,12 @@ class ContinuousRunner:
     def cancel(self, job_id: int) -> None:
         self._queue.remove(job_id)
         running = self._running.pop(job_id, None)
-        if running is not None:
-            self._abandoned.cancel(running)
+        if running is None:
+            return
+        if self._in_parts and running.prompt.begun is not None and not running.started:
+            self._abandoned[job_id] = running.handle
+        else:
+            running.handle.cancel()
 
     def _release(self, job_id: int) -> None:
         """A job in the pipeline has ended."""
@@ -183,10 +188,13 @@ class ContinuousRunner:
             emit(Failed(job_id, "deadline_exceeded", "the deadline passed during generation"))
         self._arrange(emit)
         if self._pipeline.has_non_finished_requests():
-            if working := [*self._running, *self._abandoned.jobs]:
+            if working := [*self._running, *self._abandoned]:
                 emit(NativeCall("step", tokens_of_step(self._running.values(), self._step_tokens), working))
             self._compute()
-        self._abandoned.cancel_computed()
+        for job_id, handle in list(self._abandoned.items()):
+            if handle.can_read() or handle.get_status() != genai.GenerationStatus.RUNNING:
+                handle.cancel()
+                del self._abandoned[job_id]
         deltas: list[TokenDelta] = []
         for job_id, running in list(self._running.items()):
             failure = self._read(job_id, running, deltas)
@@ -261,7 +269,8 @@ class ContinuousRunner:
     def close(self) -> None:
         for job_id in list(self._running):
             self.cancel(job_id)
-        self._abandoned.cancel_all()
+        for handle in self._abandoned.values():
+            handle.cancel()
         # The scheduler frees a cancelled sequence's blocks in its next step, and complains of a leak if there is none.
         if self._pipeline.has_non_finished_requests():
             self._pipeline.step()
@@ -363,38 +372,6 @@ def tokens_of_step(running: Collection[Running], most: int) -> int:
     """How many tokens a step with these computes, at most: as if the prefix cache held nothing of the prompts."""
     prompts = sum(r.end if r.prompt.begun is None else r.left for r in running if not r.started)
     return min(prompts, most) + len(running)
-
-
-class AbandonedPrompts:
-    """Prompts whose callers have left. With a prefix cache (`in_cache`) those begun are computed to the end."""
-
-    def __init__(self, *, in_cache: bool) -> None:
-        self._in_cache = in_cache
-        self._handles: dict[int, genai.GenerationHandle] = {}
-
-    @property
-    def jobs(self) -> Collection[int]:
-        """The ids of those that the pipeline still computes."""
-        return self._handles.keys()
-
-    def cancel(self, running: Running) -> None:
-        """Take a job out of the pipeline, at once or when its prompt is computed."""
-        if self._in_cache and running.prompt.begun is not None and not running.started:
-            self._handles[running.job.id] = running.handle
-        else:
-            running.handle.cancel()
-
-    def cancel_computed(self) -> None:
-        """Take out those whose prompts are computed by now."""
-        for job_id, handle in list(self._handles.items()):
-            if handle.can_read() or handle.get_status() != genai.GenerationStatus.RUNNING:
-                handle.cancel()
-                del self._handles[job_id]
-
-    def cancel_all(self) -> None:
-        """Take out all of them: the pipeline is closed next."""
-        for handle in self._handles.values():
-            handle.cancel()
 
 
 _BLOCK_BYTES = BLOCK_TOKENS * TOKEN_BYTES

@@ -6,11 +6,12 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from worker_node.core.errors import BadRequest, NodeError
 from worker_node.core.types import Finished, Piece, Route, Sampling, TokenIds
+from worker_node.manager.placement import Placement
 from worker_node.observability.metrics import Telemetry
 from worker_node.observability.tracing import Operation, Tracing
 from worker_node.scheduling.admission import Work
@@ -56,7 +57,16 @@ async def generate(
             if operation.recording:
                 operation.submitted(selection.placement.engine)
             run = GenerationRun(
-                services.telemetry, operation, prepared, job, execution, proof, tokenize_s, whole=whole, index=index
+                telemetry=services.telemetry,
+                operation=operation,
+                prepared=prepared,
+                placement=selection.placement,
+                job=job,
+                execution=execution,
+                proof=proof,
+                tokenize_s=tokenize_s,
+                whole=whole,
+                index=index,
             )
             async with AsyncExitStack() as stack:
                 run.events = await stack.enter_async_context(aclosing(run.answer()))
@@ -68,28 +78,17 @@ async def generate(
 
 def trace_generation(tracing: Tracing, request: GenerationRequest) -> AbstractContextManager[Operation]:
     """Trace the generation that runs while the block does, by the semantic conventions for generative AI."""
-    return tracing.operation(_name(request), request.context, _of_sampling(request))
-
-
-def _name(request: GenerationRequest) -> str:
-    """`chat` for messages, `text_completion` for a prompt that is continued as it stands."""
-    return "text_completion" if isinstance(request.prompt, str | TokenIds) else "chat"
-
-
-def _of_sampling(request: GenerationRequest) -> dict[str, float | str]:
-    """What was asked of a generation."""
     sampling = request.sampling
-    found: dict[str, float | str] = {
-        "gen_ai.request.temperature": sampling.temperature,
-        "gen_ai.request.top_p": sampling.top_p,
+    asked: dict[str, float | str | None] = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "max_tokens": sampling.max_new_tokens,
+        "top_k": sampling.top_k or None,
+        "seed": sampling.seed,
     }
-    if sampling.max_new_tokens is not None:
-        found["gen_ai.request.max_tokens"] = sampling.max_new_tokens
-    if sampling.top_k:
-        found["gen_ai.request.top_k"] = sampling.top_k
-    if sampling.seed is not None:
-        found["gen_ai.request.seed"] = sampling.seed
-    return found
+    name = "text_completion" if isinstance(request.prompt, str | TokenIds) else "chat"
+    attributes = {f"gen_ai.request.{key}": value for key, value in asked.items() if value is not None}
+    return tracing.operation(name, request.context, attributes)
 
 
 class ChoiceEvent(NamedTuple):
@@ -100,54 +99,49 @@ class ChoiceEvent(NamedTuple):
     tokens: int
 
 
+@dataclass(slots=True, kw_only=True)
 class GenerationRun:
     """A generation that has been routed and admitted: its headers are known, its `events` are still to come.
 
-    `model` is the id of its model; it waited for `loading_s` seconds for it to be loaded.
+    For an answer that is sent as a `whole`, events come when it is complete.
     """
 
-    events: AsyncGenerator[ChoiceEvent, None]
+    telemetry: Telemetry
+    operation: Operation
+    prepared: PreparedGeneration
+    placement: Placement
+    job: GenerateJob
+    execution: Execution
+    proof: Proof
+    tokenize_s: float
+    whole: bool
+    index: int
+    events: AsyncGenerator[ChoiceEvent, None] = field(init=False)
 
-    def __init__(
-        self,
-        telemetry: Telemetry,
-        operation: Operation,
-        prepared: PreparedGeneration,
-        job: GenerateJob,
-        execution: Execution,
-        proof: Proof,
-        tokenize_s: float,
-        *,
-        whole: bool,
-        index: int,
-    ) -> None:
-        self._telemetry = telemetry
-        self._operation = operation
-        self._prepared = prepared
-        self._job = job
-        self._placement = execution.selection.placement
-        self._execution = execution
-        self._proof = proof
-        self._tokenize_s = tokenize_s
-        self._whole = whole
-        self._index = index
-        self.model = prepared.demand.model
-        self.loading_s = execution.selection.loading_s
+    @property
+    def model(self) -> str:
+        """The id of its model."""
+        return self.prepared.demand.model
+
+    @property
+    def loading_s(self) -> float:
+        """How long it waited for its model to be loaded."""
+        return self.execution.selection.loading_s
 
     @property
     def route(self) -> Route:
         """The current route; a retry may change it until part of the answer has been sent."""
-        route = self._execution.selection.route
-        return replace(route, unproven=True) if self._proof.unread else route
+        route = self.execution.selection.route
+        return replace(route, unproven=True) if self.proof.unread else route
 
     def head(self) -> Route:
         """The route for a head that is sent before the first token: from then on it stays on that device."""
-        self._execution.pinned = True
+        self.execution.pinned = True
         return self.route
 
     def check_places(self, count: int) -> None:
         """Raise BadRequest for more answers at once than the model has places for: not all would ever be admitted."""
-        model = self._prepared.model
+        model = self.prepared.model
         most = max(placement.admission.limits.max_outstanding for placement in model.placements)
         if count > most:
             raise BadRequest(
@@ -160,18 +154,18 @@ class GenerationRun:
 
         For an answer that is sent as a whole all pieces come at its end: a retry starts it from its beginning.
         """
-        operation, execution, prepared, index = self._operation, self._execution, self._prepared, self._index
+        operation, execution, prepared, index = self.operation, self.execution, self.prepared, self.index
         try:
             while not execution.done:
                 job, answer, held = self._next_job(), self._new_answer(), list[ChoiceEvent]()
                 route = execution.selection.route
-                counter = self._telemetry.own(GenerationMetrics).tokens.labels(route.model, route.device)
+                counter = self.telemetry.own(GenerationMetrics).tokens.labels(route.model, route.device)
                 # Admission and metrics hear of the first token, of the end, and from time to time between them.
                 at = report_at = 0.0
                 try:
                     async with execution.attempt(job, TokenDelta) as deltas:
                         async for delta in deltas:
-                            execution.sent = not self._whole
+                            execution.sent = not self.whole
                             pieces = answer.push(delta)
                             ended = answer.stopped or delta.finish is not None
                             at = delta.at or time.monotonic()
@@ -185,7 +179,7 @@ class GenerationRun:
                                 answer.unreported = 0
                             for piece in pieces:
                                 event = ChoiceEvent(index, piece, answer.tokens)
-                                if self._whole:
+                                if self.whole:
                                     held.append(event)
                                     continue
                                 yield event
@@ -193,14 +187,14 @@ class GenerationRun:
                                 break
                 finally:
                     counter.inc(answer.unreported)
-            if self._proof.required:
-                self._proof.check(answer.busy_us)
+            if self.proof.required:
+                self.proof.check(answer.busy_us)
             for event in held:
                 yield event
             for piece in answer.flush():
                 yield ChoiceEvent(index, piece, answer.tokens)
-            finished = answer.finished(prepared.request.context.arrived, self._tokenize_s)
-            count_generation(self._telemetry, execution.selection.route, finished)
+            finished = answer.finished(prepared.request.context.arrived, self.tokenize_s)
+            count_generation(self.telemetry, execution.selection.route, finished)
             operation.answered(
                 finished.usage,
                 finish_reason=finished.finish_reason.value,
@@ -216,7 +210,7 @@ class GenerationRun:
             raise
 
     def _new_answer(self) -> Answer:
-        prepared = self._prepared
+        prepared = self.prepared
         use, parser = prepared.request.tool_use, prepared.prompt.parser
         return Answer(
             prepared.model.tokenizer,
@@ -228,20 +222,20 @@ class GenerationRun:
 
     def _next_job(self) -> GenerateJob:
         """The job of the next attempt: another placement may leave less room for the answer."""
-        if self._execution.selection.placement is not self._placement:
-            self._placement = self._execution.selection.placement
-            self._job = self._prepared.job(self._placement)
-        return self._job
+        if self.execution.selection.placement is not self.placement:
+            self.placement = self.execution.selection.placement
+            self.job = self.prepared.job(self.placement)
+        return self.job
 
     def _begun(self, answer: Answer, delta: TokenDelta, at: float) -> None:
         """The first tokens have come: the engine works on the request."""
-        if self._proof.required:
-            self._proof.check(delta.busy_us)
+        if self.proof.required:
+            self.proof.check(delta.busy_us)
         answer.first_token = time.monotonic()
         answer.started = delta.started or answer.submitted
-        if self._operation.recording:
-            self._operation.started(answer.started)
-            self._operation.first_token(at)
+        if self.operation.recording:
+            self.operation.started(answer.started)
+            self.operation.first_token(at)
 
 
 # Several generations for one request: more than one choice, or more than one prompt.

@@ -102,11 +102,29 @@ class PipelineRunner(SerialRunner[GenerateJob]):
         if refusal is not None:
             emit(refusal)
             return
-        meter, deltas = self._meter, _Deltas(job)
+        meter, started = self._meter, time.monotonic()
+        first = True
+
+        def delta(tokens: list[int], busy: Busy, finish: str | None = None, size: int | None = None) -> TokenDelta:
+            """The first one reports the start and the prefill. The edge may end the answer after any of them."""
+            nonlocal first
+            begins, first, at = first, False, time.monotonic()
+            return TokenDelta(
+                job.id,
+                tokens,
+                finish,
+                started if begins else None,
+                busy.us,
+                busy_shared=busy.shared,
+                at=at,
+                prefilled=job.prompt_tokens if begins else 0,
+                prefill_s=at - started if begins else 0.0,
+                prompt_tokens=size,
+            )
 
         def on_tokens(tokens: list[int]) -> bool:
             self._generated += len(tokens)
-            emit(Step([deltas.next(tokens, _UNKNOWN if meter is None else meter.so_far())]))
+            emit(Step([delta(tokens, _UNKNOWN if meter is None else meter.so_far())]))
             poll()
             return not self._cancelled and job.deadline > time.monotonic()
 
@@ -131,7 +149,7 @@ class PipelineRunner(SerialRunner[GenerateJob]):
         if finish is None:
             emit(Failed(job.id, "deadline_exceeded", "the deadline passed during generation"))
             return
-        emit(Step([deltas.next([], busy, finish=finish, prompt_tokens=self._prompt_tokens(result))]))
+        emit(Step([delta([], busy, finish, self._prompt_tokens(result))]))
 
     def _refusal(self, job: GenerateJob) -> Failed | None:
         """Why GenAI would not take this job, or None. What it refuses itself must not look like a device failure."""
@@ -149,34 +167,6 @@ class PipelineRunner(SerialRunner[GenerateJob]):
         except (RuntimeError, TypeError, ValueError) as error:
             return Failed(job.id, "invalid_request", brief(error))
         return None
-
-
-class _Deltas:
-    """Makes the token deltas of one generation, which starts now."""
-
-    def __init__(self, job: GenerateJob) -> None:
-        self._job = job
-        self._started: float | None = time.monotonic()
-
-    def next(
-        self, tokens: list[int], busy: Busy, *, finish: str | None = None, prompt_tokens: int | None = None
-    ) -> TokenDelta:
-        """The next delta. The first one reports the start of the generation and the prefill."""
-        # The edge may end the answer after any delta, at a stop sequence, so each holds all that is known.
-        at = time.monotonic()
-        started, self._started = self._started, None
-        return TokenDelta(
-            self._job.id,
-            tokens,
-            finish,
-            started,
-            busy.us,
-            busy_shared=busy.shared,
-            at=at,
-            prefilled=0 if started is None else self._job.prompt_tokens,
-            prefill_s=0.0 if started is None else at - started,
-            prompt_tokens=prompt_tokens,
-        )
 
 
 _UNKNOWN = Busy(None)
