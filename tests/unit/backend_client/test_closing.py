@@ -6,7 +6,6 @@ import pytest
 
 from backend_client import NPUClient, NPUError, NPUUnavailableError, StreamInterrupted
 from backend_client.errors import ClientClosed, NodeOverloaded
-from backend_client.lifetime import OpenCalls
 from tests.unit.backend_client.fakes import FakeTransport, client_of, fleet, hang
 from tests.unit.backend_client.virtual_time import in_virtual_time, now
 
@@ -130,61 +129,3 @@ async def test_a_cancelled_call_is_cancelled_also_when_the_client_closes():
     await client.close()
     with pytest.raises(asyncio.CancelledError):
         await task
-
-
-@pytest.fixture
-def calls():
-    return OpenCalls()
-
-
-async def waiting(calls, begun):
-    async with calls.open():
-        begun.set()
-        await asyncio.get_running_loop().create_future()
-
-
-async def test_a_time_limit_around_a_closed_call_still_ends_at_its_time(calls):
-    async def limited():
-        async with asyncio.timeout(None) as scope:
-            async with calls.open():
-                scope.reschedule(0)
-                await asyncio.get_running_loop().create_future()
-
-    with pytest.raises(TimeoutError):
-        await limited()
-    await calls.close()
-
-
-async def test_work_that_fails_by_itself_while_the_client_closes_keeps_its_error(calls):
-    begun = asyncio.Event()
-
-    async def failing():
-        async with calls.open():
-            begun.set()
-            try:
-                await asyncio.get_running_loop().create_future()
-            finally:
-                raise ValueError("its own")
-
-    task = asyncio.create_task(failing())
-    await begun.wait()
-    await calls.close()
-    with pytest.raises(ValueError, match="its own"):
-        await task
-    assert not task.cancelling()
-
-
-async def test_a_task_goes_on_after_its_call_was_ended(calls):
-    begun = asyncio.Event()
-
-    async def work():
-        with pytest.raises(ClientClosed):
-            await waiting(calls, begun)
-        # The cancellation is used up.
-        await asyncio.sleep(0)
-        return "went on"
-
-    task = asyncio.create_task(work())
-    await begun.wait()
-    await calls.close()
-    assert await task == "went on"

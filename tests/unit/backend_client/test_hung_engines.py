@@ -72,22 +72,6 @@ async def test_many_calls_that_wait_when_it_hangs_eject_it_once():
         assert now() - recovered <= 1.3  # the first quarantine, and not the longest
 
 
-@CALLS
-@in_virtual_time
-async def test_a_fleet_whose_only_engine_hangs_is_unavailable_at_once_after_two_calls(call):
-    [node] = nodes = fleet(1)
-    async with warm(nodes) as client:
-        await call(client, 1.0)
-        hang_engine(node)
-        for _ in range(2):
-            with pytest.raises(DeadlineExceeded):
-                await call(client, 2.0)
-        began = now()
-        with pytest.raises(NPUUnavailableError, match="ejected"):
-            await call(client, 0.5)
-        assert now() == began
-
-
 @in_virtual_time
 async def test_the_other_models_of_the_node_keep_their_traffic():
     nodes = fleet(2)

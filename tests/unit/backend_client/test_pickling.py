@@ -90,8 +90,3 @@ def test_a_blocking_client_cannot_be_pickled():
         with pytest.raises(TypeError, match="NPUClient cannot be pickled"):
             pickle.dumps(client)
         assert copy.copy(client).inner is client.inner
-
-
-def test_a_copy_shares_the_connections():
-    client = NPUClient([URL])
-    assert copy.copy(client).core is client.with_options(timeout=1).core is client.core

@@ -62,25 +62,6 @@ async def test_a_call_waits_at_the_only_node_before_and_after_its_probe_tells_of
         assert down.may_wait == [True, True]
 
 
-@in_virtual_time
-async def test_a_call_waits_when_every_node_restarts_its_engine():
-    nodes = fleet(2)
-    async with warm(nodes) as client:
-        down = [Node(node) for node in nodes]
-        result = await client.embed_result("text", timeout=18)
-        assert sorted(waited for each in down for waited in each.may_wait) == [False, True]
-        assert [attempt.outcome for attempt in result.attempts] == ["NodeNotServing", "ok"]
-
-
-@in_virtual_time
-async def test_a_node_that_restarts_the_model_gets_nothing_while_another_serves():
-    nodes = fleet(3)
-    nodes[0].health = nodes[1].health = restarting()
-    async with warm(nodes) as client:
-        assert {(await client.embed_result("text")).node for _ in range(20)} == {nodes[2].url}
-        assert not nodes[0].requests
-
-
 @pytest.mark.parametrize("status", ["draining", "failed"])
 @in_virtual_time
 async def test_a_node_that_shuts_down_or_does_not_come_back_gets_nothing(status):
@@ -134,23 +115,6 @@ class Engine:
         await asyncio.sleep(self.seconds)
         self.node.health = report()
         self.up.set()
-
-
-@in_virtual_time
-async def test_generations_that_lose_the_only_engine_are_served_after_its_restart():
-    [node] = nodes = fleet(1)
-    async with warm(nodes) as client:
-        engine = Engine(node)
-        running = asyncio.create_task(client.generate("prompt", timeout=60))
-        await asyncio.sleep(1.5)
-        restart = asyncio.create_task(engine.kill())
-        await asyncio.sleep(0.15)
-        fresh = [asyncio.create_task(client.generate("prompt", timeout=60)) for _ in range(3)]
-        result = await running
-        assert (result.text, [attempt.outcome for attempt in result.attempts]) == ("xxx", ["NodeNotServing", "ok"])
-        for each in fresh:
-            assert [attempt.outcome for attempt in (await each).attempts] == ["ok"]
-        await restart
 
 
 @pytest.mark.parametrize("begun", [False, True])
