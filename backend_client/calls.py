@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -97,7 +97,7 @@ class Nodes(Protocol):
 
 @dataclass(slots=True)
 class Core:
-    """What a client and all its views share."""
+    """What a client and all its views share: for other modules of this package."""
 
     backend: Backend
     nodes: Nodes
@@ -136,13 +136,8 @@ class BaseClient:
     """
 
     def __init__(self, backend: Backend, nodes: Nodes, options: ClientOptions, clock: Clock = time.monotonic) -> None:
-        self._core = Core(backend, nodes, options, clock)
+        self.core = Core(backend, nodes, options, clock)
         self._defaults: Mapping[str, Any] = {}
-
-    @property
-    def core(self) -> Core:
-        """What this client shares with its views: for other modules of this package."""
-        return self._core
 
     def with_options(self, **options: Unpack[CallOptions]) -> Self:
         """A view on this client whose calls have these options unless they are given others.
@@ -162,13 +157,9 @@ class BaseClient:
     def __reduce__(self) -> NoReturn:
         raise not_picklable(self)
 
-    def wrap_backend(self, wrap: Callable[[Backend], Backend]) -> None:
-        """Wrap the backend; see `backend_client.observability`."""
-        self._core.backend = wrap(self._core.backend)
-
     async def close(self) -> None:
         """Release connections and tasks. Calls that are under way end at once with ClientClosed."""
-        await self._core.backend.close()
+        await self.core.backend.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -180,13 +171,13 @@ class BaseClient:
 
     async def embed(self, text: str, **options: Unpack[EmbedOptions]) -> list[float]:
         """The vector of a text."""
-        batch = await self._core.backend.embed(self._one_text("embed", text, options))
+        batch = await self.core.backend.embed(self._one_text("embed", text, options))
         vector: list[float] = batch.vectors[0].tolist()
         return vector
 
     async def embed_result(self, text: str, **options: Unpack[EmbedOptions]) -> EmbedResult:
         """The vector of a text, its vector space, and who made it."""
-        batch = await self._core.backend.embed(self._one_text("embed_result", text, options))
+        batch = await self.core.backend.embed(self._one_text("embed_result", text, options))
         return EmbedResult(
             vector=batch.vectors[0].tolist(),
             space=batch.space,
@@ -197,7 +188,7 @@ class BaseClient:
     async def embed_batch(self, texts: Sequence[str], **options: Unpack[EmbedOptions]) -> EmbedBatch:
         """The vectors of a few texts in one request, and who made them. Raises PayloadTooLarge for too many."""
         given = self._given("embed_batch", options, EmbedOptions)
-        return await self._core.backend.embed(self._embed_job(arguments.text_list(texts), given))
+        return await self.core.backend.embed(self._embed_job(arguments.text_list(texts), given))
 
     async def embed_many(
         self, texts: Iterable[str], *, progress: Progress | None = None, **options: Unpack[EmbedOptions]
@@ -222,15 +213,15 @@ class BaseClient:
 
         async def embed(part: Sequence[str]) -> EmbedBatch:
             job = self._embed_job(part, given)
-            return await self._core.backend.embed(job.within(whole) if whole else job)
+            return await self.core.backend.embed(job.within(whole) if whole else job)
 
         return await embed_in_batches(
             _checked(texts),
             embed,
-            options=self._core.options.batch,
-            concurrency=self._core.nodes.concurrency(),
-            probing=max(1, self._core.nodes.concurrency() // self._core.options.batch.per_node),
-            calls=self._core.nodes.calls,
+            options=self.core.options.batch,
+            concurrency=self.core.nodes.concurrency(),
+            probing=max(1, self.core.nodes.concurrency() // self.core.options.batch.per_node),
+            calls=self.core.nodes.calls,
             until=whole,
             progress=progress,
         )
@@ -247,20 +238,20 @@ class BaseClient:
         given = self._given("embed_stream", options, EmbedOptions)
 
         async def embed(part: Sequence[str]) -> EmbedBatch:
-            return await self._core.backend.embed(self._embed_job(part, given))
+            return await self.core.backend.embed(self._embed_job(part, given))
 
         batches = embed_windowed(
             _checked(texts),
             embed,
-            options=self._core.options.batch,
-            window=self._core.nodes.concurrency(),
-            calls=self._core.nodes.calls,
+            options=self.core.options.batch,
+            window=self.core.nodes.concurrency(),
+            calls=self.core.nodes.calls,
         )
         return OneLoop(batches)
 
     async def generate(self, prompt: str, **options: Unpack[GenerateOptions]) -> GenerateResult:
         """The answer to a prompt."""
-        return generate_result(await self._core.backend.exchange(self._generate_job("generate", prompt, options)))
+        return generate_result(await self.core.backend.exchange(self._generate_job("generate", prompt, options)))
 
     def stream(self, prompt: str, **options: Unpack[GenerateOptions]) -> TokenStream:
         """The answer to a prompt, piece by piece: `async for piece in client.stream(prompt)`.
@@ -270,7 +261,7 @@ class BaseClient:
         job = self._generate_job("stream", prompt, options)
 
         async def opened() -> Answer:
-            return generate_items(await self._core.backend.open_exchange(job))
+            return generate_items(await self.core.backend.open_exchange(job))
 
         return TokenStream(opened)
 
@@ -281,7 +272,7 @@ class BaseClient:
         validated and in `parsed`. Raises InvalidAnswer when it does not validate.
         """
         job, schema = self._chat_job("chat", messages, options)
-        return chat_result(await self._core.backend.exchange(job), schema)
+        return chat_result(await self.core.backend.exchange(job), schema)
 
     def stream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> ChatStream:
         """The answer to a conversation, delta by delta; `result` is there after the last.
@@ -291,7 +282,7 @@ class BaseClient:
         job, schema = self._chat_job("stream_chat", messages, options)
 
         async def opened() -> ChatItems:
-            return chat_items(await self._core.backend.open_exchange(job), schema)
+            return chat_items(await self.core.backend.open_exchange(job), schema)
 
         return ChatStream(opened)
 
@@ -301,7 +292,7 @@ class BaseClient:
         Raises InvalidAnswer, which holds the text, when it does not validate or the model called a tool instead.
         """
         job, _ = self._chat_job("parse", messages, {**options, "response_format": schema})
-        result = chat_result(await self._core.backend.exchange(job), schema)
+        result = chat_result(await self.core.backend.exchange(job), schema)
         if isinstance(result.parsed, schema):
             return result.parsed
         raise invalid_answer(schema, result, "the model called a tool instead")
@@ -313,8 +304,8 @@ class BaseClient:
             body: dict[str, Any] = {"prompt": arguments.text(messages, "messages")}
         else:
             body = {"messages": arguments.messages(messages)}
-        job = self._exchange("/tokenize", body, given, self._core.options.timeouts.embed)
-        return count_in((await self._core.backend.exchange(job)).body)
+        job = self._exchange("/tokenize", body, given, self.core.options.timeouts.embed)
+        return count_in((await self.core.backend.exchange(job)).body)
 
     async def post(self, path: str, body: Mapping[str, Any], **options: Unpack[CallOptions]) -> RawReply:
         """A request in OpenAI's dialect as it is, and the reply with its headers.
@@ -333,8 +324,8 @@ class BaseClient:
         if options.get("model") is None:
             options["model"] = body.get("model")
         given = self._given("post", options, CallOptions)
-        job = self._exchange(path, rest, given, self._core.options.timeouts.generate, kind=_RAW_PATHS[path])
-        return await self._core.backend.exchange(job)
+        job = self._exchange(path, rest, given, self.core.options.timeouts.generate, kind=_RAW_PATHS[path])
+        return await self.core.backend.exchange(job)
 
     async def rerank(self, query: str, documents: Sequence[str], **options: Unpack[RerankOptions]) -> RerankResult:
         """The documents by their relevance to the query, the most relevant first.
@@ -346,8 +337,8 @@ class BaseClient:
         if not texts:
             raise InvalidArgument("documents is empty: there is nothing to rank", param="documents")
         body = {"query": arguments.text(query, "query"), "documents": texts}
-        job = self._exchange("/v1/rerank", body, given, self._core.options.timeouts.embed, kind="rerank")
-        reply = await self._core.backend.exchange(job)
+        job = self._exchange("/v1/rerank", body, given, self.core.options.timeouts.embed, kind="rerank")
+        reply = await self.core.backend.exchange(job)
         scores = ranking_in(reply.body, len(texts), given.get("top_n", len(texts)))
         scores.sort(key=lambda scored: -scored[1])
         ranked = tuple(RankedDocument(index, score, texts[index]) for index, score in scores)
@@ -361,7 +352,7 @@ class BaseClient:
         """
         given = self._given("transcribe", options, TranscribeOptions)
         common, fields = split_options(given)
-        deadline = self._deadline(given, self._core.options.timeouts.generate)
+        deadline = self._deadline(given, self.core.options.timeouts.generate)
         file = None
         with suppress(TimeoutError):
             async with asyncio.timeout(deadline.remaining()):
@@ -381,7 +372,7 @@ class BaseClient:
             file=file,
             **common,
         )
-        reply = await self._core.backend.exchange(job)
+        reply = await self.core.backend.exchange(job)
         return Transcription(**transcription_in(reply.body), **origin_fields(reply))
 
     def _given(self, method: str, options: Mapping[str, Any], declared: type) -> dict[str, Any]:
@@ -391,7 +382,7 @@ class BaseClient:
         return {**self._defaults, **arguments.options(method, options, declared)}
 
     def _deadline(self, given: Mapping[str, Any], default: float) -> Deadline:
-        return Deadline.after(given.get("timeout", default), self._core.clock)
+        return Deadline.after(given.get("timeout", default), self.core.clock)
 
     def _one_text(self, method: str, text: str, options: EmbedOptions) -> EmbedJob:
         given = self._given(method, options, EmbedOptions)
@@ -400,7 +391,7 @@ class BaseClient:
         return self._embed_job([checked], given)
 
     def _embed_job(self, texts: Sequence[str], given: Mapping[str, Any]) -> EmbedJob:
-        deadline = Deadline.after(given.get("timeout", self._core.options.timeouts.embed), self._core.clock)
+        deadline = Deadline.after(given.get("timeout", self.core.options.timeouts.embed), self.core.clock)
         common, others = split_options(given)
         return EmbedJob(texts=texts, deadline=deadline, **common, **others)
 
@@ -423,7 +414,7 @@ class BaseClient:
     def _generate_job(self, method: str, prompt: str, options: GenerateOptions) -> Exchange:
         given = self._given(method, options, GenerateOptions)
         body = {"prompt": arguments.text(prompt, "prompt")}
-        return self._exchange("/inference", body, given, self._core.options.timeouts.generate, kind="generation")
+        return self._exchange("/inference", body, given, self.core.options.timeouts.generate, kind="generation")
 
     def _chat_job(
         self, method: str, messages: Messages, options: Mapping[str, Any]
@@ -435,7 +426,7 @@ class BaseClient:
         else:
             schema = None
         body = {"messages": arguments.messages(messages)}
-        job = self._exchange("/v1/chat/completions", body, given, self._core.options.timeouts.generate)
+        job = self._exchange("/v1/chat/completions", body, given, self.core.options.timeouts.generate)
         return job, schema
 
 

@@ -151,8 +151,8 @@ class NPUClient(BaseClient):
             rng,
             lists,
         )
-        self._fleet = FleetBackend(runtime, options)
-        super().__init__(self._fleet, self._fleet, options, clock)
+        self.backend = FleetBackend(runtime, options)
+        super().__init__(self.backend, self.backend, options, clock)
 
     @classmethod
     def from_settings(cls, settings: ClientSettings | None = None, **options: Any) -> Self:
@@ -174,19 +174,14 @@ class NPUClient(BaseClient):
         )
 
     @property
-    def backend(self) -> FleetBackend:
-        """The fleet, for InferenceClient to put a fallback behind."""
-        return self._fleet
-
-    @property
     def options(self) -> ClientOptions:
         """What the client was made with."""
-        return self._core.options
+        return self.core.options
 
     @property
     def spaces(self) -> Mapping[str, str]:
         """The vector space that each model is bound to."""
-        return self._fleet.runtime.bindings.spaces
+        return self.backend.runtime.bindings.spaces
 
     def status(self) -> tuple[NodeStatus, ...]:
         """What is known of each node now, without asking."""
@@ -194,7 +189,7 @@ class NPUClient(BaseClient):
 
     async def health(self) -> tuple[NodeStatus, ...]:
         """What is known of each node, once every node's first probe has ended."""
-        await self._fleet.runtime.known()
+        await self.backend.runtime.known()
         return self.status()
 
     def healthz(self) -> ClientStatus:
@@ -202,7 +197,7 @@ class NPUClient(BaseClient):
         nodes = self.status()
         usable = sum(node.usable for node in nodes)
         states = {node.url: node.status if node.usable or not node.trouble else node.trouble for node in nodes}
-        return ClientStatus(usable > 0, usable, states, int(self._fleet.runtime.budget.balance))
+        return ClientStatus(usable > 0, usable, states, int(self.backend.runtime.budget.balance))
 
     def __repr__(self) -> str:
         return f"NPUClient({list(self._pool.nodes)})"
@@ -284,7 +279,7 @@ class InferenceClient(BaseClient):
         if self._cloud is None:
             return nodes
         breaker = self._cloud.backend.breaker
-        reachable = breaker.admits() and not self._local_only and not self._core.nodes.calls.closed
+        reachable = breaker.admits() and not self._local_only and not self.core.nodes.calls.closed
         return replace(
             nodes,
             serving=nodes.serving or reachable,

@@ -36,8 +36,8 @@ class CloudClient(BaseClient):
         options = options or ClientOptions()
         self.ledger = ledger or Ledger(settings.prices, settings.spend_cap)
         breaker = Breaker(options.breaker, clock, rng or random.Random())
-        self._cloud = CloudBackend(settings, breaker, self.ledger, clock, options.max_reply_bytes)
-        super().__init__(self._cloud, self._cloud, options, clock)
+        self.backend = CloudBackend(settings, breaker, self.ledger, clock, options.max_reply_bytes)
+        super().__init__(self.backend, self.backend, options, clock)
 
     @classmethod
     def from_settings(cls, settings: ClientSettings | None = None, **options: Any) -> Self:
@@ -46,8 +46,3 @@ class CloudClient(BaseClient):
         if settings.cloud is None:
             raise ConfigurationError("no cloud is configured: set NPU_CLIENT_CLOUD__API_KEY")
         return cls(settings.cloud, options=settings.options())
-
-    @property
-    def backend(self) -> CloudBackend:
-        """The cloud, for InferenceClient to put behind the fleet."""
-        return self._cloud

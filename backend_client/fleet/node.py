@@ -123,7 +123,6 @@ class Lease:
     model_ticket: int = 0
     loading: bool = False
     lost: bool = False
-    ended: bool = False
     waiting_since: float | None = None
     on_lost: Callable[[], None] | None = None
     on_heard: Callable[[], None] | None = None

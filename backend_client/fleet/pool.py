@@ -100,9 +100,6 @@ class Pool:
 
     def settle(self, lease: Lease, error: BaseException | None) -> None:
         """A request ended: with an answer (None), with the node's refusal or failure, or given up (anything else)."""
-        if lease.ended:
-            return
-        lease.ended = True
         node = lease.node
         node.outstanding[lease.model] -= 1
         if node.outstanding[lease.model] <= 0:

@@ -108,11 +108,8 @@ def instrument(client: C, *, metrics: Metrics | None = None, tracer: Tracer | No
     tracer = tracer or trace.get_tracer("backend_client")
     calls = client.inner if isinstance(client, Blocking) else client
     asked: Source = "npu" if isinstance(calls, NPUClient | InferenceClient) else "cloud"
-
-    def wrapped(backend: Backend) -> Backend:
-        return backend if _observes(backend, metrics) else ObservedBackend(backend, metrics, tracer, asked)
-
-    calls.wrap_backend(wrapped)
+    if not _observes(calls.core.backend, metrics):
+        calls.core.backend = ObservedBackend(calls.core.backend, metrics, tracer, asked)
     metrics.state.watch(calls)
     return client
 

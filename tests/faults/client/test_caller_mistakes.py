@@ -91,6 +91,7 @@ async def test_a_stream_reports_a_wrong_option_at_the_call(client):
     ("build", "message"),
     [
         (lambda: NPUClient("http://10.0.0.1:8081"), "nodes must be a list"),
+        (lambda: NPUClient([]), "at least one URL"),
         (lambda: NPUClient([None]), "nodes must be a list"),
         (lambda: NPUClient(["10.0.0.1"]), "http://host:port"),
         (lambda: NPUClient([DEAD], api_key=5), "api_key must be a str, got int"),

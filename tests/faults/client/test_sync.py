@@ -1,6 +1,7 @@
 """The blocking twins: from threads, beside a running loop, and at the end of the interpreter."""
 
 import asyncio
+import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -89,3 +90,17 @@ def test_what_a_callback_raises_reaches_the_caller_and_leaves_the_client_alive(u
         with pytest.raises(kind):
             client.embed_many(["a", "b"], progress=progress)
         assert len(client.embed("text")) == 8
+
+
+def test_a_client_that_is_freed_without_close_ends_its_thread(url):
+    before = {*threading.enumerate()}
+    client = sync.NPUClient([url])
+    assert len(client.embed("text")) == 8
+    assert next(iter(client.stream("prompt")))
+    began = {*threading.enumerate()} - before
+    assert began
+    del client
+    gc.collect()
+    for thread in began:
+        thread.join(30)
+        assert not thread.is_alive()
