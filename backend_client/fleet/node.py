@@ -92,11 +92,6 @@ class Node:
 
     def take_report(self, report: HealthReport) -> None:
         models = {model.id: model for model in report.models}
-        for model in report.models:
-            before = self.models.get(model.id)
-            if model.serving and before is not None and not before.serving and model.id in self.breakers:
-                # Its engine was restarted: evidence of recovery.
-                self.breakers[model.id].shorten_quarantine()
         self.report = report
         self.models = models
         self.names = {plain_name(alias): model for model in report.models for alias in model.aliases}

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -90,6 +91,18 @@ def test_what_a_callback_raises_reaches_the_caller_and_leaves_the_client_alive(u
         with pytest.raises(kind):
             client.embed_many(["a", "b"], progress=progress)
         assert len(client.embed("text")) == 8
+
+
+def test_leaving_a_stream_of_vectors_ends_the_reading_of_its_texts(url):
+    with sync.NPUClient([url]) as client:
+        batches = client.embed_stream(itertools.repeat("text"))
+        next(batches)
+        reading = [thread for thread in threading.enumerate() if thread.name == "read texts"]
+        assert reading
+        batches.close()
+        for thread in reading:
+            thread.join(30)
+            assert not thread.is_alive()
 
 
 def test_a_client_that_is_freed_without_close_ends_its_thread(url):

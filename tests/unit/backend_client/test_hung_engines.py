@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from backend_client import ClientOptions, NPUError, NPUUnavailableError, StreamInterrupted
+from backend_client import ClientOptions, NPUUnavailableError, StreamInterrupted
 from backend_client.errors import DeadlineExceeded
 from backend_client.options import RetryOptions
-from tests.unit.backend_client.fakes import fleet, hang, report, warm
+from tests.unit.backend_client.fakes import fleet, hang, warm
 from tests.unit.backend_client.virtual_time import in_virtual_time, now
 
 
@@ -196,26 +196,3 @@ async def test_an_attempt_that_cannot_be_retried_gets_all_the_time():
             with pytest.raises(DeadlineExceeded):
                 await client.embed("text", timeout=0.3)
             assert now() - began == pytest.approx(0.3, abs=0.01)
-
-
-@in_virtual_time
-async def test_a_restarted_engine_ends_the_quarantine():
-    [node] = nodes = fleet(1)
-    async with warm(nodes) as client:
-        await embed(client, 1.0)
-        node.embed = hang
-        for _ in range(30):
-            with pytest.raises(NPUError):
-                await embed(client, 1.0)
-            await asyncio.sleep(1.0)
-        node.health = report(state="loading")
-        await asyncio.sleep(1.2)
-        node.revive()
-        restarted = now()
-        while True:
-            try:
-                await embed(client, 1.0)
-                break
-            except NPUUnavailableError:
-                await asyncio.sleep(0.1)
-        assert now() - restarted <= 2.5
