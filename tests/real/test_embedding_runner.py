@@ -38,12 +38,7 @@ def runner(request, store):
 
 def embed(runner, *jobs):
     """The vectors of the jobs, in their order, all submitted before the first step."""
-    return embed_rest(runner, jobs, jobs)
-
-
-def embed_rest(runner, jobs, unsent):
-    """The same, where some of the jobs have been submitted before."""
-    for each in unsent:
+    for each in jobs:
         runner.submit(each)
     done = {}
     while len(done) < len(jobs):
@@ -145,12 +140,3 @@ def test_an_interactive_text_is_in_the_next_run_whatever_batch_texts_wait(runner
     while runner.stats().running:
         assert select.select([runner.wake_fd], [], [], 30)[0], "the device never finished"
         runner.step(lambda event: pytest.fail(f"a cancelled job said {event}"), lambda: None)
-
-
-def test_texts_are_taken_while_one_that_came_alone_still_runs(runner):
-    first, *rest = job(20, ROWS[2:3]), job(21, ROWS[:2]), job(22, ROWS[3:])
-    runner.submit(first)
-    runner.step(lambda _event: pytest.fail("nothing can be finished yet"), lambda: None)
-    runner.submit(rest[0])
-    vectors = embed_rest(runner, [first, *rest], rest[1:])
-    np.testing.assert_allclose(vectors, embed(runner, job(23, [ROWS[2], *ROWS[:2], *ROWS[3:]])), atol=1e-5)

@@ -103,13 +103,3 @@ async def test_a_reader_who_leaves_stops_the_generation(node, http):
         reply.close()
     body = await asyncio.to_thread(node.wait_for, lambda body: all(model["in_flight"] == 0 for model in body["models"]))
     assert body["status"] == "ready"
-
-
-async def test_a_deadline_ends_a_long_answer(node, http):
-    headers = {"X-Request-Timeout-Ms": "700"}
-    body = {"prompt": "Write a long story.", "max_new_tokens": 4000, "ignore_eos": True}
-    async with http.post(node.url + "/inference", json=body, headers=headers) as reply:
-        assert reply.status == 504
-        assert (await reply.json())["error"]["code"] == "deadline_exceeded"
-    async with http.post(node.url + "/inference", json=body, headers={"X-Request-Timeout-Ms": "0"}) as reply:
-        assert reply.status == 504

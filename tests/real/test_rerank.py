@@ -4,10 +4,7 @@ Scores are compared with BERT in plain numpy. The node is one of its own, for it
 of the model are most of this file's seconds.
 """
 
-import asyncio
 import math
-import os
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -195,26 +192,3 @@ def test_coheres_own_client(reranking):
     python = environment(ENVIRONMENTS / "cohere.txt")
     told = output_of(python, ENVIRONMENTS / "cohere_calls.py", NODE_URL=reranking.url)
     assert told.endswith("all as expected\n")
-
-
-async def test_an_engine_killed_in_the_middle_costs_a_caller_nothing_or_a_retryable_error(rank, reranking):
-    documents = [f"document {number} about towers of {number} metres" for number in range(400)]
-    wanted = {"headers": {"X-NPU-Require-Device": "CPU"}, "model": "one", "query": QUERY, "documents": documents}
-    _, _, before = await rank(**wanted)
-    _, health = reranking.health()
-    engine = next(engine for engine in health["models"][0]["engines"] if engine["device"] == "CPU")
-    running = asyncio.create_task(rank(**wanted))
-    async with asyncio.timeout(60):
-        while True:
-            _, body = await asyncio.to_thread(reranking.health)
-            if body["models"][0]["in_flight"] or running.done():
-                break
-    os.kill(engine["pid"], signal.SIGKILL)
-    status, headers, after = await running
-    if status != 200:
-        assert (status, after["error"]["code"]) == (503, "engine_unavailable")
-        assert int(headers["Retry-After"]) >= 1
-        status, _, after = await rank(**wanted)
-    assert status == 200
-    ranking = [[result["index"] for result in reply["results"][:5]] for reply in (before, after)]
-    assert ranking[0] == ranking[1]

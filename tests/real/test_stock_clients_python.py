@@ -58,16 +58,6 @@ def test_openai_chat(client):
     assert final.choices[0].finish_reason == "stop"
 
 
-async def test_openai_asynchronous(node):
-    async with openai.AsyncOpenAI(base_url=node.url + "/v1", api_key="unused", max_retries=0) as client:
-        stream = await client.chat.completions.create(
-            model=MODEL, messages=CAPITAL, max_tokens=8, stream=True, stream_options={"include_usage": True}
-        )
-        chunks = [chunk async for chunk in stream]
-    assert chunks[-1].usage.completion_tokens == 8
-    assert not chunks[-1].choices
-
-
 def test_openai_completions(client):
     reply = client.completions.create(model=MODEL, prompt="One, two, three,", max_tokens=8, logprobs=1)
     assert reply.choices[0].finish_reason == "length"
@@ -118,14 +108,6 @@ def test_ollama_chat_and_generate(local):
     assert streamed[-1].done_reason == "stop"
     generated = local.generate(model=MODEL, prompt=CAPITAL[0]["content"], options={"num_predict": 32})
     assert generated.response == reply.message.content
-
-
-async def test_ollama_asynchronous(node):
-    async with ollama.AsyncClient(host=node.url) as client:
-        stream = await client.generate(model=MODEL, prompt="Hello", stream=True, options={"num_predict": 8})
-        parts = [part async for part in stream]
-    assert parts[-1].done
-    assert parts[-1].total_duration > 0
 
 
 def test_ollama_format_and_tools(local):

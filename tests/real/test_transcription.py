@@ -3,14 +3,11 @@
 One node with one model in two places; its start and the recognition of the speech on both are most of this file's time.
 """
 
-import asyncio
 import io
 import json
-import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import time
 import wave
@@ -260,19 +257,6 @@ async def test_a_prompt_longer_than_the_decoder_takes_is_cut_and_costs_no_engine
     status, _, body = await send(file.read_bytes(), headers=ON_CPU, prompt=prompt)
     assert status == 200, body
     assert engines() == before
-
-
-async def test_a_killed_engine_is_replaced_and_the_audio_is_heard_again(send, node):
-    content = next(iter(SPEECH)).read_bytes()
-    pid = node.health()[1]["models"][0]["engines"][0]["pid"]
-    os.kill(pid, signal.SIGSTOP)  # it is not done before it is killed
-    heard = asyncio.create_task(send(content, headers={"X-NPU-Require-Device": "NPU"}))
-    await asyncio.to_thread(node.wait_for, lambda body: body["models"][0]["in_flight"] > 0)
-    os.kill(pid, signal.SIGKILL)
-    status, headers, body = await heard
-    assert status == 200, body
-    assert headers["X-NPU-Node-Device"] == "NPU"
-    assert "prudently" in body["text"]
 
 
 def test_a_cancelled_window_stops_the_pipeline_at_its_next_token():

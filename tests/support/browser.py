@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 from selenium import webdriver
-from selenium.common.exceptions import TimeoutException, WebDriverException
+from selenium.common.exceptions import TimeoutException
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.keys import Keys
@@ -156,18 +156,6 @@ class Browser:
         return self.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth")
 
 
-def _started(options, driver):
-    """The driver's port is found free before the driver listens there: another process may take it in between."""
-
-    def start():
-        return webdriver.Chrome(options, Service(driver, log_output=subprocess.DEVNULL))
-
-    for _ in range(ATTEMPTS - 1):
-        with contextlib.suppress(WebDriverException):
-            return start()
-    return start()
-
-
 @contextlib.contextmanager
 def chromium(profile):
     """A browser with a fresh profile in `profile`, ended with the block; the test is skipped where there is none."""
@@ -179,7 +167,7 @@ def chromium(profile):
     for flag in (*FLAGS, f"--user-data-dir={profile}"):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    running = _started(options, driver)
+    running = webdriver.Chrome(options, Service(driver, log_output=subprocess.DEVNULL))
     try:
         running.set_script_timeout(HANG_S)
         browser = Browser(running)

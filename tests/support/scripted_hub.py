@@ -25,7 +25,6 @@ class Repository:
 
     files: dict[str, bytes]
     gated: bool = False
-    private: bool = False
     card: dict = field(default_factory=dict)
     gguf: dict | None = None
     declared: dict[str, str] = field(default_factory=dict)
@@ -60,7 +59,6 @@ class ScriptedHub:
     statuses: dict[str, list[int]] = field(default_factory=dict)
     stalls: set[str] = field(default_factory=set)
     ignore_ranges: bool = False
-    etag: bool = True
     asked: list[tuple[str, str, str | None]] = field(default_factory=list)
     stalled: threading.Event = field(default_factory=threading.Event)
     endpoint: str = ""
@@ -123,7 +121,7 @@ class ScriptedHub:
         token = request.headers.get("Authorization", "").removeprefix("Bearer ")
         if token and token != self.token and token not in self.members:
             return None, _error(401, None, "Invalid credentials in Authorization header")
-        if found is None or (found.private and not token):
+        if found is None:
             return None, _error(404 if token else 401, "RepoNotFound", "Repository not found")
         # Anyone may see what a gated repository lists; its files are for those who accepted the licence.
         if large and found.gated and token not in self.members:
@@ -142,8 +140,7 @@ class ScriptedHub:
                 return web.Response(status=416, headers={"Content-Range": f"bytes */{len(content)}"})
             status = 206
             headers = headers | {"Content-Range": f"bytes {first}-{stop - 1}/{len(content)}"}
-        if self.etag:
-            headers = headers | {"ETag": f'"{hashlib.sha256(content).hexdigest()}"'}
+        headers = headers | {"ETag": f'"{hashlib.sha256(content).hexdigest()}"'}
         response = web.StreamResponse(status=status, headers=headers | {"Accept-Ranges": "bytes"})
         response.content_length = stop - first
         await response.prepare(request)
