@@ -16,10 +16,14 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.support.scripted_runner import HANG
+from tests.support.later import Later
+from tests.support.scripted_runner import HANG, RAISE, STALL
 from tests.support.task_engine import vectors_of
+from worker_node.core.environment import native_environment, tool_environment
 from worker_node.core.errors import DeadlineExceeded, EngineUnavailable, Retryable
+from worker_node.core.operating_system import start_module
 from worker_node.core.types import Device, ModelKind
+from worker_node.encoders.jobs import row_job
 from worker_node.engines.process import EngineLimits, EngineProcess
 from worker_node.engines.protocol import EngineSpec, EngineState
 from worker_node.engines.restart import RestartLimits
@@ -194,3 +198,129 @@ def test_an_engine_dies_with_its_parent_even_by_kill_9(tmp_path, load_s):
         parent.kill()
         parent.wait()
     engine.wait(timeout=10)
+
+
+async def test_a_device_that_hangs_behind_a_beating_loop_is_found_and_replaced():
+    limits = EngineLimits(liveness=LivenessLimits(HANG_S, run_timeout_s=HANG_S), restart=QUICK)
+    async with running(limits=limits) as engine:
+        await until(engine, EngineState.READY)
+        async with asyncio.timeout(30):
+            with pytest.raises(EngineUnavailable, match="a run of 1 tokens has not ended"):
+                await collect(engine, STALL)
+        await until(engine, EngineState.READY)
+        assert await collect(engine, 1, 2) == [1, 2]
+
+
+async def test_an_idle_engine_that_does_not_answer_its_canary_is_replaced():
+    examined = []
+
+    async def canary(process):
+        examined.append(process.pid)
+        hangs = len(examined) == 2
+        await collect(process, *([STALL] if hangs else [1]), deadline=time.monotonic() + (0.1 if hangs else 60))
+
+    limits = EngineLimits(canary_interval_s=0.05, restart=QUICK)
+    async with running(canary=canary, limits=limits) as engine:
+        first = await until(engine, EngineState.READY)
+        async with asyncio.timeout(30):
+            while not engine.status.restarts:
+                await asyncio.sleep(0.01)
+        assert "canary not answered" in engine.status.reason
+        assert engine.status.wrong == 0, "it gave no wrong answer"
+        assert (await until(engine, EngineState.READY)).pid != first.pid
+
+
+async def test_a_canary_that_had_no_turn_behind_requests_is_put_off():
+    examined, request = [], []
+
+    async def canary(process):
+        examined.append(process.pid)
+        if len(examined) == 2:
+            # Requests came in when it was about to begin, and take their time; it is not answered in its own.
+            request.append(asyncio.create_task(collect(engine, *range(1, 60))))
+            await asyncio.sleep(0)
+            await collect(process, STALL, deadline=time.monotonic() + 0.1)
+
+    limits = EngineLimits(canary_interval_s=0.05, restart=QUICK)
+    async with running(canary=canary, limits=limits, step_s=0.01) as engine:
+        first = await until(engine, EngineState.READY)
+        async with asyncio.timeout(30):
+            while not request:
+                await asyncio.sleep(0.01)
+            assert len(await request[0]) == 59
+            while len(examined) < 3:
+                await asyncio.sleep(0.01)
+        assert (engine.status.pid, engine.status.restarts) == (first.pid, 0)
+
+
+static = Later("worker_node.encoders.static")
+
+
+async def test_an_error_in_a_step_is_the_reason_of_the_engines_end_without_its_words(capfd):
+    async with running() as engine:
+        await until(engine, EngineState.READY)
+        with pytest.raises(EngineUnavailable, match=r"an error of its own \(TypeError") as lost:
+            await collect(engine, RAISE, 471147)
+        logged = capfd.readouterr().err
+        assert "_begin" in logged, "it says where"
+        assert "471147" not in logged + str(lost.value)
+        await until(engine, EngineState.BACKING_OFF, EngineState.STARTING, EngineState.READY)
+        await until(engine, EngineState.READY)
+        assert await collect(engine, 1, 2) == [1, 2]
+
+
+async def test_options_that_an_engine_cannot_read_are_a_failed_load_and_no_crash():
+    async with running(unreadable=True) as engine:
+        status = await until(engine, EngineState.FAILED)
+        assert "cannot be loaded: ValueError: an option cannot be read" in status.reason
+        assert status.restarts == 0
+
+
+def test_a_text_that_no_bucket_holds_fails_alone():
+    spec = EngineSpec("m", "embedding", "/", Device.NPU, "", {"npu_buckets": [16, 32]}, emulated=True)
+    runner, events = static.StaticEncoder(spec), []
+    for number, lengths in ((1, [33]), (2, [5, 40])):
+        runner.submit(msgspec.structs.replace(row_job([[7] * length for length in lengths], 1e12), id=number))
+    assert runner.has_work
+    runner.step(events.append, lambda: None)
+    assert [(event.id, event.code) for event in events] == [(number, "context_length_exceeded") for number in (1, 2)]
+    assert not runner.has_work
+
+
+SECRET = "c0ffee-secret"
+SECRETS = ("NPU_NODE_API_KEYS", "OTEL_EXPORTER_OTLP_HEADERS", "HF_TOKEN", "DATABASE_URL", "OPENAI_API_KEY")
+
+
+def read_environment(pid):
+    return Path(f"/proc/{pid}/environ").read_bytes()
+
+
+async def test_an_engine_inherits_no_secret(monkeypatch):
+    # What /proc shows of the environment is what an interpreter was started with.
+    monkeypatch.setattr("worker_node.engines.process.start_module", start_module)
+    for name in SECRETS:
+        monkeypatch.setenv(name, SECRET)
+    monkeypatch.setenv("OPENVINO_LOG_LEVEL", "1")
+    async with running() as engine:
+        status = await until(engine, EngineState.READY)
+        environment = read_environment(status.pid)
+    assert SECRET.encode() not in environment
+    assert b"OPENVINO_LOG_LEVEL=1" in environment
+    assert b"PATH=" in environment
+
+
+def threads_of(pid):
+    return [int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()]
+
+
+async def test_every_thread_of_an_engine_has_a_lower_priority_than_the_edge():
+    async with running(nice=7) as engine:
+        status = await until(engine, EngineState.READY)
+        lowered = min(19, os.getpriority(os.PRIO_PROCESS, 0) + 7)
+        assert {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads_of(status.pid)} == {lowered}
+
+
+def test_a_tool_keeps_its_own_variables_and_gets_none_of_the_nodes():
+    own = {"PIP_INDEX_URL": "https://user:password@index", "NPU_NODE_API_KEYS": SECRET, "HTTPS_PROXY": "p"}
+    assert tool_environment(own) == {"PIP_INDEX_URL": "https://user:password@index", "HTTPS_PROXY": "p"}
+    assert native_environment(own) == {}

@@ -108,14 +108,6 @@ async def test_every_job_is_measured_as_often_as_asked_after_a_cold_one():
     }
 
 
-@pytest.mark.parametrize("scripted", [{"total": 15_100.0}, {"error": "the counter did not move"}])
-async def test_what_is_slow_or_unproven_is_not_accepted(scripted):
-    report = await measure_jobs(TimedService(**scripted), 1)
-    assert report.accepted is False
-    assert report.figures["problems"]
-    assert bool(report.figures["failures"]) is ("error" in scripted)
-
-
 @pytest.mark.parametrize("scripted", [{"model_id": "smollm2-135m-instruct"}, {"emulated": True}])
 async def test_another_model_or_an_emulated_npu_is_no_evidence(scripted):
     report = await measure_jobs(TimedService(**scripted), 1)

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from worker_node.devices.compile_cache import KEY_FILE, CacheKey, cache_directory, model_hash, prepare
+from worker_node.devices.compile_cache import KEY_FILE, CacheKey, model_hash, prepare
 
 KEY = CacheKey(
     model="m", model_hash="aa", device="NPU", openvino="2026.4", driver="1.2", compiler="7", lengths=(1024, 128)
@@ -24,11 +24,6 @@ def changed(name):
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_every_part_of_the_key_has_its_own_place(tmp_path, name):
-    assert cache_directory(tmp_path, changed(name)) != cache_directory(tmp_path, KEY)
-
-
-@pytest.mark.parametrize("name", CHANGES)
 def test_only_entries_of_other_versions_of_the_same_model_and_device_are_removed(tmp_path, name):
     before = prepare(tmp_path, changed(name))
     (before / "blob").write_bytes(b"x")
@@ -45,11 +40,6 @@ def test_what_is_no_entry_is_left_alone(tmp_path):
     prepare(tmp_path, KEY)
     assert stranger.exists()
     assert (tmp_path / "m" / "file").exists()
-
-
-def test_the_same_key_keeps_its_blobs(tmp_path):
-    (prepare(tmp_path, KEY) / "blob").write_bytes(b"x")
-    assert (prepare(tmp_path, KEY) / "blob").exists()
 
 
 def test_the_models_hash_follows_its_files(tmp_path):

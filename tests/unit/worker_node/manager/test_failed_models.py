@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from worker_node.core.errors import ConfigurationError, EngineUnavailable, ModelNotFound
+from worker_node.core.errors import EngineUnavailable, ModelNotFound
 from worker_node.core.types import ModelKind, Silent
 from worker_node.devices.npu import npu_source
 from worker_node.devices.probe import DeviceInfo, Probe
@@ -131,8 +131,3 @@ async def test_a_failed_model_serves_when_its_files_were_repaired(copied):
     now = 60.0
     assert (await manager.resolve("hurt", math.inf)).id == "hurt"
     assert (manager.failed, len(manager.models)) == ([], 2)
-
-
-def test_a_node_with_none_of_its_models_installed_does_not_start(tmp_path):
-    with pytest.raises(ConfigurationError, match="npu-node pull"):
-        built(tmp_path, "all-minilm-l6-v2")

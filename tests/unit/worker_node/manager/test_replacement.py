@@ -126,6 +126,19 @@ def test_the_first_device_never_waits_for_a_change_and_the_second_one_load(monke
     run(monkeypatch, scenario, eager=eager)
 
 
+def test_a_model_that_is_loaded_on_demand_is_changed_without_a_wait_where_it_is_loaded(monkeypatch):
+    async def scenario(world):
+        await world.change(world.form(lazy=True))
+        assert await world.request(NPU) == ("form 2", 0)
+        await asyncio.sleep(30)
+        world.manager.unload(world.model)
+        await asyncio.sleep(5)
+        await world.change(world.form(lazy=True))
+        assert not world.machine.memory, "what was not loaded is not loaded for a change"
+
+    run(monkeypatch, scenario)
+
+
 @pytest.mark.parametrize("eager", [False, True], ids=["loaded on demand", "loaded with the node"])
 def test_where_memory_holds_only_one_of_them_requests_wait_for_the_later_form(monkeypatch, eager):
     """Two forms on the NPU and one on the CPU fit."""

@@ -66,16 +66,6 @@ def test_only_texts_of_one_padded_length_run_together():
     assert taken(queue_of([20, 40, 30, 10]), BatchLimits(lengths=(16, 32, 64))) == [20, 30]
 
 
-def test_a_batch_has_no_more_rows_than_its_tokens_and_rows_allow():
-    assert taken(queue_of([10] * 9), BatchLimits(max_tokens=36)) == [10] * 3
-    assert taken(queue_of([10] * 9), BatchLimits(max_rows=2)) == [10] * 2
-
-
-def test_choosing_a_run_does_not_cost_more_in_a_long_queue():
-    queue = queue_of([10] + [11] * 255 + [10])
-    assert taken(queue, BatchLimits()) == [10], "only the first 256 texts are considered"
-
-
 def test_jobs_of_no_more_than_a_turn_are_served_first_in_first_out():
     queue = TextQueue()
     for job_id in (3, 1, 2):

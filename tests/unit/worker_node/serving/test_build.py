@@ -6,7 +6,6 @@ import math
 import os
 import re
 import shlex
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,14 +43,6 @@ class Built:
         npu = NpuSource(emulated=False, busy_counter=COUNTER, stand_in=False)
         self.machine = Machine(NodeSettings(compile_cache=self.root, engine_nice=5), Probe(devices, "2026.4"), npu)
 
-    def update(self, **versions):
-        """Become a machine with another OpenVINO or NPU driver."""
-        probe = self.machine.probe
-        driver = DRIVER | {"NPU_DRIVER_VERSION": versions.get("driver", "1.32")}
-        devices = (DeviceInfo("NPU", driver), DeviceInfo("CPU"))
-        probe = replace(probe, devices=devices, openvino=versions.get("openvino", "2026.4"))
-        self.machine = replace(self.machine, probe=probe)
-
     def placements(self, **wanted):
         return build_model(self.installed, ModelSettings(name="m", **wanted), self.machine).placements
 
@@ -85,15 +76,6 @@ def test_the_load_of_a_compile_for_the_npu_is_cold_until_something_compiled_is_k
     assert not on_npu.residency.cold
     assert on_cpu.engine.spec.options["cache_dir"] is None
     assert {on_npu.engine.spec.nice, on_cpu.engine.spec.nice} == {5}
-
-
-@pytest.mark.parametrize("changed", [{"driver": "1.33"}, {"openvino": "2027.1"}], ids=["driver", "OpenVINO"])
-def test_what_another_version_compiled_is_removed(built, changed):
-    stale = built.cache()
-    built.update(**changed)
-    fresh = built.cache()
-    assert fresh != stale
-    assert (fresh.is_dir(), stale.exists()) == (True, False)
 
 
 @pytest.mark.parametrize("how", ["size", "time"])
