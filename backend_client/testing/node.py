@@ -223,12 +223,12 @@ class FakeNode:
 
     @property
     def space(self) -> str:
-        """The vector space of its first embedding model."""
-        return str(self._first("embedding")["space"])
+        """The vector space of its own embedding model."""
+        return str(self.models[EMBEDDER]["space"])
 
     @space.setter
     def space(self, space: str) -> None:
-        self._first("embedding")["space"] = space
+        self.models[EMBEDDER]["space"] = space
 
     def script(self, *steps: Step | None) -> None:
         """What to do with the next requests, one after another; None answers one. Afterwards all are answered."""
@@ -275,9 +275,6 @@ class FakeNode:
 
     def _offered(self) -> dict[str, dict[str, Any]]:
         return {name: row for name, row in self.models.items() if row["kind"] is None or row["kind"] in self.offers}
-
-    def _first(self, kind: str) -> dict[str, Any]:
-        return next(row for row in self.models.values() if row["kind"] == kind)
 
     def _model(self, kind: str, asked: str | None) -> str | None:
         """The model that answers: the one with that name or alias, or the first of its kind; None: there is none."""

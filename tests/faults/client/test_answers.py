@@ -43,7 +43,7 @@ VECTORS = {
     "zeros in base64": [row(encoded([0.0] * 8))],
     "two for one text": [row(GOOD, 0), row(GOOD, 1)],
     "none": [],
-    "another index": [row(GOOD, 7)],
+    "another index": [row(GOOD, 1)],
     "an index below 0": [row(GOOD, -1)],
     "an index that is no number": [row(GOOD, "0")],
     "no list": None,
@@ -98,7 +98,7 @@ def ranking(*rows):
 @pytest.mark.parametrize(
     "reply",
     [
-        ranking((0, 0.5), (7, 0.4)),
+        ranking((0, 0.5), (2, 0.4)),
         ranking((0, 0.5), (-1, 0.4)),
         ranking((0, 0.5), (0, 0.4)),
         ranking((0, 0.5), (1, math.nan)),

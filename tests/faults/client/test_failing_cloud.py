@@ -68,7 +68,7 @@ async def test_a_cloud_that_fails_is_left_alone(cloud):
     ("row", "problem"),
     [
         ({"index": 0, "embedding": []}, "vectors are empty"),
-        ({"index": 5, "embedding": [1, 2]}, "index is out of range"),
+        ({"index": 1, "embedding": [1, 2]}, "index is out of range"),
         ({"index": 0, "embedding": [0, 0]}, "all zeros"),
     ],
 )

@@ -8,8 +8,9 @@ import sys
 import numpy as np
 import pytest
 
-from backend_client import NPUUnavailableError, RequestRejected, StreamInterrupted
+from backend_client import NPUClient, NPUUnavailableError, RequestRejected, StreamInterrupted
 from backend_client.testing import FakeFleet, cut, drop, fake_vector, hang, status
+from backend_client.testing.memory import MemoryTransport
 
 
 def test_vectors_depend_on_the_text_alone(fleet):
@@ -43,12 +44,12 @@ async def test_the_faults_are_those_that_clients_meet(fleet):
             [piece async for piece in client.stream("prompt")]
         assert caught.value.partial_text == "The capital "
         for node in fleet:
-            node._steps.clear()
+            node.clear()
             node.script(hang(), hang())
         with pytest.raises(NPUUnavailableError):
             await client.embed("text", timeout=0.2)
         for node in fleet:
-            node._steps.clear()
+            node.clear()
 
 
 async def test_a_route_that_a_fake_node_lacks_is_refused_as_nodes_do():
@@ -62,16 +63,35 @@ def test_a_killed_node_refuses_and_comes_back_on_its_port():
     with FakeFleet(1) as fleet, fleet.client() as client:
         url = fleet[0].url
         assert client.embed("text")
-        fleet.kill(0)
+        for _ in range(2):
+            fleet.kill(0)
         with pytest.raises(NPUUnavailableError):
             client.embed("text", timeout=2)
         with socket.socket() as other, pytest.raises(OSError, match="in use"):
             other.bind(("127.0.0.1", int(url.rpartition(":")[2])))
-        fleet.revive(0)
+        for _ in range(2):
+            fleet.revive(0)
         assert fleet[0].url == url
+        with pytest.raises(IndexError):
+            fleet.kill(1)
         while not client.healthz().serving:
             client.health()
         assert client.embed("text", timeout=20)
+
+
+async def test_steps_act_in_memory_as_over_sockets(fleet):
+    for node in fleet:
+        node.script(drop(), None, cut(2))
+    async with NPUClient(fleet.urls, transport=lambda: MemoryTransport(fleet)) as client:
+        result = await client.embed_result("text")
+        assert result.vector == fake_vector("text").tolist()
+        assert [attempt.outcome for attempt in result.attempts] == ["ConnectionLost", "ConnectionLost", "ok"]
+        for node in fleet:
+            node.clear()
+            node.script(cut(2))
+        with pytest.raises(StreamInterrupted) as caught:
+            [piece async for piece in client.stream("prompt")]
+    assert caught.value.partial_text == "The capital "
 
 
 def test_the_plugin_gives_a_fixture(tmp_path):

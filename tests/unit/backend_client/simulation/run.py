@@ -295,4 +295,4 @@ class _Run:
 
     def _bound_here(self, node):
         bound = self.spaces.get(EMBEDDER)
-        return bound is not None and node.space == bound
+        return bound is not None and node.models[EMBEDDER]["space"] == bound
