@@ -12,6 +12,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from tests.support.application import application
 from worker_node.core.errors import EngineUnavailable, ModelNotFound
 from worker_node.http.middleware import begin_reply, describe_request, log_requests
+from worker_node.http.openapi import DESCRIBED
 from worker_node.http.request_state import NODE
 from worker_node.http.sse import EventStream
 from worker_node.observability.failures import RecentFailures
@@ -120,3 +121,14 @@ async def test_host_names_pages_and_limits_are_those_of_the_new_settings():
         assert await status(**page) == (200, "https://app.example")
         async with client.post("/inference", json={"prompt": "more than ten bytes"}) as reply:
             assert reply.status == 413
+
+
+async def test_a_node_that_drains_refuses_inference_on_every_route():
+    async with application() as (client, node):
+        node.state.draining = True
+        for operation in client.app[DESCRIBED]:
+            if operation.inference:
+                async with client.post(operation.path, json={}) as reply:
+                    assert (reply.status, "shutting down" in await reply.text()) == (503, True), operation.path
+        async with client.get("/v1/models") as reply:
+            assert reply.status == 200

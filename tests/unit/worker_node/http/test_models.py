@@ -139,6 +139,14 @@ async def test_a_pull_is_a_job_that_can_be_followed(served, monkeypatch):
         await asyncio.sleep(0)
     assert failed["error"]["code"] == "model_error"
     await get(client, "/models/jobs/nothing", 404)
+    # Ollama's pull shows the same job.
+    async with client.post("/api/pull", json={"model": "all-minilm"}) as reply:
+        lines = [json.loads(line) async for line in reply.content]
+    assert (lines[0], lines[-1]) == ({"status": "pulling manifest"}, {"status": "success"})
+    async with client.post("/api/pull", json={"model": "smollm2"}) as reply:
+        assert json.loads((await reply.text()).splitlines()[-1]) == {"error": "no network"}
+    refused = await get(client, "/api/pull", 502, "POST", json={"model": "smollm2", "stream": False})
+    assert refused == {"error": "no network"}
 
 
 @pytest.fixture

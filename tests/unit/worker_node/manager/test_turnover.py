@@ -219,8 +219,12 @@ def test_a_file_is_reloaded_when_it_has_changed_and_rests(tmp_path):
         world.file.write_text("")
         await asyncio.sleep(5)
         assert world.manager.names.find("always") is before, "an empty file removes nothing"
+        for length in range(1, 5):
+            world.file.write_text(text({"always": {}, "half-written" * length: {}}))
+            await asyncio.sleep(1)
         world.file.write_text(text({"always": {}, "second": {}}))
         await asyncio.sleep(5)
+        assert len(world.adopted) == 1, "a file that changes at every look is not read"
         assert world.manager.names.find("always") is before
         await world.request("second", 0.0)
         watching.cancel()
