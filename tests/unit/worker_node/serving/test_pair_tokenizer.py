@@ -54,6 +54,10 @@ async def test_a_document_is_cut_to_its_own_limit_before_the_models(pairs):
 
 
 async def test_a_document_that_is_too_long_is_named_with_its_lengths(pairs):
+    [longest] = await pairs.encode("a", [" ".join("c" * (LIMIT - 4))], truncate=False)
+    assert len(longest.ids) == LIMIT
+    with pytest.raises(ContextLengthExceeded, match=r"has 13 tokens, 17 with the query"):
+        await pairs.encode("a", [" ".join("c" * (LIMIT - 3))], truncate=False)
     with pytest.raises(
         ContextLengthExceeded, match=r"texts\[1\] has 20 tokens, 24 with the query.* at most 16"
     ) as error:

@@ -90,10 +90,13 @@ def test_a_file_that_refers_to_others_is_not_followed(tmp_path):
 
 
 def test_a_file_that_hides_its_length_is_cut_off_at_the_limit(tmp_path):
-    path = encoded(tmp_path / "a", "adts", "aac")
+    path = encoded(tmp_path / "a", "flac", "flac")
+    content = bytearray(path.read_bytes())
+    content[21:26] = bytes([content[21] & 0xF0, 0, 0, 0, 0])  # the number of samples: not known
+    path.write_bytes(content)
     with pytest.raises(BadRequest, match="longer than 1 s"):
         decode(path, tmp_path / "pcm", limit=1.0)
-    assert (tmp_path / "pcm").stat().st_size < 2 * 32_000
+    assert 32_000 < (tmp_path / "pcm").stat().st_size < 1.5 * 32_000
 
 
 @pytest.mark.parametrize(
