@@ -90,7 +90,11 @@ def test_a_caller_who_repeats_a_mistake_hides_no_other_failure():
     failures.add(died(), "/inference")
     for _ in range(1000):
         failures.add(ModelNotFound("no such model"), "/v1/embeddings")
-    assert [entry.count for entry in failures.latest_first()] == [1000, 1]
+    failures.add(died(), "/inference")
+    assert [(entry.code, entry.count) for entry in failures.latest_first()] == [
+        ("engine_unavailable", 2),
+        ("model_not_found", 1000),
+    ]
 
 
 async def test_keys_are_replaced_from_one_request_to_the_next():

@@ -60,6 +60,9 @@ async def test_more_logprobs_than_there_are_is_what_there_is(store, temperature,
         assert reply.status == 200, body
         assert reply.headers["X-NPU-Node-Ignored"] == f"top_logprobs;limited={shown}"
         assert {len(token["top_logprobs"]) for token in body["choices"][0]["logprobs"]["content"]} == {shown}
+        fields = {"logprobs": True, "top_logprobs": shown, "temperature": temperature}
+        reply, _ = await post(client, CHAT, messages=TURNS, **fields)
+        assert "X-NPU-Node-Ignored" not in reply.headers
 
 
 async def test_a_priority_above_0_is_batch_work(store):
