@@ -54,16 +54,12 @@ async def cloud():
 TEXTS = [f"text {index}" for index in range(64 * 12)]
 
 
-class AsyncCalls:
-    """Calls the asynchronous client."""
-
-    async def many(self, urls, texts=TEXTS, **options):
-        built = {name: options.pop(name, None) for name in ("spaces", "options")}
-        async with NPUClient(urls, **built) as client:
-            return await client.embed_many_result(texts, **options)
-
-
 @pytest.fixture
-def calls():
+def embed_texts():
     """One call of `embed_many_result`, by a client of its own."""
-    return AsyncCalls()
+
+    async def call(urls, texts=TEXTS, *, spaces=None, options=None, **more):
+        async with NPUClient(urls, spaces=spaces, options=options) as client:
+            return await client.embed_many_result(texts, **more)
+
+    return call

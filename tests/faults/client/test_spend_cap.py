@@ -1,13 +1,15 @@
-"""What a request to the cloud may cost at most: every part of its body counts."""
+"""The ledger and the spend cap: every part of a request counts, and no reply is believed that cannot be."""
 
+import contextlib
 import json
 from decimal import Decimal
 
 import pytest
 from aiohttp import web
 
-from backend_client import CloudClient, CloudSettings
-from backend_client.errors import CloudRejected, SpendCapReached
+from backend_client import ClientOptions, CloudClient, CloudSettings
+from backend_client.errors import CloudRejected, CloudUnavailable, SpendCapReached
+from tests.faults.scripted_node import choice, streamed
 
 QUESTION = [{"role": "user", "content": "Where?"}]
 LONG = "word " * 1000
@@ -24,8 +26,9 @@ PARTS = {
 
 
 def client_of(cloud, cap=None, *, output=0):
-    prices = {"chat": {"input": 1, "output": output}}
-    return CloudClient(CloudSettings(base_url=cloud.url, api_key="k", chat_model="chat", prices=prices, spend_cap=cap))
+    prices = {"chat": {"input": 1, "output": output}, "minilm": {"input": 1}}
+    models = {"chat_model": "chat", "embedding_models": {"space-a": "minilm"}}
+    return CloudClient(CloudSettings(base_url=cloud.url, api_key="k", **models, prices=prices, spend_cap=cap))
 
 
 async def bound_of(cloud, body, **price):
@@ -113,3 +116,106 @@ async def test_a_whole_conversation_with_tools_and_images_passes_under_a_cap(clo
     async with client_of(cloud, Decimal(1)) as client:
         assert (await client.chat(messages, tools=tools, response_format={"type": "text"}, **options)).source == "cloud"
         assert (await client.generate("Where?", top_k=4, max_new_tokens=9)).source == "cloud"
+
+
+PROMPT = "prompt"
+CAP_CALLS = 3
+LIES = {
+    "nothing": {"prompt_tokens": 0, "completion_tokens": 0},
+    "negative": {"prompt_tokens": -1_000_000, "completion_tokens": -5},
+    "fraction": {"prompt_tokens": 1.5, "completion_tokens": 2},
+    "bool": {"prompt_tokens": True, "completion_tokens": False},
+    "null": {"prompt_tokens": None, "completion_tokens": None},
+}
+
+
+def completion(content, usage):
+    message = {"role": "assistant", "content": content}
+    choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
+    return {"id": "c", "object": "chat.completion", "created": 0, "model": "chat", "choices": choices, "usage": usage}
+
+
+def chunks(usage):
+    """The same answer as a stream."""
+    chunk = {"id": "c", "object": "chat.completion.chunk", "created": 0, "model": "chat"}
+    parts = ([choice({"content": "Paris"}, "stop")], {}), ([], {"usage": usage})
+    return streamed(*({**chunk, "choices": choices, **more} for choices, more in parts))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("how", ["endless", "compressed"])
+async def test_a_reply_without_an_end_is_given_up(cloud, how, stream):
+    async def respond(request):
+        kind = "text/event-stream" if stream else "application/json"
+        response = web.StreamResponse(headers={"Content-Type": kind})
+        if how == "compressed":
+            response.headers["Content-Encoding"] = "gzip"
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionResetError):
+            while True:
+                await response.write(b": nothing\n\n" * 1000)
+        return response
+
+    cloud.respond = respond
+    options = ClientOptions(max_reply_bytes=100_000)
+    settings = CloudSettings(base_url=cloud.url, api_key="sk-cloud", chat_model="chat")
+    async with CloudClient(settings, options=options) as client:
+        with pytest.raises(
+            CloudUnavailable, match="it has more than 100000 bytes" if how == "endless" else "compressed"
+        ):
+            if stream:
+                [_ async for _ in client.stream(PROMPT)]
+            else:
+                await client.generate(PROMPT)
+
+
+@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_usage_that_cannot_be_counts_at_the_bound_of_its_call(cloud, lie, stream):
+    async def respond(request):
+        usage = LIES[lie]
+        return chunks(usage) if stream else web.json_response(completion("Paris", usage))
+
+    async def call(client):
+        if stream:
+            assert [piece async for piece in client.stream(PROMPT, max_new_tokens=10)] == ["Paris"]
+        else:
+            assert (await client.generate(PROMPT, max_new_tokens=10)).text == "Paris"
+
+    cloud.respond = respond
+    async with client_of(cloud, output=1) as free:
+        await call(free)
+        bound = free.ledger.cloud.cost
+    assert bound * 1_000_000 > len(PROMPT) + 10
+    cloud.requests.clear()
+    async with client_of(cloud, bound * CAP_CALLS, output=1) as client:
+        for _ in range(CAP_CALLS):
+            await call(client)
+        with pytest.raises(SpendCapReached):
+            await client.generate(PROMPT, max_new_tokens=10)
+        assert client.ledger.cloud.estimated_calls == len(cloud.requests) == CAP_CALLS
+        assert client.ledger.cloud.cost == client.ledger.cap
+
+
+@pytest.mark.parametrize("tokens", [0, -5, 1.5, "5", True, None])
+async def test_so_does_that_of_an_embedding(cloud, tokens):
+    async def respond(_):
+        row = {"object": "embedding", "index": 0, "embedding": [1.0, 2.0]}
+        return web.json_response({"object": "list", "data": [row], "usage": {"prompt_tokens": tokens}})
+
+    cloud.respond = respond
+    async with client_of(cloud) as client:
+        await client.embed("text")
+        assert client.ledger.cloud.prompt_tokens >= len("text")
+        assert client.ledger.cloud.estimated_calls == 1
+
+
+@pytest.mark.parametrize("kind", ["embed", "generate"])
+async def test_json_that_is_nested_too_deeply_is_malformed(cloud, kind):
+    async def respond(_):
+        return web.Response(text="[" * 100_000, content_type="application/json")
+
+    cloud.respond = respond
+    async with client_of(cloud) as client:
+        with pytest.raises(CloudUnavailable, match="not JSON"):
+            await getattr(client, kind)("text")

@@ -38,34 +38,34 @@ def assert_one_space(result, texts=TEXTS):
     np.testing.assert_array_equal(result.vectors, vectors_in(result.space, texts))
 
 
-async def test_an_alias_that_means_two_models_gives_vectors_of_one(nodes, calls):
-    result = await calls.many([node.url for node in nodes], model="prod")
+async def test_an_alias_that_means_two_models_gives_vectors_of_one(nodes, embed_texts):
+    result = await embed_texts([node.url for node in nodes], model="prod")
     assert_one_space(result)
     assert len(result.served) == 1
 
 
-async def test_a_space_bound_to_an_alias_decides_which_node_serves_it(nodes, calls):
+async def test_a_space_bound_to_an_alias_decides_which_node_serves_it(nodes, embed_texts):
     for space in SPACES.values():
-        result = await calls.many([node.url for node in nodes], model="prod", spaces={"prod": space})
+        result = await embed_texts([node.url for node in nodes], model="prod", spaces={"prod": space})
         assert result.space == space
         assert_one_space(result)
 
 
-async def test_a_bound_model_is_not_bypassed_by_a_node_that_uses_its_name_as_an_alias(pair, calls):
+async def test_a_bound_model_is_not_bypassed_by_a_node_that_uses_its_name_as_an_alias(pair, embed_texts):
     impostor, honest = pair
     impostor.offer("embedding", "model-b", space="space-of-b")
     impostor.alias(**{"model-a": "model-b"})
     with pytest.raises(NPUUnavailableError):
-        await calls.many([impostor.url], TEXTS[:10], model="model-a", spaces={"model-a": "space-of-a"})
+        await embed_texts([impostor.url], TEXTS[:10], model="model-a", spaces={"model-a": "space-of-a"})
     honest.offer("embedding", "model-a", space="space-of-a")
-    result = await calls.many([impostor.url, honest.url], model="model-a", spaces={"model-a": "space-of-a"})
+    result = await embed_texts([impostor.url, honest.url], model="model-a", spaces={"model-a": "space-of-a"})
     assert result.space == "space-of-a"
     assert_one_space(result)
 
 
-async def test_a_space_bound_to_a_model_holds_when_it_answers_to_an_alias(nodes, calls):
+async def test_a_space_bound_to_a_model_holds_when_it_answers_to_an_alias(nodes, embed_texts):
     with pytest.raises(VectorSpaceMismatch, match="vector space elsewhere"):
-        await calls.many([nodes[0].url], TEXTS[:10], model="prod", spaces={"model-a": "elsewhere"})
+        await embed_texts([nodes[0].url], TEXTS[:10], model="prod", spaces={"model-a": "elsewhere"})
 
 
 def change(node, alias, name, after):
@@ -78,11 +78,11 @@ def change(node, alias, name, after):
     node.respond = respond
 
 
-async def test_a_reload_of_one_node_in_the_middle_leaves_its_rows_to_the_other(nodes, calls):
+async def test_a_reload_of_one_node_in_the_middle_leaves_its_rows_to_the_other(nodes, embed_texts):
     for node in nodes:
         node.alias(prod="model-a")
     change(nodes[1], "prod", "model-b", after=3)
-    result = await calls.many([node.url for node in nodes], model="prod")
+    result = await embed_texts([node.url for node in nodes], model="prod")
     assert result.space == "space-of-a"
     assert_one_space(result)
 
@@ -139,22 +139,22 @@ def answer_in_turn(first, second):
 
 
 @pytest.mark.parametrize("first", [0, 1])
-async def test_an_ambiguous_default_is_rejected_whichever_node_answers_first(pair, calls, first):
+async def test_an_ambiguous_default_is_rejected_whichever_node_answers_first(pair, embed_texts, first):
     """Each node has an embedding model of its own; the probe of the other waits until the first was answered."""
     pair[1].offer("embedding", "model-b", space="space-of-b")
     answer_in_turn(pair[first], pair[1 - first])
     with pytest.raises(ConfigurationError, match=rf"{EMBEDDER}, model-b"):
-        await calls.many([node.url for node in pair], ["text"], options=OFTEN)
+        await embed_texts([node.url for node in pair], ["text"], options=OFTEN)
     assert not pair[0].requests
     assert not pair[1].requests
 
 
-async def test_an_ambiguous_default_is_none_once_a_space_or_a_model_is_named(scripted, calls):
+async def test_an_ambiguous_default_is_none_once_a_space_or_a_model_is_named(scripted, embed_texts):
     scripted.offer("embedding", "model-b", space="space-of-b")
-    assert (await calls.many([scripted.url], ["text"], model="model-b")).space == "space-of-b"
-    assert (await calls.many([scripted.url], ["text"], spaces={"model-b": "space-of-b"})).space == "space-of-b"
+    assert (await embed_texts([scripted.url], ["text"], model="model-b")).space == "space-of-b"
+    assert (await embed_texts([scripted.url], ["text"], spaces={"model-b": "space-of-b"})).space == "space-of-b"
     with pytest.raises(ConfigurationError, match="2 embedding models"):
-        await calls.many([scripted.url], ["text"])
+        await embed_texts([scripted.url], ["text"])
 
 
 async def test_a_default_that_was_used_stays_when_the_fleet_gets_a_second_model(scripted):
@@ -169,10 +169,10 @@ async def test_a_default_that_was_used_stays_when_the_fleet_gets_a_second_model(
 
 
 @pytest.mark.parametrize("first", [0, 1])
-async def test_a_model_with_two_spaces_is_bound_to_the_same_whichever_node_answers_first(pair, calls, first):
+async def test_a_model_with_two_spaces_is_bound_to_the_same_whichever_node_answers_first(pair, embed_texts, first):
     """As in the middle of an upgrade. Two processes of a service must not choose differently."""
     pair[0].space, pair[1].space = "space-b", "space-a"
     answer_in_turn(pair[first], pair[1 - first])
-    result = await calls.many([node.url for node in pair], TEXTS[:300], model=EMBEDDER, options=OFTEN)
+    result = await embed_texts([node.url for node in pair], TEXTS[:300], model=EMBEDDER, options=OFTEN)
     assert result.space == "space-a"
     assert result.served == {pair[1].url: 300}

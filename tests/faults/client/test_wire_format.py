@@ -1,13 +1,16 @@
 """What goes over the wire, and what comes of what comes back: against a scripted node on real sockets."""
 
+import contextlib
 import re
+import socket
 
 import numpy as np
 import pytest
 from aiohttp import web
 
-from backend_client import NPUClient, NPUUnavailableError, RequestRejected, StreamInterrupted
+from backend_client import ClientOptions, NPUClient, NPUUnavailableError, RequestRejected, StreamInterrupted
 from backend_client.errors import AuthenticationFailed, ContextLengthExceeded, EmbedManyFailed, PayloadTooLarge
+from backend_client.options import Timeouts
 from tests.faults.scripted_node import ANSWER, EMBEDDER, WRITER, done_event, error_response, sse, vectors_for
 
 
@@ -160,3 +163,19 @@ async def test_each_status_has_its_error(scripted, client, status, code, error):
     assert "as the node says" not in str(caught.value)
     assert caught.value.attempts[-1].status == status
     assert caught.value.request_id == scripted.requests[0].headers["X-Request-ID"]
+
+
+async def test_a_node_that_takes_no_connection_is_unreachable_all_the_same():
+    options = ClientOptions(timeouts=Timeouts(connect=0.2))
+    with contextlib.ExitStack() as stack:
+        deaf = stack.enter_context(socket.socket())
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen(0)
+        # Fill its backlog, so that the kernel answers no further connection.
+        for _ in range(4):
+            other = stack.enter_context(socket.socket())
+            other.setblocking(False)
+            other.connect_ex(deaf.getsockname())
+        async with NPUClient([f"http://127.0.0.1:{deaf.getsockname()[1]}"], options=options) as client:
+            with pytest.raises(NPUUnavailableError, match="cannot connect: no answer in time"):
+                await client.embed("text", timeout=30)
