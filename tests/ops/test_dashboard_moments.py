@@ -22,14 +22,6 @@ def healthy(**fields):
     return state_of([model("m", engine("ready"), state="ready")], status="ready") | fields
 
 
-def fleet_of(**states):
-    """A fleet of usable nodes by the host of their URL; None: such a node did not tell its state."""
-    common = {"usable": True, "breaker": "closed", "trouble": None, "version": "9.9.9", "since": None}
-    known = {"status": "ready", "state_trouble": None, "models": [], "devices": []}
-    nodes = [{"url": f"http://{host}:1", "state": state} | common | known for host, state in states.items()]
-    return {"kind": "fleet", "version": "9.9.9", "at": 1_700_000_000.0, "nodes": nodes}
-
-
 class Looks:
     """Counts what the page asks, and holds answers back until the test releases them."""
 
@@ -157,33 +149,3 @@ def test_what_is_asked_before_a_pause_and_answered_in_it_changes_nothing(browser
         assert paused.startswith("paused at")
         assert browser.text("#freshness") == paused
         assert browser.run(LIVE)
-
-
-def test_a_link_keeps_the_focus_when_what_is_beside_it_changes(browser):
-    """A node that missed some looks is shown without its name; who is at its link by keyboard stays there."""
-    scripted = ScriptedState(fleet_of(a=healthy(name="one"), b=healthy(name="two")))
-    with shown(browser, scripted, Looks()):
-        browser.wait("return document.querySelectorAll('#nodes a').length === 2")
-        browser.run("document.querySelectorAll('#nodes a')[1].focus()")
-        scripted.state = fleet_of(a=healthy(name="one"), b=None)
-        browser.wait("return !document.getElementById('nodes').innerText.includes('two')")
-        assert browser.focused()[0] == "b:1"
-
-
-def test_speeds_are_of_one_node_where_two_have_one_name(browser):
-    """Two nodes on one machine: what each has made since its start is compared with its own."""
-    one, other = (healthy(name="host", at=at, made={"m": {"texts": made}}) for at, made in ((100.0, 0), (101.0, 5000)))
-    with shown(browser, ScriptedState(fleet_of(a=one, b=other)), Looks()):
-        browser.wait("return document.querySelector('#models tbody tr')")
-        browser.run("document.querySelectorAll('#nodes a')[1].click()")
-        browser.wait("return document.activeElement.id === 'node-heading'")
-        assert "texts/s" not in browser.text("#models")
-
-
-def test_a_mean_is_over_five_seconds_however_long_the_samples_were(browser):
-    """One second of 10, before it a sample of four seconds of 40."""
-    told = healthy()
-    told["history"] |= {"texts": [7.0, 40.0, 10.0], "seconds": [1.0, 4.0, 1.0]}
-    with shown(browser, ScriptedState(told), Looks()):
-        browser.wait(LIVE)
-        assert browser.text("[data-tile=texts] .value").startswith("34.0")

@@ -1,7 +1,6 @@
 """The dashboard's page in a real Chromium, shown states that no healthy node has."""
 
 import time
-from functools import partial
 
 import pytest
 
@@ -107,22 +106,4 @@ def test_a_degraded_node_says_how_many_of_its_models_serve(browser, serving, wor
         browser.open(url + "/dashboard")
         browser.wait("return document.querySelector('#models tbody tr')")
         assert browser.text("#status") == words
-        assert browser.leave() == []
-
-
-def test_the_value_under_the_pointer_is_shown_with_its_age(browser):
-    """The series of the scripted state has the value i % 40 in its place i of 120, a second apart."""
-    with served_in_thread(ScriptedState(state_of([model("m", engine("ready"), state="ready")], status="ready"))) as url:
-        browser.open(url + "/dashboard")
-        browser.wait("return document.querySelector('[data-tile=texts] .spark .line')")
-        browser.run("document.querySelector('[data-tile=texts]').scrollIntoView()")
-        for place, words in ((99, "19.0 /s, 20 s ago"), (119, "39.0 /s, now"), (19, "19.0 /s, 1 min ago")):
-            browser.wait(
-                "const tip = document.getElementById('tip');"
-                "return tip.innerText === arguments[0] && tip.checkVisibility()",
-                words,
-                first=partial(browser.point, "[data-tile=texts] .spark", (place + 0.5) / 120),
-            )
-        away = partial(browser.point, "#name", 0.5)
-        browser.wait("return !document.getElementById('tip').checkVisibility()", first=away)
         assert browser.leave() == []

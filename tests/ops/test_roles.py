@@ -36,10 +36,6 @@ def command(ansible, *arguments):
     return done.stdout
 
 
-def test_the_roles_of_the_issue_are_here():
-    assert ROLES == ["npu_driver", "npu_monitoring", "npu_node", "npu_passthrough_host"]
-
-
 def test_lint_finds_nothing_in_its_production_profile(ansible):
     command(ansible, "ansible-lint", "--nocolor", "--profile=production")
 
@@ -64,18 +60,6 @@ def test_every_default_is_described_and_every_argument_has_a_default(role):
         assert option["description"], name
         if "default" in option:
             assert option["default"] == defaults[name], name
-
-
-@pytest.mark.parametrize("role", ROLES)
-def test_a_role_has_its_parts(role):
-    directory = ANSIBLE / "roles" / role
-    tasks = {task["ansible.builtin.import_tasks"]: task["tags"] for task in read(directory / "tasks" / "main.yml")}
-    assert tasks["preflight.yml"] == ["always"]
-    assert "install" in tasks["install.yml"]
-    assert "verify" in tasks["verify.yml"]
-    assert any("configure" in tags for tags in tasks.values())
-    assert (directory / "README.md").is_file()
-    assert (directory / "handlers" / "main.yml").is_file()
 
 
 @pytest.mark.parametrize("tags", re.findall(r"--tags[ =](\S+)", PROVISIONING))

@@ -55,14 +55,6 @@ def test_a_step_announces_its_tokens_and_jobs(runner):
     assert calls[-1].units == 1
 
 
-def test_the_compilation_of_a_grammar_is_announced_for_its_job_alone(runner):
-    events = []
-    runner.submit(GenerateJob(8, np.arange(100, 140, dtype="<i4").tobytes(), 8, FAR, grammar='root ::= "a"'))
-    while runner.has_work:
-        runner.step(events.append, lambda: None)
-    assert events[0] == NativeCall("prepare", 12, [8])
-
-
 def test_a_cancelled_generation_gives_its_cache_back_without_waiting_for_another(runner):
     prompt = np.arange(100, 140, dtype="<i4").tobytes()
     for job_id in (1, 2):

@@ -125,16 +125,3 @@ def test_a_prefix_that_other_prompts_came_after_is_found_and_takes_one_step(runn
     np.testing.assert_allclose(again, fresh, atol=0.01)
 
 
-@pytest.mark.parametrize("runner", [{"prefix_cache_tokens": 8192}], indirect=True)
-def test_the_next_turn_of_a_conversation_finds_the_answer_before_it(runner):
-    runner.submit(msgspec.structs.replace(job(90, LONG), max_new_tokens=100))
-    ids = []
-    while runner.has_work:
-        events = []
-        runner.step(events.append, lambda: None)
-        ids += [
-            token for event in events if isinstance(event, Step) for delta in event.deltas for token in delta.tokens
-        ]
-    runner.submit(job(91, np.concatenate([LONG, np.array(ids, "<i4"), SHORT])))
-    answers(runner)
-    assert runner.stats().prefix_hit_tokens == 829 // BLOCK_TOKENS * BLOCK_TOKENS

@@ -97,14 +97,3 @@ def test_an_answer_that_repeats_takes_fewer_steps(engines):
     assert rows[1] < len(tokens["in parts"]) <= rows[0]
 
 
-def test_an_answer_that_is_cancelled_between_guesses_leaves_nothing(engines):
-    _, lookup = engines
-    expected, _ = lookup.answers("in parts")
-    lookup.runner.submit(job(50, "in parts"))
-    while not any(isinstance(event, Step) for event in lookup.step()):
-        pass
-    lookup.runner.cancel(50)
-    while lookup.runner.has_work:
-        lookup.step()
-    assert lookup.runner.stats().running == 0
-    assert lookup.answers("in parts")[0] == expected

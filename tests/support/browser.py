@@ -60,19 +60,16 @@ class Browser:
     def run(self, script, *arguments):
         return self.driver.execute_script(script, *arguments)
 
-    def wait(self, script, *arguments, timeout=HANG_S, first=lambda: None):
-        """Wait until the script returns something true, and return it. Before each look `first()` is called.
+    def wait(self, script, *arguments, timeout=HANG_S):
+        """Wait until the script returns something true, and return it.
 
         The page asks its server each second and may look otherwise a moment later, so what belongs together is in one
         script: between two scripts an answer may have been late.
         """
 
-        def look(driver):
-            first()
-            return driver.execute_script(script, *arguments)
-
         try:
-            return WebDriverWait(self.driver, timeout, poll_frequency=0.05).until(look)
+            waiting = WebDriverWait(self.driver, timeout, poll_frequency=0.05)
+            return waiting.until(lambda driver: driver.execute_script(script, *arguments))
         except TimeoutException:
             shown = self.run("return document.title + '\\n' + document.body.innerText")
             raise AssertionError(f"never true: {script} {arguments}\n{shown[:3000]}") from None
@@ -96,12 +93,6 @@ class Browser:
             {"name": "prefers-reduced-motion", "value": "reduce"},
         ]
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-
-    def point(self, selector, share):
-        """Move the mouse to a place inside of an element: `share` of its width from the left, in the middle."""
-        box = self.run("const box = document.querySelector(arguments[0]).getBoundingClientRect(); return box", selector)
-        x, y = box["x"] + share * box["width"], box["y"] + box["height"] / 2
-        self.driver.execute_cdp_cmd("Input.dispatchMouseEvent", {"type": "mouseMoved", "x": x, "y": y})
 
     def press(self, *keys):
         """Press keys as a user without a mouse does."""
