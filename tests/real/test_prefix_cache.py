@@ -123,5 +123,3 @@ def test_a_prefix_that_other_prompts_came_after_is_found_and_takes_one_step(runn
     runner.load()
     _, fresh = steps_to_the_first_token(81, LONG)
     np.testing.assert_allclose(again, fresh, atol=0.01)
-
-

@@ -95,5 +95,3 @@ def test_an_answer_that_repeats_takes_fewer_steps(engines):
     assert made[1] < 0.75 * made[0]
     # What the dashboard's "Tokens a step" divides.
     assert rows[1] < len(tokens["in parts"]) <= rows[0]
-
-
