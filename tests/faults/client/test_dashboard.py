@@ -2,27 +2,14 @@
 
 import asyncio
 import json
-from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
 
 from backend_client.cli.dashboard import Fleet, fetch_state, served
 from backend_client.client import NPUClient
-from backend_client.errors import BadReply, NodeError
+from backend_client.errors import NodeError
 from tests.faults.scripted_node import ScriptedNode
-
-
-class Script:
-    """Nodes' states by URL; a node without one does not tell it."""
-
-    def __init__(self):
-        self.states = {}
-
-    async def __call__(self, url):
-        if url not in self.states:
-            raise BadReply("scripted", node=url)
-        return self.states[url]
 
 
 async def settled(client, url, usable):
@@ -35,10 +22,13 @@ async def settled(client, url, usable):
 async def test_a_node_that_dies_is_down_since_then_and_up_when_it_is_back(pair):
     stays, dies = pair
     now = [1000.0]
-    script = Script()
-    script.states = {node.url: {"kind": "node", "name": node.url} for node in pair}
+    states = {node.url: {"kind": "node", "name": node.url} for node in pair}
+
+    async def fetch(url):
+        return states[url]
+
     async with NPUClient([stays.url, dies.url]) as client:
-        page = Fleet(client, script, clock=lambda: now[0])
+        page = Fleet(client, fetch, clock=lambda: now[0])
         first, second = (await page.state())["nodes"]
         assert (first["url"], first["status"], first["usable"], first["breaker"]) == (
             stays.url,
@@ -65,29 +55,16 @@ async def test_a_node_that_dies_is_down_since_then_and_up_when_it_is_back(pair):
         assert second["breaker"] != "closed"
 
         dies.health_respond = None
-        script.states[dies.url] = {"kind": "node", "name": "again"}
+        states[dies.url] = {"kind": "node", "name": "again"}
         await settled(client, dies.url, usable=True)
         now[0] = 1090.0
         second = (await page.state())["nodes"][1]
         assert (second["usable"], second["since"], second["state"]["name"]) == (True, 1090.0, "again")
 
 
-@asynccontextmanager
-async def answering(handler):
-    """A node that is ready and whose /dashboard/state is `handler`; yields its URL."""
-
-    async def health(_request):
-        return web.json_response({"status": "ready"})
-
-    app = web.Application()
-    app.add_routes([web.get("/dashboard/state", handler), web.get("/health", health)])
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+def detailed(handler):
+    """A node whose /dashboard/state is `handler`."""
+    return ScriptedNode(routes=[web.get("/dashboard/state", handler)]).running()
 
 
 @pytest.mark.parametrize(
@@ -104,9 +81,9 @@ async def test_an_answer_that_is_not_a_state_is_an_error_without_the_key(status,
         assert request.headers["Authorization"] == "Bearer sk-canary"
         return web.Response(status=status, body=body, headers={"Location": "/elsewhere"})
 
-    async with answering(handler) as url, NPUClient([url], node_keys={url: "sk-canary"}) as client:
+    async with detailed(handler) as node, NPUClient([node.url], node_keys={node.url: "sk-canary"}) as client:
         with pytest.raises(NodeError, match=why) as raised:
-            await fetch_state(client, url)
+            await fetch_state(client, node.url)
         assert "sk-canary" not in repr(raised.value)
         with pytest.raises(NodeError, match="cannot connect"):
             await fetch_state(client, "http://127.0.0.1:9")
@@ -118,8 +95,8 @@ async def test_the_state_reaches_the_page(http):
 
     async with (
         ScriptedNode().running() as node,
-        answering(handler) as detailed,
-        NPUClient([node.url, detailed]) as client,
+        detailed(handler) as other,
+        NPUClient([node.url, other.url]) as client,
         served(client) as url,
     ):
         async with http.get(url) as reply:

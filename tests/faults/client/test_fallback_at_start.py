@@ -3,11 +3,11 @@
 import asyncio
 
 import pytest
-from aiohttp import web
 
 from backend_client import ClientOptions, CloudClient, CloudSettings, InferenceClient, NPUClient, NPUUnavailableError
 from backend_client.errors import NotOffered, VectorSpaceMismatch
 from backend_client.options import ProbeOptions
+from backend_client.testing.node import model_row
 from tests.faults.scripted_node import EMBEDDER, WRITER, ScriptedNode, answering, error_response
 from tests.support.ports import free_port
 
@@ -83,22 +83,11 @@ async def test_nothing_is_assumed_once_a_node_has_reported_a_space(scripted, clo
     assert not cloud.requests
 
 
-def without_embedder(kind):
-    """The /health of a node whose embedding model is damaged; older nodes do not know its kind then."""
-    models = [
-        {"id": WRITER, "kind": "generation", "state": "ready", "placements": ["CPU"]},
-        {"id": EMBEDDER, "kind": kind, "state": "failed", "placements": []},
-    ]
-
-    async def respond(_):
-        return web.json_response({"status": "degraded", "models": models})
-
-    return respond
-
-
 @pytest.mark.parametrize("kind", [None, "embedding"])
 async def test_an_embedding_model_that_failed_is_unavailable_and_the_cloud_answers(scripted, cloud, kind):
-    scripted.health_respond = without_embedder(kind)
+    # Older nodes do not know the kind of a damaged model.
+    scripted.models[EMBEDDER] = model_row(kind) | {"state": "failed", "placements": []}
+    scripted.health_status = "degraded"
     async with starting(scripted.url, cloud) as client:
         with pytest.raises(NPUUnavailableError, match=f"{EMBEDDER} in the state failed") as caught:
             await client.npu.embed("text")
