@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -148,15 +148,11 @@ def work(node: Node, model: ModelReport | None) -> int:
 def choose(candidates: Sequence[Node], need: Requirement, rng: random.Random) -> Node:
     """One of the candidates (at least one): power of two choices on their load.
 
-    A half-open node goes first: it gets one request, and whether the node is back depends on it. Nodes that are known
-    to serve the model go before those that might know the name, and nodes come last that refused a request lately when
-    they had no more work than now, though the pause that they asked for is over.
+    Nodes that are known to serve the model go before those that might know the name, and nodes come last that refused a
+    request lately when they had no more work than now, though the pause that they asked for is over.
     """
     name = need.model or ""
     models = {node.url: node.names.get(plain_name(name)) for node in candidates}
-    for node in candidates:
-        if _half_open(node, models[node.url], name):
-            return node
     if len(candidates) == 1:
         return candidates[0]
     sure = [node for node in candidates if models[node.url] is not None] or candidates
@@ -168,12 +164,6 @@ def choose(candidates: Sequence[Node], need: Requirement, rng: random.Random) ->
     other = (one + 1 + int(rng.random() * (len(sure) - 1))) % len(sure)
     first, second = sure[one], sure[other]
     return second if work(second, models[second.url]) < work(first, models[first.url]) else first
-
-
-def _half_open(node: Node, model: ModelReport | None, name: str) -> bool:
-    """Whether a request for the model of that name would be a trial."""
-    breaker = node.breakers.get(model.id if model else name)
-    return not node.breaker.closed or (breaker is not None and not breaker.closed)
 
 
 def _looks_full(node: Node, model: ModelReport | None, need: Requirement) -> bool:
@@ -225,15 +215,6 @@ def explain(need: Requirement, refusals: Collection[Refusal], now: float) -> NPU
     if RefusalReason.OTHER_SPACE in kinds:
         return VectorSpaceMismatch(f"no node answers in the vector space {need.space}: {reasons}")
     return NPUUnavailableError(f"no node can serve it: {reasons}", retry_after=retry_after)
-
-
-def unavailable_holders(nodes: Iterable[Node], need: Requirement, now: float) -> list[Refusal]:
-    """Why the nodes that are known to have the model, or of which nothing is known, cannot take the request now."""
-    name = need.model or ""
-    holders = [node for node in nodes if node.resolve(name) is not None or not node.models]
-    refusals = [refusal(node, need, now) for node in holders]
-    unfit = {RefusalReason.LACKS_MODEL, RefusalReason.OTHER_NODE}
-    return [item for item in refusals if item is not None and item.reason not in unfit]
 
 
 def _model_not_found(need: Requirement, reasons: str) -> ModelNotFound:

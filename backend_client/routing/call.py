@@ -31,7 +31,7 @@ from backend_client.errors import (
     SpaceChanged,
     VectorSpaceMismatch,
 )
-from backend_client.fleet.choose import explain, refusal, unavailable_holders
+from backend_client.fleet.choose import refusal
 from backend_client.fleet.node import Lease, Requirement
 from backend_client.fleet.pool import Pool
 from backend_client.fleet.probes import Prober
@@ -311,9 +311,6 @@ class Dispatcher:
         """The error of the call as a whole, given that of its last attempt."""
         if isinstance(last, ModelMissing):
             nodes, name = self._pool.nodes, call.need.model or ""
-            # That others do not know the model says nothing while a node that has it is down or busy.
-            if holders := unavailable_holders(nodes.values(), call.need, self._pool.clock()):
-                return explain(call.need, holders, self._pool.clock())
             unasked = any(node.resolve(name) is not None for url, node in nodes.items() if url not in call.tried)
             if call.failed is None and not unasked:
                 message = _told(last, call)
