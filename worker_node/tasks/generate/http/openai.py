@@ -89,6 +89,8 @@ def _ask(
     requests: list[GenerationRequest],
     renderer: Callable[[Choices], Renderer],
 ) -> Ask:
+    if body.keep_alive is None:
+        return Ask(requests, renderer, bool(body.stream))
     return Ask(requests, renderer, bool(body.stream), keeping(request, body.model, body.keep_alive))
 
 
