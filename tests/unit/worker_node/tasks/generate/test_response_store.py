@@ -44,6 +44,13 @@ def test_the_oldest_goes_first():
     assert [kept.get(ANN, f"resp_{name}") is not None for name in "abc"] == [False, True, True]
 
 
+def test_what_is_larger_than_everything_is_not_stored():
+    kept = store(size=5000)
+    kept.put(ANN, response("a"))
+    assert not kept.put(ANN, response("b", size=5000))
+    assert kept.get(ANN, "resp_a") is not None
+
+
 def test_the_same_item_id_with_other_content_changes_no_earlier_response():
     kept = store()
     kept.put(ANN, response("a", StoredItem("mine", b"one")))

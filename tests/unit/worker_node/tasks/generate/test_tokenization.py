@@ -31,6 +31,16 @@ def chat(store):
     return ChatTokenizer(installed.path, installed.context_limit)
 
 
+def test_special_tokens_have_text_only_where_it_is_asked_for(chat):
+    tokens = chat.encode_chat([Message("user", "漢🙂é")])
+    for skip in (True, False):
+        detokenizer = chat.detokenizer(skip_special_tokens=skip)
+        text = detokenizer.push(tokens) + detokenizer.flush()
+        assert text == chat.decode(tokens, skip_special_tokens=skip)
+        assert ("<|im_start|>" in text) is not skip
+    assert chat.piece(tokens[0]) == b""
+
+
 @pytest.fixture
 def pool():
     return Pool()
