@@ -44,13 +44,6 @@ def starts_process(node):
     return module == "subprocess" or node.func.attr == "create_subprocess_exec"
 
 
-def test_test_files_outside_of_packages_have_names_of_their_own():
-    """pytest imports them by their bare names: two of one name end the collection of the whole suite."""
-    files = sorted(path for path in (ROOT / "tests").rglob("test_*.py") if not (path.parent / "__init__.py").exists())
-    names = [path.name for path in files]
-    assert sorted({name for name in names if names.count(name) > 1}) == []
-
-
 def test_every_child_process_gets_an_environment_that_was_chosen():
     reject(
         [

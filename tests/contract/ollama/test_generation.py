@@ -91,18 +91,6 @@ async def test_a_format_is_held_to(http, node):
     assert body["response"].startswith("{")
 
 
-async def test_options_mean_what_they_mean_to_openai(http, node):
-    options = {"num_predict": 24, "temperature": 1.0, "seed": 7, "top_p": 0.9, "top_k": 40, "min_p": 0.05}
-    penalties = {"presence_penalty": 0.5, "frequency_penalty": 0.25}
-    sampling = {**options, **penalties, "repeat_penalty": 1.1, "stop": ["Lyon"]}
-    _, ours = await call(http, node, "chat", messages=CAPITAL, options=sampling)
-    body = {**options, **penalties, "repetition_penalty": 1.1, "stop": "Lyon", "messages": CAPITAL, "model": MODEL}
-    body["max_tokens"] = body.pop("num_predict")
-    async with http.post(node.url + "/v1/chat/completions", json=body) as reply:
-        theirs = await reply.json()
-    assert ours["message"]["content"] == theirs["choices"][0]["message"]["content"]
-
-
 @pytest.mark.parametrize(
     ("fields", "status", "error"),
     [

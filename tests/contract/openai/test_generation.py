@@ -129,15 +129,6 @@ async def test_a_seed_repeats_and_choices_differ(http, node):
     assert len({choice["message"]["content"] for choice in several["choices"]}) == 3
 
 
-async def test_a_stop_sequence_ends_the_answer_before_it(http, node):
-    _, plain = await chat(http, node)
-    text = plain["choices"][0]["message"]["content"]
-    stop = text[len(text) // 2 :][:3]
-    _, cut = await chat(http, node, stop=[stop])
-    assert cut["choices"][0]["message"]["content"] == text.split(stop)[0]
-    assert cut["choices"][0]["finish_reason"] == "stop"
-
-
 @pytest.mark.parametrize(
     ("fields", "param", "code"),
     [

@@ -101,23 +101,3 @@ def test_a_calls_arguments_are_streamed_in_pieces(client):
 def test_an_answer_is_parsed(client):
     response = client.responses.parse(model=MODEL, input=QUESTION, text_format=City, max_output_tokens=200)
     assert isinstance(response.output_parsed, City)
-
-
-def test_a_second_turn_refers_to_the_first(client):
-    first = client.responses.create(model=MODEL, input=QUESTION, max_output_tokens=8)
-    sent = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": first.output_text}]
-    whole = client.responses.create(
-        model=MODEL, input=[*sent, {"role": "user", "content": "And?"}], max_output_tokens=8
-    )
-    for fields in (
-        {"previous_response_id": first.id, "input": "And?"},
-        {"input": [sent[0], {"type": "item_reference", "id": first.output[0].id}, {"role": "user", "content": "And?"}]},
-    ):
-        second = client.responses.create(model=MODEL, max_output_tokens=8, **fields)
-        assert second.output_text == whole.output_text
-        assert second.usage.input_tokens == whole.usage.input_tokens
-    items = client.responses.input_items.list(first.id)
-    assert [item.content[0].text for item in items] == [QUESTION]
-    client.responses.delete(first.id)
-    with pytest.raises(openai.NotFoundError, match="previous_response_id"):
-        client.responses.create(model=MODEL, input="And?", previous_response_id=first.id)

@@ -122,14 +122,6 @@ def test_the_text_ends_where_the_first_stop_sequence_begins(parts, sequences):
         assert not any(s in shown for s in sequences)
 
 
-def test_after_a_match_nothing_follows():
-    matcher = StopMatcher(("\n\n",))
-    assert matcher.push("one\n\ntwo") == "one"
-    assert matcher.push("three") == ""
-    assert matcher.flush() == ""
-    assert matcher.matched == "\n\n"
-
-
 # Reasoning.
 
 
