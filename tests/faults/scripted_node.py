@@ -58,10 +58,11 @@ class ScriptedNode(FakeNode):
             row["aliases"] = [alias for alias, meant in names.items() if meant == name]
 
     def take(self, path, headers, content):
-        told = self.models[EMBEDDER]["dimensions"]
-        self.models[EMBEDDER]["dimensions"] = self.answers or told
+        told = self.models
+        if self.answers is not None:
+            self.models = {**told, EMBEDDER: told[EMBEDDER] | {"dimensions": self.answers}}
         step, answer = super().take(path, headers, content)
-        self.models[EMBEDDER]["dimensions"] = told
+        self.models = told
         model = self.answers_as or answer.headers.get("X-Model")
         named = {**answer.headers, "X-Model": model, "X-NPU-Node-Device": self.answers_on}
         events = answer.events
