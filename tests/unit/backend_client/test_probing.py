@@ -115,3 +115,14 @@ async def test_a_dead_node_is_found_out_in_a_loop_that_is_always_late():
             loop.now += 2.0
             await asyncio.sleep(0.001)
         assert not client.status()[0].usable
+
+
+@in_virtual_time
+async def test_silent_probes_of_a_node_that_answers_requests_do_not_count():
+    [node] = nodes = fleet(1)
+    async with warm(nodes) as client:
+        node.health = hang
+        for _ in range(100):
+            await client.embed("text")
+            await asyncio.sleep(0.1)
+        assert client.status()[0].usable
