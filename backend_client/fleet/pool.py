@@ -152,9 +152,7 @@ class Pool:
         node.replied_at = now
         if was_open and node.breaker.closed:
             log.info("node %s serves again", node.url)
-        if isinstance(error, NodeNotServing) and error.code == "draining" and node.report is not None:
-            node.report = node.report.draining()
-        elif isinstance(error, NodeNotServing | NodeOverloaded | SpaceChanged):
+        if isinstance(error, NodeNotServing | NodeOverloaded | SpaceChanged):
             self._hold(lease, error)
 
     def _hold(self, lease: Lease, error: NodeError) -> None:

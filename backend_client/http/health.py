@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Literal, Self
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -82,10 +82,6 @@ class HealthReport(_Part):
     version: str | None = None
     devices: tuple[DeviceReport, ...] = ()
     models: tuple[ModelReport, ...] = ()
-
-    def draining(self) -> Self:
-        """The same report of a node that has begun to shut down."""
-        return self.model_validate({**self.model_dump(exclude_unset=True), "status": "draining"})
 
     @cached_property
     def serving(self) -> bool:
