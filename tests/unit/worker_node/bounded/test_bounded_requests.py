@@ -62,12 +62,6 @@ def test_what_is_beyond_a_bound_or_of_another_type_is_refused(data):
         parse_request(data)
 
 
-@pytest.mark.parametrize(("name", "tokens"), [("title", 32), ("summary", 160), ("notification", 96), ("memory", 192)])
-def test_each_job_has_its_own_budget(name, tokens):
-    assert make_request(name, "a").max_new_tokens == tokens
-    assert parse_request(body(job=name, max_new_tokens=None)).max_new_tokens == tokens
-
-
 @pytest.mark.parametrize("implied", ["notification", "memory_candidate"])
 def test_a_url_that_implies_a_job_takes_no_other(implied):
     assert parse_request(b'{"input": "a"}', implied).job.name == implied
@@ -137,12 +131,6 @@ def test_a_title_has_at_most_eight_words_and_neither_quotes_nor_marks_of_markdow
 )
 def test_a_summary_is_a_paragraph_or_bullets(text, made):
     assert summary(text) == made
-
-
-@given(MARKUP | st.text(max_size=200))
-def test_a_summary_is_one_paragraph_or_two_to_four_bullets(text):
-    lines = summary(text).split("\n")
-    assert len(lines) == 1 or (2 <= len(lines) <= 4 and all(line.startswith("- ") for line in lines))
 
 
 GOOD = {"severity": "info", "category": "build", "summary": "It failed.", "action_needed": False}

@@ -25,15 +25,6 @@ def test_the_second_death_alone_refuses_a_request_and_is_not_the_engines():
     assert suspects.refuses(A)
 
 
-def test_deaths_with_others_refuse_no_request():
-    suspects = Suspects()
-    for _ in range(3):
-        assert not suspects.died({A, B, C}).request
-    assert not any(suspects.refuses(key) for key in (A, B, C))
-    suspects.died({A})
-    assert suspects.died({A}).pardons == 3, "all deaths that were counted against the engine are taken back"
-
-
 def test_an_answer_clears_a_suspect():
     suspects = Suspects()
     suspects.died({A})

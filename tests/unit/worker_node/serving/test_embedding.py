@@ -4,11 +4,9 @@ import time
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 
 from tests.support.services import services_of
 from tests.support.task_engine import TaskEngine, encoded
-from worker_node.core.errors import Overloaded
 from worker_node.core.types import Device, ModelKind, RequestContext
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.manager.placement import Placement
@@ -64,20 +62,3 @@ async def test_tokens_of_texts_that_the_cache_answers_are_not_counted_as_compute
     assert await after((1, 2, 3), (4, 5)) == (5, 5, 2 * BUCKET)
     assert await after((1, 2, 3)) == (8, 5, 2 * BUCKET)
     assert await after((1, 2, 3), (6,)) == (12, 6, 3 * BUCKET)
-
-
-async def test_the_priority_of_a_request_is_that_of_its_texts_and_of_its_place():
-    served = services()
-    (placement,) = served.manager.models[0].placements
-
-    async def ask(interactive, *texts):
-        now = time.monotonic()
-        await embed(served, EmbeddingRequest(RequestContext("req_1", now, now + 60, interactive), texts))
-
-    await ask(False, (1,))
-    await ask(True, (2,))
-    assert placement.engine.priorities == [False, True]
-    with placement.admission.permit(6, time.monotonic() + 60):
-        with pytest.raises(Overloaded, match="for batch work"):
-            await ask(False, (3,))
-        await ask(True, (4,))

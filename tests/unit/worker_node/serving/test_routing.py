@@ -194,21 +194,6 @@ async def test_an_eager_engine_that_is_loading_is_waited_for_and_no_other_one_is
     assert place.loading_s > 0
 
 
-async def test_a_caller_who_can_go_elsewhere_does_not_wait_for_an_eager_engine_but_for_one_that_it_has_loaded():
-    npu = Engine(EngineState.STARTING)
-    for seconds in (0.0, 0.5):
-        with pytest.raises(ModelLoading) as caught:
-            await select_placement(demand(npu, Engine(EngineState.FAILED), 50), context(restart_wait_s=seconds))
-        assert caught.value.retry_after == 1.0
-    cpu = Engine(EngineState.UNLOADED)
-    wanted = demand(Engine(EngineState.READY), cpu)
-    cpu_place = wanted.placements[1]
-    cpu_place.residency.on_change = lambda: None
-    (finding,) = await begun(select_placement(wanted, context(restart_wait_s=0.0)))
-    cpu.set(EngineState.READY)
-    assert (await finding).route.device is Device.CPU
-
-
 async def test_a_cold_compile_for_the_npu_is_not_waited_for_but_begun_while_another_placement_is_loaded():
     npu, cpu = Engine(EngineState.UNLOADED, load_seconds=None), Engine(EngineState.UNLOADED)
     wanted = demand(npu, cpu, 50)
@@ -284,3 +269,10 @@ async def test_a_restart_that_takes_longer_than_expected_ends_the_wait_at_the_de
     with pytest.raises(ModelLoading):
         await select_placement(wanted, context(restart_wait_s=0.05))
     assert wanted.placements[0].admission.outstanding == 0
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.4])
+async def test_a_caller_who_can_go_elsewhere_is_refused_at_once(seconds):
+    _, wanted = restarting()
+    with pytest.raises(EngineUnavailable):
+        await select_placement(wanted, context(restart_wait_s=seconds))
