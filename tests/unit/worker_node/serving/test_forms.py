@@ -158,14 +158,6 @@ def test_a_schema_that_cannot_be_enforced_leaves_the_arguments_of_its_own_tool_f
     check([call])
 
 
-def test_schemas_over_a_bound_leave_the_arguments_of_all_tools_free():
-    wide = {"type": "object", "properties": {f"p{i}": {"type": "string", "maxLength": 3 * i + 1} for i in range(300)}}
-    tools = tuple(Tool(f"t{i}", "", wide, f"tools[{i}]") for i in range(2))
-    grammar, dropped = Compiled.read(compile_form(answer_form("qwen", request(ToolUse(tools)))))
-    assert dropped == ("tools[0]", "tools[1]")
-    assert "object" in grammar
-
-
 def test_refusals_name_the_part_of_the_tool():
     tools = (TOOLS[0], Tool("bad", "", objects(x={"$ref": "#/$defs/X"}), "tools[1]"))
     for use, schema in ((ToolUse(tools, forced=True), None), (ToolUse(tools, forced=True), {}), (ToolUse(tools), {})):
