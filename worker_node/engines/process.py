@@ -53,7 +53,7 @@ from worker_node.engines.protocol import (
 )
 from worker_node.engines.restart import GrowthLimits, RestartLimits
 from worker_node.engines.watchdog import Liveness, LivenessLimits, cause_of_death, stopped
-from worker_node.engines.wire import CorruptFrame, FrameBuffer, decode_event, encode, submission
+from worker_node.engines.wire import CorruptFrame, FrameBuffer, encode, received_events, submission
 
 log = logging.getLogger(__name__)
 
@@ -292,7 +292,7 @@ class EngineProcess(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            events = [decode_event(body) for body in self._buffer.feed(data)]
+            events = received_events(self._buffer, data)
             for event in events:
                 match event:
                     case Results():

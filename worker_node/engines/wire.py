@@ -97,6 +97,11 @@ class FrameBuffer:
         return bodies
 
 
+def received_events(buffer: FrameBuffer, data: bytes) -> list[Event]:
+    """Return the events that are complete with these bytes; CorruptFrame if a frame holds none."""
+    return [decode_event(body) for body in buffer.feed(data)]
+
+
 class ChildChannel:
     """The engine process's end: blocking writes, reads that wait only when asked to."""
 
