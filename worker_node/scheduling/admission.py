@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -229,9 +229,7 @@ class Admission:
         """
         return min(job.work.limit - job.generated, max(self.mean_answer - job.generated, job.generated))
 
-    def permit(
-        self, units: int, deadline: float, *, work: Work | None = None, interactive: bool = True
-    ) -> AbstractContextManager[Permit]:
+    def permit(self, units: int, deadline: float, *, work: Work | None = None, interactive: bool = True) -> Permit:
         """Hold a permit for `units` while the block runs; batch work may take three quarters of the places.
 
         Entering raises Overloaded when the queue is full or the deadline would pass in it, DeadlineExceeded when it has

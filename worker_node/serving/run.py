@@ -12,7 +12,6 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import (
     AsyncExitStack,
-    ExitStack,
     aclosing,
     asynccontextmanager,
     contextmanager,
@@ -131,7 +130,6 @@ class Execution:
         self.pinned = False
         self.permit: Permit
         self._permits: dict[Device, Permit] = {}
-        self._held = ExitStack()
         self._demand = demand
         self._context = context
         self._units = units
@@ -148,9 +146,12 @@ class Execution:
     def admitted(self) -> Iterator[Self]:
         """Be admitted to the first placement while the block runs, retries included. Entering raises Overloaded."""
         try:
-            with self._held:
+            try:
                 self.permit = self._permit_at(self._first)
                 yield self
+            finally:
+                for permit in self._permits.values():
+                    permit.__exit__()
         except NodeError as error:
             self.name_route(error)
             raise
@@ -183,7 +184,7 @@ class Execution:
             admission, context = placement.admission, self._context
             work = self._work(admission.limits) if callable(self._work) else self._work
             permit = admission.permit(self._units, context.deadline, work=work, interactive=context.interactive)
-            self._permits[placement.device] = self._held.enter_context(permit)
+            self._permits[placement.device] = permit.__enter__()
         return self._permits[placement.device]
 
     @asynccontextmanager
