@@ -191,7 +191,8 @@ class Execution:
     async def _on_engine(self, placement: Placement, key: Callable[[], bytes]) -> AsyncIterator[None]:
         """One attempt's use of the engine. `key` returns the request's digest, computed only if it is needed."""
         suspected = self._suspected(key)
-        self._refuse(key)
+        if suspected:
+            self._refuse(key)
         async with placement.isolation.use(self._context.deadline, exclusive=suspected):
             self._refuse(key)  # another of its kind may have had its turn before
             yield
