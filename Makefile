@@ -59,8 +59,8 @@ serve: $(NODE)      ## run a node on this machine with the embedded models
 	$(BIN)/python -m worker_node serve
 
 # Here, and not in the one test that reads it: a download may take longer than a test has.
-$(SUITE): tests/support/schema_suite.py | $(STAMP)
-	@$(BIN)/python -m tests.support.schema_suite
+$(SUITE): tests/unit/worker_node/structured_output/schema_suite.py | $(STAMP)
+	@$(BIN)/python -m tests.unit.worker_node.structured_output.schema_suite
 	@touch $@
 
 test: install $(SUITE)  ## run the whole suite on real models

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from tests.contract.sidecar import run_command, start_sidecar
 from tests.contract.test_bounded_jobs import CANARY, KEYS
-from tests.support.sidecar import run_command, start_sidecar
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600), pytest.mark.usefixtures("store")]
 

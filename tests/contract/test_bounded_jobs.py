@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tests.support.sidecar import run_command, start_sidecar
+from tests.contract.sidecar import run_command, start_sidecar
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600), pytest.mark.usefixtures("store")]
 

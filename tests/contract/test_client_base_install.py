@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.environments import base_closure, linked_environment, site_packages
+from tests.contract.environments import base_closure, linked_environment, site_packages
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.environments import linked_environment
+from tests.contract.environments import linked_environment
 
 pytestmark = pytest.mark.slow
 

@@ -3,7 +3,7 @@
 import ast
 import re
 
-from tests.support.source_tree import CLIENT_FILES, NODE_FILES, ROOT, import_statements, imports_of, reject
+from tests.contract.source_tree import CLIENT_FILES, NODE_FILES, ROOT, import_statements, imports_of, reject
 from worker_node import registry
 
 # What every request goes through, whatever its task. A task is one package: none of these names one.

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tests.faults.engines import test_every_task_under_faults as hosted
+from tests.faults.image_server import PNG, WHERE, Server, reply
 from tests.support.application import application
-from tests.support.image_server import PNG, WHERE, Server, reply
 from tests.support.scripted_engines import Machine, ScriptedEngine
 from tests.support.task_models import SEER, placement, seer
 from worker_node.core.errors import BadRequest

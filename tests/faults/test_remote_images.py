@@ -6,7 +6,7 @@ import ssl
 import pytest
 
 from tests.faults.client.test_tls import issue, make_authority
-from tests.support.image_server import PNG, WHERE, Server, allowing, fetched, reply
+from tests.faults.image_server import PNG, WHERE, Server, allowing, fetched, reply
 from worker_node.core.errors import BadRequest, DeadlineExceeded, Overloaded, PayloadTooLarge
 from worker_node.tasks.generate.http.remote_images import FetchLimits, ImageFetcher
 

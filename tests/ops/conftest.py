@@ -43,7 +43,7 @@ def pytest_collection_modifyitems(items):
 def browser(tmp_path):
     """A window of its own for each test."""
     pytest.importorskip("selenium", reason="NOT RUN: the dashboard's browser is driven by selenium; install '.[ops]'")
-    from tests.support.browser import chromium
+    from tests.ops.browser import chromium
 
     with chromium(tmp_path / "profile") as running:
         yield running

@@ -20,7 +20,7 @@ from tests.support.ports import free_port
 
 pytest.importorskip("selenium", reason="NOT RUN: the dashboard's browser is driven by selenium; install '.[ops]'")
 
-from tests.support.browser import HANG_S
+from tests.ops.browser import HANG_S
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("store"), pytest.mark.timeout(1500)]
 

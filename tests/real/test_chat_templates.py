@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.support.directories import exported_smollm
+from tests.real.directories import exported_smollm
 from worker_node.core.errors import BadRequest, ConfigurationError
 from worker_node.core.types import Message
 from worker_node.models.in_place import open_directory

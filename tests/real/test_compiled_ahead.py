@@ -15,7 +15,7 @@ import openvino as ov
 import pytest
 from openvino import opset13 as op
 
-from tests.support.inference import ask
+from tests.real.inference import ask
 from tests.support.nodes import run_node_command, start_node
 from worker_node.core.types import Device
 from worker_node.devices.blobs import RECORD_FILE, BlobRejected, read_record, write_record

@@ -7,7 +7,7 @@ import numpy as np
 import openvino_genai as genai
 import pytest
 
-from tests.support.directories import exported_minilm, exported_smollm, published_minilm
+from tests.real.directories import exported_minilm, exported_smollm, published_minilm
 from tests.support.nodes import start_node
 
 pytestmark = pytest.mark.real

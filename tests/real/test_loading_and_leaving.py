@@ -9,7 +9,7 @@ import signal
 import aiohttp
 import pytest
 
-from tests.support.inference import post
+from tests.real.inference import post
 from tests.support.nodes import start_node
 
 pytestmark = pytest.mark.real

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.inference import ask, post, stream
+from tests.real.inference import ask, post, stream
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 

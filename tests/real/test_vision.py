@@ -1,6 +1,6 @@
 """Chat about images over HTTP, on the CPU and the (emulated) NPU, with stock clients.
 
-The model has SmolLM2's weights and no vision (`tests/support/colour_vision`): this proves that images reach the
+The model has SmolLM2's weights and no vision (`tests/real/colour_vision`): this proves that images reach the
 language model, in order, and not that a model sees. An image must get the answer that its `words` get, at a high
 temperature with a seed: so the answers to two prompts differ on every CPU, whatever words the model prefers. The node
 is one of its own, for its model: its start, and that of the NPU's engine, are most of this file's seconds.
@@ -17,8 +17,9 @@ import openai
 import pytest
 from PIL import Image
 
-from tests.support import colour_vision, cut_model
-from tests.support.colour_vision import words
+from tests.real import colour_vision
+from tests.real.colour_vision import words
+from tests.support import cut_model
 from tests.support.foreign import kept
 from tests.support.later import Later
 from tests.support.nodes import start_node

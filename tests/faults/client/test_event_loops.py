@@ -8,8 +8,8 @@ import pytest
 
 from backend_client import ClientSettings, CloudClient, ConfigurationError, InferenceClient, NPUClient
 from backend_client.errors import ClientClosed, StreamInterrupted
+from tests.faults.client.strictly import run_strictly
 from tests.faults.scripted_node import ScriptedCloud, served_in_thread
-from tests.support.strictly import run_strictly
 
 QUESTION = [{"role": "user", "content": "Where?"}]
 

@@ -17,7 +17,7 @@ from backend_client.bulk.inputs import list_inputs, plan
 from backend_client.bulk.process import uninterrupted
 from backend_client.bulk.readers import CHUNK_ROWS
 from backend_client.bulk.stores import open_store
-from tests.support.bulk_rows import JOB
+from tests.unit.backend_client.bulk.bulk_rows import JOB
 
 
 class Counting:

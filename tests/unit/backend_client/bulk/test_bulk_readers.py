@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from backend_client.bulk.inputs import BYTES_PER_ROW, Fragment, InputChanged, InputFile, InputSource, list_inputs, plan
 from backend_client.bulk.readers import json_lines, read
-from tests.support.bulk_rows import JOB, rows_in
+from tests.unit.backend_client.bulk.bulk_rows import JOB, rows_in
 
 
 @given(st.lists(st.binary(max_size=12).map(lambda line: line.replace(b"\n", b"")), max_size=30), st.data())

@@ -9,8 +9,8 @@ from collections import Counter
 
 import pytest
 
-from tests.support.jumping import JumpingLoop
 from tests.support.scripted_engines import Machine, ScriptedEngine, scripted_model
+from tests.unit.worker_node.manager.jumping import JumpingLoop
 from worker_node.core.errors import (
     DeadlineExceeded,
     DeviceUnavailable,

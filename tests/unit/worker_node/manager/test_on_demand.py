@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.jumping import JumpingLoop
 from tests.support.scripted_engines import scripted_model
+from tests.unit.worker_node.manager.jumping import JumpingLoop
 from worker_node.core.errors import DeadlineExceeded, ModelNotFound, Overloaded
 from worker_node.manager.manager import ModelManager
 from worker_node.models.store import ModelStore

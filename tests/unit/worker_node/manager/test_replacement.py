@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.jumping import JumpingLoop
 from tests.support.scripted_engines import Machine, ScriptedEngine, scripted_model
+from tests.unit.worker_node.manager.jumping import JumpingLoop
 from worker_node.core.errors import ModelNotFound, NodeError
 from worker_node.core.types import Device, RequestContext
 from worker_node.engines.protocol import EngineState

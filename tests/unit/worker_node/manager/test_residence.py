@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from tests.support.jumping import JumpingLoop
 from tests.support.scripted_engines import Machine, ScriptedEngine, scripted_model
+from tests.unit.worker_node.manager.jumping import JumpingLoop
 from worker_node.core.errors import DeadlineExceeded, InsufficientMemory
 from worker_node.core.types import RequestContext
 from worker_node.engines.protocol import EngineState

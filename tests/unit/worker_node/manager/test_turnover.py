@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from tests.support.jumping import JumpingLoop
 from tests.support.scripted_engines import Machine, ScriptedEngine, scripted_model
+from tests.unit.worker_node.manager.jumping import JumpingLoop
 from worker_node.core.errors import ConfigurationError, ModelNotFound
 from worker_node.engines.protocol import EngineState
 from worker_node.manager.manager import ModelManager

@@ -6,8 +6,8 @@ import numpy as np
 import openvino as ov
 import pytest
 
-from tests.support.tiny_decoder import TinyDecoder
 from tests.support.tiny_encoder import embed
+from tests.unit.worker_node.models.tiny_decoder import TinyDecoder
 from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import ModelKind
 from worker_node.models.in_place import open_directory

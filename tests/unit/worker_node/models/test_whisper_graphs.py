@@ -4,7 +4,7 @@ import numpy as np
 import openvino as ov
 import pytest
 
-from tests.support import tiny_whisper
+from tests.unit.worker_node.models import tiny_whisper
 from worker_node.models.convert.encoder import Weights
 from worker_node.models.convert.whisper import UNUSED_TENSORS, Dimensions, build_decoder, build_encoder
 

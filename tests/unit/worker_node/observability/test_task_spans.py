@@ -7,9 +7,9 @@ import pytest
 from msgspec.structs import replace
 
 from tests.support.application import application
-from tests.support.recorded_spans import Recorded
 from tests.support.scripted_runner import result_of
 from tests.support.task_models import HEARER, RANKER, hearer, placement, ranker, request
+from tests.unit.worker_node.observability.recorded_spans import Recorded
 from worker_node.encoders.jobs import RowJob
 from worker_node.engines.protocol import EngineState, EngineStatus
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.recorded_spans import Recorded
+from tests.unit.worker_node.observability.recorded_spans import Recorded
 from worker_node.core.errors import ConfigurationError, EngineUnavailable
 from worker_node.core.types import Device, Message, RequestContext, Route, Sampling, Usage
 from worker_node.observability.tracing import open_tracing, set_response_status

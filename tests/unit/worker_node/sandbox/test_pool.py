@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from tests.support import prepared
+from tests.unit.worker_node.sandbox import prepared
 from worker_node.core.errors import (
     BadRequest,
     DeadlineExceeded,
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 async def pool():
-    pool = PreparationPool(PreparationLimits(cpu_s=0.5, queue=1), ["tests.support.prepared"])
+    pool = PreparationPool(PreparationLimits(cpu_s=0.5, queue=1), ["tests.unit.worker_node.sandbox.prepared"])
     yield pool
     await pool.close()
     assert not pool.pids
@@ -83,7 +83,7 @@ async def test_the_queue_is_bounded_and_a_call_in_it_has_a_deadline(pool, tmp_pa
 
 async def test_a_call_that_waits_for_too_long_may_be_sent_again(tmp_path):
     # The call never ends by itself, so a short limit only makes the test quick.
-    pool = PreparationPool(PreparationLimits(wall_s=0.05), ["tests.support.prepared"])
+    pool = PreparationPool(PreparationLimits(wall_s=0.05), ["tests.unit.worker_node.sandbox.prepared"])
     try:
         with pytest.raises(EngineUnavailable):
             await run(pool, prepared.hang, str(tmp_path / "running"))
@@ -101,7 +101,7 @@ async def test_closing_ends_the_calls_in_flight(pool, tmp_path):
 
 PARENT = """
 import asyncio, time
-from tests.support import prepared
+from tests.unit.worker_node.sandbox import prepared
 from worker_node.sandbox.pool import PreparationLimits, PreparationPool
 
 async def main():

@@ -17,8 +17,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.recogniser import Recogniser
-from tests.support.sampler import Sampler
-from tests.support.user_schemas import framework_schemas, javascript_schemas, pydantic_schemas
+from tests.unit.worker_node.structured_output.sampler import Sampler
+from tests.unit.worker_node.structured_output.user_schemas import (
+    framework_schemas,
+    javascript_schemas,
+    pydantic_schemas,
+)
 from worker_node.core.errors import BadRequest
 from worker_node.structured_output.keywords import comparable
 from worker_node.structured_output.schema import compile_schema

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.recogniser import Recogniser
-from tests.support.sampler import Sampler
+from tests.unit.worker_node.structured_output.sampler import Sampler
 from worker_node.core.errors import BadRequest, UnsupportedParameter
 from worker_node.structured_output.schema import compile_schema
 

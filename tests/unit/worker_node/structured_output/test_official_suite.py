@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.support.recogniser import Recogniser
-from tests.support.schema_suite import groups
+from tests.unit.worker_node.structured_output.schema_suite import groups
 from worker_node.core.errors import BadRequest
 from worker_node.structured_output.schema import compile_schema
 

@@ -1,6 +1,6 @@
 """The official test suite of JSON Schema, draft 2020-12.
 
-    python -m tests.support.schema_suite
+    python -m tests.unit.worker_node.structured_output.schema_suite
 
 fetches it into the environment, once, and `make test` does so first.
 """

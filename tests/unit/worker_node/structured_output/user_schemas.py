@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, HttpUrl, RootModel, TypeAdapter
 
-_DATA = Path(__file__).parents[1] / "data"
+_DATA = Path(__file__).parents[3] / "data"
 
 
 class Colour(enum.Enum):
