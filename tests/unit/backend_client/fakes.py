@@ -1,6 +1,8 @@
 """A fleet of fake nodes in memory, for tests in virtual time."""
 
 import asyncio
+import functools
+import inspect
 import json
 import random
 from contextlib import asynccontextmanager
@@ -12,6 +14,7 @@ from backend_client.http.messages import Reply
 from backend_client.http.sse import Event
 from backend_client.testing.memory import MemoryTransport
 from backend_client.testing.node import generation, model_row
+from tests.unit.backend_client.virtual_time import in_virtual_time
 
 EMBEDDER = "minilm"
 WRITER = "smollm"
@@ -138,3 +141,22 @@ async def warm(nodes, **more):
     async with client_of(nodes, **more) as client:
         await client.health()
         yield client
+
+
+def with_fleet(count):
+    """Run an async test in virtual time, with so many fake nodes and a client that knows them."""
+
+    def decorate(test):
+        @in_virtual_time
+        @functools.wraps(test)
+        async def run(*args, **more):
+            nodes = fleet(count)
+            async with warm(nodes) as client:
+                await test(nodes, client, *args, **more)
+
+        # The other arguments are pytest's to give.
+        signature = inspect.signature(test)
+        run.__signature__ = signature.replace(parameters=[*signature.parameters.values()][2:])
+        return run
+
+    return decorate

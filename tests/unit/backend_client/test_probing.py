@@ -10,7 +10,7 @@ from backend_client import ClientOptions, NPUUnavailableError
 from backend_client.errors import AuthenticationFailed
 from backend_client.http.health import HealthReport
 from backend_client.options import ProbeOptions
-from tests.unit.backend_client.fakes import EMBEDDER, WRITER, client_of, fleet, hang, report, warm
+from tests.unit.backend_client.fakes import EMBEDDER, WRITER, client_of, fleet, hang, report, warm, with_fleet
 from tests.unit.backend_client.virtual_time import in_virtual_time, now
 
 
@@ -48,25 +48,22 @@ async def test_a_node_that_hides_its_models_is_asked_so_that_its_401_is_seen():
             await client.embed("text")
 
 
-@in_virtual_time
-async def test_a_probe_that_meets_a_bug_is_logged_and_goes_on(caplog):
-    nodes = fleet(2)
-    async with warm(nodes) as client:
+@with_fleet(2)
+async def test_a_probe_that_meets_a_bug_is_logged_and_goes_on(nodes, client, caplog):
+    async def broken():
+        raise RuntimeError("a bug")
 
-        async def broken():
-            raise RuntimeError("a bug")
-
-        nodes[0].health = broken
-        with caplog.at_level(logging.ERROR):
-            await asyncio.sleep(5)
-        assert "RuntimeError" in caplog.text
-        assert not client.status()[0].usable
-        nodes[0].revive()
-        for _ in range(100):
-            await client.embed("text")
-            await asyncio.sleep(0.1)
-        assert client.status()[0].usable
-        assert nodes[0].requests
+    nodes[0].health = broken
+    with caplog.at_level(logging.ERROR):
+        await asyncio.sleep(5)
+    assert "RuntimeError" in caplog.text
+    assert not client.status()[0].usable
+    nodes[0].revive()
+    for _ in range(100):
+        await client.embed("text")
+        await asyncio.sleep(0.1)
+    assert client.status()[0].usable
+    assert nodes[0].requests
 
 
 @pytest.mark.parametrize("shift", [-2e-10, 0.0, 2e-10])
@@ -105,24 +102,21 @@ async def test_a_blocked_event_loop_is_not_the_silence_of_a_node():
             assert client.status()[0].usable
 
 
-@in_virtual_time
-async def test_a_dead_node_is_found_out_in_a_loop_that_is_always_late():
-    nodes = fleet(1)
-    async with warm(nodes) as client:
-        nodes[0].health = hang
-        loop = asyncio.get_running_loop()
-        for _ in range(100):
-            loop.now += 2.0
-            await asyncio.sleep(0.001)
-        assert not client.status()[0].usable
+@with_fleet(1)
+async def test_a_dead_node_is_found_out_in_a_loop_that_is_always_late(nodes, client):
+    nodes[0].health = hang
+    loop = asyncio.get_running_loop()
+    for _ in range(100):
+        loop.now += 2.0
+        await asyncio.sleep(0.001)
+    assert not client.status()[0].usable
 
 
-@in_virtual_time
-async def test_silent_probes_of_a_node_that_answers_requests_do_not_count():
-    [node] = nodes = fleet(1)
-    async with warm(nodes) as client:
-        node.health = hang
-        for _ in range(100):
-            await client.embed("text")
-            await asyncio.sleep(0.1)
-        assert client.status()[0].usable
+@with_fleet(1)
+async def test_silent_probes_of_a_node_that_answers_requests_do_not_count(nodes, client):
+    [node] = nodes
+    node.health = hang
+    for _ in range(100):
+        await client.embed("text")
+        await asyncio.sleep(0.1)
+    assert client.status()[0].usable

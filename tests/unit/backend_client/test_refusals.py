@@ -7,7 +7,7 @@ import pytest
 from backend_client import ClientOptions, NPUUnavailableError
 from backend_client.errors import ConnectionLost, NodeFailed, NodeNotServing, NodeOverloaded
 from backend_client.options import RetryOptions
-from tests.unit.backend_client.fakes import fleet, warm
+from tests.unit.backend_client.fakes import fleet, warm, with_fleet
 from tests.unit.backend_client.virtual_time import in_virtual_time, now
 
 RETRY = RetryOptions()
@@ -25,23 +25,21 @@ REFUSALS = pytest.mark.parametrize(
 @REFUSALS
 @pytest.mark.parametrize("rate", [4.0, 100.0])
 @pytest.mark.parametrize("refusing", [1, 2])
-@in_virtual_time
-async def test_nodes_that_refuse_do_not_drain_the_budget_while_another_is_idle(refusal, rate, refusing):
-    nodes = fleet(3)
-    async with warm(nodes) as client:
-        for node in nodes[:refusing]:
-            node.embed = refusal(node)
-        budget = client.backend.runtime.budget
-        began, least = now(), budget.balance
-        for _ in range(int(20 * rate)):
-            result = await client.embed_result("text")
-            assert result.node in {node.url for node in nodes[refusing:]}
-            least = min(least, budget.balance)
-            await asyncio.sleep(1 / rate)
-        # Reports do not show that they refuse, so each is tried now and then, less often than the budget earns a retry.
-        for node in nodes[:refusing]:
-            assert 1 <= len(node.requests) <= (now() - began) / 2
-        assert least >= RETRY.initial - refusing - 1e-6
+@with_fleet(3)
+async def test_nodes_that_refuse_do_not_drain_the_budget_while_another_is_idle(nodes, client, refusal, rate, refusing):
+    for node in nodes[:refusing]:
+        node.embed = refusal(node)
+    budget = client.backend.runtime.budget
+    began, least = now(), budget.balance
+    for _ in range(int(20 * rate)):
+        result = await client.embed_result("text")
+        assert result.node in {node.url for node in nodes[refusing:]}
+        least = min(least, budget.balance)
+        await asyncio.sleep(1 / rate)
+    # Reports do not show that they refuse, so each is tried now and then, less often than the budget earns a retry.
+    for node in nodes[:refusing]:
+        assert 1 <= len(node.requests) <= (now() - began) / 2
+    assert least >= RETRY.initial - refusing - 1e-6
 
 
 @REFUSALS
@@ -62,42 +60,38 @@ async def test_a_node_is_asked_again_after_all_others_and_a_backoff(refusal, cou
             assert after.started - (before.started + before.duration) >= RETRY.pause
 
 
-@in_virtual_time
-async def test_a_node_that_refused_once_has_its_share_again_within_five_seconds():
-    nodes = fleet(2)
-    async with warm(nodes) as client:
-        nodes[0].embed = NodeOverloaded("full", node=nodes[0].url, status=429, retry_after=0.0)
-        while not nodes[0].requests:
-            await client.embed("text")
-        nodes[0].embed = nodes[0].vectors
-        await asyncio.sleep(4.5)
-        assert {(await client.embed_result("text")).node for _ in range(20)} == {node.url for node in nodes}
+@with_fleet(2)
+async def test_a_node_that_refused_once_has_its_share_again_within_five_seconds(nodes, client):
+    nodes[0].embed = NodeOverloaded("full", node=nodes[0].url, status=429, retry_after=0.0)
+    while not nodes[0].requests:
+        await client.embed("text")
+    nodes[0].embed = nodes[0].vectors
+    await asyncio.sleep(4.5)
+    assert {(await client.embed_result("text")).node for _ in range(20)} == {node.url for node in nodes}
 
 
-@in_virtual_time
-async def test_a_node_that_was_full_gets_requests_as_soon_as_it_has_less_work():
-    nodes = fleet(2)
-    async with warm(nodes) as client:
-        under_way = asyncio.Event()
+@with_fleet(2)
+async def test_a_node_that_was_full_gets_requests_as_soon_as_it_has_less_work(nodes, client):
+    under_way = asyncio.Event()
 
-        async def slow(call):
-            await under_way.wait()
-            return await nodes[0].vectors(call)
+    async def slow(call):
+        await under_way.wait()
+        return await nodes[0].vectors(call)
 
-        for node in nodes:
-            node.embed = slow
-        long = [asyncio.create_task(client.embed("text")) for _ in range(8)]
-        await asyncio.sleep(0.1)
-        nodes[0].embed = NodeOverloaded("full", node=nodes[0].url, status=429, retry_after=0.0)
-        nodes[1].embed = nodes[1].vectors
-        asked = len(nodes[0].requests)
-        while len(nodes[0].requests) == asked:
-            assert (await client.embed_result("text")).node == nodes[1].url
-        nodes[0].embed = nodes[0].vectors
-        under_way.set()
-        await asyncio.gather(*long)
-        await asyncio.sleep(RETRY.pause)
-        assert {(await client.embed_result("text")).node for _ in range(20)} == {node.url for node in nodes}
+    for node in nodes:
+        node.embed = slow
+    long = [asyncio.create_task(client.embed("text")) for _ in range(8)]
+    await asyncio.sleep(0.1)
+    nodes[0].embed = NodeOverloaded("full", node=nodes[0].url, status=429, retry_after=0.0)
+    nodes[1].embed = nodes[1].vectors
+    asked = len(nodes[0].requests)
+    while len(nodes[0].requests) == asked:
+        assert (await client.embed_result("text")).node == nodes[1].url
+    nodes[0].embed = nodes[0].vectors
+    under_way.set()
+    await asyncio.gather(*long)
+    await asyncio.sleep(RETRY.pause)
+    assert {(await client.embed_result("text")).node for _ in range(20)} == {node.url for node in nodes}
 
 
 def breaks_when(node, event):

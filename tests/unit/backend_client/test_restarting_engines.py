@@ -9,7 +9,7 @@ from backend_client import NPUUnavailableError, StreamInterrupted
 from backend_client.errors import NodeNotServing
 from backend_client.http.health import HealthReport
 from backend_client.options import RetryOptions
-from tests.unit.backend_client.fakes import fleet, report, warm
+from tests.unit.backend_client.fakes import fleet, report, warm, with_fleet
 from tests.unit.backend_client.virtual_time import in_virtual_time, now
 
 
@@ -37,29 +37,26 @@ class Node:
         return await self.node.vectors(call)
 
 
-@in_virtual_time
-async def test_a_call_fails_over_from_an_engine_that_has_just_died():
-    nodes = fleet(2)
-    async with warm(nodes) as client:
-        down = Node(nodes[0])
-        for _ in range(20):
-            result = await client.embed_result("text", timeout=18)
-            assert result.node == nodes[1].url
-        assert down.may_wait == [False]
+@with_fleet(2)
+async def test_a_call_fails_over_from_an_engine_that_has_just_died(nodes, client):
+    down = Node(nodes[0])
+    for _ in range(20):
+        result = await client.embed_result("text", timeout=18)
+        assert result.node == nodes[1].url
+    assert down.may_wait == [False]
 
 
-@in_virtual_time
-async def test_a_call_waits_at_the_only_node_before_and_after_its_probe_tells_of_the_restart():
-    [node] = nodes = fleet(1)
-    async with warm(nodes) as client:
-        down = Node(node)
-        first = asyncio.create_task(client.embed_result("text", timeout=18))
-        await asyncio.sleep(0.1)
-        node.health = restarting()
-        await asyncio.sleep(2.5)
-        second = asyncio.create_task(client.embed_result("text", timeout=18))
-        assert [(await each).node for each in (first, second)] == [node.url] * 2
-        assert down.may_wait == [True, True]
+@with_fleet(1)
+async def test_a_call_waits_at_the_only_node_before_and_after_its_probe_tells_of_the_restart(nodes, client):
+    [node] = nodes
+    down = Node(node)
+    first = asyncio.create_task(client.embed_result("text", timeout=18))
+    await asyncio.sleep(0.1)
+    node.health = restarting()
+    await asyncio.sleep(2.5)
+    second = asyncio.create_task(client.embed_result("text", timeout=18))
+    assert [(await each).node for each in (first, second)] == [node.url] * 2
+    assert down.may_wait == [True, True]
 
 
 @pytest.mark.parametrize("status", ["draining", "failed"])
@@ -118,59 +115,56 @@ class Engine:
 
 
 @pytest.mark.parametrize("begun", [False, True])
-@in_virtual_time
-async def test_a_stream_that_loses_the_only_engine_is_retried_until_its_first_part_was_handed_on(begun):
-    [node] = nodes = fleet(1)
-    async with warm(nodes) as client:
-        engine = Engine(node)
-        stream = client.stream("prompt", timeout=60)
-        first = asyncio.create_task(anext(stream))
-        await asyncio.sleep(1.5 if begun else 0.5)
-        restart = asyncio.create_task(engine.kill())
-        assert await first == "x"
-        if begun:
-            with pytest.raises(StreamInterrupted):
-                await anext(stream)
-        else:
-            assert [piece async for piece in stream] == ["x", "x"]
-        await restart
+@with_fleet(1)
+async def test_a_stream_that_loses_the_only_engine_is_retried_until_its_first_part_was_handed_on(nodes, client, begun):
+    [node] = nodes
+    engine = Engine(node)
+    stream = client.stream("prompt", timeout=60)
+    first = asyncio.create_task(anext(stream))
+    await asyncio.sleep(1.5 if begun else 0.5)
+    restart = asyncio.create_task(engine.kill())
+    assert await first == "x"
+    if begun:
+        with pytest.raises(StreamInterrupted):
+            await anext(stream)
+    else:
+        assert [piece async for piece in stream] == ["x", "x"]
+    await restart
 
 
-@in_virtual_time
-async def test_all_that_was_in_flight_waits_for_the_retry_budget_while_the_engine_restarts():
+@with_fleet(1)
+async def test_all_that_was_in_flight_waits_for_the_retry_budget_while_the_engine_restarts(nodes, client):
     """Far more at once than the budget holds, and than `patience` would bring in."""
-    [node] = nodes = fleet(1)
-    async with warm(nodes) as client:
-        engine = Engine(node)
-        calls = [asyncio.create_task(client.generate("prompt", timeout=60)) for _ in range(20)]
-        await asyncio.sleep(0.5)
+    [node] = nodes
+    engine = Engine(node)
+    calls = [asyncio.create_task(client.generate("prompt", timeout=60)) for _ in range(20)]
+    await asyncio.sleep(0.5)
+    began = now()
+    restart = asyncio.create_task(engine.kill())
+    results = await asyncio.gather(*calls)
+    assert {result.text for result in results} == {"xxx"}
+    retries = len(node.request_ids) - len(set(node.request_ids))
+    assert retries == 20 <= RetryOptions().initial + 0.1 * 20 + (now() - began) + 1.0
+    await restart
+
+
+@with_fleet(1)
+async def test_the_deadline_and_three_attempts_bound_the_waiting(nodes, client):
+    [node] = nodes
+    engine = Engine(node, seconds=10.0)
+    restart = asyncio.create_task(engine.kill())
+    await asyncio.sleep(0)
+    for timeout in (0.5, 3.0):
         began = now()
-        restart = asyncio.create_task(engine.kill())
-        results = await asyncio.gather(*calls)
-        assert {result.text for result in results} == {"xxx"}
-        retries = len(node.request_ids) - len(set(node.request_ids))
-        assert retries == 20 <= RetryOptions().initial + 0.1 * 20 + (now() - began) + 1.0
-        await restart
+        with pytest.raises(NPUUnavailableError):
+            await client.generate("prompt", timeout=timeout)
+        assert now() - began <= timeout
+    await restart
 
+    async def dies(_):
+        raise NodeNotServing("died", node=node.url, code="engine_unavailable")
 
-@in_virtual_time
-async def test_the_deadline_and_three_attempts_bound_the_waiting():
-    [node] = nodes = fleet(1)
-    async with warm(nodes) as client:
-        engine = Engine(node, seconds=10.0)
-        restart = asyncio.create_task(engine.kill())
-        await asyncio.sleep(0)
-        for timeout in (0.5, 3.0):
-            began = now()
-            with pytest.raises(NPUUnavailableError):
-                await client.generate("prompt", timeout=timeout)
-            assert now() - began <= timeout
-        await restart
-
-        async def dies(_):
-            raise NodeNotServing("died", node=node.url, code="engine_unavailable")
-
-        node.pieces = ["x", dies]
-        with pytest.raises(NPUUnavailableError) as caught:
-            await client.generate("prompt", timeout=600)
-        assert [attempt.outcome for attempt in caught.value.attempts] == ["NodeNotServing"] * 3
+    node.pieces = ["x", dies]
+    with pytest.raises(NPUUnavailableError) as caught:
+        await client.generate("prompt", timeout=600)
+    assert [attempt.outcome for attempt in caught.value.attempts] == ["NodeNotServing"] * 3
