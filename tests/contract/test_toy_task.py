@@ -153,9 +153,3 @@ async def test_the_description_of_the_api_has_the_route(node, http):
         ["texts", "model"],
         ["counts", "device"],
     )
-
-
-async def test_what_the_task_needs_beside_its_engines_is_started_with_the_node(node, http):
-    """Its part of the services by `ServedTask.start`, and what its routes need by `TaskApi.prepare`."""
-    async with http.get(node.url + "/count/tally") as reply:
-        assert await reply.json() == {"started": True, "prepared": "for 127.0.0.1"}

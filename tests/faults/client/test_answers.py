@@ -11,7 +11,7 @@ from aiohttp import web
 import backend_client
 from backend_client import ClientSettings, NPUClient, NPUUnavailableError
 from backend_client.testing.node import EMBEDDER, RERANKER
-from tests.faults.scripted_node import ScriptedNode
+from tests.faults.scripted_node import ScriptedNode, answering
 
 GOOD = [0.5] * 8
 
@@ -119,10 +119,9 @@ async def test_rankings_that_are_wrong_reach_nobody(reply):
 
 
 async def test_an_error_names_what_is_wrong_and_no_value(scripted):
-    async def respond(_):
-        return web.json_response({"data": [row([0.25] * 7 + [math.nan])]}, headers={"X-Space": "space-a"})
-
-    scripted.respond = respond
+    scripted.respond = answering(
+        lambda: web.json_response({"data": [row([0.25] * 7 + [math.nan])]}, headers={"X-Space": "space-a"})
+    )
     async with NPUClient([scripted.url]) as client:
         with pytest.raises(NPUUnavailableError, match="NaN or infinity") as caught:
             await client.post("/v1/embeddings", {"model": EMBEDDER, "input": "text"}, timeout=5)

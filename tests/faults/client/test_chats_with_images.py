@@ -22,19 +22,12 @@ class Seen(pydantic.BaseModel):
     colour: str
 
 
-@pytest.fixture(scope="module")
-def running():
-    with FakeFleet(1) as fleet:
-        yield fleet
-
-
 @pytest.fixture
-def fleet(running):
-    running.requests.clear()
-    running[0].clear()
-    running[0].offers = {"embedding", "generation", "vision"}
-    running[0].answer = "It is red."
-    return running
+def fleet():
+    with FakeFleet(1) as fleet:
+        fleet[0].offers = {"embedding", "generation", "vision"}
+        fleet[0].answer = "It is red."
+        yield fleet
 
 
 def models(fleet):

@@ -98,11 +98,6 @@ def test_a_failure_is_one_line_and_status_1(capsys):
     assert err.startswith(f"npu-client: no node can serve it: {DEAD} cannot connect")
 
 
-def test_no_command_shows_the_help(capsys):
-    assert main([]) == 0
-    assert "commands:" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("key", "health"), [(None, "needs a key: set NPU_CLIENT_API_KEY"), ("wrong", "check NPU_CLIENT_API_KEY")]
 )

@@ -13,7 +13,7 @@ from backend_client import (
 )
 from backend_client.errors import CloudUnavailable, ModelNotFound
 from backend_client.options import BreakerOptions
-from tests.faults.scripted_node import EMBEDDER, WRITER, ScriptedNode, choice, vectors_for
+from tests.faults.scripted_node import EMBEDDER, WRITER, choice, vectors_for
 from tests.faults.scripted_node import streamed as events
 
 QUESTION = [{"role": "user", "content": "Where?"}]
@@ -23,11 +23,9 @@ OTHER = "tiny-other"
 
 
 @pytest.fixture
-async def trio():
+async def trio(pair, scripted):
     """Three scripted nodes."""
-    nodes = [ScriptedNode() for _ in range(3)]
-    async with nodes[0].running(), nodes[1].running(), nodes[2].running():
-        yield nodes
+    return [*pair, scripted]
 
 
 def urls(nodes):

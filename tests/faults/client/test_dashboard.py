@@ -9,7 +9,7 @@ from aiohttp import web
 from backend_client.cli.dashboard import Fleet, fetch_state, served
 from backend_client.client import NPUClient
 from backend_client.errors import NodeError
-from tests.faults.scripted_node import ScriptedNode
+from tests.faults.scripted_node import ScriptedNode, answering
 
 
 async def settled(client, url, usable):
@@ -38,11 +38,7 @@ async def test_a_node_that_dies_is_down_since_then_and_up_when_it_is_back(pair):
         )
         assert first["state"]["name"] == stays.url
         assert second["since"] is None
-
-        async def silent(_request):
-            return web.Response(status=500)
-
-        dies.health_respond = silent
+        dies.health_respond = answering(lambda: web.Response(status=500))
         await settled(client, dies.url, usable=False)
         now[0] = 1060.0
         assert (await page.state())["nodes"][0]["usable"]
@@ -90,12 +86,9 @@ async def test_an_answer_that_is_not_a_state_is_an_error_without_the_key(status,
 
 
 async def test_the_state_reaches_the_page(http):
-    async def handler(_request):
-        return web.json_response({"kind": "node", "name": "one"})
-
     async with (
         ScriptedNode().running() as node,
-        detailed(handler) as other,
+        detailed(answering(lambda: web.json_response({"kind": "node", "name": "one"}))) as other,
         NPUClient([node.url, other.url]) as client,
         served(client) as url,
     ):

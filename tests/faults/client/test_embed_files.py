@@ -8,7 +8,7 @@ import pytest
 from backend_client import NPUClient
 from backend_client.cli import embed
 from backend_client.cli.main import main
-from tests.faults.scripted_node import ScriptedNode, error_response, served_in_thread, vectors_for
+from tests.faults.scripted_node import ScriptedNode, answering, error_response, served_in_thread, vectors_for
 
 TEXTS = [f"text {index} ä" for index in range(300)]
 
@@ -55,11 +55,9 @@ def fails_late(node, monkeypatch):
     monkeypatch.setattr(embed, "ROWS_PER_FRAGMENT", 1)
     # A client that asks once: retries would only make these tests slower.
     monkeypatch.setenv("NPU_CLIENT_RETRY__ATTEMPTS", "1")
-
-    async def fail(_):
-        return error_response(503, "engine_unavailable") if TEXTS[250] in node.bodies[-1]["texts"] else None
-
-    node.respond = fail
+    node.respond = answering(
+        lambda: error_response(503, "engine_unavailable") if TEXTS[250] in node.bodies[-1]["texts"] else None
+    )
 
 
 @pytest.mark.usefixtures("fails_late")
@@ -116,10 +114,9 @@ async def test_embed_stream_keeps_the_order_and_little_in_memory(pair):
 
 
 async def test_embed_stream_fails_in_its_turn_and_cleans_up(scripted):
-    async def fail(_):
-        return error_response(400, "invalid_request") if TEXTS[150] in scripted.bodies[-1]["texts"] else None
-
-    scripted.respond = fail
+    scripted.respond = answering(
+        lambda: error_response(400, "invalid_request") if TEXTS[150] in scripted.bodies[-1]["texts"] else None
+    )
     async with NPUClient([scripted.url]) as client:
         stream = client.embed_stream(TEXTS)
         assert len((await anext(stream)).vectors) == 64

@@ -24,7 +24,8 @@ from backend_client.errors import (
     ModelNotFound,
     SpendCapReached,
 )
-from tests.faults.scripted_node import ANSWER, answering, choice, data_event, error_response, vectors_for
+from backend_client.testing import cut
+from tests.faults.scripted_node import ANSWER, answering, choice, error_response, streamed, vectors_for
 
 DEAD = "http://127.0.0.1:1"
 
@@ -166,31 +167,17 @@ async def test_a_refused_request_does_not_go_to_the_cloud(scripted, cloud):
 
 
 async def test_no_fallback_after_the_first_piece(scripted, cloud):
-    async def cut(request):
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        await response.write(b'event: token\ndata: {"text": "Par"}\n\n')
-        request.transport.abort()
-        return response
-
-    scripted.respond = cut
+    scripted.script(cut(1))
     async with fallback([scripted.url], cloud) as client:
         with pytest.raises(StreamInterrupted) as caught:
             [_ async for _ in client.stream("prompt")]
-    assert caught.value.partial_text == "Par"
+    assert caught.value.partial_text == ANSWER[0]
     assert not cloud.requests
 
 
 async def test_a_cloud_stream_that_dies_keeps_its_text_and_is_counted_at_its_bound(cloud):
-    async def cut(request):
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        chunk = {"id": "c", "created": 0, "model": "cloud-chat", "object": "chat.completion.chunk"}
-        await response.write(data_event({**chunk, "choices": [choice({"content": "Par"})]}))
-        request.transport.abort()
-        return response
-
-    cloud.respond = cut
+    part = {"model": "cloud-chat", "choices": [choice({"content": "Par"})]}
+    cloud.respond = answering(lambda: streamed(part, done=False))
     async with fallback([DEAD], cloud) as client:
         with pytest.raises(StreamInterrupted) as caught:
             [_ async for _ in client.stream("prompt", max_new_tokens=10)]
@@ -273,10 +260,7 @@ async def test_a_cap_is_kept_for_models_without_a_price(cloud):
 
 
 def refusing(status, message="no"):
-    async def respond(_):
-        return web.json_response({"error": {"message": message}}, status=status)
-
-    return respond
+    return answering(lambda: web.json_response({"error": {"message": message}}, status=status))
 
 
 @pytest.mark.parametrize("status", [400, 413, 422])
@@ -308,10 +292,7 @@ async def test_any_other_answer_of_the_cloud_is_unavailability(cloud, status):
 
 @pytest.mark.parametrize("target", ["/v1/elsewhere", "https://127.0.0.1:9/v1/chat/completions"])
 async def test_a_redirect_of_the_cloud_is_not_followed(cloud, target):
-    async def respond(_):
-        return web.Response(status=307, headers={"Location": target})
-
-    cloud.respond = respond
+    cloud.respond = answering(lambda: web.Response(status=307, headers={"Location": target}))
     async with fallback([DEAD], cloud) as client:
         with pytest.raises(NPUUnavailableError) as caught:
             await client.generate("prompt")
@@ -337,10 +318,7 @@ async def test_a_cloud_that_fails_is_left_alone(cloud):
     ],
 )
 async def test_vectors_of_the_cloud_that_are_empty_zero_or_of_another_text_are_malformed(cloud, row, problem):
-    async def respond(_):
-        return web.json_response({"object": "list", "model": "m", "data": [row]})
-
-    cloud.respond = respond
+    cloud.respond = answering(lambda: web.json_response({"object": "list", "model": "m", "data": [row]}))
     async with CloudClient(settings(cloud)) as direct:
         with pytest.raises(CloudUnavailable, match=problem):
             await direct.embed("text")
@@ -357,10 +335,7 @@ async def test_vectors_of_the_cloud_that_are_empty_zero_or_of_another_text_are_m
 )
 @pytest.mark.parametrize("status", [429, 503])
 async def test_when_a_busy_cloud_asks_to_be_asked_again_is_told(cloud, status, headers, seconds):
-    async def respond(_):
-        return web.json_response({"error": {}}, status=status, headers=headers)
-
-    cloud.respond = respond
+    cloud.respond = answering(lambda: web.json_response({"error": {}}, status=status, headers=headers))
     async with fallback([DEAD], cloud) as client:
         with pytest.raises(NPUUnavailableError) as caught:
             await client.generate("prompt")

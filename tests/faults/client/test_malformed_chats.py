@@ -7,7 +7,7 @@ from aiohttp import web
 import backend_client
 from backend_client import ClientOptions, ClientSettings, CloudClient, CloudSettings, NPUClient, StreamInterrupted
 from backend_client.errors import CloudError, NPUUnavailableError
-from tests.faults.scripted_node import ANSWER, TOOL, WRITER, ScriptedNode, done_event, sse, streamed
+from tests.faults.scripted_node import ANSWER, TOOL, WRITER, ScriptedNode, answering, done_event, sse, streamed
 
 QUESTION = [{"role": "user", "content": "Where?"}]
 TEXT = "".join(ANSWER)
@@ -16,12 +16,8 @@ TEXT = "".join(ANSWER)
 def in_turn(servers, *replies):
     """The next requests to any of them get these replies, those after them the usual ones."""
     replies = list(replies)
-
-    async def respond(_):
-        return replies.pop(0) if replies else None
-
     for server in servers:
-        server.respond = respond
+        server.respond = answering(lambda: replies.pop(0) if replies else None)
 
 
 @pytest.fixture
@@ -115,12 +111,9 @@ async def test_nothing_comes_after_the_end_of_a_choice(client, pair, after):
 
 
 async def test_a_stream_may_be_no_longer_than_any_other_reply(scripted):
-    async def respond(_):
-        return stream_of(*[part("x" * 1000)] * 20, part("", "stop"))
-
     async with NPUClient([scripted.url], options=ClientOptions(max_reply_bytes=10_000)) as client:
         assert (await client.chat(QUESTION)).text == TEXT
-        scripted.respond = respond
+        scripted.respond = answering(lambda: stream_of(*[part("x" * 1000)] * 20, part("", "stop")))
         with pytest.raises(NPUUnavailableError, match="it is too long"):
             await client.chat(QUESTION, timeout=2)
     async with NPUClient([scripted.url]) as client:
@@ -142,9 +135,8 @@ async def test_a_generation_that_ends_without_a_reason_is_interrupted(client, pa
 
 
 async def test_a_response_that_ends_before_it_is_complete_is_interrupted():
-    async def respond(_):
-        return streamed({"type": "response.created"}, {"type": "response.output_text.delta", "delta": "so far"})
-
+    events = {"type": "response.created"}, {"type": "response.output_text.delta", "delta": "so far"}
+    respond = answering(lambda: streamed(*events))
     async with (
         ScriptedNode(routes=[web.post("/v1/responses", respond)]).running() as node,
         backend_client.openai(ClientSettings(nodes=[node.url])) as openai,

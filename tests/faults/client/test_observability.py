@@ -3,7 +3,6 @@
 from urllib.parse import urlsplit
 
 import pytest
-from aiohttp import web
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -20,6 +19,7 @@ from backend_client import (
     sync,
 )
 from backend_client.observability import Metrics, instrument
+from backend_client.testing import cut
 from tests.faults.scripted_node import (
     ANSWER,
     EMBEDDER,
@@ -28,7 +28,6 @@ from tests.faults.scripted_node import (
     answering,
     error_response,
     served_in_thread,
-    sse,
 )
 
 
@@ -52,11 +51,6 @@ class Observed:
     @property
     def spans(self):
         return self.exporter.get_finished_spans()
-
-
-async def draining(_):
-    """A node that is being stopped."""
-    return error_response(503, "draining")
 
 
 def server_of(span):
@@ -105,10 +99,9 @@ async def test_each_operation_has_a_span_and_its_tokens(scripted, observed):
 
 
 async def test_retries_and_failures_are_counted(scripted, observed):
-    async def fail_once(_):
-        return error_response(503, "engine_unavailable", retry_after_ms=1) if len(scripted.requests) < 2 else None
-
-    scripted.respond = fail_once
+    scripted.respond = answering(
+        lambda: error_response(503, "engine_unavailable", retry_after_ms=1) if len(scripted.requests) < 2 else None
+    )
     async with observed(NPUClient([scripted.url])) as client:
         await client.embed("text")
         assert len(scripted.requests) == 2
@@ -161,7 +154,7 @@ async def test_what_the_cloud_cost_is_told(scripted, cloud, observed):
         await client.generate("prompt")
         scripted.health_status = "draining"
         await client.npu.health()
-        scripted.respond = draining
+        scripted.respond = answering(lambda: error_response(503, "draining"))
         await client.generate("prompt")
         assert observed.value("npu_client_served_calls_total", source="npu") == 1
         assert observed.value("npu_client_served_calls_total", source="cloud") == 1
@@ -172,17 +165,10 @@ async def test_what_the_cloud_cost_is_told(scripted, cloud, observed):
 
 
 async def test_a_stream_that_breaks_off_or_is_left_ends_its_span(scripted, observed):
-    async def break_off(request):
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        await response.write(sse("token", {"text": "Par"}))
-        request.transport.abort()
-        return response
-
     async with observed(NPUClient([scripted.url])) as client:
         async with client.stream("prompt") as stream:
             assert await anext(stream) == ANSWER[0]
-        scripted.respond = break_off
+        scripted.script(cut(1))
         with pytest.raises(StreamInterrupted):
             [_ async for _ in client.stream("prompt")]
         assert client.status()[0].in_flight == 0

@@ -68,11 +68,8 @@ async def test_the_models_are_those_of_all_nodes(openai):
 
 
 async def test_refusals_and_failures_are_the_sdks_errors(openai, pair):
-    async def refuse(_):
-        return error_response(400, "unsupported_parameter", "top_k: not on this device")
-
     for node in pair:
-        node.respond = refuse
+        node.respond = answering(lambda: error_response(400, "unsupported_parameter", "top_k: not on this device"))
     with pytest.raises(sdk.BadRequestError, match="top_k: not on this device") as caught:
         await openai.chat.completions.create(model=WRITER, messages=QUESTION)
     assert caught.value.code == "unsupported_parameter"

@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 
 from backend_client import CloudClient, CloudSettings, InferenceClient, NPUClient, NPUError
-from tests.faults.scripted_node import error_response, sse
+from tests.faults.scripted_node import error_response, sse, streamed
 
 KEY = "sk-canary-8d1f0c"
 CLOUD_KEY = "sk-cloud-canary-77aa"
@@ -48,13 +48,9 @@ async def echo_redirect(request):
 
 
 async def echo_stream(request):
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-    await response.prepare(request)
-    await response.write(sse("token", {"text": PROMPT}))
     body = await request.text()
     error = {"message": f"lost {body}", "code": body, "param": body, "type": body}
-    await response.write(sse("error", {"error": error}))
-    return response
+    return streamed(sse("token", {"text": PROMPT}), sse("error", {"error": error}), done=False)
 
 
 async def drop(request):

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from backend_client import ClientOptions, CloudClient, CloudSettings
 from backend_client.errors import CloudRejected, CloudUnavailable, SpendCapReached
-from tests.faults.scripted_node import choice, streamed
+from tests.faults.scripted_node import answering, choice, streamed
 
 QUESTION = [{"role": "user", "content": "Where?"}]
 LONG = "word " * 1000
@@ -212,10 +212,7 @@ async def test_so_does_that_of_an_embedding(cloud, tokens):
 
 @pytest.mark.parametrize("kind", ["embed", "generate"])
 async def test_json_that_is_nested_too_deeply_is_malformed(cloud, kind):
-    async def respond(_):
-        return web.Response(text="[" * 100_000, content_type="application/json")
-
-    cloud.respond = respond
+    cloud.respond = answering(lambda: web.Response(text="[" * 100_000, content_type="application/json"))
     async with client_of(cloud) as client:
         with pytest.raises(CloudUnavailable, match="not JSON"):
             await getattr(client, kind)("text")

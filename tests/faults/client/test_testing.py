@@ -8,9 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from backend_client import NPUClient, NPUUnavailableError, RequestRejected, StreamInterrupted
+from backend_client import NPUUnavailableError, RequestRejected, StreamInterrupted
 from backend_client.testing import FakeFleet, cut, drop, fake_vector, hang, status
-from backend_client.testing.memory import MemoryTransport
 
 
 def test_vectors_depend_on_the_text_alone(fleet):
@@ -77,21 +76,6 @@ def test_a_killed_node_refuses_and_comes_back_on_its_port():
         while not client.healthz().serving:
             client.health()
         assert client.embed("text", timeout=20)
-
-
-async def test_steps_act_in_memory_as_over_sockets(fleet):
-    for node in fleet:
-        node.script(drop(), None, cut(2))
-    async with NPUClient(fleet.urls, transport=lambda: MemoryTransport(fleet)) as client:
-        result = await client.embed_result("text")
-        assert result.vector == fake_vector("text").tolist()
-        assert [attempt.outcome for attempt in result.attempts] == ["ConnectionLost", "ConnectionLost", "ok"]
-        for node in fleet:
-            node.clear()
-            node.script(cut(2))
-        with pytest.raises(StreamInterrupted) as caught:
-            [piece async for piece in client.stream("prompt")]
-    assert caught.value.partial_text == "The capital "
 
 
 def test_the_plugin_gives_a_fixture(tmp_path):

@@ -1,6 +1,5 @@
 """TLS between client and node, with an authority made for the test; keys of single nodes; proxies."""
 
-import asyncio
 import ssl
 import subprocess
 
@@ -97,15 +96,6 @@ async def test_the_node_itself_serves_tls(pki):
     with pytest.raises(NodeConfigurationError, match="tls_cert"):
         async with running_node(NodeSettings(port=0, tls_key=key), Profile(lambda _: [], make_app, starts_parts=False)):
             pass
-
-
-async def shown_certificate(url, authority):
-    host, port = url.removeprefix("https://").split(":")
-    context = ssl.create_default_context(cafile=authority)
-    _, writer = await asyncio.open_connection(host, int(port), ssl=context)
-    found = writer.get_extra_info("ssl_object").getpeercert()["serialNumber"]
-    writer.transport.abort()
-    return found
 
 
 def test_files_that_cannot_be_used_are_said_at_the_start(pki, tmp_path):

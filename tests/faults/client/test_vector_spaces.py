@@ -38,12 +38,6 @@ def assert_one_space(result, texts=TEXTS):
     np.testing.assert_array_equal(result.vectors, vectors_in(result.space, texts))
 
 
-async def test_an_alias_that_means_two_models_gives_vectors_of_one(nodes, embed_texts):
-    result = await embed_texts([node.url for node in nodes], model="prod")
-    assert_one_space(result)
-    assert len(result.served) == 1
-
-
 async def test_a_space_bound_to_an_alias_decides_which_node_serves_it(nodes, embed_texts):
     for space in SPACES.values():
         result = await embed_texts([node.url for node in nodes], model="prod", spaces={"prod": space})

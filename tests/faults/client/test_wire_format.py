@@ -11,7 +11,17 @@ from aiohttp import web
 from backend_client import ClientOptions, NPUClient, NPUUnavailableError, RequestRejected, StreamInterrupted
 from backend_client.errors import AuthenticationFailed, ContextLengthExceeded, EmbedManyFailed, PayloadTooLarge
 from backend_client.options import Timeouts
-from tests.faults.scripted_node import ANSWER, EMBEDDER, WRITER, done_event, error_response, sse, vectors_for
+from tests.faults.scripted_node import (
+    ANSWER,
+    EMBEDDER,
+    WRITER,
+    answering,
+    done_event,
+    error_response,
+    sse,
+    streamed,
+    vectors_for,
+)
 
 
 @pytest.fixture
@@ -34,10 +44,9 @@ async def test_an_embedding_request_carries_the_key_the_deadline_and_one_id(scri
 
 
 async def test_retries_of_one_call_have_the_same_id(scripted, client):
-    async def fail_twice(_):
-        return error_response(503, "engine_unavailable", retry_after_ms=1) if len(scripted.requests) < 3 else None
-
-    scripted.respond = fail_twice
+    scripted.respond = answering(
+        lambda: error_response(503, "engine_unavailable", retry_after_ms=1) if len(scripted.requests) < 3 else None
+    )
     result = await client.embed_result("text")
     assert len({request.headers["X-Request-ID"] for request in scripted.requests}) == 1
     assert [attempt.code for attempt in result.attempts] == ["engine_unavailable", "engine_unavailable", None]
@@ -92,15 +101,9 @@ async def test_generate_and_stream_give_the_same(scripted, client):
 
 
 async def test_an_error_event_in_a_stream_is_typed(scripted, client):
-    async def break_off(request):
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        await response.write(sse("token", {"text": "Par"}))
-        error = {"message": "the engine died", "type": "server_error", "code": "engine_unavailable", "param": None}
-        await response.write(sse("error", {"error": error}))
-        return response
-
-    scripted.respond = break_off
+    error = {"message": "the engine died", "type": "server_error", "code": "engine_unavailable", "param": None}
+    events = sse("token", {"text": "Par"}), sse("error", {"error": error})
+    scripted.respond = answering(lambda: streamed(*events, done=False))
     with pytest.raises(StreamInterrupted, match="engine of the model died") as caught:
         [piece async for piece in client.stream("prompt")]
     assert caught.value.partial_text == "Par"
@@ -108,15 +111,12 @@ async def test_an_error_event_in_a_stream_is_typed(scripted, client):
 
 
 async def test_unknown_events_of_a_newer_node_are_ignored(scripted, client):
-    async def newer(request):
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        await response.write(b"event: progress\ndata: 12%\n\ndata: {}\n\n" + sse("reasoning", {"text": "Hm."}))
-        await response.write(sse("token", {"text": "Par", "probability": 1}) + sse("device", ["NPU"]))
-        await response.write(sse("token", {"text": "is"}) + sse("done", done_event()))
-        return response
-
-    scripted.respond = newer
+    events = (
+        b"event: progress\ndata: 12%\n\ndata: {}\n\n" + sse("reasoning", {"text": "Hm."}),
+        sse("token", {"text": "Par", "probability": 1}) + sse("device", ["NPU"]),
+        sse("token", {"text": "is"}) + sse("done", done_event()),
+    )
+    scripted.respond = answering(lambda: streamed(*events, done=False))
     stream = client.stream("prompt")
     assert [piece async for piece in stream] == ["Par", "is"]
     assert stream.result.finish_reason == "stop"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend_client import ClientOptions, ClientSettings, CloudSettings, ConfigurationError
+from backend_client import ClientOptions, ClientSettings
 from backend_client.cloud.ledger import Ledger
 from backend_client.embed_many import cut
 from backend_client.errors import BadReply, InvalidArgument, RequestRejected, SpendCapReached
@@ -111,28 +111,12 @@ def test_vectors_arrive_as_they_were_sent(rows):
         ("1,0", b""),
         ("1,3", np.float32([0, 0, 0]).tobytes()),
         ("1,3", np.float32([-0.0, 0, -0.0]).tobytes()),
+        ("1,2", np.float32([3e38, 3e38]).tobytes()),
     ],
 )
 def test_vectors_that_are_none_are_refused(shape, body):
     with pytest.raises(BadReply):
         embed_reply("n", reply(shape, body), 1)
-
-
-@given(st.lists(st.floats(width=32), min_size=1, max_size=40))
-def test_vectors_without_a_finite_norm_or_with_none_are_refused(numbers):
-    vector = np.array(numbers, "<f4")
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        norm = np.linalg.norm(vector)
-    # The square roots of the largest and the smallest number.
-    assume(norm == 0 or norm > 1e-18)
-    assume(norm < 1e19 or not np.isfinite(norm))
-    reads = embed_reply if np.isfinite(norm) and norm > 0 else refused
-    reads("n", reply(f"1,{len(vector)}", vector.tobytes()), 1)
-
-
-def refused(*arguments):
-    with pytest.raises(BadReply, match="garbage"):
-        embed_reply(*arguments)
 
 
 ANSWER = {
@@ -211,17 +195,6 @@ def test_settings_come_from_file_then_environment_then_arguments(tmp_path, monke
 
 
 @pytest.mark.parametrize(
-    "text", ["nodes = 5", "nodes = [", 'nodes = ["http://u:hunter2@h"]', 'hunter2 = "x"', "[cloud]"]
-)
-def test_wrong_settings_say_where_and_not_what(tmp_path, text):
-    path = tmp_path / "client.toml"
-    path.write_text(text)
-    with pytest.raises(ConfigurationError) as caught:
-        ClientSettings.load(path)
-    assert "u:hunter2" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
     ("value", "nodes"),
     [
         ('["http://one:1", "http://two:2"]', ("http://one:1", "http://two:2")),
@@ -236,11 +209,6 @@ def test_nodes_in_the_environment_are_a_json_list_or_separated_by_commas(monkeyp
 def test_the_shipped_settings_are_the_defaults(monkeypatch):
     monkeypatch.delenv("NPU_CLIENT_NODES", raising=False)
     assert ClientSettings.load(SHIPPED).model_dump() == ClientSettings().model_dump()
-
-
-def test_a_cap_without_prices_is_refused():
-    with pytest.raises(ValueError, match="price of every model"):
-        CloudSettings(api_key="k", chat_model="m", spend_cap=1)
 
 
 def test_options_without_effect_are_accepted_and_named_in_the_log(monkeypatch, caplog):

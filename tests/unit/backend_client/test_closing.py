@@ -78,19 +78,6 @@ async def test_a_stream_in_the_middle_is_interrupted_with_what_it_had():
         await anext(stream)
 
 
-@in_virtual_time
-async def test_a_call_that_ends_by_itself_as_the_client_closes_keeps_its_result():
-    nodes = fleet(1)
-    for step in range(12):
-        client = client_of(nodes)
-        await client.health()
-        task = asyncio.ensure_future(client.embed("text"))
-        await asyncio.sleep(step / 4000)
-        await client.close()
-        [result] = await asyncio.gather(task, return_exceptions=True)
-        assert isinstance(result, list | ClientClosed)
-
-
 class SlowlyClosed(FakeTransport):
     async def close(self):
         await asyncio.sleep(0.1)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from backend_client import NPUUnavailableError
-from backend_client.embed_many import Assembly, embed_in_batches, embed_windowed
+from backend_client.embed_many import embed_in_batches, embed_windowed
 from backend_client.errors import (
     AuthenticationFailed,
     EmbedManyFailed,
@@ -111,17 +111,6 @@ def part(rows, space="s", value=1.0, dimensions=3, node="http://n:1"):
         space=space,
         usage=Usage(rows),
     )
-
-
-def test_parts_come_in_any_order():
-    rows = Assembly()
-    rows.put(3, part(2, value=3.0))
-    rows.put(0, part(1, value=1.0, node="http://n:2"))
-    rows.put(1, part(2, value=2.0))
-    result = rows.result(5)
-    assert result.vectors[:, 0].tolist() == [1.0, 2.0, 2.0, 3.0, 3.0]
-    assert (result.space, result.usage, result.served) == ("s", Usage(5), {"http://n:1": 4, "http://n:2": 1})
-    assert result.vectors.flags.writeable
 
 
 class Mixing:

@@ -279,27 +279,6 @@ async def test_6_one_deadline_covers_everything(nodes, client, timeout):
     assert isinstance(caught.value, TimeoutError)
 
 
-@with_fleet(1)
-async def test_6_pauses_end_before_the_deadline(nodes, client):
-    [node] = nodes
-    node.embed = NodeOverloaded("full", node=node.url, status=429, retry_after=0.3)
-    began = now()
-    with pytest.raises(NPUUnavailableError):
-        await client.embed("text", timeout=0.5)
-    assert now() - began <= 0.55
-
-
-@in_virtual_time
-async def test_6_the_first_probe_is_waited_for_within_the_deadline():
-    [node] = nodes = fleet(1)
-    node.health = hang
-    async with client_of(nodes) as client:
-        began = now()
-        with pytest.raises(DeadlineExceeded):
-            await client.embed("text", timeout=0.1)
-        assert now() - began <= 0.15
-
-
 @in_virtual_time
 async def test_7_all_down_is_said_at_once_when_known_and_within_three_seconds_cold():
     nodes = fleet(3)

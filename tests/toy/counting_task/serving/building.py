@@ -6,7 +6,6 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from counting_task.messages import Counted, CountJob
-from counting_task.serving.tally import tally
 from worker_node.engines.process import CANARY_TIMEOUT_S, CanaryFailed
 from worker_node.manager.served import ServedModel
 from worker_node.scheduling.admission import AdmissionLimits
@@ -42,9 +41,6 @@ class _Counting(ServedTask):
             aliases=parts.wanted.aliases,
             idle_unload_s=parts.wanted.idle_unload_s,
         )
-
-    async def start(self, parts):
-        parts.of(tally).started = True
 
     def admission(self, options):
         """Units are texts."""
