@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.faults.client.test_tls import issue, make_authority
 from tests.ops.conftest import EMBEDDER, KEY
 from tests.ops.containers import DEBIAN_13, HANG_S, image, run
 from tests.support.foreign import environment
@@ -130,35 +129,6 @@ def test_it_serves_with_a_read_only_root_and_without_rights(container):
     assert run("podman", "exec", name, "id", "-u").stdout.strip() == "10001"
     assert run("podman", "exec", name, "touch", "/opt/x", check=False).returncode != 0
     run("podman", "healthcheck", "run", name)
-
-
-def test_its_health_check_asks_nodes_with_certificates_too(built, tmp_path):
-    authority = make_authority(tmp_path, "authority")
-    cert, key = issue(tmp_path, authority, "node")
-    for path in (tmp_path, authority, cert, key):
-        # The node's user in the container is another.
-        path.chmod(0o755)
-    name = "npu-ops-image-tls"
-    run("podman", "rm", "--force", "--ignore", name)
-    run(
-        *("podman", "run", "--detach", f"--name={name}", "--read-only", "--runtime=runc"),
-        *("--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024", "--health-interval=disable"),
-        f"--volume={tmp_path}:/tls:ro",
-        *(f"--env=NPU_NODE_API_KEYS={KEY}", "--env=NPU_NODE_MODELS=[]"),
-        *(f"--env=NPU_NODE_TLS_CERT=/tls/{cert.name}", f"--env=NPU_NODE_TLS_KEY=/tls/{key.name}"),
-        f"--env=NPU_NODE_TLS_CLIENT_CA=/tls/{authority.name}",
-        built,
-    )
-    try:
-        deadline = time.monotonic() + HANG_S
-        while run("podman", "healthcheck", "run", name, check=False).returncode:
-            state = run("podman", "inspect", "--format={{.State.Status}} {{json .State.Health}}", name).stdout
-            logs = run("podman", "logs", name, check=False).stderr
-            assert state.startswith("running"), logs
-            assert time.monotonic() < deadline, f"{state}\n{logs[-2000:]}"
-            time.sleep(0.5)
-    finally:
-        run("podman", "rm", "--force", "--time=10", name, check=False)
 
 
 def test_it_brings_the_driver_that_was_verified(built):

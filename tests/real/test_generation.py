@@ -76,15 +76,6 @@ async def test_limits_and_stops_end_the_answer(node, http):
     assert "".join(pieces) == stopped["text"]
 
 
-async def test_sampling_with_a_seed_can_be_repeated(node, http):
-    body = {"prompt": "Tell me a story.", "max_new_tokens": 24, "temperature": 1.2, "top_p": 0.95, "seed": 5}
-    # From the second time on the prompt is in the prefix cache, and the same numbers are computed: docs/clients.md.
-    await ask(http, node, **body)
-    first, second = await ask(http, node, **body), await ask(http, node, **body)
-    other = await ask(http, node, **body | {"seed": 6})
-    assert first["text"] == second["text"] != other["text"]
-
-
 async def test_a_prompt_over_the_context_is_refused_with_the_numbers(node, http):
     for prompt in ("word " * 9000, "x" * 900_000):
         async with http.post(node.url + "/inference", json={"prompt": prompt}) as reply:
@@ -92,14 +83,3 @@ async def test_a_prompt_over_the_context_is_refused_with_the_numbers(node, http)
             error = (await reply.json())["error"]
         assert error["code"] == "context_length_exceeded"
         assert "8192" in error["message"]
-
-
-async def test_a_reader_who_leaves_stops_the_generation(node, http):
-    async with http.post(
-        node.url + "/inference",
-        json={"prompt": "Write a long story.", "max_new_tokens": 4000, "stream": True, "ignore_eos": True},
-    ) as reply:
-        await reply.content.readline()
-        reply.close()
-    body = await asyncio.to_thread(node.wait_for, lambda body: all(model["in_flight"] == 0 for model in body["models"]))
-    assert body["status"] == "ready"

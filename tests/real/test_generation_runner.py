@@ -1,34 +1,59 @@
-"""The continuous generation engine itself, without a process around it.
+"""The continuous generation engine itself, without a process around it: turns, prefix cache, prompt lookup.
 
 On two of the model's layers where no answer is compared: what is scheduled does not depend on their number.
 """
 
+import contextlib
 from collections import defaultdict
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from worker_node.core.types import Device
 from worker_node.engines.protocol import EngineSpec, NativeCall
 from worker_node.models.store import ModelStore
+from worker_node.scheduling.steps import BLOCK_TOKENS
 from worker_node.tasks.generate.continuous import ContinuousRunner
 from worker_node.tasks.generate.messages import GenerateJob, Step
 
 pytestmark = pytest.mark.real
 
 FAR = 1e12
+# Tokens computed together are rounded otherwise than one by one; in f32 no likeliest token changes by that.
+F32 = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+PROMPT = np.arange(100, 140, dtype="<i4")
+LONG = np.random.default_rng(1).integers(1000, 20000, 730).astype("<i4")
+SHORT = np.random.default_rng(2).integers(1000, 20000, 55).astype("<i4")
+
+
+@contextlib.contextmanager
+def loaded(store, **options):
+    installed = store.get("smollm2-135m-instruct")
+    runner = ContinuousRunner(
+        EngineSpec(installed.id, installed.kind, str(installed.path), Device.CPU, "continuous", options)
+    )
+    runner.load()
+    try:
+        yield runner
+    finally:
+        runner.close()
 
 
 @pytest.fixture(scope="module")
-def runner(quick_models):
-    installed = ModelStore(Path(quick_models["NPU_NODE_MODEL_STORE"])).get("smollm2-135m-instruct")
-    runner = ContinuousRunner(
-        EngineSpec(installed.id, installed.kind, str(installed.path), Device.CPU, "continuous", {})
-    )
-    runner.load()
-    yield runner
-    runner.close()
+def quick_store(quick_models):
+    return ModelStore(Path(quick_models["NPU_NODE_MODEL_STORE"]))
+
+
+@pytest.fixture(scope="module")
+def runner(quick_store):
+    with loaded(quick_store) as runner:
+        yield runner
+
+
+def job(number, tokens, most=8, **options):
+    return GenerateJob(number, tokens.tobytes(), most, FAR, ignore_eos=True, **options)
 
 
 def step(runner):
@@ -38,9 +63,24 @@ def step(runner):
     return [event for event in events if not isinstance(event, NativeCall)]
 
 
+def answers(runner, *jobs, until=None):
+    """The tokens and the log probabilities of each job, over all steps or so many."""
+    tokens, logprobs = defaultdict(list), defaultdict(list)
+    for each in jobs:
+        runner.submit(each)
+    while runner.has_work and until != 0:
+        until = None if until is None else until - 1
+        for event in step(runner):
+            assert isinstance(event, Step), event
+            for delta in event.deltas:
+                tokens[delta.id] += delta.tokens
+                logprobs[delta.id] += delta.logprobs or []
+    return tokens, logprobs
+
+
 def test_a_step_announces_its_tokens_and_jobs(runner):
     events = []
-    runner.submit(GenerateJob(7, np.arange(100, 400, dtype="<i4").tobytes(), 2, FAR, ignore_eos=True))
+    runner.submit(job(7, np.arange(100, 400, dtype="<i4"), 2))
     while runner.has_work:
         runner.step(events.append, lambda: None)
     calls = [event for event in events if isinstance(event, NativeCall)]
@@ -56,9 +96,8 @@ def test_a_step_announces_its_tokens_and_jobs(runner):
 
 
 def test_a_cancelled_generation_gives_its_cache_back_without_waiting_for_another(runner):
-    prompt = np.arange(100, 140, dtype="<i4").tobytes()
-    for job_id in (1, 2):
-        runner.submit(GenerateJob(job_id, prompt, 1000, FAR, ignore_eos=True))
+    for number in (1, 2):
+        runner.submit(job(number, PROMPT, 1000))
     while not any(isinstance(event, Step) for event in step(runner)):
         assert runner.has_work
     assert runner.stats().kv_cache_usage > 0
@@ -75,63 +114,141 @@ def test_interactive_work_goes_before_batch_work_that_came_first(runner):
     """GenAI has some of the batch already, and finishes what it has begun."""
     long = np.arange(100, 400, dtype="<i4")
     batch = range(10, 18)
-    for job_id in batch:
-        runner.submit(GenerateJob(job_id, np.roll(long, job_id).tobytes(), 1, FAR, ignore_eos=True, interactive=False))
+    for number in batch:
+        runner.submit(job(number, np.roll(long, number), 1, interactive=False))
     finished = []
     while not finished:
         finished += ended(step(runner))
     before = len(finished)
-    runner.submit(GenerateJob(9, np.roll(long, 9).tobytes(), 1, FAR, ignore_eos=True))
+    runner.submit(job(9, np.roll(long, 9), 1))
     while runner.has_work:
         finished += ended(step(runner))
     assert sorted(finished) == [9, *batch]
     assert finished.index(9) <= before + 1
-    assert [job_id for job_id in finished if job_id != 9] == list(batch)
-
-
-def answers(runner, jobs, *, later=None):
-    """The token ids of each job; `later` is submitted after the first step."""
-    tokens = defaultdict(list)
-    for job in jobs:
-        runner.submit(job)
-    while runner.has_work:
-        for event in step(runner):
-            assert isinstance(event, Step), event
-            for delta in event.deltas:
-                tokens[delta.id] += delta.tokens
-        if later is not None:
-            assert not tokens, "the first step finishes no prompt"
-            runner.submit(later)
-            later = None
-    return tokens
-
-
-def test_a_seed_repeats_an_answer_in_full_precision_on_one_thread_beside_other_requests(store):
-    """With less, or on more threads, the numbers depend on how many tokens a step computes: docs/clients.md."""
-    installed = store.get("smollm2-135m-instruct")
-    config = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "INFERENCE_NUM_THREADS": 1}
-    options = {"plugin_config": config}
-    precise = ContinuousRunner(
-        EngineSpec(installed.id, installed.kind, str(installed.path), Device.CPU, "continuous", options)
-    )
-    precise.load()
-    prompt = np.arange(1000, 1035, dtype="<i4").tobytes()
-    sampled = {"temperature": 1.2, "top_p": 0.95, "ignore_eos": True}
-    answers(precise, [GenerateJob(51, prompt, 16, FAR, seed=5, **sampled)])  # puts the prompt into the prefix cache
-    alone = answers(precise, [GenerateJob(52, prompt, 16, FAR, seed=5, **sampled)])[52]
-    other = np.arange(3000, 3030, dtype="<i4").tobytes()
-    beside = answers(
-        precise,
-        [
-            GenerateJob(53, other, 16, FAR, seed=9, **sampled),
-            GenerateJob(54, prompt, 16, FAR, seed=5, **sampled),
-            GenerateJob(55, prompt, 16, FAR, seed=6, **sampled),
-        ],
-    )
-    precise.close()
-    assert len(alone) == 16
-    assert alone == beside[54] != beside[55]
+    assert [number for number in finished if number != 9] == list(batch)
 
 
 def ended(events):
     return [delta.id for event in events if isinstance(event, Step) for delta in event.deltas if delta.finish]
+
+
+def test_a_seed_repeats_an_answer_in_full_precision_on_one_thread_beside_other_requests(store):
+    """With less, or on more threads, the numbers depend on how many tokens a step computes: docs/clients.md."""
+    config = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "INFERENCE_NUM_THREADS": 1}
+    prompt, other = np.arange(1000, 1035, dtype="<i4"), np.arange(3000, 3030, dtype="<i4")
+
+    def sampled(number, tokens, seed):
+        return job(number, tokens, 16, seed=seed, temperature=1.2, top_p=0.95)
+
+    with loaded(store, plugin_config=config) as precise:
+        answers(precise, sampled(51, prompt, 5))  # puts the prompt into the prefix cache
+        alone = answers(precise, sampled(52, prompt, 5))[0][52]
+        beside, _ = answers(precise, sampled(53, other, 9), sampled(54, prompt, 5), sampled(55, prompt, 6))
+    assert len(alone) == 16
+    assert alone == beside[54] != beside[55]
+
+
+@pytest.fixture
+def exact(quick_store):
+    with loaded(quick_store, plugin_config=F32, prefix_cache_tokens=8192) as runner:
+        yield runner
+
+
+def told(number, tokens, **options):
+    return job(number, tokens, logprobs=True, **options)
+
+
+def restarted(runner, *jobs):
+    """The log probabilities by an engine that has seen nothing before."""
+    runner.close()
+    runner.load()
+    return answers(runner, *jobs)[1]
+
+
+def test_a_cancelled_prompt_does_not_change_the_answer_to_the_next_one_alike(exact):
+    # Their tokens shift the ends of the steps into the middle of blocks.
+    answers(exact, *(told(index, np.roll(SHORT, index)) for index in range(1, 4)), until=2)
+    answers(exact, told(20, LONG), told(21, SHORT), until=2)
+    exact.cancel(20)
+    exact.cancel(21)
+    answers(exact)
+    _, after = answers(exact, told(30, LONG), told(31, SHORT))
+    fresh = restarted(exact, told(40, LONG), told(41, SHORT))
+    np.testing.assert_allclose(after[30], fresh[40], atol=0.01)
+    np.testing.assert_allclose(after[31], fresh[41], atol=0.01)
+
+
+def test_prompts_that_others_overtake_again_and_again_give_the_answer_that_they_give_alone(exact):
+    answers(exact, told(50, np.roll(SHORT, 7)), until=2)
+    exact.submit(told(51, LONG, interactive=False))
+    for index in range(3):
+        assert 51 not in answers(exact, until=1)[1], "it is computed while the others come"
+        exact.submit(told(60 + index, np.roll(SHORT, 10 + index)))
+    found = answers(exact)[1]
+    found |= answers(exact, told(52, LONG))[1]
+    alone = restarted(exact, told(53, LONG))[53]
+    np.testing.assert_allclose(found[51], alone, atol=0.01)
+    np.testing.assert_allclose(found[52], alone, atol=0.01)
+
+
+def test_a_prefix_that_other_prompts_came_after_is_found_and_takes_one_step(exact):
+    def steps_to_the_first_token(number, tokens):
+        before = exact.stats().runs
+        _, found = answers(exact, msgspec.structs.replace(told(number, tokens), max_new_tokens=1))
+        return exact.stats().runs - before, found[number]
+
+    for number in range(4):
+        steps, _ = steps_to_the_first_token(70 + number, np.roll(LONG, number))
+        assert steps == 3, "of 256 tokens each"
+    before = exact.stats()
+    steps, again = steps_to_the_first_token(80, LONG)
+    assert steps == 1
+    after = exact.stats()
+    assert after.prefix_asked_tokens - before.prefix_asked_tokens == 730
+    assert after.prefix_hit_tokens - before.prefix_hit_tokens == 730 // BLOCK_TOKENS * BLOCK_TOKENS
+    exact.close()
+    exact.load()
+    _, fresh = steps_to_the_first_token(81, LONG)
+    np.testing.assert_allclose(again, fresh, atol=0.01)
+
+
+REPEATED = np.tile(PROMPT, 12)
+JOBS = [
+    job(0, REPEATED, 40),
+    job(1, np.arange(100, 900, dtype="<i4"), 20),
+    job(2, REPEATED[:50], 1),
+    job(3, REPEATED[:70], 20, repetition_penalty=1.3),
+    job(4, REPEATED[:70], 20, logprobs=True),
+    job(5, REPEATED[:40], 20, grammar='root ::= "abababababababababab"'),
+    job(6, REPEATED[:70], 20, temperature=0.8, seed=1),
+]
+
+
+@pytest.fixture(scope="module")
+def plain_and_lookup(quick_store):
+    with (
+        loaded(quick_store, plugin_config=F32) as plain,
+        loaded(quick_store, plugin_config=F32, prompt_lookup=True) as lookup,
+    ):
+        yield plain, lookup
+
+
+def test_prompt_lookup_changes_no_answer_with_any_parameter_and_beside_others(plain_and_lookup):
+    for jobs in (*((each,) for each in JOBS), JOBS[:4]):
+        (expected, known), (given, logprobs) = (answers(runner, *jobs) for runner in plain_and_lookup)
+        assert given == expected, jobs
+        for number, values in known.items():
+            np.testing.assert_allclose(logprobs[number], values, atol=1e-3)
+
+
+def test_prompt_lookup_takes_fewer_steps_for_an_answer_that_repeats(plain_and_lookup):
+    made, rows = [], []
+    for runner in plain_and_lookup:
+        before = runner.stats()
+        tokens, _ = answers(runner, JOBS[0])
+        after = runner.stats()
+        made.append(after.runs - before.runs)
+        rows.append(after.rows - before.rows)
+    assert made[1] < 0.75 * made[0]
+    # What the dashboard's "Tokens a step" divides.
+    assert rows[1] < len(tokens[0]) <= rows[0]

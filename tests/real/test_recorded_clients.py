@@ -1,7 +1,4 @@
-"""Request bodies as clients and frameworks in common use send them, recorded from the clients themselves.
-
-`make test` sends the bodies that have a field or a choice which none before them has, --long all of them.
-"""
+"""Request bodies as clients and frameworks in common use send them, recorded from the clients themselves."""
 
 import json
 import re
@@ -9,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-# Up to 12 requests (23 with --long) with grammars of their own: more than 5 s.
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 RECORDED = Path(__file__).parents[1] / "data" / "clients"
@@ -19,36 +15,6 @@ _LIMITS = {"/chat/completions": "max_tokens", "/completions": "max_tokens", "/re
 
 def _bodies(client):
     return [json.loads(line) for line in (RECORDED / f"{client}.jsonl").read_text().splitlines()]
-
-
-def _fields(value, path):
-    """Every field at any depth, and what it holds where the API names the choices: (path of names, value) pairs."""
-    if isinstance(value, list):
-        return set().union(*(_fields(item, path) for item in value))
-    if isinstance(value, dict):
-        # The names of a schema's properties are the caller's own.
-        own = path and path[-1] in {"properties", "$defs"}
-        return set().union(*(_fields(item, (*path, "*" if own else name)) for name, item in value.items()))
-    chosen = isinstance(value, bool) or path[-1] in {"type", "role", "tool_choice", "format", "encoding_format"}
-    return {(path, value if chosen else type(value))}
-
-
-def _first_of_each_field():
-    """(client, bodies) with those that bring a field, or a value of a choice, which none before them had."""
-    seen = set()
-    for client in CLIENTS:
-        chosen, last_response = [], None
-        for recorded in _bodies(client):
-            fields = _fields(recorded["body"], (recorded["path"],))
-            if not fields <= seen:
-                # A response that continues another needs that one.
-                continues = recorded["body"].get("previous_response_id") and last_response not in chosen
-                chosen += [last_response, recorded] if continues else [recorded]
-            seen |= fields
-            if recorded["path"].endswith("/responses"):
-                last_response = recorded
-        if chosen:
-            yield client, chosen
 
 
 def _shortened(path, body):
@@ -83,12 +49,6 @@ async def _refused(node, http, bodies):
     return refused
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("client", CLIENTS)
 async def test_every_recorded_body_is_accepted(node, http, client):
     assert await _refused(node, http, _bodies(client)) == []
-
-
-@pytest.mark.parametrize(("client", "bodies"), [pytest.param(*case, id=case[0]) for case in _first_of_each_field()])
-async def test_the_first_recorded_body_with_each_field_is_accepted(node, http, client, bodies):
-    assert await _refused(node, http, bodies) == []

@@ -2,14 +2,12 @@
 
 import asyncio
 import contextlib
-import shutil
 from collections import Counter
 
 import pytest
 
-from tests.real.test_compiled_ahead import blobs  # noqa: F401  (a fixture)
 from tests.support.cross_encoders import write_tiny
-from tests.support.cut_model import EMBEDDER, WRITER
+from tests.support.cut_model import EMBEDDER
 from tests.support.nodes import start_node
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
@@ -93,54 +91,4 @@ async def test_an_encoder_on_two_devices_and_a_reranker_are_changed_under_load(q
         assert node.engine_pids()["ranker"] != engine
         async with asyncio.timeout(60):
             while engine in node.engine_processes():
-                await asyncio.sleep(0.05)
-
-
-@pytest.mark.long
-async def test_blobs_come_and_go_under_load(quick_npu_models, blobs, store, tmp_path, http):  # noqa: F811
-    # More than 5 s: a node whose two engines are loaded four times, and the blobs before that.
-    damaged, config, said = tmp_path / "damaged", tmp_path / "node.toml", set()
-    shutil.copytree(blobs, damaged)
-    whole = (blobs / "generate.blob").read_bytes()
-    (damaged / "generate.blob").write_bytes(whole[: len(whole) // 2])
-
-    def write(*lines):
-        shape = ("max_prompt_len = 64", "min_response_len = 64", "prefill_chunk_size = 64")
-        places = 'placements = [{device = "NPU", load = "eager"}, {device = "CPU", load = "eager"}]'
-        config.write_text("\n".join(("[[models]]", f'name = "{WRITER}"', places, *shape, *lines, "")))
-
-    def complete(device):
-        async def ask(number):
-            # Prompts of the CPU differ, so that none is answered from another's prefix.
-            prompt = "Once upon a time" if device == "NPU" else f"{number} times"
-            wanted = {"model": WRITER, "prompt": prompt, "max_tokens": 8, "ignore_eos": True}
-            headers = {"X-NPU-Require-Device": device, "X-Request-Timeout-Ms": "100000"}
-            async with http.post(node.url + "/v1/completions", json=wanted, headers=headers) as reply:
-                body = await reply.json()
-                assert (reply.status, reply.headers.get("X-NPU-Node-Device")) == (200, device), body
-            assert body["usage"]["completion_tokens"] == 8
-            if device == "NPU":
-                said.add(body["choices"][0]["text"])
-
-        return ask
-
-    write()
-    with start_node("--config", str(config), NPU_NODE_NPU_EMULATION="1", **quick_npu_models) as node:
-        processes = len(node.engine_processes())
-        async with load(complete("NPU"), complete("NPU"), complete("CPU")) as goes_on:
-            await goes_on()
-            write(f'blobs = "{blobs}"')
-            assert (await reloaded(http, node))["changed"] == [WRITER]
-            await goes_on()
-            # What cannot be loaded is reported, and the engines that are there serve on.
-            write(f'blobs = "{damaged}"')
-            (problem,) = (await reloaded(http, node))["problems"]
-            assert "generate.blob" in problem
-            await goes_on()
-            write()
-            assert (await reloaded(http, node))["problems"] == []
-            await goes_on()
-        assert len(said) == 1, "compiled or from blobs, the NPU answers the same"
-        async with asyncio.timeout(60):
-            while len(node.engine_processes()) != processes:
                 await asyncio.sleep(0.05)

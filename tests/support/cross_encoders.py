@@ -86,15 +86,7 @@ def write_tiny(directory, *, architecture="BertForSequenceClassification", label
         tensors[f"{name}.weight"] = random.standard_normal(shape).astype(np.float32)
         tensors[f"{name}.bias"] = random.standard_normal(shape[:1]).astype(np.float32)
     _write(directory, architecture, tensors, config, labels)
-    template = wordpiece_tokenizer()
-    template["post_processor"]["pair"] = [
-        {"SpecialToken": {"id": "[CLS]", "type_id": 0}},
-        {"Sequence": {"id": "A", "type_id": 0}},
-        {"SpecialToken": {"id": "[SEP]", "type_id": 0}},
-        {"Sequence": {"id": "B", "type_id": 1}},
-        {"SpecialToken": {"id": "[SEP]", "type_id": 1}},
-    ]
-    (directory / "tokenizer.json").write_text(json.dumps(template))
+    (directory / "tokenizer.json").write_text(wordpiece_tokenizer())
     return tensors
 
 

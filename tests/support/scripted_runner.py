@@ -8,12 +8,11 @@ rightly before all others become GARBAGE), `lost` (these lose their device inste
 of what was asked.
 A prompt's first token id picks the fault:
 
-    CRASH   breaks the process when the job arrives    HANG     stops its loop
-    POISON  breaks it in the job's first step          STALL    never ends, while the loop beats
-    BREAK   breaks it while the job is prepared        EATER    is killed by SIGKILL in its first step
-    TAKEN   breaks it when the pipeline takes it
-    RAISE   raises an error in the job's first step
-    WEDGE   never returns from a call for this job     LATE     breaks it in the job's third step
+    POISON  breaks the process in the job's first step  HANG    stops its loop
+    BREAK   breaks it while the job is prepared         STALL   never ends, while the loop beats
+    TAKEN   breaks it when the pipeline takes it        EATER   is killed by SIGKILL in its first step
+    LATE    breaks it in the job's third step           RAISE   raises an error in the job's first step
+    WEDGE   never returns from a call for this job
 
 Any other is echoed token by token.
 """
@@ -30,7 +29,6 @@ from worker_node.engines.protocol import DeviceBroken, EngineStats, Loaded, Nati
 from worker_node.tasks.generate.messages import GenerateJob, Step, TokenDelta
 from worker_node.tasks.transcribe.messages import TranscribeJob, Transcript
 
-CRASH = 666
 POISON = 667
 BREAK = 668
 EATER = 669
@@ -91,8 +89,6 @@ class ScriptedRunner:
             self._single.append(job)
             return
         tokens = array("i", job.tokens).tolist()
-        if tokens[:1] == [CRASH]:
-            die()
         if tokens[:1] == [HANG]:
             time.sleep(3600)
         self._note(f"submit {job.id}")

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import openvino as ov
 from safetensors.numpy import save_file
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 WORDS = [
     "[PAD]",
@@ -74,48 +74,15 @@ def write_json(path, content):
 
 def wordpiece_tokenizer():
     """A tokenizer that truncates and pads in silence, as published ones do."""
-    return {
-        "version": "1.0",
-        "truncation": {"max_length": 8, "strategy": "LongestFirst", "stride": 0, "direction": "Right"},
-        "padding": {
-            "strategy": {"Fixed": 8},
-            "direction": "Right",
-            "pad_to_multiple_of": None,
-            "pad_id": 0,
-            "pad_type_id": 0,
-            "pad_token": "[PAD]",
-        },
-        "added_tokens": [],
-        "normalizer": {
-            "type": "BertNormalizer",
-            "clean_text": True,
-            "handle_chinese_chars": True,
-            "strip_accents": None,
-            "lowercase": True,
-        },
-        "pre_tokenizer": {"type": "BertPreTokenizer"},
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": [
-                {"SpecialToken": {"id": "[CLS]", "type_id": 0}},
-                {"Sequence": {"id": "A", "type_id": 0}},
-                {"SpecialToken": {"id": "[SEP]", "type_id": 0}},
-            ],
-            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
-            "special_tokens": {
-                "[CLS]": {"id": "[CLS]", "ids": [2], "tokens": ["[CLS]"]},
-                "[SEP]": {"id": "[SEP]", "ids": [3], "tokens": ["[SEP]"]},
-            },
-        },
-        "decoder": None,
-        "model": {
-            "type": "WordPiece",
-            "unk_token": "[UNK]",
-            "continuing_subword_prefix": "##",
-            "max_input_chars_per_word": 100,
-            "vocab": {word: index for index, word in enumerate(WORDS)},
-        },
-    }
+    tokenizer = Tokenizer(models.WordPiece({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    tokenizer.enable_truncation(8)
+    tokenizer.enable_padding(length=8, pad_token="[PAD]")
+    return tokenizer.to_str()
 
 
 def write_encoder(directory, *, pooling="mean_tokens", normalise=True, seed=0, **options):
@@ -135,7 +102,7 @@ def write_encoder(directory, *, pooling="mean_tokens", normalise=True, seed=0, *
     modes = {f"pooling_mode_{mode}": mode == pooling for mode in ("cls_token", "mean_tokens", "max_tokens")}
     write_json(directory / "1_Pooling/config.json", {"word_embedding_dimension": config["hidden_size"], **modes})
     write_json(directory / "sentence_bert_config.json", {"max_seq_length": 48, "do_lower_case": False})
-    write_json(directory / "tokenizer.json", wordpiece_tokenizer())
+    (directory / "tokenizer.json").write_text(wordpiece_tokenizer())
     return tensors
 
 

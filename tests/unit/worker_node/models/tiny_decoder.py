@@ -31,7 +31,7 @@ class TinyDecoder:
         directory.mkdir()
         ov.save_model(self._graph(), directory / "openvino_model.xml", compress_to_fp16=False)
         write_json(directory / "config.json", {"model_type": "qwen3", "max_position_embeddings": POSITIONS})
-        write_json(directory / "tokenizer.json", wordpiece_tokenizer())
+        (directory / "tokenizer.json").write_text(wordpiece_tokenizer())
         if modules:
             kinds = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
             chain = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for kind, path in kinds.items()]
