@@ -9,13 +9,6 @@ from tests.contract.test_bounded_jobs import CANARY, KEYS
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600), pytest.mark.usefixtures("store")]
 
-INPUTS = [
-    "Disk /dev/sda1 is 97 % full on host web-3.",
-    "東京の天気は晴れです。明日は雨でしょう。",
-    '{"event": "login", "user": "bob", "ip": "10.0.0.7"}',
-    "I prefer dark mode and never want emails on weekends. 😀🎉",
-]
-
 
 def test_a_model_that_is_missing_is_503_and_says_so(tmp_path):
     with start_sidecar(tmp_path, OV_GENAI_NPU_MODEL=str(tmp_path / "nothing")) as sidecar:
@@ -28,11 +21,9 @@ def test_a_model_that_is_missing_is_503_and_says_so(tmp_path):
 
 def test_run_prints_json_of_its_form_and_the_proof_and_exits_0(quick_npu_models):
     # More than 5 s: the model is loaded for the emulated NPU, and its answer is long enough to be closed.
-    check_run("notification", INPUTS[0], "64", **quick_npu_models)
-
-
-def check_run(job, text, tokens, **environment):
-    done = run_command("run", "--job", job, "--input", "-", "--max-new-tokens", tokens, stdin=text, **environment)
+    text = "Disk /dev/sda1 is 97 % full on host web-3."
+    wanted = ("--job", "notification", "--input", "-", "--max-new-tokens", "64")
+    done = run_command("run", *wanted, stdin=text, **quick_npu_models)
     assert done.returncode == 0, done.stderr
     reply = json.loads(done.stdout)
     assert set(reply) - {"npu_busy_exclusive"} == KEYS
@@ -40,16 +31,11 @@ def check_run(job, text, tokens, **environment):
     assert text not in done.stderr
     value = reply["json"]
     assert value == json.loads(reply["text"])
-    if job == "notification":
-        assert list(value) == ["severity", "category", "summary", "action_needed"]
-        assert value["severity"] in {"info", "warning", "critical"}
-        assert isinstance(value["action_needed"], bool)
-        assert value["category"]
-        assert value["summary"]
-    else:
-        assert list(value) == ["candidates", "notes"]
-        assert all(isinstance(item, str) and item for item in value["candidates"])
-        assert isinstance(value["notes"], str)
+    assert list(value) == ["severity", "category", "summary", "action_needed"]
+    assert value["severity"] in {"info", "warning", "critical"}
+    assert isinstance(value["action_needed"], bool)
+    assert value["category"]
+    assert value["summary"]
 
 
 def test_run_fails_without_proof(tmp_path, quick_npu_models):
@@ -71,18 +57,10 @@ def test_run_fails_without_proof(tmp_path, quick_npu_models):
     assert CANARY not in still.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--job", "poem", "--input", "a"), "unknown job"),
-        (("--job", "title", "--input", ""), "must not be empty"),
-        (("--job", "title", "--input", "a", "--max-new-tokens", "257"), "from 1 to 256"),
-    ],
-)
-def test_run_refuses_what_http_refuses(arguments, message):
-    done = run_command("run", *arguments)
+def test_run_refuses_what_http_refuses():
+    done = run_command("run", "--job", "title", "--input", "a", "--max-new-tokens", "257")
     assert done.returncode == 1
-    assert message in done.stderr
+    assert "from 1 to 256" in done.stderr
     assert not done.stdout
 
 

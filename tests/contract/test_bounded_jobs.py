@@ -94,18 +94,10 @@ def test_six_thousand_characters_of_any_plane_are_taken(sidecar):
 @pytest.mark.parametrize(
     "body",
     [
-        b"",
         b"no json",
-        b"[1]",
-        {"job": "title"},
         {"job": "poem", "input": "a"},
-        {"job": "title", "input": ""},
-        {"job": "title", "input": 5},
         {"job": "title", "input": "a" * 6001},
-        {"job": "title", "input": "a", "max_new_tokens": 0},
         {"job": "title", "input": "a", "max_new_tokens": 257},
-        {"job": "title", "input": "a", "max_new_tokens": "9"},
-        {"job": "title", "input": "a", "max_new_tokens": True},
     ],
 )
 def test_what_is_out_of_bounds_is_400_in_the_form_of_the_contract(sidecar, body):

@@ -1,5 +1,6 @@
 """What `make dist` builds is complete, passes twine, and works in an environment that has nothing else of ours."""
 
+import re
 import subprocess
 import sys
 import tarfile
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.environments import linked_environment
+from tests.contract.environments import base_closure, linked_environment
 
 pytestmark = pytest.mark.slow
 
@@ -79,6 +80,26 @@ def installed(wheel, tmp_path_factory):
 def test_the_installed_commands_say_their_version(installed, wheel, command):
     done = run(installed / command, "--version", cwd=installed)
     assert (done.returncode, done.stdout) == (0, f"{command} {wheel.name.split('-')[1]}\n"), done.stderr
+
+
+# What a service that installs only the base imports.
+PROGRAM = """
+import sys
+import backend_client, backend_client.sync, backend_client.cli.main
+from backend_client import CloudClient
+for name in ("openvino", "openvino_genai", "msgspec", "orjson", "rich", "worker_node.app", "prometheus_client"):
+    assert name not in sys.modules, name
+print(len(backend_client.__all__))
+"""
+
+
+def test_the_client_imports_with_the_base_dependencies_alone(installed):
+    done = run(installed / "python", "-I", "-W", "error", "-c", PROGRAM, cwd=installed)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 10
+    assert not [
+        name for name in base_closure() if re.match(r"openvino|msgspec|orjson|tokenizers|rich|nncf|torch", name)
+    ]
 
 
 def test_a_node_command_on_the_base_install_names_the_extra_that_it_needs(installed):

@@ -3,7 +3,7 @@
 import ast
 import re
 
-from tests.contract.source_tree import CLIENT_FILES, NODE_FILES, ROOT, import_statements, imports_of, reject
+from tests.contract.source_tree import NODE_FILES, ROOT, imports_of, reject
 from worker_node import registry
 
 # What every request goes through, whatever its task. A task is one package: none of these names one.
@@ -25,13 +25,6 @@ def test_only_one_file_of_the_node_asks_the_operating_system_for_what_is_its_own
         source = path.read_text(encoding="utf-8")
         violations += [f"{path}: {word}" for word in words if word in source]
     reject(violations)
-
-
-def test_imports_are_absolute():
-    files = [*NODE_FILES, *CLIENT_FILES]
-    reject(
-        [f"{path}: relative import" for path in files for node in import_statements(path) if getattr(node, "level", 0)]
-    )
 
 
 STARTS = {"Popen", "run", "create_subprocess_exec", "call", "check_call", "check_output"}

@@ -151,18 +151,6 @@ async def test_what_cannot_be_honoured_is_refused(http, node, fields, param, cod
     assert body["error"]["param"].startswith(param)
 
 
-@pytest.mark.parametrize(("field", "more"), [("suffix", {}), ("echo", {"logprobs": 1})])
-async def test_what_a_completion_cannot_do_is_refused_not_ignored(http, node, field, more):
-    reply, body = await complete(http, node, **{field: "x" if field == "suffix" else True}, **more)
-    assert reply.status == 400
-    assert body["error"] | {"message": ""} == {
-        "message": "",
-        "type": "invalid_request_error",
-        "code": "unsupported_parameter",
-        "param": field,
-    }
-
-
 async def test_an_unknown_model_is_404(http, node):
     reply, body = await chat(http, node, model="gpt-17")
     assert reply.status == 404

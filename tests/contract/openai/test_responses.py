@@ -4,7 +4,6 @@ import json
 
 import openai
 import pytest
-from pydantic import BaseModel
 
 MODEL = "smollm2"
 QUESTION = "What is the capital of France?"
@@ -13,12 +12,6 @@ TOOL = {
     "name": "get_weather",
     "parameters": {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}}, "required": ["city"]},
 }
-
-
-class City(BaseModel):
-    """What an answer is parsed into."""
-
-    name: str
 
 
 @pytest.fixture
@@ -96,8 +89,3 @@ def test_a_calls_arguments_are_streamed_in_pieces(client):
         final = stream.get_final_response()
     assert "".join(deltas) == final.output[0].arguments
     assert len(deltas) > 3
-
-
-def test_an_answer_is_parsed(client):
-    response = client.responses.parse(model=MODEL, input=QUESTION, text_format=City, max_output_tokens=200)
-    assert isinstance(response.output_parsed, City)

@@ -143,16 +143,6 @@ async def test_silent_readers_hold_up_nobody_and_miss_nothing(http, echoing_node
         await echoing_node.state.idle()
 
 
-@pytest.mark.parametrize("route", ROUTES)
-async def test_a_silent_reader_who_leaves_is_let_go(echoing_node, route):
-    sock = await silent_reader(echoing_node, route)
-    await all_generated(echoing_node, 1)
-    assert echoing_node.state.in_flight == 1
-    sock.close()
-    async with asyncio.timeout(30):
-        await echoing_node.state.idle()
-
-
 @pytest.mark.parametrize("stall_timeout_s", [0.1])
 async def test_a_reader_who_takes_nothing_for_long_is_dropped_and_no_failure(echoing_node, caplog):
     sock = await silent_reader(echoing_node, "/v1/chat/completions")

@@ -6,14 +6,13 @@ from dataclasses import replace
 import pytest
 
 from tests.faults.engines.rerun_model import holding, serving
-from tests.faults.engines.test_engine_faults import HANG_S, QUICK, until
-from tests.support.scripted_runner import BREAK, HANG, LATE, POISON, TAKEN
+from tests.faults.engines.test_engine_faults import QUICK, until
+from tests.support.scripted_runner import BREAK, LATE, POISON, TAKEN
 from worker_node.core.errors import RequestBreaksEngine
 from worker_node.core.types import Device
 from worker_node.encoders.jobs import row_job
 from worker_node.engines.process import EngineLimits
 from worker_node.engines.protocol import EngineState
-from worker_node.engines.watchdog import LivenessLimits
 from worker_node.serving.run import MAX_RUNS
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
 
@@ -45,17 +44,6 @@ async def test_the_request_that_kills_the_engine_is_found_and_refused_and_the_ot
         with pytest.raises(RequestBreaksEngine):
             await model.answer(POISON, 1)
         assert model.engines[0].status.restarts == len(deaths)
-
-
-async def test_a_request_that_hangs_its_engine_twice_is_refused():
-    limits = EngineLimits(liveness=LivenessLimits(HANG_S, HANG_S), restart=QUICK, stop_timeout_s=1.0)
-    async with serving(limits=limits) as model:
-        # More than 5 s: it hangs twice.
-        async with asyncio.timeout(60):
-            with pytest.raises(RequestBreaksEngine, match="hung"):
-                await model.answer(HANG)
-        await until(model.engines[0], EngineState.READY)
-        assert model.engines[0].status.restarts == 2
 
 
 async def test_a_request_whose_preparation_kills_the_engine_is_refused_and_the_others_run_again():

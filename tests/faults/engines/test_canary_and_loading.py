@@ -77,25 +77,6 @@ async def test_a_busy_engine_is_not_examined():
         await engine.stop()
 
 
-async def test_an_engine_is_loaded_when_woken_and_again_after_it_was_unloaded():
-    engine = make(lazy=True, after=10**6)
-    engine.start()
-    try:
-        for _ in range(2):
-            assert engine.status.state is EngineState.UNLOADED
-            with pytest.raises(EngineUnavailable, match=r"when (first )?needed"):
-                await collect(engine, *QUESTION)
-            engine.wake()
-            engine.wake()
-            status = await engine.settled()
-            assert status.state is EngineState.READY
-            assert await collect(engine, 1, 2) == [1, 2]
-            assert await engine.unload()
-            assert not psutil.pid_exists(status.pid)
-    finally:
-        await engine.stop()
-
-
 async def test_a_lost_device_fails_its_jobs_with_the_reason_and_the_process_is_replaced():
     limits = EngineLimits(restart=RestartLimits(first_backoff_s=0.05))
     engine = make(no_canary, limits=limits, after=0, lost=True)

@@ -200,17 +200,6 @@ def test_an_engine_dies_with_its_parent_even_by_kill_9(tmp_path, load_s):
     engine.wait(timeout=10)
 
 
-async def test_a_device_that_hangs_behind_a_beating_loop_is_found_and_replaced():
-    limits = EngineLimits(liveness=LivenessLimits(HANG_S, run_timeout_s=HANG_S), restart=QUICK)
-    async with running(limits=limits) as engine:
-        await until(engine, EngineState.READY)
-        async with asyncio.timeout(30):
-            with pytest.raises(EngineUnavailable, match="a run of 1 tokens has not ended"):
-                await collect(engine, STALL)
-        await until(engine, EngineState.READY)
-        assert await collect(engine, 1, 2) == [1, 2]
-
-
 async def test_an_idle_engine_that_does_not_answer_its_canary_is_replaced():
     examined = []
 

@@ -16,7 +16,6 @@ from worker_node.core.errors import DeadlineExceeded, EngineDied
 from worker_node.core.types import Device
 from worker_node.devices.memory import MemoryReader
 from worker_node.engines.process import EngineLimits
-from worker_node.engines.protocol import EngineState
 from worker_node.engines.restart import GrowthLimits
 
 SOFT, HARD = 1000, 2000
@@ -99,34 +98,6 @@ async def bench(tmp_path, *, canary=no_canary, drain_s=60.0, **options):
     options |= {"log": str(log), "on_load": str(on_load)}
     async with serving(limits=limits, canary=canary, memory=memory.reader(), **options) as model:
         yield Bench(model, memory, on_load, log)
-
-
-async def test_every_request_is_answered_however_often_processes_are_replaced(tmp_path):
-    async with bench(tmp_path, step_s=0.002) as it:
-        stop = False
-
-        async def client(n):
-            answers = 0
-            while not stop:
-                tokens = list(range(n, n + 40))
-                assert await it.model.answer(*tokens) == (tokens, Device.CPU)
-                await it.model.embed([n])
-                answers += 1
-            return answers
-
-        async def grow():
-            while not stop:
-                if it.engine.status.state is EngineState.READY:
-                    it.grow(HARD)
-                await asyncio.sleep(0.01)
-
-        tasks = [asyncio.create_task(work) for work in (*(client(n) for n in range(1, 7)), grow())]
-        await eventually(lambda: sum(it.recycles.values()) >= 4 or any(task.done() for task in tasks))
-        stop = True
-        answers = await asyncio.gather(*tasks)
-        assert all(count > 1 for count in answers[:-1])
-        it.assert_blameless()
-        await eventually(lambda: sum(psutil.pid_exists(pid) for pid in it.loads()) <= 2)
 
 
 async def test_a_process_over_its_bound_is_replaced_once_it_is_idle(tmp_path):

@@ -3,7 +3,7 @@
 import msgspec
 import numpy as np
 
-from worker_node.encoders.jobs import RowJob, RowJobs, RunCost, row_job
+from worker_node.encoders.jobs import RowJobs, RunCost, row_job
 from worker_node.scheduling.texts import BatchLimits
 
 FAR = 1e12
@@ -69,16 +69,3 @@ def test_a_job_whose_rows_all_run_is_not_expired():
     running = jobs.take(ALL, 0.0)
     assert jobs.expire(6.0) == []
     assert [event.id for event in jobs.finish(running, np.zeros((2, 2), "<f4"), RunCost(2), 6.0)] == [1]
-
-
-def test_interactive_texts_run_next_however_old_the_batch_texts_are():
-    jobs = RowJobs()
-    batch = RowJob(1, np.ones(2000 * 8, "<i4").tobytes(), [8] * 2000, FAR, interactive=False)
-    jobs.add(batch)
-    limits = BatchLimits(max_tokens=512, max_rows=16)
-    jobs.take(limits, now=0.0)
-    for number in range(20):
-        hours = 3600.0 * number
-        jobs.take(limits, now=hours)
-        jobs.add(job(10 + number, [4] * 8))
-        assert [text.job_id for text in jobs.take(limits, now=hours + 1)] == [10 + number]

@@ -105,19 +105,12 @@ async def test_a_request_of_any_dialect_is_explained_and_nothing_runs(explain, p
     assert (place["device"], place["holds"], place["obstacle"]) == ("CPU", True, None)
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [
-        ("/v1/rerank", {"query": TEXT, "documents": []}, "documents"),
-        ("/rerank", {"query": TEXT, "texts": ["word " * 9000]}, "texts[0]"),
-        ("/v1/audio/transcriptions", {"response_format": "xml"}, "response_format"),
-        ("/v1/audio/transcriptions", {"stream": "perhaps"}, "stream"),
-        ("/v1/audio/transcriptions", {"language": "en"}, "language"),
-    ],
-)
-async def test_wrong_fields_of_the_newer_tasks_are_refused_here_as_they_would_be(explain, path, body, param):
-    told = await explain(path, body)
-    assert (told.status, told.body["error"]["param"]) == (400, param)
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+@pytest.mark.parametrize("keep_alive", [{}, {"keep_alive": 0}, {"keep_alive": "1s"}])
+async def test_a_request_that_only_loads_or_unloads_has_no_route_and_does_neither(explain, path, keep_alive):
+    told = await explain(path, {"model": WRITER} | keep_alive)
+    assert told.status == 400
+    assert "no route" in told.body["error"]["message"]
 
 
 class Scripted(TaskEngine):

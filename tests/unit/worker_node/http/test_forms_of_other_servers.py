@@ -21,65 +21,36 @@ async def post(client, path, **body):
         return reply, json.loads(await reply.text()) if reply.content_type == "application/json" else None
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-@pytest.mark.parametrize(
-    "form",
-    [
-        {"guided_choice": ["good", 'so "so"', "bäd\n"]},
-        {"structured_outputs": {"choice": ["good", 'so "so"', "bäd\n"]}},
-        {"structured_outputs": {"choices": ["good", 'so "so"', "bäd\n"]}},
-    ],
-)
-async def test_an_answer_is_one_of_the_choices(store, path, form):
+WORDS = ["good", 'so "so"', "bäd\n"]
+# Fields of a request, answers of its form, and others.
+CHOICE = (WORDS, ["", "bad", '"good"', "goodso"])
+SCHEMA = (['{"age": 22}'], ['{"age": 2}'])
+EXPRESSION = (["abcd", "cccdd"], ["", "abc", "abcdx", "dddd"])
+FORMS = [
+    ({"guided_choice": WORDS}, CHOICE),
+    ({"structured_outputs": {"choice": WORDS}}, CHOICE),
+    ({"structured_outputs": {"choices": WORDS}}, CHOICE),
+    ({"guided_json": AGE}, SCHEMA),
+    ({"guided_json": json.dumps(AGE)}, SCHEMA),
+    ({"structured_outputs": {"json": AGE}}, SCHEMA),
+    ({"json_schema": AGE}, SCHEMA),
+    ({"guided_regex": "[a-c]{3}d+"}, EXPRESSION),
+    ({"structured_outputs": {"regex": "^[a-c]{3}d+$"}}, EXPRESSION),
+    ({"guided_regex": "[a-c]{3}d{1,}", "grammar": "", "json_schema": None}, EXPRESSION),
+]
+CASES = [(path, *form) for form in FORMS for path in (CHAT, COMPLETIONS)]
+CASES += [(CHAT, {"response_format": {"type": name, "schema": AGE}}, SCHEMA) for name in ("json_object", "json_schema")]
+
+
+@pytest.mark.parametrize(("path", "form", "answers"), CASES)
+async def test_an_answer_has_the_form_that_was_asked_for(store, path, form, answers):
     async with writing(store) as (client, _, engine):
         reply, _ = await post(client, path, **form)
     assert reply.status == 200
     assert "X-NPU-Node-Ignored" not in reply.headers
-    held = Recogniser(engine.jobs[-1].grammar)
-    assert all(map(held.admits, ["good", 'so "so"', "bäd\n"]))
-    assert not any(map(held.admits, ["", "bad", '"good"', "goodso"]))
-
-
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-@pytest.mark.parametrize(
-    "form",
-    [
-        {"guided_json": AGE},
-        {"guided_json": json.dumps(AGE)},
-        {"structured_outputs": {"json": AGE}},
-        {"json_schema": AGE},
-        {"response_format": {"type": "json_object", "schema": AGE}},
-        {"response_format": {"type": "json_schema", "schema": AGE}},
-    ],
-)
-async def test_an_answer_matches_the_schema(store, path, form):
-    if path == COMPLETIONS and "response_format" in form:
-        return
-    async with writing(store) as (client, _, engine):
-        reply, _ = await post(client, path, **form)
-    assert reply.status == 200
-    held = Recogniser(engine.jobs[-1].grammar)
-    assert held.admits('{"age": 22}')
-    assert not held.admits('{"age": 2}')
-
-
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-@pytest.mark.parametrize(
-    "form",
-    [
-        {"guided_regex": "[a-c]{3}d+"},
-        {"structured_outputs": {"regex": "^[a-c]{3}d+$"}},
-        {"guided_regex": "[a-c]{3}d{1,}", "grammar": "", "json_schema": None},
-    ],
-)
-async def test_an_answer_matches_an_expression(store, path, form):
-    async with writing(store) as (client, _, engine):
-        reply, _ = await post(client, path, **form)
-    assert reply.status == 200
-    assert "X-NPU-Node-Ignored" not in reply.headers
-    held = Recogniser(engine.jobs[-1].grammar)
-    assert all(map(held.admits, ["abcd", "cccdd"]))
-    assert not any(map(held.admits, ["", "abc", "abcdx", "dddd"]))
+    held, (admitted, refused) = Recogniser(engine.jobs[-1].grammar), answers
+    assert all(map(held.admits, admitted))
+    assert not any(map(held.admits, refused))
 
 
 async def test_a_forced_call_counts_and_not_the_expression_beside_it(store):

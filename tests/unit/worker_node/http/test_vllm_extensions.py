@@ -111,21 +111,6 @@ async def test_a_wider_context_than_the_models_is_clamped_and_listed(store, path
         assert len(engine.jobs) == 1
 
 
-@pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
-async def test_an_unknown_tool_choice_is_told_the_known_ones(store, path):
-    body = {"input": "Hello"} if path == "/v1/responses" else {"messages": TURNS}
-    async with writing(store) as (client, *_):
-        reply, answer = await post(client, path, **body, tool_choice="any")
-    assert (reply.status, answer["error"]["param"]) == (400, "tool_choice")
-    assert answer["error"]["message"] == "tool_choice: Input should be 'none', 'auto' or 'required' or an object"
-
-
-async def test_what_must_be_an_object_is_said_without_names_of_classes(store):
-    async with writing(store) as (client, *_):
-        _, answer = await post(client, CHAT, messages=TURNS, stream_options=5)
-    assert answer["error"]["message"] == "stream_options: Input should be an object"
-
-
 async def test_text_to_tokens_and_back(store):
     async with writing(store) as (client, _, engine):
         reply, body = await post(client, "/tokenize", prompt="Hello <|im_end|>", return_token_strs=True)

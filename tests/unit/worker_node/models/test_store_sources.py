@@ -6,7 +6,6 @@ import pytest
 
 from tests.support.cross_encoders import write_tiny
 from tests.support.scripted_hub import COMMIT, Repository
-from worker_node.cli.main import main
 from worker_node.core.errors import (
     BadRequest,
     ConfigurationError,
@@ -143,16 +142,6 @@ def test_downloads_that_nobody_continues_are_removed_after_a_week(store_root):
         os.utime(path, (0, 0))
     assert store.sweep() == [old]
     assert new.is_dir()
-
-
-def test_the_command_pulls_from_a_hub_under_a_name_of_choice(hub, store_root, make_bert, capsys):
-    hub.repositories["maker/tiny"] = Repository(files_of(make_bert()[0]))
-    assert main(["pull", "maker/tiny", "--name", "Mine"]) == 0
-    captured = capsys.readouterr()
-    assert captured.out.startswith("mine: ready")
-    assert "downloading model.safetensors" in captured.err
-    assert main(["pull", "maker/none"]) == 1
-    assert "RepositoryNotFound" in capsys.readouterr().err
 
 
 def test_a_whisper_model_of_a_hub_is_taken_in_openvino_form_and_in_no_other(hub, store_root):

@@ -1,7 +1,6 @@
 """The engine and the limits of a placement: its plan, its admission, the growth of its memory."""
 
 import json
-import random
 from pathlib import Path
 
 import pytest
@@ -12,14 +11,11 @@ from worker_node.core.types import Device, ModelKind
 from worker_node.devices.memory import MachineMemory
 from worker_node.devices.npu import NpuSource
 from worker_node.models.directory import InstalledModel
-from worker_node.scheduling.texts import BatchLimits
 from worker_node.serving import build
-from worker_node.serving.build import EnginePlan, admission_limits, plan_engine, refuse_foreign_options
-from worker_node.serving.encoders import buckets_up_to
+from worker_node.serving.build import EnginePlan, admission_limits, plan_engine
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
 from worker_node.tasks.embed.options import EmbeddingOptions, StaticOptions
 
-REAL = NpuSource(emulated=False, busy_counter=Path("/sys/npu_busy_time_us"), stand_in=False)
 EMULATED = NpuSource(emulated=True, busy_counter=Path("/proc/1/fd/3"), stand_in=True)
 BOTH = (Device.NPU, Device.CPU)
 
@@ -75,16 +71,6 @@ def test_what_an_engine_ignores_is_named():
     assert plan(model(ModelKind.EMBEDDING), streams=2).ignored == ("streams",)
 
 
-def test_what_no_engine_for_the_model_knows_is_refused():
-    with pytest.raises(ConfigurationError, match="max_prompt_len cannot be used"):
-        refuse_foreign_options(model(ModelKind.EMBEDDING), ModelSettings(name="m", max_prompt_len=64))
-    with pytest.raises(ConfigurationError, match="max_tokens_limit cannot be used"):
-        refuse_foreign_options(model(ModelKind.EMBEDDING), ModelSettings(name="m", max_tokens_limit=64))
-    refuse_foreign_options(model(), ModelSettings(name="m", max_tokens_limit=64, max_prompt_len=64, max_num_seqs=2))
-    with pytest.raises(ConfigurationError, match="streams cannot be used"):
-        refuse_foreign_options(model(), ModelSettings(name="m", streams=1))
-
-
 @pytest.mark.parametrize(
     ("device", "budget", "set_", "tokens"),
     [
@@ -106,17 +92,6 @@ def test_the_prefix_cache_is_sized_by_the_model_and_the_memory_budget(
     wanted = ModelSettings(name="m", **set_)
     found = plan_engine(installed, wanted, PlacementSettings(device=device), BOTH, settings, EMULATED)
     assert found.options.prefix_cache_tokens == tokens
-
-
-def test_the_buckets_keep_the_padding_of_questions_and_of_longer_texts_low():
-    def padding(lengths):
-        return sum(BatchLimits(lengths=buckets_up_to(256)).padded(length) for length in lengths) / sum(lengths)
-
-    rng = random.Random(1)
-    questions = [rng.randint(6, 22) for _ in range(2000)]
-    passages = [min(208, max(8, round(rng.lognormvariate(3.7, 0.75)))) for _ in range(2000)]
-    assert padding(questions) < 1.5, "2.3 without those below 32"
-    assert padding(passages) < 1.45
 
 
 def test_buckets_may_be_set_up_to_the_models_limit():

@@ -37,47 +37,23 @@ NODE = objects(value={"type": "integer"}, next={"anyOf": [{"$ref": "#/$defs/node
 NULL = {"type": "null"}
 
 HELD = [
-    True,
-    {},
-    {"type": "null"},
-    {"type": "boolean"},
-    {"type": "integer"},
-    {"type": "number"},
-    {"type": "string"},
-    {"type": "array"},
-    {"type": "object"},
     {"type": ["integer", "null"]},
     {"enum": ["red", 'gr"een', 1, None, {"a": [1]}]},
     {"type": "string", "enum": ["a", 1]},
     {"const": {"a": 1}},
-    {"type": "integer", "minimum": 5, "maximum": 7},
     {"type": "integer", "minimum": -1234, "exclusiveMaximum": 56},
-    {"type": "integer", "exclusiveMinimum": 3},
-    {"type": "integer", "maximum": -3},
-    {"type": "integer", "minimum": 0.5, "maximum": 3.5},
-    {"type": "number", "minimum": 0, "maximum": 1},
     {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
-    {"type": "number", "minimum": 0.5, "maximum": 0.9},
-    {"type": "number", "minimum": -2.5},
-    {"type": "number", "maximum": -0.125},
     {"type": "string", "minLength": 3, "maxLength": 5},
     {"type": "string", "maxLength": 100_000},
     {"type": "string", "pattern": "^[A-Z]{3}-[0-9]{2}$"},
     {"type": "string", "pattern": '^\\d{2}\\w(a"|[^a]|.)$'},
-    {"type": "string", "pattern": "b+"},
     *[{"type": "string", "format": name} for name in ("date", "time", "date-time", "uuid", "ipv4", "email", "uri")],
     {"type": "string", "format": "hostname"},
     {"type": "string", "format": "telephone"},
-    objects(a={"type": "string"}, b={"type": "integer"}),
     {"type": "object", "properties": {"a": NULL, "b": NULL, "c": NULL}, "required": ["b"]},
-    {"type": "object", "properties": {"a": NULL, "b": NULL}},
-    {"type": "object", "required": ["undeclared"]},
     {"type": "object", "properties": {'a b"c\\': {"type": "null"}}, "required": ['a b"c\\']},
     {"type": "object", "additionalProperties": {"type": "integer"}, "minProperties": 1, "maxProperties": 2},
-    {"type": "object", "additionalProperties": False},
     {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 2},
-    {"type": "array", "minItems": 2},
-    {"type": "array", "items": False},
     {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "boolean"}], "items": NULL, "minItems": 3},
     {"anyOf": [{"type": "integer"}, {"type": "boolean"}], "minimum": 3},
     {"allOf": [{"type": "integer"}, {"minimum": 100}, {"maximum": 200, "minimum": 150}]},
@@ -92,10 +68,6 @@ HELD = [
     {"type": "object", "properties": {"ab": NULL}, "additionalProperties": {"type": "integer"}, "minProperties": 1},
     {"type": "object", "propertyNames": {"pattern": "^[a-c]{1,3}$"}, "additionalProperties": NULL, "minProperties": 1},
     *[{"type": "integer", "multipleOf": step} for step in (2, 5, 10)],
-    {"type": "number", "multipleOf": 0.01},
-    *[{"type": "number", "multipleOf": step} for step in (0.5, 0.25)],
-    {"type": "number", "multipleOf": 0.5, "minimum": 0, "maximum": 5},
-    {"type": "number", "multipleOf": 0.5, "minimum": 0},
     {"type": "number", "multipleOf": 1.5, "exclusiveMinimum": -3, "maximum": 3},
     {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"},
     {"type": "string", "pattern": "^[a-z]", "minLength": 3, "maxLength": 6},
@@ -233,14 +205,6 @@ def test_an_object_that_declares_no_properties_has_none():
 def test_what_is_no_schema_or_admits_nothing_is_refused(schema):
     with pytest.raises(BadRequest):
         compile_schema(schema, "schema")
-
-
-def test_a_schema_may_be_deep_but_not_without_end():
-    deep = {"type": "null"}
-    for _ in range(500):
-        deep = {"type": "array", "items": deep}
-    with pytest.raises(UnsupportedParameter):
-        compile_schema(deep, "schema")
 
 
 @pytest.mark.parametrize("name", ["\x7f0", "\x7fg", "\x00ff", "\u200b7", "a\x80beef", "¡0", "é1é2"])

@@ -73,11 +73,6 @@ def test_bytes_that_are_no_text_are_left_out():
     assert detokenizer.push([0xE2]) + detokenizer.flush() == ""
 
 
-def test_a_token_beyond_the_vocabulary_has_no_text():
-    detokenizer = ByteDetokenizer(BYTES)
-    assert detokenizer.push([ord("a"), 256, 10**6, ord("b")]) + detokenizer.flush() == "ab"
-
-
 @pytest.mark.parametrize("byte_level", [True, False])
 def test_a_tokenizer_gives_no_text_for_tokens_beyond_its_vocabulary(store, byte_level):
     installed = store.get("smollm2-135m-instruct")

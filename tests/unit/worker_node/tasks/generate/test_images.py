@@ -1,47 +1,19 @@
 """Images in the requests of every dialect: where they stand in a conversation, and which are refused at once."""
 
-import time
-
 import pytest
 
 from tests.support.application import application, built_models
 from worker_node.core.errors import BadRequest, PayloadTooLarge
-from worker_node.core.types import Image, RequestContext
-from worker_node.tasks.generate.http.ollama import OllamaChatBody, _conversation
-from worker_node.tasks.generate.http.openai import ChatBody
-from worker_node.tasks.generate.http.responses_body import ResponsesBody
+from worker_node.core.types import Image
 from worker_node.tasks.generate.images import image_of_base64, image_of_url
 from worker_node.tasks.generate.model import MAX_IMAGE_BYTES
 
 WRITER = "smollm2-135m-instruct"
 URL = "data:image/png;base64,AAAA"
-CONTEXT = RequestContext("a", 0.0, time.monotonic() + 60)
 
 
 def chat(content):
     return {"model": WRITER, "messages": [{"role": "user", "content": content}]}
-
-
-def test_the_parts_of_a_chat_message_are_its_text_and_images_at_their_places():
-    image = {"type": "image_url", "image_url": {"url": URL, "detail": "low"}}
-    parts = [{"type": "text", "text": "one"}, image, {"type": "text", "text": "two"}, image]
-    turn = ChatBody.model_validate(chat(parts)).requests(CONTEXT)[0].prompt[0]
-    where = "messages[0].content[{}].image_url.url"
-    assert turn.content == "onetwo"
-    assert turn.images == (Image("AAAA", 3, where.format(1)), Image("AAAA", 6, where.format(3)))
-
-
-def test_the_parts_of_a_responses_item_are_its_text_and_images():
-    parts = [{"type": "input_image", "image_url": URL, "detail": "auto"}, {"type": "input_text", "text": "one"}]
-    body = ResponsesBody.model_validate({"model": WRITER, "input": [{"role": "user", "content": parts}]})
-    turn = body.request(CONTEXT, body.items).prompt[0]
-    assert (turn.content, turn.images) == ("one", (Image("AAAA", 0, "input[0].content[0].image_url"),))
-
-
-def test_ollamas_images_come_before_the_text():
-    turns = [{"role": "user", "content": "one", "images": ["AAAA", "BBBB"]}]
-    [turn] = _conversation(OllamaChatBody.model_validate({"model": WRITER, "messages": turns}).messages)
-    assert turn.images == tuple(Image(x, 0, f"messages[0].images[{n}]") for n, x in enumerate(["AAAA", "BBBB"]))
 
 
 @pytest.mark.parametrize(
