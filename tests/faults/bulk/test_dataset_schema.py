@@ -98,16 +98,6 @@ def test_files_of_several_forms_damaged_and_without_good_rows_have_one_schema(tm
     }
 
 
-def test_views_of_strings_bear_a_rejected_row(tmp_path):
-    views = pa.array(["a", None, "c"], pa.string_view())
-    data = pa.array([[b"1"], [b"2"], [b"3"]], pa.list_(pa.binary_view()))
-    pq.write_table(pa.table({"text": views, "data": data}), tmp_path / "a.parquet")
-    pq.write_table(pa.table({"text": views.slice(0, 0)}), tmp_path / "b.parquet")
-    out = tmp_path / "out"
-    assert main(["embed-dataset", str(tmp_path / "*.parquet"), str(out), "--in-process", "--max-rejected", "1"]) == 0
-    assert {text: row["data"] for text, row in whole(out).items()} == {"a": [b"1"], "c": [b"3"]}
-
-
 @pytest.mark.parametrize(
     ("one", "other", "names"),
     [
@@ -226,8 +216,3 @@ def test_dictionaries_in_lists_pass_through_several_row_groups(tmp_path):
     assert main(["embed-dataset", str(tmp_path / "*.parquet"), str(out), "--in-process", "--max-rejected", "1"]) == 0
     expected = {text: value for text, value in zip(texts, lists.to_pylist(), strict=True) if text} | {"b": None}
     assert {text: row["l"] for text, row in whole(out).items()} == expected
-    only = tmp_path / "only"
-    assert main(["embed-dataset", str(tmp_path / "a.parquet"), str(only), "--in-process", "--max-rejected", "1"]) == 0
-    (path,) = only.glob("part-*.parquet")
-    del expected["b"]
-    assert {row["text"]: row["l"] for row in pq.read_table(path).to_pylist()} == expected

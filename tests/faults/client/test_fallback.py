@@ -149,12 +149,6 @@ async def test_the_spend_cap_is_never_overrun(cloud):
         refused = [result for result in results if isinstance(result, Exception)]
         assert len(served) == len(cloud.requests) == 2
         assert all(isinstance(error.cloud_error, SpendCapReached) for error in refused)
-        while True:
-            try:
-                await client.generate("prompt", max_new_tokens=10)
-            except NPUUnavailableError:
-                break
-        assert client.ledger.cloud.cost <= Decimal("0.000400")
         assert client.ledger.cloud.cost == Decimal(18 * len(cloud.requests)) / 1_000_000
 
 
@@ -259,8 +253,8 @@ async def test_a_cap_is_kept_for_models_without_a_price(cloud):
     assert len(cloud.requests) == 1
 
 
-def refusing(status, message="no"):
-    return answering(lambda: web.json_response({"error": {"message": message}}, status=status))
+def refusing(status):
+    return answering(lambda: web.json_response({"error": {"message": "no"}}, status=status))
 
 
 @pytest.mark.parametrize("status", [400, 413, 422])
@@ -301,7 +295,7 @@ async def test_a_redirect_of_the_cloud_is_not_followed(cloud, target):
 
 
 async def test_a_cloud_that_fails_is_left_alone(cloud):
-    cloud.respond = refusing(lambda: web.json_response({"error": {"message": "no"}}, status=500))
+    cloud.respond = refusing(500)
     async with fallback([DEAD], cloud) as client:
         for _ in range(10):
             with pytest.raises(NPUUnavailableError):

@@ -130,14 +130,6 @@ async def test_a_surplus_reply_is_refused_its_connection_closed_and_the_request_
         assert client.status()[0].usable
 
 
-@pytest.mark.parametrize("identity", [NONE, OWN])
-async def test_nodes_that_repeat_no_ids_and_proxies_that_give_their_own_are_served(identity):
-    async with Doubling(identity) as node, NPUClient([node.url]) as client:
-        for index in range(8):
-            assert await embed(client, f"text {index}") == "right"
-        assert node.served == 8
-
-
 def test_as_many_request_ids_are_remembered_as_the_bound_says():
     ids = RequestIds()
     for number in range(REMEMBERED + 1):

@@ -8,8 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from backend_client import NPUUnavailableError, RequestRejected, StreamInterrupted
-from backend_client.testing import FakeFleet, cut, drop, fake_vector, hang, status
+from backend_client import NPUUnavailableError, RequestRejected
+from backend_client.testing import FakeFleet, drop, fake_vector, status
 
 
 def test_vectors_depend_on_the_text_alone(fleet):
@@ -32,23 +32,6 @@ def test_steps_are_taken_in_their_order(fleet):
             assert client.embed("text") == fake_vector("text").tolist()
     # Each of the two faults cost one request more.
     fleet.assert_sent("/embeddings", times=22)
-
-
-async def test_the_faults_are_those_that_clients_meet(fleet):
-    async with fleet.async_client() as client:
-        await client.health()
-        for node in fleet:
-            node.script(cut(2))
-        with pytest.raises(StreamInterrupted) as caught:
-            [piece async for piece in client.stream("prompt")]
-        assert caught.value.partial_text == "The capital "
-        for node in fleet:
-            node.clear()
-            node.script(hang(), hang())
-        with pytest.raises(NPUUnavailableError):
-            await client.embed("text", timeout=0.2)
-        for node in fleet:
-            node.clear()
 
 
 async def test_a_route_that_a_fake_node_lacks_is_refused_as_nodes_do():

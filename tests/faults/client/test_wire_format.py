@@ -43,15 +43,6 @@ async def test_an_embedding_request_carries_the_key_the_deadline_and_one_id(scri
     assert scripted.bodies == [{"texts": ["text"], "model": EMBEDDER}]
 
 
-async def test_retries_of_one_call_have_the_same_id(scripted, client):
-    scripted.respond = answering(
-        lambda: error_response(503, "engine_unavailable", retry_after_ms=1) if len(scripted.requests) < 3 else None
-    )
-    result = await client.embed_result("text")
-    assert len({request.headers["X-Request-ID"] for request in scripted.requests}) == 1
-    assert [attempt.code for attempt in result.attempts] == ["engine_unavailable", "engine_unavailable", None]
-
-
 async def large_texts_refused(request):
     """As a node does that limits the size of a request: its sum, so that halves may pass."""
     size = sum(map(len, (await request.json())["texts"]))
@@ -68,24 +59,6 @@ async def test_the_good_half_of_a_batch_that_is_too_large_is_kept(scripted, clie
     assert (failure.start, failure.stop, type(failure.error)) == (30, 31, PayloadTooLarge)
     good = [*range(30), *range(31, 40)]
     np.testing.assert_array_equal(caught.value.vectors[good], vectors_for([texts[row] for row in good]))
-
-
-async def test_embed_many_reports_exactly_what_failed(scripted, client):
-    async def refuse(_):
-        too_long = "poison" in scripted.bodies[-1]["texts"]
-        return error_response(400, "context_length_exceeded", "text 3 is too long") if too_long else None
-
-    scripted.respond = refuse
-    texts = [f"text {index}" for index in range(200)]
-    texts[70] = "poison"
-    with pytest.raises(EmbedManyFailed) as caught:
-        await client.embed_many(texts)
-    [failure] = caught.value.failures
-    assert (failure.start, failure.stop) == (64, 128)
-    assert isinstance(failure.error, ContextLengthExceeded)
-    assert np.isnan(caught.value.vectors[64:128]).all()
-    np.testing.assert_array_equal(caught.value.vectors[:64], vectors_for(texts[:64]))
-    np.testing.assert_array_equal(caught.value.vectors[128:], vectors_for(texts[128:]))
 
 
 async def test_generate_and_stream_give_the_same(scripted, client):

@@ -18,7 +18,7 @@ from backend_client.errors import (
 from backend_client.lifetime import Deadline, OpenCalls
 from backend_client.options import BatchOptions
 from backend_client.results import EmbedBatch, Usage
-from tests.unit.backend_client.fakes import hang, with_fleet
+from tests.unit.backend_client.fakes import with_fleet
 
 
 @with_fleet(2)
@@ -86,18 +86,6 @@ async def test_all_batches_run_at_once_after_the_first_successes(nodes, client):
         node.embed = counting
     await client.embed_many(["text"] * 64 * 20)
     assert most == client.backend.concurrency()
-
-
-@with_fleet(2)
-async def test_leaving_embed_many_leaves_no_batch_behind(nodes, client):
-    for node in nodes:
-        node.embed = hang
-    task = asyncio.create_task(client.embed_many(["text"] * 1000))
-    await asyncio.sleep(0.1)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert all(status.in_flight == 0 for status in client.status())
 
 
 def part(rows, space="s", value=1.0, dimensions=3, node="http://n:1"):

@@ -77,23 +77,6 @@ async def test_the_other_models_of_the_node_keep_their_traffic(nodes, client):
     assert served == {node.url for node in nodes}
 
 
-@pytest.mark.parametrize("quiet", [30, 600])
-@with_fleet(2)
-async def test_an_engine_that_recovers_serves_again_within_five_seconds_of_load(nodes, client, quiet):
-    nodes[0].embed = hang
-    end = now() + quiet
-    while now() < end:
-        await embed(client, 2.0)
-        await asyncio.sleep(0.1)
-    nodes[0].embed = nodes[0].vectors
-    recovered, before = now(), len(nodes[0].requests)
-    while len(nodes[0].requests) == before:
-        await embed(client, 2.0)
-        await asyncio.sleep(0.01)
-    assert now() - recovered <= 5.0
-    assert {await embed(client, 2.0) for _ in range(200)} == {node.url for node in nodes}
-
-
 @with_fleet(2)
 async def test_callers_who_allow_too_little_do_not_harm_a_healthy_node(nodes, client, caplog):
     async def slow(call):

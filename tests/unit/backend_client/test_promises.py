@@ -4,22 +4,20 @@ import asyncio
 
 import pytest
 
-from backend_client import ClientOptions, NPUUnavailableError, RequestRejected, StreamInterrupted
+from backend_client import ClientOptions, NPUUnavailableError, RequestRejected
 from backend_client.errors import (
     ConnectionLost,
     ContextLengthExceeded,
     DeadlineExceeded,
     FleetOverloaded,
     ModelMissing,
-    ModelNotFound,
     NodeFailed,
     NodeOverloaded,
     NodeUnreachable,
     PayloadTooLarge,
-    VectorSpaceMismatch,
 )
 from backend_client.fleet.breaker import BreakerState
-from tests.unit.backend_client.fakes import FakeNode, client_of, fleet, hang, report, warm, with_fleet
+from tests.unit.backend_client.fakes import client_of, fleet, hang, report, warm, with_fleet
 from tests.unit.backend_client.virtual_time import in_virtual_time, now
 
 
@@ -68,25 +66,6 @@ async def test_1_what_a_frozen_node_was_working_on_is_done_elsewhere_within_the_
     assert {result.node for result in results} == {nodes[1].url}
     assert now() - began <= 3.0
     assert any(attempt.outcome == "NodeLost" for result in results for attempt in result.attempts)
-
-
-@with_fleet(2)
-async def test_2_a_recovered_node_serves_within_five_seconds_of_its_first_good_probe(nodes, client):
-    nodes[0].die()
-    assert not await load(client, every=0.1, seconds=120)  # long enough for the longest quarantine
-    nodes[0].revive()
-    first_good_probe = None
-
-    async def healthy():
-        nonlocal first_good_probe
-        first_good_probe = first_good_probe or now()
-        return report()
-
-    nodes[0].health = healthy
-    before = len(nodes[0].requests)
-    assert not await load(client, every=0.1, seconds=10)
-    assert first_good_probe is not None
-    assert nodes[0].requests[before] - first_good_probe <= 5.0
 
 
 @with_fleet(2)
@@ -243,19 +222,6 @@ async def test_4_a_busy_fleet_is_waited_for_when_there_is_time_and_refused_at_on
         await client.embed("text", timeout=5)
 
 
-@with_fleet(3)
-async def test_5_retries_stay_within_a_tenth_of_the_calls_and_one_a_second(nodes, client):
-    for node in nodes:
-        node.embed = NodeFailed("boom", node=node.url, status=500)
-    began = now()
-    errors = await load(client, every=0.005, seconds=10)
-    sent = sum(len(node.requests) for node in nodes)
-    calls = len(errors)
-    assert calls >= 2000
-    first_tries = sum(bool(error.attempts) for error in errors)
-    assert sent - first_tries <= 2 + 0.1 * calls + (now() - began)
-
-
 @with_fleet(5)
 async def test_5_at_most_three_attempts_and_never_twice_the_same_node_while_another_is_alive(nodes, client):
     for node in nodes:
@@ -299,31 +265,6 @@ async def test_7_all_down_is_said_at_once_when_known_and_within_three_seconds_co
         assert now() - began <= 0.1
 
 
-@with_fleet(2)
-async def test_8_nothing_is_retried_after_the_first_token(nodes, client):
-    for node in nodes:
-        node.pieces = ["Par", ConnectionLost("reset", node=node.url)]
-    stream = client.stream("prompt")
-    assert await anext(stream) == "Par"
-    with pytest.raises(StreamInterrupted) as caught:
-        await anext(stream)
-    assert caught.value.partial_text == "Par"
-    assert "Par" not in str(caught.value) + repr(caught.value)
-    assert sum(len(node.requests) for node in nodes) == 1
-
-
-@with_fleet(2)
-async def test_8_a_stream_that_fails_before_its_first_token_is_retried(nodes, client):
-    for node in nodes:
-        node.pieces = [ConnectionLost("reset", node=node.url)]
-    nodes[1].pieces = ["Pa", "ris"]
-    for _ in range(4):
-        stream = client.stream("prompt")
-        assert [piece async for piece in stream] == ["Pa", "ris"]
-        assert stream.result.text == "Paris"
-        assert stream.result.node == nodes[1].url
-
-
 @in_virtual_time
 async def test_8_what_was_never_sent_is_retried_free():
     nodes = fleet(6)
@@ -339,42 +280,3 @@ async def test_8_what_was_never_sent_is_retried_free():
         with pytest.raises(NPUUnavailableError) as caught:
             await client.embed("text")
         assert [attempt.outcome for attempt in caught.value.attempts].count("NodeFailed") == 3
-
-
-@in_virtual_time
-async def test_9_vectors_of_two_spaces_are_never_mixed():
-    nodes = [FakeNode("http://old:8081", "space-a"), FakeNode("http://new:8081", "space-b")]
-    async with warm(nodes) as client:
-        results = await asyncio.gather(*(client.embed_result("text") for _ in range(50)))
-        assert len({result.space for result in results}) == 1
-        many = await client.embed_many_result(["text"] * 1000)
-        assert many.space == results[0].space
-        assert len(many.served) == 1
-        bound = next(node for node in nodes if node.space == many.space)
-        bound.die()
-        with pytest.raises((VectorSpaceMismatch, NPUUnavailableError)) as caught:
-            await client.embed("text")
-        assert "vector space" in str(caught.value)
-
-
-@with_fleet(2)
-async def test_9_a_node_that_changes_its_space_between_two_probes_is_not_believed(nodes, client):
-    await client.embed("text")
-    nodes[0].space = "space-b"
-    results = [await client.embed_result("text") for _ in range(10)]
-    assert {result.node for result in results} == {nodes[1].url}
-    assert len(nodes[0].requests) <= 2
-
-
-@in_virtual_time
-async def test_a_model_that_no_node_lists_is_not_found_and_an_alias_goes_where_it_is_listed():
-    nodes = fleet(2)
-    listed = report()
-    models = [model.model_copy(update={"aliases": ("alias",)}) for model in listed.models[:1]]
-    nodes[1].health = listed.model_copy(update={"models": (*models, *listed.models[1:])})
-    async with warm(nodes) as client:
-        results = [await client.embed_result("text", model="Alias:latest") for _ in range(5)]
-        assert {result.node for result in results} == {nodes[1].url}
-        with pytest.raises(ModelNotFound):
-            await client.embed("text", model="nothing")
-        assert (len(nodes[0].requests), len(nodes[1].requests)) == (0, 5)
