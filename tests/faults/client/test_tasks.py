@@ -1,6 +1,10 @@
-"""Reranking over real sockets, and what both further tasks share: typed results, faults, nodes that offer neither."""
+"""Reranking and transcription over real sockets: typed results, faults, what is refused, nodes that offer neither."""
 
+import asyncio
+import io
+import os
 import pickle
+import threading
 
 import pytest
 
@@ -11,9 +15,11 @@ from backend_client import (
     InferenceClient,
     InvalidArgument,
     NPUUnavailableError,
+    arguments,
 )
-from backend_client.errors import NotOffered
-from backend_client.testing import FakeFleet, status
+from backend_client.errors import DeadlineExceeded, NotOffered
+from backend_client.testing import FakeFleet, drop, status
+from backend_client.testing.node import json_answer, route_headers
 
 DOCUMENTS = ["Bonn lies on the Rhine", "Paris is the capital of France", "the capital"]
 AUDIO = b"RIFF\r\n--not-a-boundary\r\n\x00\xff" * 3
@@ -108,3 +114,139 @@ async def test_a_translation_and_the_newer_form_of_rerank_go_over_the_fleet(flee
     assert said.text == "It is raining in Paris."
     assert [result["index"] for result in ranked["results"]] == [1, 2, 0]
     assert [request.path for request in fleet.requests] == ["/v1/audio/translations", "/v2/rerank"]
+
+
+async def until_retried(call):
+    """The first result that took more than one attempt."""
+    while len((result := await call()).attempts) == 1:
+        pass
+    return result
+
+
+@pytest.mark.parametrize("kind", ["path", "str", "bytes", "bytearray", "file", "memory"])
+async def test_a_recording_is_a_path_its_bytes_or_a_file(client, fleet, tmp_path, kind):
+    path = tmp_path / "Ä recording.wav"
+    path.write_bytes(AUDIO)
+    with path.open("rb") as file:
+        given = {
+            "path": path,
+            "str": str(path),
+            "bytes": AUDIO,
+            "bytearray": bytearray(AUDIO),
+            "file": file,
+            "memory": io.BytesIO(AUDIO),
+        }
+        result = await client.transcribe(given[kind], language="en", timestamp_granularities=["word", "segment"])
+    assert (result.text, result.language, result.duration) == ("It is raining in Paris.", "en", 2.5)
+    [segment] = result.segments
+    assert (segment.start, segment.end, segment.text) == (0.0, 2.5, result.text)
+    assert [word.word for word in result.words] == result.text.split()
+    assert (result.words[1].start, result.words[1].end) == (0.5, 1.0)
+    sent = fleet.assert_sent("/v1/audio/transcriptions", times=1, file=AUDIO, response_format="verbose_json")
+    assert sent.body["timestamp_granularities[]"] == ["word", "segment"]
+    assert sent.body["model"] == "fake-listener"
+    assert "raining" not in repr(result)
+    assert pickle.loads(pickle.dumps(result)) == result  # noqa: S301
+
+
+async def test_a_long_recording_is_sent_again_where_a_node_fails_before_its_reply(client, fleet):
+    long = os.urandom(3 * 1024 * 1024)
+    fleet[0].script(drop())
+    result = await until_retried(lambda: client.transcribe(long))
+    assert [attempt.outcome for attempt in result.attempts] == ["ConnectionLost", "ok"]
+    assert all(request.body["file"] == long for request in fleet.sent("/v1/audio/transcriptions"))
+
+
+@pytest.mark.parametrize(
+    ("audio", "why"),
+    [
+        (None, "NoneType"),
+        (12, "int"),
+        (b"", "empty"),
+        ("/no/such/file.wav", "No such file"),
+        ("/", "directory"),
+        ("a\0b", "valid path"),
+        (io.StringIO("text"), "binary"),
+    ],
+)
+async def test_what_is_no_recording_is_refused_before_it_is_sent(client, fleet, audio, why):
+    with pytest.raises(InvalidArgument, match=why) as caught:
+        await client.transcribe(audio)
+    assert caught.value.param == "audio"
+    fleet.assert_nothing_sent()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        [],
+        {},
+        {"text": 1},
+        {"text": "a", "segments": [{"start": 0}]},
+        {"text": "a", "segments": 7},
+        {"text": "a", "words": [{"word": 1, "start": 0, "end": 1}]},
+        {"text": "a", "duration": float("inf")},
+        {"text": "a", "duration": []},
+    ],
+)
+async def test_what_is_no_transcription_is_no_answer(client, fleet, monkeypatch, body):
+    monkeypatch.setattr(fleet[0], "_answer", lambda *_: json_answer(body, route_headers("fake-listener")))
+    result = await until_retried(lambda: client.transcribe(AUDIO))
+    assert [attempt.outcome for attempt in result.attempts] == ["BadReply", "ok"]
+    monkeypatch.setattr(fleet[1], "_answer", lambda *_: json_answer(body, route_headers("fake-listener")))
+    with pytest.raises(NPUUnavailableError, match=r"not a transcription|not JSON|not plain text"):
+        await client.transcribe(AUDIO)
+
+
+class Endless:
+    """A recording that goes on and on, a byte at a time."""
+
+    def __init__(self):
+        self.reading = threading.Event()
+
+    def read(self, _size):
+        self.thread = threading.current_thread()
+        self.reading.set()
+        return b"x"
+
+
+async def over(endless):
+    """Wait until it is read no more."""
+    await asyncio.to_thread(endless.thread.join, 60)
+    return not endless.thread.is_alive()
+
+
+async def test_a_recording_is_read_no_further_when_the_time_is_up(client):
+    endless = Endless()
+    with pytest.raises(DeadlineExceeded):
+        await client.transcribe(endless, timeout=0.3)
+    assert await over(endless)
+
+
+async def test_a_recording_is_read_no_further_when_the_caller_has_left(client):
+    endless = Endless()
+    call = asyncio.create_task(client.transcribe(endless, timeout=600))
+    await asyncio.to_thread(endless.reading.wait, 60)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert await over(endless)
+
+
+@pytest.mark.parametrize("form", [lambda path: path, lambda path: path.read_bytes(), lambda path: path.open("rb")])
+async def test_a_recording_that_is_too_large_to_send_is_refused(client, form, monkeypatch, tmp_path):
+    monkeypatch.setattr(arguments, "MOST_BYTES", 1000)
+    (tmp_path / "long.wav").write_bytes(bytes(1001))
+    audio = form(tmp_path / "long.wav")
+    try:
+        with pytest.raises(InvalidArgument, match="at most 1000 bytes"):
+            await client.transcribe(audio)
+    finally:
+        if hasattr(audio, "close"):
+            audio.close()
+
+
+async def test_an_endless_file_ends_at_the_bound(client, monkeypatch):
+    monkeypatch.setattr(arguments, "MOST_BYTES", 1 << 22)
+    with pytest.raises(InvalidArgument, match="at most"):
+        await client.transcribe("/dev/zero")
