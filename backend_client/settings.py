@@ -8,7 +8,6 @@ import json
 import os
 import re
 import tomllib
-import warnings
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
@@ -36,17 +35,7 @@ from pydantic_settings import (
 from backend_client.errors import ConfigurationError
 from backend_client.http.addresses import parse_nodes
 from backend_client.http.tls import sendable_key
-from backend_client.options import (
-    BatchOptions,
-    BreakerOptions,
-    ClientOptions,
-    FallbackOptions,
-    HedgeOptions,
-    Options,
-    ProbeOptions,
-    RetryOptions,
-    Timeouts,
-)
+from backend_client.options import ClientOptions, Options
 
 CONFIG_VARIABLE = "NPU_CLIENT_CONFIG"
 DEFAULT_NODE = "http://127.0.0.1:8081"
@@ -266,23 +255,3 @@ def _variables(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
         for part in (field.annotation, *get_args(field.annotation)):
             if isinstance(part, type) and issubclass(part, BaseModel):
                 yield from _variables(part, f"{prefix}{name}__")
-
-
-_MOVED = {
-    "TimeoutSettings": Timeouts,
-    "ProbeSettings": ProbeOptions,
-    "BreakerSettings": BreakerOptions,
-    "RetrySettings": RetryOptions,
-    "HedgeSettings": HedgeOptions,
-    "BatchSettings": BatchOptions,
-    "FallbackSettings": FallbackOptions,
-}
-
-
-def __getattr__(name: str) -> Any:
-    # The groups of settings had classes of their own at first; see docs/stability.md.
-    if name in _MOVED:
-        message = f"backend_client.settings.{name} has moved: use backend_client.options.{_MOVED[name].__name__}"
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
-        return _MOVED[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,15 +30,13 @@ class NotAnAnswer(ValueError):
 
 @dataclass(slots=True)
 class WireCall:
-    """One request as it goes to nodes, encoded once for all attempts. `texts` are its prompts, kept out of the repr.
+    """One request as it goes to nodes, encoded once for all attempts.
 
-    `model` is the name in the body; a 404 for it is another node's chance. `trace` are further headers. `path` is
-    that of an exchange in OpenAI's dialect. `may_wait`: the node may keep it while an engine is restarted; else it is
-    refused, and another node is asked.
+    `model` is the name in the body; a 404 for it is another node's chance. `trace` are further headers. `may_wait`: the
+    node may keep it while an engine is restarted; else it is refused, and another node is asked.
     """
 
     encoded: bytes = field(repr=False)
-    texts: Sequence[str] = field(repr=False)
     deadline: Deadline
     request_id: str
     model: str | None = None
@@ -48,13 +46,14 @@ class WireCall:
     method: str = "POST"
     path: str = ""
     content_type: str = "application/json"
+    accept: str = "*/*"
     may_wait: bool = True
 
-    def headers(self, accept: str) -> dict[str, str]:
+    def headers(self) -> dict[str, str]:
         """Its headers; the remaining time is that of this moment."""
         headers = {
             "Content-Type": self.content_type,
-            "Accept": accept,
+            "Accept": self.accept,
             "X-Request-ID": self.request_id,
             "X-Request-Timeout-Ms": str(self.deadline.remaining_ms()),
         }
@@ -75,27 +74,6 @@ class Reply:
     status: int
     headers: Mapping[str, str] = field(repr=False)
     body: bytes = field(default=b"", repr=False)
-
-
-class RouteInfo(NamedTuple):
-    """What the headers of an inference reply say."""
-
-    model: str | None
-    device: str | None
-    reason: str | None
-    prompt_tokens: int
-    busy_delta_us: int | None
-    emulated: bool
-    headers: Mapping[str, str] = {}
-
-
-@dataclass(slots=True)
-class EmbedReply:
-    """Vectors, float32 (n, d), and where they were made."""
-
-    vectors: npt.NDArray[np.float32] = field(repr=False)
-    space: str
-    route: RouteInfo
 
 
 def encode(body: Mapping[str, Any]) -> bytes:
@@ -121,21 +99,8 @@ def encode_texts(
     return encode({"texts": texts} | {name: value for name, value in given.items() if value is not None})
 
 
-def route_info(headers: Mapping[str, str]) -> RouteInfo:
-    """Read the reply headers; invalid numbers count as missing."""
-    return RouteInfo(
-        headers.get("x-model"),
-        headers.get("x-npu-node-device"),
-        headers.get("x-npu-node-route-reason"),
-        integer(headers.get("x-npu-node-token-count")) or 0,
-        integer(headers.get("x-npu-busy-delta-us")),
-        headers.get("x-npu-emulated") == "true",
-        headers,
-    )
-
-
-def embed_reply(node: str, reply: Reply, expected: int) -> EmbedReply:
-    """The vectors of a binary reply to `expected` texts. Raises BadReply."""
+def embed_reply(node: str, reply: Reply, expected: int) -> tuple[Vectors, str]:
+    """The vectors of a binary reply to `expected` texts, and their space. Raises BadReply."""
     rows, _, columns = reply.headers.get("x-shape", "").partition(",")
     count, dimensions = integer(rows), integer(columns)
     space = reply.headers.get("x-space")
@@ -145,7 +110,7 @@ def embed_reply(node: str, reply: Reply, expected: int) -> EmbedReply:
         raise BadReply(f"{len(reply.body)} bytes came for {count} × {dimensions} float32", node=node)
     # Copied: an array over bytes is read-only, and callers normalise in place.
     vectors = np.ndarray((count, dimensions), _FLOAT32, bytearray(reply.body))
-    return EmbedReply(read_from(node, check_vectors, vectors, expected), space, route_info(reply.headers))
+    return read_from(node, check_vectors, vectors, expected), space
 
 
 def read_from(node: str, read: Callable[..., T], *args: Any) -> T:

@@ -23,9 +23,8 @@ from pydantic import ValidationError
 from backend_client.errors import BadReply, ConnectionLost, NodeError, NodeUnreachable, NPUError
 from backend_client.http import messages
 from backend_client.http.answers import read_json
-from backend_client.http.errors import status_error
 from backend_client.http.health import HealthReport
-from backend_client.http.messages import EmbedReply, Reply, WireCall, new_request_id
+from backend_client.http.messages import Reply, WireCall, new_request_id
 from backend_client.http.sse import Event, EventParser, MalformedStream
 from backend_client.http.tls import Identity
 from backend_client.lifetime import Shared
@@ -71,16 +70,9 @@ class Transport(ABC):
             pass
         raise BadReply(f"/health answered HTTP {reply.status}, but not as a node does", node=node, status=reply.status)
 
-    async def embed(self, node: str, call: WireCall) -> EmbedReply:
-        """POST /embeddings, with the vectors as raw float32."""
-        reply = await self.request(node, "POST", "/embeddings", call.encoded, call.headers("application/octet-stream"))
-        if reply.status != 200:
-            raise status_error(node, reply, call.model)
-        return messages.embed_reply(node, reply, len(call.texts))
-
     async def exchange(self, node: str, call: WireCall) -> Reply:
         """A request to `call.path`; the reply of any status."""
-        return await self.request(node, call.method, call.path, call.encoded or None, call.headers("*/*"))
+        return await self.request(node, call.method, call.path, call.encoded or None, call.headers())
 
 
 _LARGE = 512 * 1024
@@ -314,7 +306,7 @@ class HttpTransport(Transport):
         problem: NPUError
         try:
             async with self._request(
-                self._session, node, call.method, call.path, call.encoded, call.headers(_EVENTS), self._stream_timeout
+                self._session, node, call.method, call.path, call.encoded, call.headers(), self._stream_timeout
             ) as response:
                 self._check_id(node, call.request_id, response)
                 if response.status != 200:

@@ -22,7 +22,7 @@ from backend_client.http import forms, messages
 from backend_client.http.answers import read_answer, read_json
 from backend_client.http.errors import event_error, status_error
 from backend_client.http.health import ModelReport
-from backend_client.http.messages import EmbedJob, EmbedReply, Exchange, Reply, RouteInfo, WireCall, plain_name
+from backend_client.http.messages import EmbedJob, Exchange, Job, Reply, Vectors, WireCall, plain_name
 from backend_client.http.stream_forms import (
     INFERENCE,
     EventStream,
@@ -74,33 +74,31 @@ class FleetBackend:
         need = Requirement("embedding", job.model, job.require_device)
         call = running.dispatcher.begin(job, need, self._options.timeouts.attempt)
 
-        async def send(lease: Lease) -> EmbedReply:
+        async def send(lease: Lease) -> tuple[Vectors, str, Reply]:
             wired = call.wired
             if wired is None:
                 model = call.need.model
                 encoded = messages.encode_texts(
                     job.texts, model, truncate=job.truncate, input_type=job.input_type, dimensions=job.dimensions
                 )
-                trace = job.node_headers
-                wired = call.wired = WireCall(
-                    encoded, job.texts, job.deadline, job.request_id, model, job.priority, call.need.device, trace
-                )
+                wired = call.wired = _wired(call, job, encoded, "/embeddings", "application/octet-stream")
             wired.may_wait = call.may_wait
-            reply = await running.transport.embed(lease.node.url, wired)
-            _check_model(lease, reply.route.model)
-            _check_device(lease, reply.route.device)
+            node = lease.node.url
+            reply = await running.transport.exchange(node, wired)
+            if reply.status != 200:
+                raise status_error(node, reply, wired.model)
+            vectors, space = messages.embed_reply(node, reply, len(job.texts))
+            answered = reply.headers.get("x-model")
+            _check_model(lease, answered)
+            _check_device(lease, reply.headers.get("x-npu-node-device"))
             self.runtime.bindings.check(
-                lease,
-                model=reply.route.model or lease.model,
-                space=reply.space,
-                dimensions=reply.vectors.shape[1],
-                asked=job.dimensions,
+                lease, model=answered or lease.model, space=space, dimensions=vectors.shape[1], asked=job.dimensions
             )
-            return reply
+            return vectors, space, reply
 
-        reply, lease = await running.dispatcher.run(call, send)
-        usage = Usage(reply.route.prompt_tokens)
-        return EmbedBatch(vectors=reply.vectors, space=reply.space, usage=usage, **_origin(call, lease, reply.route))
+        (vectors, space, reply), lease = await running.dispatcher.run(call, send)
+        usage = Usage(_prompt_tokens(reply.headers))
+        return EmbedBatch(vectors=vectors, space=space, usage=usage, **_origin(call, lease, reply.headers, {}))
 
     async def exchange(self, job: Exchange) -> RawReply:
         """The whole reply to a request, on one node after another until one serves it.
@@ -334,35 +332,33 @@ def _check(lease: Lease, job: Exchange, head: Mapping[str, str] | None, *bodies:
 
 def _raw_reply(call: Call, lease: Lease, head: Reply, said: Any, body: Any) -> RawReply:
     """The reply with this `body`; `said` is what its body or its last events say of its costs."""
-    route = messages.route_info(head.headers)
     said = said if isinstance(said, dict) else {}
-    # A stream's device and busy time are known only at its end, so the body goes before the headers.
-    busy, device, emulated = (said.get(name) for name in ("npu_busy_delta_us", "device", "emulated"))
-    route = route._replace(
-        device=device if isinstance(device, str) else route.device,
-        busy_delta_us=busy if type(busy) is int else route.busy_delta_us,
-        emulated=emulated if isinstance(emulated, bool) else route.emulated,
-    )
     prompt, completion = usage_of(said)
     # Of a recording nodes count positions of audio, and only those of its first part.
-    counted = 0 if lease.need.kind == "transcription" else route.prompt_tokens
+    counted = 0 if lease.need.kind == "transcription" else _prompt_tokens(head.headers)
     usage = Usage(prompt or counted, completion)
-    return RawReply(status=head.status, body=body, usage=usage, **_origin(call, lease, route))
+    return RawReply(status=head.status, body=body, usage=usage, **_origin(call, lease, head.headers, said))
 
 
-def _origin(call: Call, lease: Lease, route: RouteInfo) -> dict[str, Any]:
-    """The fields of `Origin`, for every result of a node."""
+def _prompt_tokens(head: Mapping[str, str]) -> int:
+    return messages.integer(head.get("x-npu-node-token-count")) or 0
+
+
+def _origin(call: Call, lease: Lease, head: Mapping[str, str], said: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of `Origin`, for every result of a node. Numbers that are none count as missing."""
+    # A stream's device and busy time are known only at its end, so the body goes before the headers.
+    busy, device, emulated = (said.get(name) for name in ("npu_busy_delta_us", "device", "emulated"))
     return {
         "source": "npu",
         "node": lease.node.url,
-        "model": route.model or lease.model,
-        "device": route.device,
+        "model": head.get("x-model") or lease.model,
+        "device": device if isinstance(device, str) else head.get("x-npu-node-device"),
         "request_id": call.request_id,
         "attempts": tuple(call.attempts),
-        "route_reason": route.reason,
-        "npu_busy_delta_us": route.busy_delta_us,
-        "emulated": route.emulated,
-        "headers": route.headers,
+        "route_reason": head.get("x-npu-node-route-reason"),
+        "npu_busy_delta_us": busy if type(busy) is int else messages.integer(head.get("x-npu-busy-delta-us")),
+        "emulated": emulated if isinstance(emulated, bool) else head.get("x-npu-emulated") == "true",
+        "headers": head,
     }
 
 
@@ -394,7 +390,21 @@ def _encode(job: Exchange, call: Call, form: StreamForm | None) -> WireCall:
             content = messages.encode(body)
         else:
             content, content_type = forms.encode_form(body, *job.file)
-    need, trace = call.need, job.node_headers
-    wired = WireCall(content, (), job.deadline, job.request_id, need.model, job.priority, need.device, trace)
-    wired.method, wired.path, wired.content_type = job.method, job.path, content_type
+    wired = _wired(call, job, content, job.path, "text/event-stream" if form else "*/*")
+    wired.method, wired.content_type = job.method, content_type
     return wired
+
+
+def _wired(call: Call, job: Job, content: bytes, path: str, accept: str) -> WireCall:
+    need = call.need
+    return WireCall(
+        content,
+        job.deadline,
+        job.request_id,
+        need.model,
+        job.priority,
+        need.device,
+        job.node_headers,
+        path=path,
+        accept=accept,
+    )

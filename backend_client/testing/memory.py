@@ -31,7 +31,7 @@ class MemoryTransport(Transport):
         return _head(answer)
 
     async def events(self, node: str, call: WireCall) -> AsyncGenerator[Reply | Event, None]:
-        step, answer = await self._take(node, call.path, call.headers("text/event-stream"), call.encoded)
+        step, answer = await self._take(node, call.path, call.headers(), call.encoded)
         yield _head(answer)
         for index, (name, data) in enumerate(answer.events or ()):
             await asyncio.sleep(self.latency)

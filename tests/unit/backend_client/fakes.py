@@ -56,7 +56,7 @@ class FakeNode:
         """The vectors of whatever model is asked for."""
         node = node_of(self.space, call.model or EMBEDDER)
         node.url = self.url
-        return await MemoryTransport([node]).embed(self.url, call)
+        return await MemoryTransport([node]).exchange(self.url, call)
 
     def die(self):
         """Refuse connections, as a dead process does."""
@@ -97,7 +97,7 @@ class FakeTransport(MemoryTransport):
         await asyncio.sleep(self.latency)
         return await play(node.health)
 
-    async def embed(self, url, call):
+    async def exchange(self, url, call):
         node = await self._arrive(url, call)
         return await play(node.embed, call)
 

@@ -92,7 +92,7 @@ def reply(shape, body):
 )
 def test_vectors_arrive_as_they_were_sent(rows):
     vectors = np.array(rows, "<f4").reshape(len(rows), 3)
-    found = embed_reply("n", reply(f"{len(rows)},3", vectors.tobytes()), len(rows)).vectors
+    found = embed_reply("n", reply(f"{len(rows)},3", vectors.tobytes()), len(rows))[0]
     np.testing.assert_array_equal(found, vectors)
     assert found.flags.writeable
 

@@ -21,7 +21,6 @@ from backend_client.errors import (
     NPUUnavailableError,
     StreamInterrupted,
 )
-from backend_client.options import RetryOptions
 from backend_client.results import Attempt
 from backend_client.settings import ClientSettings
 
@@ -46,11 +45,6 @@ def test_a_name_that_has_moved_is_still_found_with_a_warning(name, place):
     with pytest.warns(DeprecationWarning, match=f"from backend_client.{place}"):
         moved = getattr(backend_client, name)
     assert moved is getattr(importlib.import_module(f"backend_client.{place}"), name)
-
-
-def test_a_group_of_settings_is_found_at_its_old_name_with_a_warning():
-    with pytest.warns(DeprecationWarning, match=r"backend_client\.options\.RetryOptions"):
-        assert backend_client.settings.RetrySettings is RetryOptions
 
 
 MODULES = ["cloud", "observability", "sync", "testing"]
