@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, NoReturn, Protocol, Self, TypeVar, Unpack
 
 import numpy as np
@@ -164,9 +163,7 @@ class BaseClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def embed(self, text: str, **options: Unpack[EmbedOptions]) -> list[float]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import fields, replace
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -120,16 +119,13 @@ async def generate_items(events: EventStream) -> Answer:
 
 
 def _deltas(data: Mapping[str, Any]) -> Iterator[ChatDelta]:
-    choices = data.get("choices")
-    for choice in choices if isinstance(choices, list) else ():
-        delta = choice.get("delta") if isinstance(choice, dict) else None
-        if not isinstance(delta, dict):
-            continue
-        text, reasoning = delta.get("content"), delta.get("reasoning_content")
+    """The deltas of an event, whose parts were checked when it was read."""
+    for choice in data.get("choices") or ():
+        delta = choice.get("delta") or {}
         found = ChatDelta(
-            text=text if isinstance(text, str) else "",
-            tool_calls=tuple(_call_delta(call) for call in delta.get("tool_calls") or () if isinstance(call, dict)),
-            reasoning=reasoning if isinstance(reasoning, str) else "",
+            text=delta.get("content") or "",
+            tool_calls=tuple(map(_call_delta, delta.get("tool_calls") or ())),
+            reasoning=delta.get("reasoning_content") or "",
             choice=choice.get("index") or 0,
         )
         if found.text or found.tool_calls or found.reasoning:
@@ -207,9 +203,7 @@ class ResultStream(Generic[P, R]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
 

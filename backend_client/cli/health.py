@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -32,36 +31,27 @@ async def run(args: argparse.Namespace, settings: ClientSettings) -> int:
     """Print the table; 0 when a node can serve, 1 when none can."""
     async with NPUClient.from_settings(settings) as client:
         nodes = await client.health()
-        keyed = _keyed(settings)
         while args.watch:
-            shown = _json(nodes) if args.json else render(nodes, keyed)
+            shown = _json(nodes) if args.json else render(nodes)
             print((_CLEAR if sys.stdout.isatty() and not args.json else "") + shown, flush=True)
             await asyncio.sleep(args.interval)
             nodes = client.status()
-        print(_json(nodes) if args.json else render(nodes, keyed))
+        print(_json(nodes) if args.json else render(nodes))
     return 0 if any(node.usable for node in nodes) else 1
 
 
-def render(nodes: tuple[NodeStatus, ...], keyed: Callable[[str], bool] = lambda _url: False) -> str:
-    """The table, and a line for each node that is in trouble. `keyed`: whether a key is sent to a URL."""
+def render(nodes: tuple[NodeStatus, ...]) -> str:
+    """The table, and a line for each node that is in trouble."""
     rows = [row for node in nodes for row in _rows(node)]
-    troubles = [f"{node.url}: {trouble}" for node in nodes if (trouble := _trouble(node, keyed))]
+    troubles = [f"{node.url}: {trouble}" for node in nodes if (trouble := _trouble(node))]
     return "\n".join([table(_HEAD, rows), *troubles])
 
 
-def _keyed(settings: ClientSettings) -> Callable[[str], bool]:
-    own = {url for url, key in settings.node_keys.items() if key.get_secret_value()}
-    common = bool(settings.api_key and settings.api_key.get_secret_value())
-    return lambda url: common or url in own
-
-
-def _trouble(node: NodeStatus, keyed: Callable[[str], bool]) -> str | None:
+def _trouble(node: NodeStatus) -> str | None:
     """What keeps the node, or its answer, from being seen. To strangers a node says its status and nothing else."""
     if node.trouble or node.version is None or node.models or node.devices:
         return node.trouble
-    if keyed(node.url):
-        return "does not know the API key that was sent: check NPU_CLIENT_API_KEY"
-    return "needs a key: set NPU_CLIENT_API_KEY"
+    return "does not know this client's API key: check NPU_CLIENT_API_KEY"
 
 
 def _rows(node: NodeStatus) -> list[tuple[str, ...]]:

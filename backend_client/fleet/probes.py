@@ -65,8 +65,8 @@ class Prober:
                 jitter = 1 + self._rng.uniform(-self._options.jitter, self._options.jitter)
                 await asyncio.sleep(max(0.0, began + self._options.interval * jitter - self._pool.clock()))
 
-    async def probe(self, node: Node) -> bool:
-        """Probe once. Returns whether the node answered."""
+    async def probe(self, node: Node) -> None:
+        """Probe once."""
         try:
             for late in range(_LATE_IN_A_ROW, -1, -1):
                 began = self._pool.clock()
@@ -78,13 +78,11 @@ class Prober:
                         continue
                     why = f"did not answer its probe within {self._options.timeout:g} s"
                     self._pool.probe_failed(node, why, began=began, silent=True)
-                    return False
-                self._pool.probe_passed(node, report, began=began)
-                return True
-            return False
+                else:
+                    self._pool.probe_passed(node, report, began=began)
+                return
         except NodeError as error:
             self._pool.probe_failed(node, error.what, began=began, silent=False)
-            return False
         except Exception as error:
             # Counts as a failed probe, so that nobody waits for a result; then it is logged and the task restarted.
             why = f"its probe failed with {type(error).__name__}"

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import socket
 from collections.abc import Iterator, Mapping
-from types import TracebackType
 from typing import Any, Self
 
 from aiohttp import web
@@ -149,9 +148,7 @@ class FakeFleet:
             self._thread.run(self._start(index))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         while self._kept:
             self._kept.popitem()[1].close()
         if self._thread is not None:

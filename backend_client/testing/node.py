@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import email.parser
-import email.policy
 import hashlib
 import json
 import re
@@ -15,7 +13,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from backend_client.http.forms import writing_kind
+from backend_client.errors import RequestRejected
+from backend_client.http.forms import read_form, writing_kind
 from backend_client.http.messages import plain_name
 
 
@@ -254,7 +253,7 @@ class FakeNode:
     def _take(self, path: str, given: Mapping[str, str], content: bytes) -> tuple[Step | None, Answer]:
         try:
             body = _form(given["content-type"], content) if path.startswith("/v1/audio/") else json.loads(content)
-        except (KeyError, ValueError):
+        except (KeyError, ValueError, RequestRejected):
             return None, refusal(Step("status", 400, _INVALID))
         self._record(Sent(self.url, path, body, given))
         step = self._steps.popleft() if self._steps else None
@@ -320,19 +319,6 @@ class FakeNode:
 
 def _form(content_type: str, content: bytes) -> dict[str, Any]:
     """The fields of a multipart form: texts, lists of texts where the name ends with `[]`, and the file's bytes."""
-    parser = email.parser.BytesParser(policy=email.policy.HTTP)
-    form = parser.parsebytes(f"Content-Type: {content_type}\r\n\r\n".encode() + content)
-    fields: dict[str, Any] = {}
-    for part in form.iter_parts():
-        name = part.get_param("name", header="content-disposition")
-        payload = part.get_payload(decode=True)
-        data = payload if isinstance(payload, bytes) else b""
-        if not isinstance(name, str):
-            continue
-        if part.get_filename() is not None:
-            fields[name] = data
-        elif name.endswith("[]"):
-            fields.setdefault(name, []).append(data.decode())
-        else:
-            fields[name] = data.decode()
-    return fields
+    fields, (_, recording) = read_form(content, content_type)
+    texts = {name: values if name.endswith("[]") else values[-1] for name, values in fields.items()}
+    return {**texts, "file": recording}

@@ -108,10 +108,8 @@ def test_a_failure_is_one_line_and_status_1(capsys):
     assert err.startswith(f"npu-client: no node can serve it: {DEAD} cannot connect")
 
 
-@pytest.mark.parametrize(
-    ("key", "health"), [(None, "needs a key: set NPU_CLIENT_API_KEY"), ("wrong", "check NPU_CLIENT_API_KEY")]
-)
-def test_a_missing_key_and_a_wrong_one_are_told_apart(monkeypatch, capsys, key, health):
+@pytest.mark.parametrize("key", [None, "wrong"])
+def test_a_missing_key_or_a_wrong_one_is_named(monkeypatch, capsys, key):
     async def unless_keyed(request):
         if request.headers.get("Authorization") == f"Bearer {KEY}":
             return None
@@ -125,7 +123,7 @@ def test_a_missing_key_and_a_wrong_one_are_told_apart(monkeypatch, capsys, key, 
         monkeypatch.setenv("NPU_CLIENT_API_KEY", key)
     with served_in_thread(keyed) as url:
         main(["--node", url, "health"])
-        assert health in capsys.readouterr().out
+        assert "check NPU_CLIENT_API_KEY" in capsys.readouterr().out
         assert main(["--node", url, "embed", "a"]) == 1
         assert "is missing or wrong; check NPU_CLIENT_API_KEY" in capsys.readouterr().err
 
