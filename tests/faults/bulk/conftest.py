@@ -14,3 +14,13 @@ def starter(tmp_path_factory):
         source = tmp_path_factory.mktemp("data") / "in"
         texts = make_input(source)
         yield started, source, texts
+
+
+@pytest.fixture
+def fleet(monkeypatch):
+    """Two nodes of this test alone, which the settings name."""
+    monkeypatch.delenv("NPU_CLIENT_CONFIG", raising=False)
+    with FakeFleet(2) as fleet:
+        for name, value in fleet.environment().items():
+            monkeypatch.setenv(name, value)
+        yield fleet

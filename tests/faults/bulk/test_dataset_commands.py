@@ -8,20 +8,11 @@ import pytest
 
 from backend_client.bulk.stores import LocalStore
 from backend_client.cli.main import main
-from backend_client.testing import FakeFleet, status
+from backend_client.testing import status
 from tests.faults.bulk.data_sets import make_input
 
 # In this process, which has threads: the child process has tests of its own, test_deadly_fragments.py.
 ARGUMENTS = ["--in-process", "--rows-per-fragment", "100", "--max-rejected", "0.1"]
-
-
-@pytest.fixture
-def fleet(monkeypatch):
-    monkeypatch.delenv("NPU_CLIENT_CONFIG", raising=False)
-    with FakeFleet(2) as fleet:
-        for name, value in fleet.environment().items():
-            monkeypatch.setenv(name, value)
-        yield fleet
 
 
 @pytest.fixture

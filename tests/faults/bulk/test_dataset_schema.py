@@ -9,18 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from backend_client.cli.main import main
-from backend_client.testing import FakeFleet
 
+pytestmark = pytest.mark.usefixtures("fleet")
 ARGUMENTS = ["--in-process", "--rows-per-fragment", "1", "--max-rejected", "1"]
-
-
-@pytest.fixture(autouse=True)
-def fleet(monkeypatch):
-    monkeypatch.delenv("NPU_CLIENT_CONFIG", raising=False)
-    with FakeFleet(1) as fleet:
-        for name, value in fleet.environment().items():
-            monkeypatch.setenv(name, value)
-        yield fleet
 
 
 def whole(out):

@@ -5,11 +5,7 @@ import pickle
 import pytest
 from pydantic import BaseModel
 
-from backend_client import (
-    InvalidArgument,
-    NPUUnavailableError,
-    StreamInterrupted,
-)
+from backend_client import InvalidArgument, NPUUnavailableError, StreamInterrupted
 from backend_client.errors import InvalidAnswer
 from backend_client.testing import cut
 from tests.faults.scripted_node import ANSWER, TOOL, WRITER, choice, streamed

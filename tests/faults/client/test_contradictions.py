@@ -3,14 +3,7 @@
 import pytest
 from aiohttp import web
 
-from backend_client import (
-    ClientOptions,
-    CloudClient,
-    CloudSettings,
-    NPUClient,
-    NPUUnavailableError,
-    StreamInterrupted,
-)
+from backend_client import ClientOptions, CloudClient, CloudSettings, NPUClient, NPUUnavailableError, StreamInterrupted
 from backend_client.errors import CloudUnavailable, ModelNotFound
 from backend_client.options import BreakerOptions
 from tests.faults.scripted_node import EMBEDDER, WRITER, choice, vectors_for

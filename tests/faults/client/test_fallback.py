@@ -17,13 +17,7 @@ from backend_client import (
     RequestRejected,
     StreamInterrupted,
 )
-from backend_client.errors import (
-    ClientClosed,
-    CloudRejected,
-    CloudUnavailable,
-    ModelNotFound,
-    SpendCapReached,
-)
+from backend_client.errors import ClientClosed, CloudRejected, CloudUnavailable, ModelNotFound, SpendCapReached
 from backend_client.testing import cut
 from tests.faults.scripted_node import ANSWER, answering, choice, error_response, streamed, vectors_for
 

@@ -4,11 +4,7 @@ import pytest
 from aiohttp import web
 
 from backend_client import ClientOptions, NPUClient, NPUUnavailableError
-from backend_client.errors import (
-    AuthenticationFailed,
-    ContextLengthExceeded,
-    DeadlineExceeded,
-)
+from backend_client.errors import AuthenticationFailed, ContextLengthExceeded, DeadlineExceeded
 from backend_client.options import RetryOptions
 from tests.faults.scripted_node import EMBEDDER, answering, error_response
 

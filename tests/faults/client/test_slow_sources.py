@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from backend_client.errors import ClientClosed, DeadlineExceeded
-from backend_client.testing import FakeFleet, fake_vector
+from backend_client.testing import fake_vector
 
 BATCH = 64
 TEXTS = [f"text {number}" for number in range(BATCH + 6)]
@@ -49,12 +49,6 @@ async def broken_later(texts):
     for text in texts:
         yield text
     raise OSError("the source failed")
-
-
-@pytest.fixture
-def fleet():
-    with FakeFleet(2) as fleet:
-        yield fleet
 
 
 @pytest.fixture

@@ -9,14 +9,7 @@ import threading
 import pytest
 
 import backend_client
-from backend_client import (
-    CloudClient,
-    CloudSettings,
-    InferenceClient,
-    InvalidArgument,
-    NPUUnavailableError,
-    arguments,
-)
+from backend_client import CloudClient, CloudSettings, InferenceClient, InvalidArgument, NPUUnavailableError, arguments
 from backend_client.errors import DeadlineExceeded, NotOffered
 from backend_client.testing import FakeFleet, drop, status
 from backend_client.testing.node import json_answer, route_headers

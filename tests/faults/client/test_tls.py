@@ -71,17 +71,6 @@ async def test_a_node_with_a_certificate_of_the_authority_is_used(pki):
     assert len(node.requests) == 3
 
 
-async def test_a_node_with_a_client_authority_admits_only_its_certificates(pki):
-    _, authority, (cert, key), (client_cert, client_key) = pki
-    async with ScriptedNode().running(tls=ServerTls(cert, key, authority).context) as node:
-        async with NPUClient([node.url], ca_file=authority, client_cert=client_cert, client_key=client_key) as client:
-            assert await client.embed("text")
-        async with NPUClient([node.url], ca_file=authority) as client:
-            with pytest.raises(NPUUnavailableError, match=r"cannot connect|client_cert"):
-                await client.embed("text", timeout=3)
-    assert len(node.requests) == 1
-
-
 async def test_the_node_itself_serves_tls(pki):
     _, authority, (cert, key), (client_cert, client_key) = pki
     settings = NodeSettings(port=0, tls_cert=cert, tls_key=key, tls_client_ca=authority)

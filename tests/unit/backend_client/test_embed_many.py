@@ -135,10 +135,6 @@ async def test_a_stream_of_batches_has_one_space():
     assert seen == ["s", "s"]
 
 
-class Stop(Exception):
-    """What a caller's progress function raises."""
-
-
 @pytest.mark.parametrize(("make", "stop"), [(list, 10), (iter, 2)])
 async def test_texts_that_are_unread_at_the_deadline_are_one_failure(make, stop):
     now = 0.0
@@ -156,34 +152,3 @@ async def test_texts_that_are_unread_at_the_deadline_are_one_failure(make, stop)
     [failure] = caught.value.failures
     assert (failure.start, failure.stop) == (2, stop)
     assert np.isnan(caught.value.vectors[:, 0]).tolist() == [False] * 2 + [True] * (stop - 2)
-
-
-async def test_what_progress_raises_reaches_the_caller_as_it_is_and_ends_the_rest():
-    raised = Stop("enough")
-    ended = []
-
-    async def embed(texts):
-        try:
-            if ended or len(running) >= 2:
-                await asyncio.get_running_loop().create_future()
-            running.append(texts)
-            return part(len(texts))
-        except asyncio.CancelledError:
-            ended.append(texts)
-            raise
-
-    running = []
-    calls = OpenCalls()
-
-    def progress(done, total):
-        assert total == 20
-        if done >= 4:
-            raise raised
-
-    with pytest.raises(Stop) as caught:
-        await embed_in_batches(
-            ["x"] * 20, embed, options=OPTIONS, concurrency=4, probing=2, calls=calls, progress=progress
-        )
-    assert caught.value is raised
-    await calls.close()
-    assert len(asyncio.all_tasks()) == 1

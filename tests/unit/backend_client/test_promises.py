@@ -88,12 +88,11 @@ async def test_2_quarantines_of_a_dead_node_double_up_to_thirty_seconds_with_a_f
     await _check_quarantines(client, [1, 2, 4, 8, 16, 30, 30, 30], longest=30)
 
 
-@in_virtual_time
-async def test_2_a_node_whose_probes_are_good_and_whose_connections_break_is_tried_every_four_seconds():
-    [node] = nodes = fleet(1)
+@with_fleet(1)
+async def test_2_a_node_whose_probes_are_good_and_whose_connections_break_is_tried_every_four_seconds(nodes, client):
+    [node] = nodes
     node.embed = ConnectionLost("reset", node=node.url)
-    async with warm(nodes) as client:
-        await _check_quarantines(client, [1, 2, 4, 4, 4, 4, 4, 4], longest=4)
+    await _check_quarantines(client, [1, 2, 4, 4, 4, 4, 4, 4], longest=4)
 
 
 async def _check_quarantines(client, promised, *, longest):
@@ -144,20 +143,19 @@ async def test_3_half_open_admits_exactly_one_request(nodes, client):
 
 
 @pytest.mark.parametrize("error", [RequestRejected, ContextLengthExceeded, PayloadTooLarge, ModelMissing])
-@in_virtual_time
-async def test_4_a_refused_request_never_changes_health(error):
-    [node] = nodes = fleet(1)
+@with_fleet(1)
+async def test_4_a_refused_request_never_changes_health(nodes, client, error):
+    [node] = nodes
     refused = error("no", node=node.url, status=400) if error is not ModelMissing else error("no", node=node.url)
     node.embed = refused
-    async with warm(nodes) as client:
-        for _ in range(50):
-            with pytest.raises(RequestRejected):
-                await client.embed("text", model="other" if error is ModelMissing else None)
-        node.embed = node.vectors
-        assert client.status()[0].breaker is BreakerState.CLOSED
-        await client.embed("text")
-        if error is not ModelMissing:
-            assert len(node.requests) == 51
+    for _ in range(50):
+        with pytest.raises(RequestRejected):
+            await client.embed("text", model="other" if error is ModelMissing else None)
+    node.embed = node.vectors
+    assert client.status()[0].breaker is BreakerState.CLOSED
+    await client.embed("text")
+    if error is not ModelMissing:
+        assert len(node.requests) == 51
 
 
 @in_virtual_time
@@ -280,3 +278,12 @@ async def test_8_what_was_never_sent_is_retried_free():
         with pytest.raises(NPUUnavailableError) as caught:
             await client.embed("text")
         assert [attempt.outcome for attempt in caught.value.attempts].count("NodeFailed") == 3
+
+
+@with_fleet(2)
+async def test_9_a_node_that_changes_its_space_between_two_probes_is_not_believed(nodes, client):
+    await client.embed("text")
+    nodes[0].space = "space-b"
+    results = [await client.embed_result("text") for _ in range(10)]
+    assert {result.node for result in results} == {nodes[1].url}
+    assert len(nodes[0].requests) <= 2

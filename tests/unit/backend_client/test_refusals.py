@@ -115,23 +115,21 @@ def retries(nodes):
     return len(ids) - len(set(ids))
 
 
-@in_virtual_time
-async def test_what_a_dying_node_had_in_flight_is_served_by_another_one_within_the_budget():
-    nodes = fleet(2)
+@with_fleet(2)
+async def test_what_a_dying_node_had_in_flight_is_served_by_another_one_within_the_budget(nodes, client):
     dies = asyncio.Event()
-    async with warm(nodes) as client:
-        nodes[0].embed = breaks_when(nodes[0], dies)
-        began = now()
-        calls = [asyncio.ensure_future(client.embed_result("text")) for _ in range(12)]
-        await asyncio.sleep(0.01)
-        nodes[0].die()
-        dies.set()
-        results = await asyncio.gather(*calls)
-        took = now() - began
-        assert {result.node for result in results} == {nodes[1].url}
-        # More than the client begins with, so some had to wait.
-        assert RETRY.initial + 0.1 * 12 < retries(nodes) <= RETRY.initial + 0.1 * 12 + took
-        assert client.backend.runtime.budget.refused == 0
+    nodes[0].embed = breaks_when(nodes[0], dies)
+    began = now()
+    calls = [asyncio.ensure_future(client.embed_result("text")) for _ in range(12)]
+    await asyncio.sleep(0.01)
+    nodes[0].die()
+    dies.set()
+    results = await asyncio.gather(*calls)
+    took = now() - began
+    assert {result.node for result in results} == {nodes[1].url}
+    # More than the client begins with, so some had to wait.
+    assert RETRY.initial + 0.1 * 12 < retries(nodes) <= RETRY.initial + 0.1 * 12 + took
+    assert client.backend.runtime.budget.refused == 0
 
 
 @in_virtual_time
