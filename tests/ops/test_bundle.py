@@ -8,8 +8,8 @@ import pytest
 
 from tests.ops.conftest import EMBEDDER, KEY, ROOT
 from tests.ops.containers import DEBIAN_13, HANG_S, bare_image, run
-from tests.ops.keeping import ATTEMPTS, kept
 from tests.ops.test_container_image import call
+from tests.support.foreign import kept
 
 # An environment of 60 wheels is made and packed: several minutes of CPU time.
 pytestmark = pytest.mark.timeout(7200)
@@ -25,7 +25,7 @@ def bundle(containers_possible, wheelhouse, wheel, build_wheels, tmp_path_factor
     def download(part):
         run(sys.executable, "-m", "pip", "download", "--quiet", "--dest", part, PYINSTALLER)
 
-    tools = kept("bundle-wheels", download, PYINSTALLER, ATTEMPTS)
+    tools = kept("bundle-wheels", download, PYINSTALLER)
     place = tmp_path_factory.mktemp("bundle")
     python = place / "venv" / "bin" / "python"
     run(sys.executable, "-m", "venv", place / "venv")
