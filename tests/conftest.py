@@ -96,14 +96,6 @@ def quick_models(store):
 
 
 @pytest.fixture(scope="session")
-def quick_npu_models(store):
-    """As `quick_models`, for a node that runs it on the emulated NPU."""
-    from tests.support.cut_model import quick_store
-
-    return {"NPU_NODE_MODEL_STORE": str(quick_store(store, for_npu=True))}
-
-
-@pytest.fixture(scope="session")
 def node(quick_models):
     """A real node, shared by all tests that leave it as they found it.
 
@@ -122,12 +114,7 @@ def whole_node(store):
 
 @pytest.fixture(scope="session")
 def npu_node(store, tmp_path_factory):
-    """As `whole_node`, with both models on the emulated NPU first, in short shapes. It may load on the CPU too.
-
-    Its generation model has the tables of the vocabulary unpacked: the NPU path on the CPU would do it for each token.
-    """
-    from tests.support.cut_model import unpacked_store
-
+    """As `whole_node`, with both models on the emulated NPU first, in short shapes. It may load on the CPU too."""
     config = tmp_path_factory.mktemp("npu") / "node.toml"
     config.write_text(
         """
@@ -148,7 +135,6 @@ def npu_node(store, tmp_path_factory):
     environment = {
         "NPU_NODE_NPU_EMULATION": "1",
         "NPU_NODE_CANARY_INTERVAL_S": "86400",
-        "NPU_NODE_MODEL_STORE": str(unpacked_store(store)),
     }
     with start_node("--config", str(config), ready=False, **environment) as running:
         running.wait_for(lambda body: body["status"] == "ready", timeout=240)

@@ -19,11 +19,11 @@ def test_a_model_that_is_missing_is_503_and_says_so(tmp_path):
         assert "OV_GENAI_NPU_MODEL" in reply["error"]
 
 
-def test_run_prints_json_of_its_form_and_the_proof_and_exits_0(quick_npu_models):
+def test_run_prints_json_of_its_form_and_the_proof_and_exits_0(quick_models):
     # More than 5 s: the model is loaded for the emulated NPU, and its answer is long enough to be closed.
     text = "Disk /dev/sda1 is 97 % full on host web-3."
     wanted = ("--job", "notification", "--input", "-", "--max-new-tokens", "64")
-    done = run_command("run", *wanted, stdin=text, **quick_npu_models)
+    done = run_command("run", *wanted, stdin=text, **quick_models)
     assert done.returncode == 0, done.stderr
     reply = json.loads(done.stdout)
     assert set(reply) - {"npu_busy_exclusive"} == KEYS
@@ -38,7 +38,7 @@ def test_run_prints_json_of_its_form_and_the_proof_and_exits_0(quick_npu_models)
     assert value["summary"]
 
 
-def test_run_fails_without_proof(tmp_path, quick_npu_models):
+def test_run_fails_without_proof(tmp_path, quick_models):
     (tmp_path / "npu_busy_time_us").write_text("7\n")
     still = run_command(
         "run",
@@ -49,7 +49,7 @@ def test_run_fails_without_proof(tmp_path, quick_npu_models):
         "--max-new-tokens",
         "2",
         NPU_NODE_NPU_SYSFS=str(tmp_path),
-        **quick_npu_models,
+        **quick_models,
     )
     assert still.returncode == 1
     assert json.loads(still.stdout)["npu_busy_delta_us"] == 0
@@ -78,8 +78,8 @@ def test_the_doctor_says_what_is_missing_here():
     assert all(finding["found"] in without.stdout and finding["fix"] in without.stdout for finding in errors)
 
 
-def test_smoke_records_the_proof_without_the_prompt(tmp_path, quick_npu_models):
-    done = run_command("smoke", "--prompt", f"Who is {CANARY}?", "--max-new-tokens", "3", "--json", **quick_npu_models)
+def test_smoke_records_the_proof_without_the_prompt(tmp_path, quick_models):
+    done = run_command("smoke", "--prompt", f"Who is {CANARY}?", "--max-new-tokens", "3", "--json", **quick_models)
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
     assert (record["verdict"], record["emulated"]) == ("pass", True)

@@ -31,8 +31,8 @@ KEYS = {
 
 
 @pytest.fixture(scope="module")
-def sidecar(tmp_path_factory, quick_npu_models):
-    with start_sidecar(tmp_path_factory.mktemp("bounded"), "--log-level", "debug", **quick_npu_models) as running:
+def sidecar(tmp_path_factory, quick_models):
+    with start_sidecar(tmp_path_factory.mktemp("bounded"), "--log-level", "debug", **quick_models) as running:
         running.wait_until(lambda body: body["loaded"])
         yield running
 

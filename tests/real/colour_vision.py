@@ -40,7 +40,7 @@ def build(source, target):
     compiled = core.compile_model(tokenizer, "CPU")
     tokens = [int(compiled([text])[0][0, -1]) for text in COLOURS]
     with tempfile.TemporaryDirectory() as temporary:
-        cut(source / MODEL_FILE, Path(temporary) / MODEL_FILE, change=_flatten)
+        cut(source / MODEL_FILE, Path(temporary) / MODEL_FILE, _flatten)
         embedding = _split(core.read_model(Path(temporary) / MODEL_FILE), target)
     exact = {"INFERENCE_PRECISION_HINT": "f32"}
     table = core.compile_model(core.read_model(target / "openvino_text_embeddings_model.xml"), "CPU", exact)

@@ -34,13 +34,13 @@ LENGTHS = {"max_prompt_len": 64, "min_response_len": 64, "prefill_chunk_size": 6
 PROMPT = np.arange(100, 120, dtype="<i4").tobytes()
 
 
-def compile_ahead(quick_npu_models, *arguments):
-    environment = os.environ | quick_npu_models | {"NPU_NODE_NPU_EMULATION": "1"}
+def compile_ahead(quick_models, *arguments):
+    environment = os.environ | quick_models | {"NPU_NODE_NPU_EMULATION": "1"}
     return run_node_command(["compile", *arguments], env=environment, timeout=200)
 
 
 @pytest.fixture(scope="module")
-def blobs(quick_npu_models, tmp_path_factory):
+def blobs(quick_models, tmp_path_factory):
     """A directory with the blobs of the generation model, compiled by the command with the lengths of a node.toml."""
     root = tmp_path_factory.mktemp("ahead")
     config = root / "node.toml"
@@ -48,7 +48,7 @@ def blobs(quick_npu_models, tmp_path_factory):
         f'[[models]]\nname = "{WRITER}"\nplacements = ["NPU", "CPU"]\nmax_prompt_len = 64\n'
         "min_response_len = 64\nprefill_chunk_size = 64\n"
     )
-    done = compile_ahead(quick_npu_models, WRITER, "--config", config, "--out", root / "blobs")
+    done = compile_ahead(quick_models, WRITER, "--config", config, "--out", root / "blobs")
     assert done.returncode == 0, done.stderr
     assert tomllib.loads(done.stdout.rpartition("set ")[2].partition(" for")[0]) == {"blobs": str(root / "blobs")}
     assert sorted(path.name for path in root.iterdir()) == ["blobs", "node.toml"], "nothing else is left"
@@ -77,8 +77,8 @@ class Engine:
 
 
 @pytest.fixture(scope="module")
-def writer(quick_npu_models):
-    return Path(quick_npu_models["NPU_NODE_MODEL_STORE"]) / WRITER
+def writer(quick_models):
+    return Path(quick_models["NPU_NODE_MODEL_STORE"]) / WRITER
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +163,7 @@ def test_a_hostile_blob_whose_record_fits_fails_to_load_with_its_name(writer, bl
 
 
 async def test_a_node_serves_from_its_blobs_and_passes_over_a_device_whose_blobs_are_foreign(
-    quick_npu_models, blobs, tmp_path, http
+    quick_models, blobs, tmp_path, http
 ):
     # More than 5 s: a node with two engines.
     foreign = tmp_path / "foreign"
@@ -193,7 +193,7 @@ blobs = "{foreign}"
         ready=False,
         NPU_NODE_NPU_EMULATION="1",
         NPU_NODE_COMPILE_CACHE=str(cache),
-        **quick_npu_models,
+        **quick_models,
     ) as node:
         node.wait_for(lambda body: all(model["state"] in {"ready", "degraded"} for model in body["models"]))
         _, answer = await ask(http, node, {"prompt": "Hello", "max_new_tokens": 2})
@@ -230,7 +230,7 @@ blobs = "{foreign}"
         ((WRITER, "--out", Path(__file__).parent), "holds other files"),
     ],
 )
-def test_what_cannot_be_compiled_is_refused_before_anything_is_loaded(quick_npu_models, arguments, reason, tmp_path):
-    done = compile_ahead(quick_npu_models, *(tmp_path / "x" if each == "x" else each for each in arguments))
+def test_what_cannot_be_compiled_is_refused_before_anything_is_loaded(quick_models, arguments, reason, tmp_path):
+    done = compile_ahead(quick_models, *(tmp_path / "x" if each == "x" else each for each in arguments))
     assert done.returncode
     assert reason in done.stderr

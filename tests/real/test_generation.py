@@ -1,9 +1,10 @@
 """SmolLM2 on the continuous-batching engine, over HTTP."""
 
 import asyncio
-import json
 
 import pytest
+
+from tests.real.inference import ask, stream
 
 pytestmark = pytest.mark.real
 
@@ -16,33 +17,18 @@ def node(whole_node):
     return whole_node
 
 
-async def ask(http, node, **body):
-    async with http.post(node.url + "/inference", json=body) as reply:
-        assert reply.status == 200, await reply.text()
-        return await reply.json()
-
-
-async def stream(http, node, **body):
-    """The text pieces and the last event of a streamed answer."""
-    pieces, last = [], None
-    async with http.post(node.url + "/inference", json={**body, "stream": True}) as reply:
-        assert reply.headers["Content-Type"].startswith("text/event-stream")
-        assert reply.headers["X-NPU-Node-Device"] == "CPU"
-        event = None
-        async for line in reply.content:
-            if line.startswith(b"event: "):
-                event = line[7:].strip().decode()
-            elif line.startswith(b"data: "):
-                data = json.loads(line[6:])
-                if event == "token":
-                    pieces.append(data["text"])
-                else:
-                    last = (event, data)
-    return pieces, last
+async def streamed(http, node, **body):
+    """The text pieces of a streamed answer, and what its last event says."""
+    events = []
+    await stream(http, node, body, lambda name, data: events.append((name, data)))
+    *tokens, (last, done) = events
+    assert {name for name, _ in tokens} == {"token"}
+    assert last == "done"
+    return [data["text"] for _, data in tokens], done
 
 
 async def test_the_capital_of_france_is_paris(node, http):
-    answer = await ask(http, node, **PARIS)
+    _, answer = await ask(http, node, PARIS)
     assert "Paris" in answer["text"]
     assert answer["finish_reason"] == "stop"
     assert answer["usage"]["prompt_tokens"] == 37
@@ -51,28 +37,28 @@ async def test_the_capital_of_france_is_paris(node, http):
 
 
 async def test_streamed_alone_or_beside_others_the_answer_is_the_same(node, http):
-    alone = await ask(http, node, **PARIS)
-    pieces, (event, done) = await stream(http, node, **PARIS)
-    assert event == "done"
+    _, alone = await ask(http, node, PARIS)
+    pieces, done = await streamed(http, node, **PARIS)
     assert "".join(pieces) == alone["text"]
     assert len(pieces) > 5
     assert done["usage"] == alone["usage"]
     assert "text" not in done
-    others = [ask(http, node, prompt=f"Count from {i} to {i + 20}.", max_new_tokens=40) for i in range(15)]
-    beside, *rest = await asyncio.gather(ask(http, node, **PARIS), *others)
+    others = [{"prompt": f"Count from {i} to {i + 20}.", "max_new_tokens": 40} for i in range(15)]
+    answers = await asyncio.gather(*(ask(http, node, body) for body in (PARIS, *others)))
+    beside, *rest = (answer for _, answer in answers)
     assert beside["text"] == alone["text"]
     assert beside["usage"] == alone["usage"]
     assert all(answer["usage"]["completion_tokens"] for answer in rest)
 
 
 async def test_limits_and_stops_end_the_answer(node, http):
-    short = await ask(http, node, **PARIS | {"max_new_tokens": 3})
+    _, short = await ask(http, node, PARIS | {"max_new_tokens": 3})
     assert (short["finish_reason"], short["usage"]["completion_tokens"]) == ("length", 3)
-    whole = await ask(http, node, **PARIS)
-    stopped = await ask(http, node, **PARIS, stop=[" Paris"])
+    _, whole = await ask(http, node, PARIS)
+    _, stopped = await ask(http, node, PARIS | {"stop": [" Paris"]})
     assert (stopped["text"], " Paris") == whole["text"].partition(" Paris")[:2]
     assert stopped["finish_reason"] == "stop"
-    pieces, _ = await stream(http, node, **PARIS, stop=" Paris")
+    pieces, _ = await streamed(http, node, **PARIS, stop=" Paris")
     assert "".join(pieces) == stopped["text"]
 
 

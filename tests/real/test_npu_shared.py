@@ -42,7 +42,7 @@ class Counter:
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory, quick_npu_models):
+def shared(tmp_path_factory, quick_models):
     """A node and the counter of its NPU."""
     directory = tmp_path_factory.mktemp("sysfs")
     counter = Counter(directory)
@@ -53,7 +53,7 @@ def shared(tmp_path_factory, quick_npu_models):
         "NPU_NODE_NPU_EMULATION": "1",
         "NPU_NODE_NPU_SYSFS": str(directory),
         "NPU_NODE_CANARY_INTERVAL_S": "86400",
-    } | quick_npu_models
+    } | quick_models
     with start_node("--config", str(config), ready=False, **environment) as node:
         node.wait_for(lambda body: body["status"] == "ready", timeout=240)
         yield node, counter

@@ -44,7 +44,7 @@ async def reloaded(http, node):
         return await reply.json()
 
 
-async def test_an_encoder_on_two_devices_and_a_reranker_are_changed_under_load(quick_npu_models, tmp_path, http):
+async def test_an_encoder_on_two_devices_and_a_reranker_are_changed_under_load(quick_models, tmp_path, http):
     # More than 5 s: a node whose models are compiled three and two times.
     write_tiny(tmp_path / "ranker")
     config, rankings = tmp_path / "node.toml", []
@@ -74,7 +74,7 @@ async def test_an_encoder_on_two_devices_and_a_reranker_are_changed_under_load(q
         rankings.append([(result["index"], result["relevance_score"]) for result in body["results"]])
 
     write(100, 3)
-    with start_node("--config", str(config), NPU_NODE_NPU_EMULATION="1", **quick_npu_models) as node:
+    with start_node("--config", str(config), NPU_NODE_NPU_EMULATION="1", **quick_models) as node:
         engine = node.engine_pids()["ranker"]
         assert await embed("CPU")(0) > 0, "the CPU's engine is loaded for the first request"
         async with load(embed("NPU"), embed("CPU"), rank) as goes_on:

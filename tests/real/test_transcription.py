@@ -191,23 +191,15 @@ async def test_the_network_that_finds_speech_is_no_model_to_ask(node, http):
         (b"x", {"timestamp_granularities[]": "word"}, 400, "needs response_format verbose_json"),
         (b"x", {"prompt": "x" * 20_000}, 400, "more than 16384 bytes"),
         (b"x", {"model": "nothing"}, 404, "nothing"),
+        (b"x", {"path": "/v1/audio/translations"}, 400, "English"),
+        (wav(np.zeros(121 * 16_000, np.int16)), {}, 400, "longer than 120 s"),
     ],
+    ids=range(11),
 )
 async def test_bad_requests_are_refused_by_what_is_wrong(send, content, fields, status, says):
     found, _, body = await send(content, **fields)
     assert found == status, body
     assert re.search(says, body["error"]["message"])
-
-
-async def test_audio_beyond_the_limit_is_refused_by_its_header(send):
-    status, _, body = await send(wav(np.zeros(121 * 16_000, np.int16)))
-    assert status == 400
-    assert "longer than 120 s" in body["error"]["message"]
-
-
-async def test_english_only_models_do_not_translate(send):
-    status, _, body = await send(b"x", path="/v1/audio/translations")
-    assert (status, body["error"]["code"]) == (400, "unsupported_parameter")
 
 
 def test_the_command_of_the_documentation_works(node, tmp_path):

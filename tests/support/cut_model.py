@@ -12,7 +12,6 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import openvino as ov
@@ -23,7 +22,7 @@ from tests.support.foreign import kept
 from worker_node.models.directory import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE
 from worker_node.models.store import ModelStore
 
-LAYERS, ALL_LAYERS = 2, 30
+LAYERS = 2
 WRITER = "smollm2-135m-instruct"
 EMBEDDER = "all-minilm-l6-v2"
 CLOSING = ('"', "}", "]", ":", ",", "{", "[", "1", "true")
@@ -33,52 +32,31 @@ RAISED, LOWERED = 300, 10  # by how much a logit is raised or lowered
 CANARY = {"prompt": "What is the capital of France?", "expected": [], "max_new_tokens": 2}
 
 
-def quick_store(store: ModelStore, *, for_npu: bool = False) -> Path:
-    """The root of a store with the embedding model of `store` and its cut generation model, under their usual ids.
-
-    The NPU's path on the CPU would unpack the tables of the vocabulary for each token: `for_npu` they are unpacked. The
-    CPU's own takes half the time for a token with packed ones.
-    """
-    return _kept_store(store, "quick", LAYERS, _end_answers_unpacked if for_npu else _end_answers, {"canary": CANARY})
-
-
-def unpacked_store(store: ModelStore) -> Path:
-    """As `quick_store` for the NPU, with the whole generation model: a third quicker than `store` on the NPU's path."""
-    return _kept_store(store, "unpacked", ALL_LAYERS, lambda model, _directory: unpack_tables(model), {})
-
-
-def _kept_store(
-    store: ModelStore, name: str, layers: int, change: Callable[[ov.Model, Path], None], more: dict[str, Any]
-) -> Path:
-    """A store with a changed generation model, made once; `more` is said in its manifest."""
+def quick_store(store: ModelStore) -> Path:
+    """The root of a store with the embedding model of `store` and its cut generation model, under their usual ids."""
     whole = store.get(WRITER).path
-    content = (whole / MANIFEST_FILE).read_bytes() + Path(__file__).read_bytes() + change.__qualname__.encode()
+    content = (whole / MANIFEST_FILE).read_bytes() + Path(__file__).read_bytes()
 
     def make(root: Path) -> None:
         (root / EMBEDDER).symlink_to(store.get(EMBEDDER).path)
         shutil.copytree(whole, root / WRITER, ignore=lambda _directory, _names: (MODEL_FILE, WEIGHTS_FILE))
-        cut(whole / MODEL_FILE, root / WRITER / MODEL_FILE, layers, change)
+        cut(whole / MODEL_FILE, root / WRITER / MODEL_FILE, _end_answers)
         manifest = json.loads((whole / MANIFEST_FILE).read_bytes())
         for file in manifest["files"]:
             manifest["files"][file] = (root / WRITER / file).stat().st_size
-        (root / WRITER / MANIFEST_FILE).write_text(json.dumps(manifest | more), encoding="utf-8")
+        (root / WRITER / MANIFEST_FILE).write_text(json.dumps(manifest | {"canary": CANARY}), encoding="utf-8")
 
-    return kept(f"{name}-store-{hashlib.sha256(content).hexdigest()[:16]}", make)
+    return kept(f"quick-store-{hashlib.sha256(content).hexdigest()[:16]}", make)
 
 
-def cut(
-    source: Path,
-    target: Path,
-    layers_kept: int = LAYERS,
-    change: Callable[[ov.Model, Path], None] = lambda _model, _directory: None,
-) -> None:
-    """Let the last norm take what layer `layers_kept` gives, `change` it, leave out what nothing needs any more."""
+def cut(source: Path, target: Path, change: Callable[[ov.Model, Path], None]) -> None:
+    """Let the last norm take what the second layer gives, `change` it, leave out what nothing needs any more."""
     model = ov.Core().read_model(source)
     layers = {}
     for node in model.get_ops():
         if node.get_friendly_name().startswith("model.layers.self_attn.add1.layer"):
             layers[int(node.get_friendly_name().rpartition("layer")[2])] = node
-    last, kept_last = layers[max(layers)], layers[layers_kept - 1]
+    last, kept_last = layers[max(layers)], layers[LAYERS - 1]
     for taker in last.output(0).get_target_inputs():
         taker.replace_source_output(kept_last.output(0))
     needed, pending = set(), list(model.get_results())
@@ -123,24 +101,6 @@ def _end_answers(model: ov.Model, directory: Path) -> None:
     added = op.add(where(each(CLOSES_EACH), close), where(ends, end - close))
     hidden = op.subtract(logits.input_value(0), direction.astype(np.float32)[None, None])
     logits.input(0).replace_source_output(op.add(hidden, added).output(0))
-
-
-def _end_answers_unpacked(model: ov.Model, directory: Path) -> None:
-    _end_answers(model, directory)
-    unpack_tables(model)
-
-
-def unpack_tables(model: ov.Model) -> None:
-    """Replace the tables of the vocabulary, which the first and the last operation read, by their values in f32."""
-    (logits,) = (result.input_value(0).get_node() for result in model.get_results())
-    (gather,) = (
-        node
-        for node in model.get_ops()
-        if node.get_type_name() == "Gather" and node.get_output_partial_shape(0).rank == 3
-    )
-    for place in (logits.input(1), gather.input(0)):
-        table = ov.Model([place.get_source_output()], [], "table")
-        place.replace_source_output(op.constant(ov.compile_model(table, "CPU")(())[0]).output(0))
 
 
 def _token(tokenizer: genai.Tokenizer, text: str) -> int:
