@@ -176,7 +176,6 @@ class OneLoop(AsyncGenerator[T, None]):
             raise
 
     async def athrow(self, *error: Any) -> T:
-        """See AsyncGenerator."""
         return await self._items.athrow(*error)
 
     async def aclose(self) -> None:

@@ -66,7 +66,6 @@ class Fragment:
 
     @property
     def name(self) -> str:
-        """The name of its data file in the output."""
         return f"part-{self.id}.parquet"
 
 
@@ -273,7 +272,6 @@ class InputSource:
         return getattr(self._file, name)
 
     def readinto(self, buffer: Any) -> int:
-        """Fill the buffer. Raises OSError."""
         data = self.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
@@ -356,7 +354,6 @@ def dump_plan(fragments: Sequence[Fragment]) -> bytes:
 
 
 def load_plan(data: bytes) -> list[Fragment]:
-    """Read `dump_plan`."""
     stored = json.loads(data)
     files = [InputFile(*file) for file in stored["files"]]
     return [Fragment(files[number], *rest) for number, *rest in stored["fragments"]]

@@ -221,7 +221,6 @@ class Rejection:
     rest: bool = False
 
     def line(self, file: str) -> bytes:
-        """As a line of JSON."""
         known = {} if self.id is None else {"id": self.id}
         more: dict[str, Any] = {} if self.count == 1 else {"rows": self.count}
         more |= {"rest": True} if self.rest else {}

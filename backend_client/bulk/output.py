@@ -44,11 +44,9 @@ class Receipt:
 
     @property
     def name(self) -> str:
-        """The receipt's own file."""
         return f"{FOLDER}/{self.fragment}.json"
 
     def dump(self) -> bytes:
-        """As JSON."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod

@@ -134,7 +134,6 @@ def process_fragment(request: BulkRequest, nodes: tuple[str, ...], job: BulkJob,
 
 
 def probe_nodes(request: BulkRequest, nodes: tuple[str, ...], job: BulkJob | None) -> Probe:
-    """See Executor."""
     return asyncio.run(_with_worker(request, nodes, lambda worker: worker.probe(job)))
 
 

@@ -50,7 +50,6 @@ class Store:
         return {name for name in names if not name.startswith(".")}
 
     def has(self, name: str) -> bool:
-        """Whether there is a file of that name."""
         found: bool = self._system.exists(self._path(name))
         return found
 
@@ -94,7 +93,6 @@ class Store:
         return True
 
     def open(self, name: str) -> Any:
-        """A file for reading."""
         return self._system.open(self._path(name), "rb")
 
     def remove(self, names: Iterable[str]) -> None:

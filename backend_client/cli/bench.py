@@ -20,7 +20,6 @@ _WORDS = ["node", "text", "vector", "answer", "model", "device", "queue", "batch
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command."""
     parser = commands.add_parser("bench", help="measure the nodes through this client", description=__doc__)
     parser.add_argument("--what", choices=("embed", "generate"), default="embed")
     parser.add_argument("--calls", type=int, default=200, help="calls in all (200)")

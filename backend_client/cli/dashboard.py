@@ -176,7 +176,6 @@ def _inline_hash(html: str, tag: str) -> str:
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command."""
     parser = commands.add_parser(
         "dashboard",
         help="serve a page with every node, live",
@@ -187,7 +186,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 async def run(args: argparse.Namespace, settings: ClientSettings) -> int:
-    """Serve until interrupted."""
     async with NPUClient.from_settings(settings) as client, served(client, args.port) as url:
         print(f"the dashboard is at {url}", flush=True)
         await asyncio.Event().wait()

@@ -107,7 +107,6 @@ def show_report(report: BulkReport, *, as_json: bool) -> None:
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare both commands."""
     embed = commands.add_parser("embed-dataset", help="embed every row of many files", description=__doc__)
     embed.add_argument("--text-column", default="text", help="the column with the texts (text)")
     embed.add_argument("--truncate", action="store_true", help="cut texts that are too long instead of rejecting them")
@@ -216,7 +215,6 @@ def _interruptible() -> Iterator[None]:
 
 
 def _checked_request(args: argparse.Namespace) -> BulkRequest:
-    """What the flags ask for. Raises WrongUsage."""
     try:
         return _request(args)
     except ConfigurationError as error:

@@ -32,7 +32,6 @@ ROWS_PER_FRAGMENT = 4096
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command."""
     parser = commands.add_parser("embed", help="embed texts", description=__doc__)
     parser.add_argument("texts", nargs="*", metavar="TEXT", help="texts; without any, each line of standard input")
     parser.add_argument(

@@ -11,7 +11,6 @@ from backend_client.results import CallOptions
 
 
 def add_call_options(parser: argparse.ArgumentParser) -> None:
-    """The options of every call."""
     parser.add_argument("--model", help="model; else the nodes' default")
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="for the whole call")
     parser.add_argument("--priority", choices=("interactive", "batch"), default="interactive")
@@ -19,7 +18,6 @@ def add_call_options(parser: argparse.ArgumentParser) -> None:
 
 
 def call_options(args: argparse.Namespace) -> CallOptions:
-    """What the flags say."""
     return CallOptions(
         model=args.model, timeout=args.timeout, priority=args.priority, require_device=args.require_device
     )

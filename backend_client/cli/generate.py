@@ -12,7 +12,6 @@ from backend_client.settings import ClientSettings
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command."""
     parser = commands.add_parser("generate", help="answer a prompt", description=__doc__)
     parser.add_argument("prompt", nargs="*", help="the prompt; without one, standard input")
     parser.add_argument("--max-new-tokens", type=int)
@@ -38,7 +37,6 @@ async def run(args: argparse.Namespace, settings: ClientSettings) -> int:
 
 
 def summary(result: GenerateResult) -> str:
-    """Who answered, and what it took."""
     where = f"{result.device} of {result.node}" if result.device else result.node
     emulated = " (emulated)" if result.emulated else ""
     usage = f"{result.usage.prompt_tokens} + {result.usage.completion_tokens} tokens"

@@ -19,7 +19,6 @@ _CLEAR = "\x1b[2J\x1b[H"
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command."""
     parser = commands.add_parser("health", help="show what every node says of itself", description=__doc__)
     parser.add_argument("--watch", action="store_true", help="again and again, until interrupted")
     parser.add_argument("--interval", type=float, default=2.0, metavar="SECONDS", help="between two looks (2)")

@@ -82,7 +82,6 @@ COMMANDS = ("health", "dashboard", "embed", "generate", "dataset", "bench")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The whole command line."""
     parser = argparse.ArgumentParser(
         prog="npu-client",
         description="Call NPU nodes. Settings come from flags, then NPU_CLIENT_* in the environment, then the file.",

@@ -360,7 +360,6 @@ def _as_chat(job: Exchange) -> Exchange:
 
 
 async def _as_inference(events: EventStream) -> EventStream:
-    """The events of a chat as those of /inference."""
     reason = ""
     try:
         async for item in events:

@@ -87,7 +87,6 @@ class Node:
     names: dict[str, ModelReport] = field(default_factory=dict)
 
     def resolve(self, name: str) -> ModelReport | None:
-        """The model of that id or alias."""
         return self.names.get(plain_name(name))
 
     def take_report(self, report: HealthReport) -> None:

@@ -66,7 +66,6 @@ class Prober:
                 await asyncio.sleep(max(0.0, began + self._options.interval * jitter - self._pool.clock()))
 
     async def probe(self, node: Node) -> None:
-        """Probe once."""
         try:
             for late in range(_LATE_IN_A_ROW, -1, -1):
                 began = self._pool.clock()

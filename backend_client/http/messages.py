@@ -94,7 +94,6 @@ def encode_texts(
     input_type: str | None = None,
     dimensions: int | None = None,
 ) -> bytes:
-    """The body of a request to /embeddings."""
     given = {"truncate": truncate or None, "input_type": input_type, "dimensions": dimensions, "model": model}
     return encode({"texts": texts} | {name: value for name, value in given.items() if value is not None})
 
@@ -188,7 +187,6 @@ class Job:
         return {**self.extra_headers, **self.trace} if self.extra_headers else self.trace
 
     def within(self, deadline: Deadline) -> Self:
-        """The same job with less time."""
         return replace(self, deadline=deadline)
 
 

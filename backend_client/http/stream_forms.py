@@ -45,7 +45,6 @@ class StreamEvent:
         return finish_reason_in(self.data)
 
     def encode(self) -> bytes:
-        """As it stands in a stream."""
         head = "" if self.name == "message" else f"event: {self.name}\n"
         data = DONE if self.data is None else json.dumps(self.data, ensure_ascii=False, separators=(",", ":"))
         return f"{head}data: {data}\n\n".encode(errors="replace")

@@ -103,7 +103,6 @@ class Dispatcher:
         self._share = share
 
     def begin(self, job: Job, need: Requirement, attempt_timeout: float | None = None) -> Call:
-        """A call that begins now."""
         now = self._pool.clock()
         return Call(need, job.deadline, job.request_id, attempt_timeout, now, job.cloud_takes_over)
 
@@ -351,7 +350,6 @@ class RetryBudget:
 
     @property
     def affords_one(self) -> bool:
-        """Whether a retry could be made now."""
         # Float: ten deposits of 0.1 sum to just under 1.0.
         return self.balance >= 1.0 - 1e-9
 

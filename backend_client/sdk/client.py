@@ -36,7 +36,6 @@ class FleetTransport(httpx.AsyncBaseTransport):
         self._routes = OpenAIRoutes(client)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """See httpx."""
         with _as_sdk_error(request):
             reply = await self._routes.handle(*_parts(request), await request.aread(), _seconds(request))
         # A stream in any case: callers of `with_streaming_response` read the body themselves.
@@ -45,7 +44,6 @@ class FleetTransport(httpx.AsyncBaseTransport):
         return httpx.Response(reply.status, headers=reply.headers, stream=stream)
 
     async def aclose(self) -> None:
-        """Close the client."""
         await self._client.close()
 
 
@@ -57,7 +55,6 @@ class BlockingFleetTransport(httpx.BaseTransport):
         self._thread = LoopThread("openai over the fleet", client.close)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """See httpx."""
         with _as_sdk_error(request):
             reply = self._thread.run(self._routes.handle(*_parts(request), request.read(), _seconds(request)))
         content = reply.content

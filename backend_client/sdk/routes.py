@@ -236,7 +236,6 @@ def embedding_reply(batch: EmbedBatch, encoding: object) -> HttpReply:
 
 
 def whole_reply(reply: RawReply) -> HttpReply:
-    """A reply that came whole."""
     if isinstance(reply.body, bytes):
         kind = reply.headers.get("content-type", "application/octet-stream")
         return HttpReply(reply.status, {**_kept(reply.headers), "content-type": kind}, reply.body)
@@ -250,7 +249,6 @@ def _kept(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def streamed(job: Exchange, events: EventStream, *, with_usage: bool) -> HttpReply:
-    """A reply whose events are sent as they come."""
     headers = {"content-type": "text/event-stream; charset=utf-8", "x-request-id": job.request_id}
     return HttpReply(200, headers, OneLoop(_stream(events, with_usage=with_usage)))
 
@@ -302,6 +300,5 @@ def error_reply(status: int, code: str, message: str, param: str | None = None) 
 
 
 def json_reply(status: int, body: Any) -> HttpReply:
-    """A reply that is JSON."""
     content = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
     return HttpReply(status, {"content-type": "application/json"}, content)

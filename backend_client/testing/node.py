@@ -84,7 +84,6 @@ class Answer:
 
 
 def event_bytes(name: str, data: Any) -> bytes:
-    """One event of a stream."""
     text = "[DONE]" if data is None else json.dumps(data)
     return (f"event: {name}\n" if name else "").encode() + f"data: {text}\n\n".encode()
 
@@ -95,7 +94,6 @@ def route_headers(model: str) -> dict[str, str]:
 
 
 def json_answer(body: Any, headers: Mapping[str, str] | None = None, *, status: int = 200) -> Answer:
-    """A reply that is JSON."""
     return Answer(status, {"Content-Type": "application/json", **(headers or {})}, json.dumps(body).encode())
 
 
@@ -110,20 +108,17 @@ NOT_FOUND = refusal(Step("status", 404, "not_found"))
 
 
 def vectors(model: str, rows: Sequence[npt.ArrayLike], dimensions: int, space: str) -> Answer:
-    """The reply of /embeddings."""
     headers = {"Content-Type": "application/octet-stream", "X-Shape": f"{len(rows)},{dimensions}", "X-Space": space}
     return Answer(200, {**headers, **route_headers(model)}, np.array(rows, "<f4").tobytes())
 
 
 def generation(model: str, prompt: str, pieces: Sequence[str]) -> Answer:
-    """The reply of /inference."""
     usage = {"prompt_tokens": len(WORD.findall(prompt)), "completion_tokens": len(pieces)}
     end = {"model": model, "device": "CPU", "finish_reason": "stop", "usage": usage}
     return _stream([*(("token", {"text": piece}) for piece in pieces), ("done", end)], model)
 
 
 def chat(model: str, messages: Any, deltas: Sequence[Mapping[str, Any]], reason: str) -> Answer:
-    """The reply of /v1/chat/completions."""
     head = {"id": "chatcmpl-fake", "object": "chat.completion.chunk", "created": 0, "model": model}
     choices: list[dict[str, Any]] = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
     choices.append({"index": 0, "delta": {}, "finish_reason": reason})

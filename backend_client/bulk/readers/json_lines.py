@@ -34,7 +34,7 @@ def lines(source: InputSource, fragment: Fragment) -> Iterator[tuple[int, bytes 
     """
     packed = bool(fragment.file.compression)
     offset, stop = fragment.start, None if packed else fragment.stop
-    with _decompressed(source, fragment.file.compression) if packed else _buffered(source) as reader:
+    with _decompressed(source, fragment.file.compression) if packed else io.BufferedReader(source, _BLOCK) as reader:
         try:
             if offset:
                 # A line that begins here begins after a line end: the byte before tells.
@@ -64,10 +64,6 @@ def _next_line(reader: Any) -> tuple[int, bytes | None]:
     return length, None
 
 
-def _buffered(source: InputSource) -> Any:
-    return io.BufferedReader(source, _BLOCK)
-
-
 def _decompressed(source: InputSource, compression: str) -> Any:
     pa = need("pyarrow")
     return io.BufferedReader(pa.CompressedInputStream(pa.PythonFile(source, "r"), compression), _SMALL_BLOCK)
@@ -75,9 +71,8 @@ def _decompressed(source: InputSource, compression: str) -> Any:
 
 # Rows of JSON lines: objects, or plain strings, which are taken for the input itself, as lines of text files are.
 #
-# The columns of all lines are found before the first is served, so that all files have one schema. A column whose
-# values
-# are nested or of several types is JSON text.
+# The columns of all lines are found before the first is served, so that all files have one schema. A column of nested
+# values, or of several types, is JSON text.
 
 _INT64 = range(-(2**63), 2**63)
 # A float holds these exactly.
@@ -170,12 +165,9 @@ def _row(offset: int, line: bytes | None, job: BulkJob) -> Row | Rejection:
         return Rejection(offset, "neither an object nor a string")
     # A surrogate can stand only where JSON has an escape.
     if b"\\u" in line and not _encodable(value):
-        return Rejection(offset, "a lone surrogate, which is not valid Unicode", _plain_id(value, job))
+        identity = None if job.id_column is None else value.get(job.id_column)
+        return Rejection(offset, "a lone surrogate, which is not valid Unicode", identity)
     return value
-
-
-def _plain_id(row: Row, job: BulkJob) -> Any:
-    return None if job.id_column is None else row.get(job.id_column)
 
 
 def _encodable(value: Any) -> bool:
