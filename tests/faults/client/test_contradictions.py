@@ -118,10 +118,9 @@ async def test_the_answer_of_another_model_is_answered_by_another_node(pair, cal
     liar.answers_as = OTHER
     if listed:
         liar.offer("generation", OTHER)
-    async with NPUClient([liar.url], spaces={EMBEDDER: "space-a"}, options=LONG) as client:
-        await client.health()
-        client.backend.runtime.add([honest.url])
-        result = await call(client)
+    async with NPUClient(urls(pair), options=LONG) as client:
+        while len((result := await call(client)).attempts) == 1:
+            pass
         assert [(attempt.node, attempt.outcome) for attempt in result.attempts] == [
             (liar.url, "BadReply"),
             (honest.url, "ok"),
@@ -146,12 +145,9 @@ async def test_the_answer_of_another_model_is_answered_by_another_node(pair, cal
 async def test_the_answer_of_another_device_than_was_required_is_answered_by_another_node(pair, call, device):
     liar, honest = pair
     liar.answers_on = device
-    async with NPUClient([liar.url], spaces={EMBEDDER: "space-a"}, options=LONG) as client:
-        assert (await call(client)).node == liar.url
-        client.backend.runtime.add([honest.url])
-        await client.health()
+    async with NPUClient(urls(pair), options=LONG) as client:
         tried = []
-        for _ in range(10):
+        for _ in range(30):
             result = await call(client, require_device="CPU")
             assert (result.node, result.device) == (honest.url, "CPU")
             tried += [attempt.outcome for attempt in result.attempts if attempt.node == liar.url]

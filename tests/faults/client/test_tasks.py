@@ -2,7 +2,6 @@
 
 import asyncio
 import io
-import os
 import pickle
 import threading
 
@@ -11,7 +10,7 @@ import pytest
 import backend_client
 from backend_client import CloudClient, CloudSettings, InferenceClient, InvalidArgument, NPUUnavailableError, arguments
 from backend_client.errors import DeadlineExceeded, NotOffered
-from backend_client.testing import FakeFleet, drop, status
+from backend_client.testing import FakeFleet, status
 from backend_client.testing.node import json_answer, route_headers
 
 DOCUMENTS = ["Bonn lies on the Rhine", "Paris is the capital of France", "the capital"]
@@ -140,14 +139,6 @@ async def test_a_recording_is_a_path_its_bytes_or_a_file(client, fleet, tmp_path
     assert sent.body["model"] == "fake-listener"
     assert "raining" not in repr(result)
     assert pickle.loads(pickle.dumps(result)) == result  # noqa: S301
-
-
-async def test_a_long_recording_is_sent_again_where_a_node_fails_before_its_reply(client, fleet):
-    long = os.urandom(3 * 1024 * 1024)
-    fleet[0].script(drop())
-    result = await until_retried(lambda: client.transcribe(long))
-    assert [attempt.outcome for attempt in result.attempts] == ["ConnectionLost", "ok"]
-    assert all(request.body["file"] == long for request in fleet.sent("/v1/audio/transcriptions"))
 
 
 @pytest.mark.parametrize(

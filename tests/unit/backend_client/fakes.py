@@ -143,15 +143,15 @@ async def warm(nodes, **more):
         yield client
 
 
-def with_fleet(count):
-    """Run an async test in virtual time, with so many fake nodes and a client that knows them."""
+def with_fleet(count, **options):
+    """Run an async test in virtual time, with so many fake nodes and a client that knows them, of these options."""
 
     def decorate(test):
         @in_virtual_time
         @functools.wraps(test)
         async def run(*args, **more):
             nodes = fleet(count)
-            async with warm(nodes) as client:
+            async with warm(nodes, options=ClientOptions(**options)) as client:
                 await test(nodes, client, *args, **more)
 
         # The other arguments are pytest's to give.

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from backend_client import ClientOptions, InferenceClient, NPUUnavailableError, StreamInterrupted
+from backend_client import InferenceClient, NPUUnavailableError, StreamInterrupted
 from backend_client.calls import BaseClient
 from backend_client.cloud import Ledger
 from backend_client.errors import DeadlineExceeded, NodeFailed, NodeNotServing
@@ -98,21 +98,18 @@ async def test_callers_who_allow_too_little_do_not_harm_a_healthy_node(nodes, cl
     assert {await embed(client, 5.0) for _ in range(10)} == {node.url for node in nodes}
 
 
-@in_virtual_time
-async def test_callers_who_leave_count_like_deadlines():
-    nodes = fleet(2)
-    options = ClientOptions(retry=RetryOptions(attempts=1))
-    async with warm(nodes, options=options) as client:
-        for _ in range(10):
-            await embed(client, 5.0)
-        nodes[0].embed = hang
-        left = 0
-        for _ in range(20):
-            try:
-                await asyncio.wait_for(client.embed("text"), 1.5)
-            except TimeoutError:
-                left += 1
-        assert left <= 2 + 3
+@with_fleet(2, retry=RetryOptions(attempts=1))
+async def test_callers_who_leave_count_like_deadlines(nodes, client):
+    for _ in range(10):
+        await embed(client, 5.0)
+    nodes[0].embed = hang
+    left = 0
+    for _ in range(20):
+        try:
+            await asyncio.wait_for(client.embed("text"), 1.5)
+        except TimeoutError:
+            left += 1
+    assert left <= 2 + 3
 
 
 @with_fleet(1)
@@ -298,16 +295,14 @@ async def test_where_the_cloud_may_answer_a_call_waits_no_longer_than_for_a_hung
         assert (await client.generate("prompt", model=WRITER, timeout=30)).source == "npu"
 
 
-@in_virtual_time
-async def test_a_refusal_that_contradicts_its_report_costs_a_retry():
-    [node] = nodes = fleet(1)
-    options = ClientOptions(retry=RETRY.model_copy(update={"per_second": 0.0, "per_request": 0.0}))
-    async with warm(nodes, options=options) as client:
-        node.embed = NodeNotServing("loads", node=node.url, status=503, code="model_loading", retry_after=0.0)
-        for _ in range(10):
-            with pytest.raises(NPUUnavailableError):
-                await client.embed("text", timeout=1)
-        assert len(node.requests) <= 10 + RETRY.initial
+@with_fleet(1, retry=RETRY.model_copy(update={"per_second": 0.0, "per_request": 0.0}))
+async def test_a_refusal_that_contradicts_its_report_costs_a_retry(nodes, client):
+    [node] = nodes
+    node.embed = NodeNotServing("loads", node=node.url, status=503, code="model_loading", retry_after=0.0)
+    for _ in range(10):
+        with pytest.raises(NPUUnavailableError):
+            await client.embed("text", timeout=1)
+    assert len(node.requests) <= 10 + RETRY.initial
 
 
 @in_virtual_time
@@ -467,6 +462,22 @@ async def test_a_stream_that_loses_the_only_engine_is_retried_until_its_first_pa
             await anext(stream)
     else:
         assert [piece async for piece in stream] == ["x", "x"]
+    await restart
+
+
+@with_fleet(1)
+async def test_all_that_was_in_flight_waits_for_the_retry_budget_while_the_engine_restarts(nodes, client):
+    """Far more at once than the budget holds, and than `patience` would bring in."""
+    [node] = nodes
+    engine = Engine(node)
+    calls = [asyncio.create_task(client.generate("prompt", timeout=60)) for _ in range(20)]
+    await asyncio.sleep(0.5)
+    began = now()
+    restart = asyncio.create_task(engine.kill())
+    results = await asyncio.gather(*calls)
+    assert {result.text for result in results} == {"xxx"}
+    retries = len(node.request_ids) - len(set(node.request_ids))
+    assert retries == 20 <= RetryOptions().initial + 0.1 * 20 + (now() - began) + 1.0
     await restart
 
 

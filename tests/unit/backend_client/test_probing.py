@@ -75,21 +75,19 @@ async def test_a_probe_that_meets_a_bug_is_logged_and_goes_on(nodes, client, bug
 
 
 @pytest.mark.parametrize("shift", [-2e-10, 0.0, 2e-10])
-@in_virtual_time
-async def test_a_call_that_ends_just_as_its_node_is_lost_does_not_end_the_probes(shift, caplog):
+@with_fleet(1, probe=ProbeOptions(jitter=0.0))
+async def test_a_call_that_ends_just_as_its_node_is_lost_does_not_end_the_probes(nodes, client, shift, caplog):
     """The deadline of a call and the second failed probe of its node fall on the same turn of the event loop."""
-    [node] = nodes = fleet(1)
-    options = ClientOptions(probe=ProbeOptions(jitter=0.0))
-    async with warm(nodes, options=options) as client:
-        await asyncio.sleep(1000.5 - now())
-        node.freeze()
-        # The probes begin at 1001.0 and 1002.0; the second one fails at 1002.8.
-        with pytest.raises(NPUUnavailableError), caplog.at_level(logging.ERROR):
-            await client.embed("text", timeout=1002.8 - now() + shift)
-        assert now() == pytest.approx(1002.8)
-        await asyncio.sleep(0.1)
-        assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
-        assert not client.status()[0].usable
+    [node] = nodes
+    await asyncio.sleep(1000.5 - now())
+    node.freeze()
+    # The probes begin at 1001.0 and 1002.0; the second one fails at 1002.8.
+    with pytest.raises(NPUUnavailableError), caplog.at_level(logging.ERROR):
+        await client.embed("text", timeout=1002.8 - now() + shift)
+    assert now() == pytest.approx(1002.8)
+    await asyncio.sleep(0.1)
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert not client.status()[0].usable
 
 
 @in_virtual_time

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from backend_client import ClientOptions, NPUUnavailableError, RequestRejected
+from backend_client import NPUUnavailableError, RequestRejected
 from backend_client.errors import (
     ConnectionLost,
     ContextLengthExceeded,
@@ -263,21 +263,18 @@ async def test_7_all_down_is_said_at_once_when_known_and_within_three_seconds_co
         assert now() - began <= 0.1
 
 
-@in_virtual_time
-async def test_8_what_was_never_sent_is_retried_free():
-    nodes = fleet(6)
-    options = ClientOptions()
-    async with warm(nodes, options=options) as client:
-        for node in nodes[:5]:
-            node.embed = NodeUnreachable("cannot connect", node=node.url)
-        for _ in range(3):
-            result = await client.embed_result("text")
-            assert result.node == nodes[5].url
-        # The budget is as it was, so three calls that do need it have their two retries and no more.
-        nodes[5].embed = NodeFailed("boom", node=nodes[5].url, status=500)
-        with pytest.raises(NPUUnavailableError) as caught:
-            await client.embed("text")
-        assert [attempt.outcome for attempt in caught.value.attempts].count("NodeFailed") == 3
+@with_fleet(6)
+async def test_8_what_was_never_sent_is_retried_free(nodes, client):
+    for node in nodes[:5]:
+        node.embed = NodeUnreachable("cannot connect", node=node.url)
+    for _ in range(3):
+        result = await client.embed_result("text")
+        assert result.node == nodes[5].url
+    # The budget is as it was, so three calls that do need it have their two retries and no more.
+    nodes[5].embed = NodeFailed("boom", node=nodes[5].url, status=500)
+    with pytest.raises(NPUUnavailableError) as caught:
+        await client.embed("text")
+    assert [attempt.outcome for attempt in caught.value.attempts].count("NodeFailed") == 3
 
 
 @with_fleet(2)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from backend_client import ClientOptions, NPUUnavailableError
+from backend_client import NPUUnavailableError
 from backend_client.errors import (
     ConnectionLost,
     ModelMissing,
@@ -132,19 +132,16 @@ async def test_what_a_dying_node_had_in_flight_is_served_by_another_one_within_t
     assert client.backend.runtime.budget.refused == 0
 
 
-@in_virtual_time
-async def test_a_call_waits_no_longer_than_its_patience_and_half_of_its_time():
-    nodes = fleet(2)
-    options = ClientOptions(retry=RetryOptions(initial=0.0, per_second=0.01))
-    async with warm(nodes, options=options) as client:
-        for timeout, most in ((30.0, RETRY.patience), (2.0, 1.0)):
-            nodes[0].embed = nodes[1].embed = NodeFailed("boom", node=nodes[0].url, status=500)
-            refused = client.backend.runtime.budget.refused
-            began = now()
-            with pytest.raises(NPUUnavailableError, match="in 1 attempts"):
-                await client.embed("text", timeout=timeout)
-            assert most - 0.2 <= now() - began <= most + 0.1
-            assert client.backend.runtime.budget.refused == refused + 1
+@with_fleet(2, retry=RetryOptions(initial=0.0, per_second=0.01))
+async def test_a_call_waits_no_longer_than_its_patience_and_half_of_its_time(nodes, client):
+    for timeout, most in ((30.0, RETRY.patience), (2.0, 1.0)):
+        nodes[0].embed = nodes[1].embed = NodeFailed("boom", node=nodes[0].url, status=500)
+        refused = client.backend.runtime.budget.refused
+        began = now()
+        with pytest.raises(NPUUnavailableError, match="in 1 attempts"):
+            await client.embed("text", timeout=timeout)
+        assert most - 0.2 <= now() - began <= most + 0.1
+        assert client.backend.runtime.budget.refused == refused + 1
 
 
 RARE = "rare"
