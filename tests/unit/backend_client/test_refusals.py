@@ -210,3 +210,13 @@ async def test_a_node_that_lists_a_model_and_does_not_know_it_is_asked_once_a_ca
         with pytest.raises(ModelNotFound) as caught:
             await client.embed("text")
     assert sorted(attempt.node for attempt in caught.value.attempts) == sorted(node.url for node in nodes)
+
+
+@with_fleet(2)
+async def test_a_model_whose_node_is_away_is_unavailable_and_not_unknown(nodes, client):
+    nodes[0].die()
+    nodes[1].embed = ModelMissing("no such model", node=nodes[1].url, status=404)
+    await asyncio.sleep(5)  # its probes have failed
+    with pytest.raises(NPUUnavailableError) as caught:
+        await client.embed("text")
+    assert not isinstance(caught.value, ModelNotFound)
