@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import json
-import queue
 import threading
 from pathlib import Path
 
@@ -32,12 +31,12 @@ SHORT = [
 def scripted_fleet(after):
     """The environment of three scripted nodes; the one that answers the `after`th chat stops then."""
     chats = itertools.count(1)
-    victims = queue.SimpleQueue()
 
     def answering(index):
         def answer(body):
             if next(chats) == after:
-                victims.put(index)
+                # In another thread: this one is the fleet's own.
+                threading.Thread(target=fleet.kill, args=(index,)).start()
             return json.dumps(PERSON) if body.get("response_format") else "Paris is the capital of France."
 
         return answer
@@ -46,18 +45,8 @@ def scripted_fleet(after):
         for index, node in enumerate(fleet):
             node.tool_call = ("Person", PERSON)
             node.answer = answering(index)
-
-        def kill():
-            if (victim := victims.get()) is not None:
-                fleet.kill(victim)
-
-        killer = threading.Thread(target=kill)
-        killer.start()
         yield fleet.environment() | MODELS
-        # None: not enough chats came for it, and the test has shown nothing.
-        victims.put(None)
-        killer.join()
-        assert next(chats) > after
+        assert next(chats) > after, "too few chats came for it, and the test has shown nothing"
 
 
 def test_langchain_while_one_of_three_nodes_dies(tmp_path):

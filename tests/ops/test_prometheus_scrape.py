@@ -1,6 +1,7 @@
 """Every query of every panel, and every rule, on a real Prometheus that scraped loaded nodes and a service."""
 
 import contextlib
+import functools
 import http.server
 import json
 import re
@@ -93,7 +94,12 @@ def prometheus(directory, jobs):
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
         "rule_files": [str(RULES)],
         "scrape_configs": [
-            {"job_name": name, "static_configs": [{"targets": targets}]} for name, targets in jobs.items()
+            {
+                "job_name": name,
+                "static_configs": [{"targets": targets}],
+                "metrics_path": "/metrics.txt" if name == "machine" else "/metrics",
+            }
+            for name, targets in jobs.items()
         ],
     }
     (directory / "prometheus.yml").write_text(yaml.safe_dump(config))
@@ -132,27 +138,15 @@ def post(url, body, **headers):
 
 
 @contextlib.contextmanager
-def served(text):
-    """An exporter that serves this text; its host and port."""
-
-    class Exporter(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(200)
-            self.send_header("Content-Type", "text/plain; version=0.0.4")
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-        def log_message(self, *_):
-            """Keep quiet."""
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Exporter) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+def served(directory):
+    """An exporter that serves this directory; its host and port."""
+    server = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(http.server.SimpleHTTPRequestHandler, directory=directory)
+    )
+    with server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 class Load(threading.Thread):
@@ -216,7 +210,9 @@ def watched(tmp_path_factory, store):
         load = Load(urls)
         load.start()
         stack.callback(load.stop)
-        exporter = stack.enter_context(served(read_ends(make_certificate(tmp_path_factory.mktemp("tls"), "node", 90))))
+        tls = tmp_path_factory.mktemp("tls")
+        (tls / "metrics.txt").write_text(read_ends(make_certificate(tls, "node", 90)))
+        exporter = stack.enter_context(served(tls))
         hosts = [url.removeprefix("http://") for url in urls]
         jobs = {"npu-node": [*hosts, DEAD], "npu-client": [f"127.0.0.1:{port}"], "machine": [exporter]}
         server = stack.enter_context(prometheus(tmp_path_factory.mktemp("prometheus"), jobs))
