@@ -30,12 +30,14 @@ class Option:
     """Marks a field as an option of node.toml; fields without it are set by the node.
 
     `text` says what it does, with its unit. `default` is what applies where that depends on the model or the device.
-    `also` are the names of the same option, with the same unit, in other servers; they are accepted.
+    `also` are the names of the same option, with the same unit, in other servers; they are accepted. One with
+    `no_effect` was an option once: it is accepted, and a line of the log says so.
     """
 
     text: str
     default: str | None = None
     also: tuple[str, ...] = ()
+    no_effect: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,4 +145,5 @@ class BlobOptions(EngineOptions):
 
     def compiled_in(self) -> dict[str, Any]:
         """The options that a blob depends on."""
-        return {name: value for name, value in asdict(self).items() if name not in _NOT_COMPILED_IN}
+        useless = {name for name, declared in options_of(type(self)).items() if declared.option.no_effect}
+        return {name: value for name, value in asdict(self).items() if name not in useless | _NOT_COMPILED_IN}

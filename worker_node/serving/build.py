@@ -41,7 +41,7 @@ from worker_node.models.in_place import apparent_kind, open_directory
 from worker_node.models.store import ModelStore
 from worker_node.registry import tasks
 from worker_node.scheduling.admission import Admission, AdmissionLimits
-from worker_node.serving.task import EnginePlan, ModelParts, ServedTask, served_task
+from worker_node.serving.task import Draft, EnginePlan, ModelParts, ServedTask, served_task
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
 from worker_node.settings.model import VectorOptions, select
 
@@ -148,6 +148,7 @@ def build_model(
     `guard` wraps a canary that needs the device as a request does.
     """
     refuse_foreign_options(installed, wanted)
+    warn_of_options_without_effect(wanted)
     task = served_task(installed.kind)
 
     def place(canary: Callable[[int], Canary]) -> tuple[Placement, ...]:
@@ -379,12 +380,13 @@ def plan_engine(
         values["plugin_config"] = dict(place.plugin_config)
     ignored = tuple(sorted(_ignored(installed.kind, wanted, place.device, beside)))
     task = served_task(installed.kind)
+    draft = Draft(installed, wanted, place.device, npu.emulated, _memory(settings), values)
     if place.device is not Device.NPU:
-        task.complete(installed, wanted, values, place.device, _memory(settings))
+        task.complete(draft)
         limit = installed.context_limit
         return EnginePlan(_engine_options(declaration, values), limit, limit, ignored=ignored)
     values |= {"busy_counter": str(npu.busy_counter), "stand_in": npu.stand_in}
-    shapes = task.static_shapes(installed, wanted, values, emulated=npu.emulated)
+    shapes = task.static_shapes(draft)
     options = _engine_options(declaration, values)
     prompt_limit = min(shapes.prompt_limit, settings.npu_token_limit)
     return EnginePlan(options, prompt_limit, shapes.total_limit, shapes.lengths, ignored)
@@ -420,6 +422,13 @@ def refuse_foreign_options(installed: InstalledModel, wanted: ModelSettings) -> 
         raise wanted.error(
             foreign[0], f"{', '.join(foreign)} cannot be used by an engine for {installed.kind}; remove it"
         )
+
+
+def warn_of_options_without_effect(wanted: ModelSettings) -> None:
+    """Log those that are accepted because a settings file of an earlier version may have them."""
+    useless = {name for owner in declarations() for name, found in options_of(owner).items() if found.option.no_effect}
+    for name in sorted(wanted.options.keys() & useless):
+        log.warning("model %s: %s has no effect any more (CHANGELOG.md)", wanted.name, name)
 
 
 def admission_limits(plan: EnginePlan, max_outstanding: int | None) -> AdmissionLimits:

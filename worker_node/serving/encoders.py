@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +16,7 @@ from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
 from worker_node.engines.protocol import JobEngine
 from worker_node.models.directory import InstalledModel
 from worker_node.scheduling.admission import AdmissionLimits
-from worker_node.serving.task import EnginePlan, Footprint, ServedTask, Shapes
+from worker_node.serving.task import Draft, EnginePlan, Footprint, ServedTask, Shapes
 from worker_node.settings import ModelSettings
 
 MAX_OUTSTANDING_TEXTS = 8192
@@ -78,25 +77,16 @@ class EncoderTask(ServedTask):
                 return AdmissionLimits(MAX_OUTSTANDING_TEXTS, parallel=16, step_tokens=tokens or BATCH_TOKENS)
         raise TypeError(f"{type(options).__name__} are not the options of an encoder engine")
 
-    def complete(
-        self,
-        installed: InstalledModel,
-        wanted: ModelSettings,  # noqa: ARG002
-        values: dict[str, Any],
-        device: Device,  # noqa: ARG002
-        memory: int | None,  # noqa: ARG002
-    ) -> None:
-        values["context_limit"] = installed.context_limit
+    def complete(self, draft: Draft) -> None:
+        draft.values["context_limit"] = draft.installed.context_limit
 
-    def static_shapes(
-        self,
-        installed: InstalledModel,
-        wanted: ModelSettings,
-        values: dict[str, Any],
-        *,
-        emulated: bool,  # noqa: ARG002
-    ) -> Shapes:
-        return bucket_shapes(installed.context_limit, wanted, values)
+    def static_shapes(self, draft: Draft) -> Shapes:
+        limit, values = draft.installed.context_limit, draft.values
+        buckets = tuple(sorted(set(values.get("npu_buckets") or buckets_up_to(limit))))
+        if buckets[-1] > limit:
+            raise draft.wanted.error("npu_buckets", f"a bucket of {buckets[-1]} tokens, the model takes {limit}")
+        values["npu_buckets"] = buckets
+        return Shapes((*buckets, values.get("npu_batch_size", 1)), buckets[-1], buckets[-1])
 
     def footprint(self, _installed: InstalledModel, plan: EnginePlan) -> Footprint:
         if isinstance(plan.options, StaticEncoderOptions):
@@ -117,12 +107,3 @@ def buckets_up_to(limit: int) -> tuple[int, ...]:
         buckets.append(length)
         length *= 2
     return (*buckets, limit)
-
-
-def bucket_shapes(limit: int, wanted: ModelSettings, values: dict[str, Any]) -> Shapes:
-    """The shapes for a model of `limit` tokens; `npu_buckets` of `values` is completed. Raises ConfigurationError."""
-    buckets = tuple(sorted(set(values.get("npu_buckets") or buckets_up_to(limit))))
-    if buckets[-1] > limit:
-        raise wanted.error("npu_buckets", f"a bucket of {buckets[-1]} tokens, the model takes {limit}")
-    values["npu_buckets"] = buckets
-    return Shapes((*buckets, values.get("npu_batch_size", 1)), buckets[-1], buckets[-1])

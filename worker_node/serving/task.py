@@ -53,6 +53,21 @@ class Shapes:
 
 
 @dataclass(frozen=True, slots=True)
+class Draft:
+    """An engine that is being planned: its task completes the `values` of its options.
+
+    All models together may take `memory` bytes; None where nobody knows.
+    """
+
+    installed: InstalledModel
+    wanted: ModelSettings
+    device: Device
+    emulated: bool
+    memory: int | None
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Footprint:
     """Memory of an engine process beyond the runtime: resident bytes for each byte of weights, and `extra` bytes."""
 
@@ -92,34 +107,16 @@ class ServedTask(ABC):
     def admission(self, options: EngineOptions) -> AdmissionLimits:
         """The limits of one engine, in the units that its requests are counted in."""
 
-    def static_shapes(
-        self,
-        installed: InstalledModel,
-        wanted: ModelSettings,
-        values: dict[str, Any],
-        *,
-        emulated: bool,  # noqa: ARG002
-    ) -> Shapes:
-        """Complete the `values` of the NPU's engine and return its shapes; by default one, the model's whole context.
+    def static_shapes(self, draft: Draft) -> Shapes:
+        """Complete the NPU's engine and return its shapes; by default one, the model's whole context.
 
         Raises ConfigurationError when what was set does not fit the model.
         """
-        _ = wanted, values
-        limit = installed.context_limit
+        limit = draft.installed.context_limit
         return Shapes((limit,), limit, limit)
 
-    def complete(  # noqa: B027
-        self,
-        installed: InstalledModel,
-        wanted: ModelSettings,
-        values: dict[str, Any],
-        device: Device,
-        memory: int | None,
-    ) -> None:
-        """Complete the `values` of an engine of dynamic shapes; all models together may take `memory` bytes.
-
-        Raises ConfigurationError.
-        """
+    def complete(self, draft: Draft) -> None:  # noqa: B027
+        """Complete an engine of dynamic shapes. Raises ConfigurationError."""
 
     def footprint(self, _installed: InstalledModel, _plan: EnginePlan) -> Footprint:
         """The memory that an engine will take, before its first load."""

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.faults.dialects.streams import ROUTES, ROWS, at_rest, connect, held_by, metrics, raw_request
+from tests.faults.dialects.streams import ROUTES, ROWS, at_rest, body_of, connect, held_by, metrics, raw_request
 
 pytestmark = pytest.mark.real
 
@@ -17,6 +17,21 @@ FEW = 1000
 def node(whole_node):
     """Its answers do not end by themselves."""
     return whole_node
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_a_reader_who_leaves_stops_the_generation(http, node, route):
+    before = await at_rest(http, node)
+    async with http.post(node.url + route, json=body_of(route)) as reply:
+        # Enough to be past what a stream tells before its first token.
+        for _ in range(20):
+            assert await reply.content.readline()
+        reply.close()
+    async with asyncio.timeout(60):
+        while (await metrics(http, node))[ROWS] == before[ROWS]:
+            await asyncio.sleep(0.1)
+    after = await at_rest(http, node)
+    assert after[ROWS] - before[ROWS] < FEW
 
 
 @pytest.mark.parametrize("route", ROUTES)

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from worker_node.core.errors import ConfigurationError
 from worker_node.encoders.jobs import row_job
 from worker_node.engines.process import Canary
-from worker_node.models.directory import EmbeddingCanary, InstalledModel
+from worker_node.models.directory import EmbeddingCanary
 from worker_node.serving.encoders import EncoderTask, Floats, known_answers_canary, known_that_fit
-from worker_node.serving.task import ModelParts, Shapes, no_canary
-from worker_node.settings import ModelSettings
+from worker_node.serving.task import ModelParts, no_canary
 from worker_node.tasks.embed.service import EmbeddingModel
 from worker_node.tasks.embed.tokenizer import EmbeddingTokenizer
-
-log = logging.getLogger(__name__)
 
 
 def embedding_canary(rows: Sequence[Sequence[int]], vectors: Sequence[Sequence[float]], min_cosine: float) -> Canary:
@@ -62,13 +57,6 @@ class _Embed(EncoderTask):
             aliases=parts.wanted.aliases,
             idle_unload_s=parts.wanted.idle_unload_s,
         )
-
-    def static_shapes(
-        self, installed: InstalledModel, wanted: ModelSettings, values: dict[str, Any], *, emulated: bool
-    ) -> Shapes:
-        if values.pop("npu_packing", False):
-            log.warning("model %s: npu_packing has no effect: each text has a row of its own", wanted.name)
-        return super().static_shapes(installed, wanted, values, emulated=emulated)
 
 
 EMBED = _Embed()

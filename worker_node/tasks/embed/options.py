@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from worker_node.core.types import ModelKind
 from worker_node.encoders.jobs import DynamicEncoderOptions, StaticEncoderOptions
@@ -28,9 +28,4 @@ class StaticOptions(StaticEncoderOptions):
     runner: ClassVar[str] = "worker_node.encoders.static:StaticEncoder"
 
     engine: Literal["embedding_static"] = "embedding_static"
-    npu_packing: Annotated[bool, Option("accepted and ignored: each text has a row of its own")] = False
-
-    def compiled_in(self) -> dict[str, Any]:
-        options = super().compiled_in()
-        del options["npu_packing"]
-        return options
+    npu_packing: Annotated[bool, Option("accepted and ignored: each text has a row of its own", no_effect=True)] = False

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 import time
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,15 +17,12 @@ from worker_node.engines.protocol import TOKEN_DTYPE, JobEngine
 from worker_node.models.directory import GenerationCanary, InstalledModel, sampling_defaults
 from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.serving.run import TaskParts
-from worker_node.serving.task import EnginePlan, Footprint, ModelParts, ServedTask, Shapes, no_canary
-from worker_node.settings import ModelSettings
+from worker_node.serving.task import Draft, EnginePlan, Footprint, ModelParts, ServedTask, Shapes, no_canary
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
 from worker_node.tasks.generate.model import GenerationModel
 from worker_node.tasks.generate.options import ContinuousOptions, GenerationOptions, StatefulOptions
 from worker_node.tasks.generate.schemas import schema_compiler
 from worker_node.tasks.generate.tokenization import ChatTokenizer
-
-log = logging.getLogger(__name__)
 
 # With chunks of 256 a short prompt's first token takes a third of the time on the emulated NPU. What it does to a real
 # one could not be measured, so there OpenVINO's own default stands.
@@ -84,30 +79,19 @@ class _Generate(ServedTask):
                 return AdmissionLimits(256, parallel=min(64, sequences), sequences=sequences, step_tokens=tokens)
         return AdmissionLimits(64, sequences=1)
 
-    def static_shapes(
-        self, installed: InstalledModel, wanted: ModelSettings, values: dict[str, Any], *, emulated: bool
-    ) -> Shapes:
-        prompt, response = prompt_and_response(installed, wanted, values)
-        if emulated and values.get("prefill_hint") != "STATIC":
+    def static_shapes(self, draft: Draft) -> Shapes:
+        values = draft.values
+        prompt, response = prompt_and_response(draft)
+        if draft.emulated and values.get("prefill_hint") != "STATIC":
             # The largest power of two that neither exceeds the prompt.
             values.setdefault("prefill_chunk_size", max(16, min(EMULATED_CHUNK, 1 << (prompt.bit_length() - 1))))
         lengths = (prompt, response, values.get("prefill_chunk_size") or 0)
-        return Shapes(lengths, prompt, min(prompt + response, installed.context_limit))
+        return Shapes(lengths, prompt, min(prompt + response, draft.installed.context_limit))
 
-    def complete(
-        self,
-        installed: InstalledModel,
-        wanted: ModelSettings,
-        values: dict[str, Any],
-        device: Device,
-        memory: int | None,
-    ) -> None:
-        """Size the prefix cache, and say which options have no effect any more."""
-        for option in ("draft_model", "draft_tokens", "dynamic_split_fuse"):
-            if values.pop(option, None) not in (None, True):
-                log.warning("model %s: %s has no effect any more (CHANGELOG.md)", wanted.name, option)
-        complete_precision(wanted, values, device)
-        values.setdefault("prefix_cache_tokens", _prefix_tokens(installed, values, device, memory))
+    def complete(self, draft: Draft) -> None:
+        """Choose the precision and the size of the prefix cache."""
+        _complete_precision(draft)
+        draft.values.setdefault("prefix_cache_tokens", _prefix_tokens(draft))
 
     def footprint(self, installed: InstalledModel, plan: EnginePlan) -> Footprint:
         match plan.options:
@@ -137,42 +121,44 @@ class _Generate(ServedTask):
 GENERATE = _Generate()
 
 
-def prompt_and_response(installed: InstalledModel, wanted: ModelSettings, values: dict[str, Any]) -> tuple[int, int]:
-    """Tokens of the longest prompt and of its answer in static shapes; `values` gets the first.
+def prompt_and_response(draft: Draft) -> tuple[int, int]:
+    """Tokens of the longest prompt and of its answer in static shapes; the draft's values get the first.
 
     Raises ConfigurationError for a prompt beyond the model's context.
     """
-    defaults, limit = StatefulOptions(), installed.context_limit
-    prompt = values.get("max_prompt_len") or min(installed.max_prompt_len or defaults.max_prompt_len, limit)
+    defaults, values, limit = StatefulOptions(), draft.values, draft.installed.context_limit
+    prompt = values.get("max_prompt_len") or min(draft.installed.max_prompt_len or defaults.max_prompt_len, limit)
     if prompt > limit:
-        raise wanted.error("max_prompt_len", f"max_prompt_len is {prompt}, the model's context {limit} tokens")
+        raise draft.wanted.error("max_prompt_len", f"max_prompt_len is {prompt}, the model's context {limit} tokens")
     values["max_prompt_len"] = prompt
     return prompt, values.get("min_response_len", defaults.min_response_len)
 
 
-def _prefix_tokens(installed: InstalledModel, values: dict[str, Any], device: Device, memory: int | None) -> int:
+def _prefix_tokens(draft: Draft) -> int:
     """How many tokens are kept for prompts that begin alike, where nothing was set."""
-    token = kv_cache_bytes(installed.path, 1)
+    token = kv_cache_bytes(draft.installed.path, 1)
     if not token:
         return 0
-    if fixed := values.get("cache_size_gb"):
+    if fixed := draft.values.get("cache_size_gb"):
         return int(fixed * 2**30 // token)
-    if device is not Device.CPU:
+    if draft.device is not Device.CPU:
         return 0  # a GPU takes the memory at once, and how much it has left is not known here
-    return _PREFIX_TOKENS if memory is None else min(_PREFIX_TOKENS, int(memory * _PREFIX_SHARE) // token)
+    share = None if draft.memory is None else int(draft.memory * _PREFIX_SHARE) // token
+    return _PREFIX_TOKENS if share is None else min(_PREFIX_TOKENS, share)
 
 
-def complete_precision(wanted: ModelSettings, values: dict[str, Any], device: Device) -> None:
+def _complete_precision(draft: Draft) -> None:
     """Compute in the precision that the KV cache needs. Raises ConfigurationError for a growing cache in u4.
 
     OpenVINO's CPU plugin takes f32 and bf16 caches only beside their own precision; a cache in u4 that grows makes
     OpenVINO 2026.4.1 write beyond its memory, which ends the engine.
     """
+    values = draft.values
     plugin_config, kept = values.get("plugin_config", {}), values.get("kv_cache_precision")
-    if device is not Device.CPU:
+    if draft.device is not Device.CPU:
         return
     if "u4" in {kept, plugin_config.get("KV_CACHE_PRECISION")} and not values.get("cache_size_gb"):
-        raise wanted.error(
+        raise draft.wanted.error(
             "kv_cache_precision",
             "a KV cache in u4 must have a fixed size on the CPU, since OpenVINO fails when it grows; set "
             "cache_size_gb, or use u8",

@@ -27,7 +27,9 @@ class ContinuousOptions(EngineOptions):
     cache_size_gb: Annotated[
         int, Ge(0), Option("memory of the KV cache in GB; 0 grows as needed", also=("cache_size",))
     ] = 0
-    dynamic_split_fuse: Annotated[bool, Option("accepted and ignored: long prompts are split over steps")] = True
+    dynamic_split_fuse: Annotated[
+        bool, Option("accepted and ignored: long prompts are split over steps", no_effect=True)
+    ] = True
     enable_prefix_caching: Annotated[bool, Option("keep the KV cache of prompts for those that begin alike")] = True
     prefix_cache_tokens: Annotated[
         int | None,
@@ -54,8 +56,12 @@ class ContinuousOptions(EngineOptions):
         ),
     ] = False
 
-    draft_model: Annotated[str | None, Option("accepted and ignored", also=("speculative_model",))] = None
-    draft_tokens: Annotated[int, Ge(1), Le(16), Option("accepted and ignored", also=("num_speculative_tokens",))] = 4
+    draft_model: Annotated[str | None, Option("accepted and ignored", also=("speculative_model",), no_effect=True)] = (
+        None
+    )
+    draft_tokens: Annotated[
+        int, Ge(1), Le(16), Option("accepted and ignored", also=("num_speculative_tokens",), no_effect=True)
+    ] = 4
 
     def properties(self) -> dict[str, Any]:
         """The properties for OpenVINO's plugin of the device."""

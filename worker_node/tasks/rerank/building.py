@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,8 +14,6 @@ from worker_node.tasks.rerank.canary import RerankCanary
 from worker_node.tasks.rerank.options import RerankOptions
 from worker_node.tasks.rerank.service import RerankModel, pair_job
 from worker_node.tasks.rerank.tokenizer import Pair, PairTokenizer
-
-log = logging.getLogger(__name__)
 
 
 def rerank_canary(pairs: Sequence[Pair], logits: Sequence[Sequence[float]], tolerance: float) -> Canary:
@@ -37,8 +34,6 @@ class _Rerank(EncoderTask):
 
     def build(self, parts: ModelParts) -> RerankModel:
         installed, options = parts.installed, parts.wanted.of(RerankOptions)
-        if options.rerank_instruction is not None:
-            log.warning("model %s: rerank_instruction has no effect, a cross-encoder reads none", installed.id)
         tokenizer = PairTokenizer(installed.path, installed.context_limit)
         answers = read_canary(installed.path, RerankCanary)
 

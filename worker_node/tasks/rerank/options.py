@@ -24,7 +24,7 @@ class RerankOptions(Options):
     rerank_instruction: Annotated[
         str | None,
         Len(1, 4096),
-        Option("no effect: rerankers that read an instruction are not served", default="none"),
+        Option("no effect: rerankers that read an instruction are not served", default="none", no_effect=True),
     ] = None
 
 

@@ -25,8 +25,7 @@ from worker_node.models.directory import InstalledModel
 from worker_node.models.store import ModelStore
 from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.serving.build import not_installed
-from worker_node.serving.task import EnginePlan, Footprint, ModelParts, ServedTask, Shapes
-from worker_node.settings import ModelSettings
+from worker_node.serving.task import Draft, EnginePlan, Footprint, ModelParts, ServedTask, Shapes
 from worker_node.tasks.transcribe.audio import decode_audio
 from worker_node.tasks.transcribe.files import POSITIONS, VOICE_FILE, VOICE_MODEL
 from worker_node.tasks.transcribe.messages import TranscribeJob, Transcript
@@ -182,17 +181,10 @@ class _Transcribe(ServedTask):
         """Units are windows of audio; their size is counted in encoder positions, 50 a second."""
         return AdmissionLimits(_MAX_OUTSTANDING, step_tokens=POSITIONS)
 
-    def static_shapes(
-        self,
-        installed: InstalledModel,  # noqa: ARG002
-        wanted: ModelSettings,
-        values: dict[str, Any],
-        *,
-        emulated: bool,
-    ) -> Shapes:
-        if emulated and not wanted.options.get("precision"):
+    def static_shapes(self, draft: Draft) -> Shapes:
+        if draft.emulated and not draft.wanted.options.get("precision"):
             # On a CPU's bf16 the NPU's form of the decoder answers with exclamation marks.
-            values["precision"] = "f32"
+            draft.values["precision"] = "f32"
         return Shapes((POSITIONS,), POSITIONS, POSITIONS)
 
     def footprint(self, _installed: InstalledModel, _plan: EnginePlan) -> Footprint:

@@ -19,8 +19,7 @@ from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
 from worker_node.engines.protocol import TOKEN_DTYPE, JobEngine
 from worker_node.models.directory import InstalledModel, read_config, sampling_defaults
 from worker_node.scheduling.admission import AdmissionLimits
-from worker_node.serving.task import EnginePlan, Footprint, ModelParts, ServedTask, Shapes
-from worker_node.settings import ModelSettings
+from worker_node.serving.task import Draft, EnginePlan, Footprint, ModelParts, ServedTask, Shapes
 from worker_node.tasks.generate.building import prompt_and_response
 from worker_node.tasks.generate.images import image_prompt, with_tags
 from worker_node.tasks.generate.messages import GenerateJob, RawImage, TokenDelta
@@ -59,16 +58,9 @@ class _VisionChat(ServedTask):
         """Units are requests; one runs at a time."""
         return AdmissionLimits(_MAX_OUTSTANDING, sequences=1)
 
-    def static_shapes(
-        self,
-        installed: InstalledModel,
-        wanted: ModelSettings,
-        values: dict[str, Any],
-        *,
-        emulated: bool,  # noqa: ARG002
-    ) -> Shapes:
-        prompt, response = prompt_and_response(installed, wanted, values)
-        return Shapes((prompt, response), prompt, min(prompt + response, installed.context_limit))
+    def static_shapes(self, draft: Draft) -> Shapes:
+        prompt, response = prompt_and_response(draft)
+        return Shapes((prompt, response), prompt, min(prompt + response, draft.installed.context_limit))
 
     def footprint(self, _installed: InstalledModel, _plan: EnginePlan) -> Footprint:
         return Footprint(_WEIGHTS)
