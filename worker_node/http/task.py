@@ -48,10 +48,9 @@ class ApiOperation:
 class TaskApi:
     """The HTTP side of a task, which its registration names (`registry.Task.api`).
 
-    `operations` are its routes. `errors` gives the form of errors at paths whose clients expect
-    another than their prefix has. `metrics` declares the task's own metrics, which are then there from the start.
-    `fields` are those of other servers' requests that the task's bodies know and do not use: the metric
-    of ignored fields names them. `prepare` gives the application what the routes need beside the node.
+    `operations` are its routes. `errors` gives the form of errors at paths whose clients expect another than their
+    prefix has. `metrics` declares the task's own metrics, which are then there from the start. `prepare` gives the
+    application what the routes need beside the node.
     """
 
     operations: tuple[ApiOperation, ...]
