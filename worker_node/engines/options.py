@@ -145,5 +145,4 @@ class BlobOptions(EngineOptions):
 
     def compiled_in(self) -> dict[str, Any]:
         """The options that a blob depends on."""
-        useless = {name for name, declared in options_of(type(self)).items() if declared.option.no_effect}
-        return {name: value for name, value in asdict(self).items() if name not in useless | _NOT_COMPILED_IN}
+        return {name: value for name, value in asdict(self).items() if name not in _NOT_COMPILED_IN}
