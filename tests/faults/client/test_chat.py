@@ -34,13 +34,8 @@ async def test_a_chat_has_its_text_its_usage_and_who_answered(client, pair):
     assert reply.headers["x-npu-node-device"] == "CPU"
     assert [attempt.outcome for attempt in reply.attempts] == ["ok"]
     [body] = bodies(pair)
-    assert {name: body[name] for name in ("messages", "temperature", "max_tokens", "top_k", "model")} == {
-        "messages": QUESTION,
-        "temperature": 0,
-        "max_tokens": 9,
-        "top_k": 4,
-        "model": WRITER,
-    }
+    sent = {"messages": QUESTION, "temperature": 0, "max_tokens": 9, "top_k": 4, "model": WRITER}
+    assert {name: body[name] for name in sent} == sent
     [request] = [request for node in pair for request in node.requests]
     assert (request.headers["X-Request-ID"], request.headers["X-A"]) == ("mine", "b")
     assert pickle.loads(pickle.dumps(reply)) == reply  # noqa: S301

@@ -30,12 +30,8 @@ async def test_a_node_that_dies_is_down_since_then_and_up_when_it_is_back(pair):
     async with NPUClient([stays.url, dies.url]) as client:
         page = Fleet(client, fetch, clock=lambda: now[0])
         first, second = (await page.state())["nodes"]
-        assert (first["url"], first["status"], first["usable"], first["breaker"]) == (
-            stays.url,
-            "ready",
-            True,
-            "closed",
-        )
+        known = {"url": stays.url, "status": "ready", "usable": True, "breaker": "closed"}
+        assert first.items() >= known.items()
         assert first["state"]["name"] == stays.url
         assert second["since"] is None
         dies.health_respond = answering(lambda: web.Response(status=500))

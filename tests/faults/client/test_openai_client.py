@@ -159,12 +159,8 @@ def test_an_upload_through_the_sdk_reaches_a_node_and_the_next_where_one_fails(s
             assert reply.text == fleet[0].transcript
         sent = fleet.sent("/v1/audio/transcriptions")
         assert {request.body["file"] for request in sent} == {recording}
-        for request in sent:
-            assert {name: request.body[name] for name in ("model", "language", "timestamp_granularities[]")} == {
-                "model": "fake-listener",
-                "language": "en",
-                "timestamp_granularities[]": ["word", "segment"],
-            }
+        fields = {"model": "fake-listener", "language": "en", "timestamp_granularities[]": ["word", "segment"]}
+        assert all(request.body.items() >= fields.items() for request in sent)
 
 
 def test_an_upload_streams_and_only_what_fails_before_its_first_event_is_sent_again():

@@ -33,19 +33,24 @@ def test_the_methods_block_and_answer(url):
         assert client.health()[0].usable
 
 
-def test_another_thread_may_close_a_stream_that_waits_for_its_next_piece():
-    node = ScriptedNode()
-    arrived = threading.Event()
+def silent_node():
+    """A node that never answers, and the semaphore that it releases with each request."""
+    node, arrived = ScriptedNode(), threading.Semaphore(0)
 
     async def never(_request):
-        arrived.set()
+        arrived.release()
         await asyncio.get_running_loop().create_future()
 
     node.respond = never
+    return node, arrived
+
+
+def test_another_thread_may_close_a_stream_that_waits_for_its_next_piece():
+    node, arrived = silent_node()
     with served_in_thread(node) as url, sync.NPUClient([url]) as client, ThreadPoolExecutor(1) as threads:
         stream = client.stream("prompt")
         reading = threads.submit(list, stream)
-        assert arrived.wait(30)
+        assert arrived.acquire(timeout=30)
         stream.close()
         assert reading.result(timeout=30) == []
         assert stream.result is None
@@ -54,16 +59,9 @@ def test_another_thread_may_close_a_stream_that_waits_for_its_next_piece():
 @pytest.mark.parametrize("kind", ["embed", "embed_many", "generate", "stream", "health"])
 def test_closing_ends_the_calls_of_other_threads_at_once(kind):
     """Each waits for a node that never answers; none hangs, and all raise an error of the package."""
-    node = ScriptedNode()
-    arrived = threading.Semaphore(0)
-
-    async def never(_request):
-        arrived.release()
-        await asyncio.get_running_loop().create_future()
-
-    node.respond = never
+    node, arrived = silent_node()
     if kind == "health":
-        node.health_respond = never
+        node.health_respond = node.respond
     with served_in_thread(node) as url:
         client = sync.NPUClient([url])
         calls = {

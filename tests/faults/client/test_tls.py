@@ -83,7 +83,7 @@ async def test_the_node_itself_serves_tls(pki):
             [status] = await client.health()
         assert (status.status, status.version) == ("unreachable", None)
     with pytest.raises(NodeConfigurationError, match="tls_cert"):
-        async with running_node(NodeSettings(port=0, tls_key=key), Profile(lambda _: [], make_app, starts_parts=False)):
+        async with running_node(NodeSettings(port=0, tls_key=key), NOTHING):
             pass
 
 
