@@ -43,26 +43,6 @@ class Report:
     def answered(self):
         return sum(count for (_, outcome), count in self.outcomes.items() if outcome in ANSWERS)
 
-    def row(self):
-        """A row of the table in docs/chaos.md."""
-        by_error = Counter()
-        for (_, outcome), count in self.outcomes.items():
-            if outcome not in ANSWERS | {"rejected", "400"}:
-                by_error[outcome] += count
-        errors = ", ".join(f"{error} {count}" for error, count in by_error.most_common())
-        figures = [
-            self.seed,
-            self.calls,
-            self.answered,
-            errors,
-            f"{max(self.overruns, default=0.0) * 1e3:.0f} ms",
-            f"{self.longest_silence:.1f} s",
-            sum(self.faults.values()),
-            self.machine.get("load", ""),
-            len(self.violations),
-        ]
-        return "| " + " | ".join(map(str, figures)) + " |"
-
     def __str__(self):
         rows = "\n".join(
             f"    {kind:14s} {outcome:22s} {n:6d}  {self.samples.get((kind, outcome), '')}"
