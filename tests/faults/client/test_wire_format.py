@@ -43,6 +43,19 @@ async def test_an_embedding_request_carries_the_key_the_deadline_and_one_id(scri
     assert scripted.bodies == [{"texts": ["text"], "model": EMBEDDER}]
 
 
+async def test_an_embedding_has_its_tokens_and_the_time_of_the_npu(scripted, client):
+    space = (await client.embed_result("text")).space
+
+    async def emulated(request):
+        costs = {"X-NPU-Node-Token-Count": "7", "X-NPU-Busy-Delta-Us": "9", "X-NPU-Emulated": "true"}
+        head = {"X-Shape": "1,8", "X-Space": space, "X-Request-ID": request.headers["X-Request-ID"]}
+        return web.Response(body=np.ones(8, "<f4").tobytes(), headers=head | costs)
+
+    scripted.respond = emulated
+    result = await client.embed_result("text")
+    assert (result.usage.prompt_tokens, result.npu_busy_delta_us, result.emulated) == (7, 9, True)
+
+
 async def large_texts_refused(request):
     """As a node does that limits the size of a request: its sum, so that halves may pass."""
     size = sum(map(len, (await request.json())["texts"]))
