@@ -87,10 +87,6 @@ class WallClock:
         """The wall time at `time.monotonic()` seconds."""
         return self._offset + round(monotonic * 1e9)
 
-    def now(self) -> int:
-        """The wall time now."""
-        return self._offset + time.monotonic_ns()
-
 
 class Tracing:
     """The tracing of a node; off without a tracer. `flush` is called, in a thread, when the node ends."""
@@ -122,7 +118,7 @@ class Tracing:
             with trace.use_span(span, record_exception=False, set_status_on_exception=False):
                 yield span
         finally:
-            span.end(self._clock.now())
+            span.end(self._clock.at(time.monotonic()))
 
     def operation(
         self, name: str, context: RequestContext, attributes: Mapping[str, AttributeValue]
@@ -135,7 +131,8 @@ class Tracing:
     @contextmanager
     def _operation(self, name: str, attributes: Mapping[str, AttributeValue]) -> Iterator[Operation]:
         named = {"gen_ai.operation.name": name, "gen_ai.provider.name": "npu-node"}
-        span = self._tracer.start_span(name, attributes=named | dict(attributes), start_time=self._clock.now())
+        began = self._clock.at(time.monotonic())
+        span = self._tracer.start_span(name, attributes=named | dict(attributes), start_time=began)
         operation = Operation(self._tracer, self._clock, span, name)
         try:
             with operation.watch():
@@ -277,7 +274,7 @@ class Operation:
             if not self._known_end:
                 self._span.set_attribute("npu.abandoned", True)
             self._finish(time.monotonic())
-            self._span.end(self._clock.now())
+            self._span.end(self._clock.at(time.monotonic()))
 
     def failed(self, error: Exception) -> None:
         """The operation ends with an error."""

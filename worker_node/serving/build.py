@@ -147,8 +147,7 @@ def build_model(
 
     `guard` wraps a canary that needs the device as a request does.
     """
-    refuse_foreign_options(installed, wanted)
-    warn_of_options_without_effect(wanted)
+    check_options(installed, wanted)
     task = served_task(installed.kind)
 
     def place(canary: Callable[[int], Canary]) -> tuple[Placement, ...]:
@@ -289,7 +288,7 @@ class _PlacedModel:
             compiled_ahead = options.blobs is not None
         if compiled_ahead or self.machine.export_blobs is not None:
             return options
-        if not self.task.keeps_compiled(device, emulated=self.machine.emulates(device)):
+        if device is Device.CPU or (self.machine.emulates(device) and not self.task.keeps_emulated):
             return options
         root = self.wanted.compile_cache or self.machine.settings.compile_cache
         try:
@@ -414,18 +413,14 @@ def _ignored(kind: str, wanted: ModelSettings, device: Device, beside: Collectio
     return (wanted.options.keys() & every) - used
 
 
-def refuse_foreign_options(installed: InstalledModel, wanted: ModelSettings) -> None:
-    """Raise ConfigurationError for options that no engine for this kind of model has."""
+def check_options(installed: InstalledModel, wanted: ModelSettings) -> None:
+    """Raise ConfigurationError for options that no engine for this kind of model has; log those without an effect."""
     known = {name for owner in declarations() if owner.task == installed.kind for name in options_of(owner)}
     foreign = sorted(wanted.options.keys() - known)
     if foreign:
         raise wanted.error(
             foreign[0], f"{', '.join(foreign)} cannot be used by an engine for {installed.kind}; remove it"
         )
-
-
-def warn_of_options_without_effect(wanted: ModelSettings) -> None:
-    """Log those that are accepted because a settings file of an earlier version may have them."""
     useless = {name for owner in declarations() for name, found in options_of(owner).items() if found.option.no_effect}
     for name in sorted(wanted.options.keys() & useless):
         log.warning("model %s: %s has no effect any more (CHANGELOG.md)", wanted.name, name)

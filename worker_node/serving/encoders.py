@@ -9,7 +9,6 @@ from contextlib import aclosing
 import numpy as np
 import numpy.typing as npt
 
-from worker_node.core.types import Device
 from worker_node.encoders.jobs import DynamicEncoderOptions, RowJob, RowResult, StaticEncoderOptions
 from worker_node.engines.options import EngineOptions
 from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
@@ -69,6 +68,8 @@ def known_answers_canary(
 class EncoderTask(ServedTask):
     """A task whose models run on `encoders.dynamic` and `encoders.static`. Units at admission are texts."""
 
+    keeps_emulated = False
+
     def admission(self, options: EngineOptions) -> AdmissionLimits:
         match options:
             case StaticEncoderOptions(npu_buckets=buckets, npu_batch_size=rows):
@@ -93,10 +94,6 @@ class EncoderTask(ServedTask):
             # Each static shape is compiled with a copy of the weights.
             return Footprint(weights=float(len(plan.options.npu_buckets)))
         return Footprint()
-
-    def keeps_compiled(self, device: Device, *, emulated: bool) -> bool:
-        """On the emulated NPU compiling takes half a second, and keeping it a copy of all weights for each bucket."""
-        return device is not Device.CPU and not emulated
 
 
 def buckets_up_to(limit: int) -> tuple[int, ...]:

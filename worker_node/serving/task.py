@@ -95,6 +95,8 @@ class ServedTask(ABC):
 
     # Whether its engines on a CPU have a lower priority than chats there.
     yields_to_chats: ClassVar[bool] = False
+    # Whether what is compiled for the emulated NPU is kept: it costs a copy of all weights, and spares some seconds.
+    keeps_emulated: ClassVar[bool] = True
 
     @abstractmethod
     def build(self, parts: ModelParts) -> ServedModel:
@@ -133,10 +135,6 @@ class ServedTask(ABC):
     def notes(self, _installed: InstalledModel, _plan: EnginePlan) -> list[str]:
         """Warnings about this plan for the operator."""
         return []
-
-    def keeps_compiled(self, device: Device, *, emulated: bool) -> bool:  # noqa: ARG002
-        """Whether compiling takes long enough to keep the result."""
-        return device is not Device.CPU
 
 
 async def no_canary(_engine: object) -> None:

@@ -147,21 +147,17 @@ def _read_configs(directory: Path) -> tuple[int | None, dict[str, Any]]:
 
 def npu_verdict(source_format: SourceFormat, stored: Mapping[str, Any], *, generates: bool) -> Suitability:
     """Judge a model by `stored`, the `quantization_config` of its openvino_config.json."""
-    suitable, reason = _judge(source_format, stored, generates=generates)
-    return Suitability(suitable, (reason,))
-
-
-def _judge(source_format: SourceFormat, stored: Mapping[str, Any], *, generates: bool) -> tuple[bool | None, str]:
     if not generates:
-        return True, "an encoder: it runs in f16 with static shapes"
+        return Suitability(True, ("an encoder: it runs in f16 with static shapes",))
     if source_format is SourceFormat.GGUF:
-        return True, f"converted here to int4 and int8, symmetric, in groups of {_GROUP}"
+        return Suitability(True, (f"converted here to int4 and int8, symmetric, in groups of {_GROUP}",))
     bits, symmetric, group = stored.get("bits"), stored.get("sym"), stored.get("group_size")
     if bits is None:
-        return None, f"nothing says how the weights are stored; {_ALTERNATIVE}"
+        return Suitability(None, (f"nothing says how the weights are stored; {_ALTERNATIVE}",))
     if bits != 4 or not symmetric:
-        return False, f"the weights have {bits} bits{'' if symmetric else ', asymmetric'}; {_ALTERNATIVE}"
+        stored_as = f"the weights have {bits} bits{'' if symmetric else ', asymmetric'}"
+        return Suitability(False, (f"{stored_as}; {_ALTERNATIVE}",))
     if group == -1:
-        return True, "int4 symmetric, channel-wise"
+        return Suitability(True, ("int4 symmetric, channel-wise",))
     fits = isinstance(group, int) and group > 0 and group % _GROUP == 0
-    return fits, f"int4 symmetric in groups of {group}; NPUs take multiples of {_GROUP}"
+    return Suitability(fits, (f"int4 symmetric in groups of {group}; NPUs take multiples of {_GROUP}",))

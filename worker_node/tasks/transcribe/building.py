@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from worker_node.core.errors import ConfigurationError, ModelNotFound, UnsupportedParameter
-from worker_node.core.types import NOTHING, Device, Feature
+from worker_node.core.types import NOTHING, Feature
 from worker_node.engines.options import EngineOptions
 from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
 from worker_node.engines.protocol import JobEngine
@@ -158,6 +158,7 @@ class TranscriptionModel(ServedModel):
 
 class _Transcribe(ServedTask):
     yields_to_chats = True
+    keeps_emulated = False
 
     def build(self, parts: ModelParts) -> TranscriptionModel:
         installed, limits = parts.installed, parts.wanted.of(AudioOptions)
@@ -194,10 +195,6 @@ class _Transcribe(ServedTask):
         """On the NPU a language cannot be detected: see `runner`."""
         on_npu = isinstance(options, TranscribeOptions) and options.busy_counter is not None
         return frozenset({"language_detection"}) if on_npu else NOTHING
-
-    def keeps_compiled(self, device: Device, *, emulated: bool) -> bool:
-        """On the emulated NPU compiling takes seconds, and keeping it a copy of all weights."""
-        return device is not Device.CPU and not emulated
 
 
 def _languages(installed: InstalledModel) -> frozenset[str]:

@@ -15,7 +15,7 @@ from worker_node.devices.npu import NpuSource
 from worker_node.engines import options as declaration
 from worker_node.engines.options import EngineOptions, Option, declare, engine_for
 from worker_node.models.directory import InstalledModel
-from worker_node.serving.build import plan_engine, refuse_foreign_options
+from worker_node.serving.build import check_options, plan_engine
 from worker_node.settings import (
     InvalidSettings,
     ModelSettings,
@@ -77,12 +77,12 @@ def test_a_property_that_the_node_sets_is_refused_with_the_key_for_it(name, ours
 def test_an_option_for_another_kind_of_model_is_reported_with_its_path():
     embedding = InstalledModel("m", ModelKind.EMBEDDING, Path("/m"), 256, "f32", "bert")
     with pytest.raises(ConfigurationError) as caught:
-        refuse_foreign_options(embedding, model_of("streams = 1", "max_num_seqs = 2"))
+        check_options(embedding, model_of("streams = 1", "max_num_seqs = 2"))
     assert caught.value.message == (
         "node.toml: models[0].max_num_seqs: model m: max_num_seqs cannot be used by an engine for embedding; remove it"
     )
     with pytest.raises(ConfigurationError) as caught:
-        refuse_foreign_options(embedding, ModelSettings(name="m", max_num_seqs=2))
+        check_options(embedding, ModelSettings(name="m", max_num_seqs=2))
     assert caught.value.message.startswith("model m: max_num_seqs cannot")
 
 

@@ -9,7 +9,7 @@ from worker_node.core.types import Device, ModelKind
 from worker_node.devices.npu import NpuSource
 from worker_node.models.directory import Manifest, write_manifest
 from worker_node.models.store import ModelStore
-from worker_node.serving.build import estimate_bytes, plan_engine, warn_of_options_without_effect
+from worker_node.serving.build import check_options, estimate_bytes, plan_engine
 from worker_node.settings import ModelSettings, NodeSettings
 from worker_node.tasks.generate.building import kv_cache_bytes
 
@@ -67,8 +67,7 @@ def test_a_cache_of_a_fixed_size_is_asked_for_and_otherwise_what_ordinary_reques
 def test_options_without_an_effect_are_ignored_and_logged(store, caplog):
     useless = {"draft_model": "small", "draft_tokens": 3, "dynamic_split_fuse": False}
     assert plan(store, **useless).options == plan(store).options
-    useless |= {"npu_packing": True, "rerank_instruction": "Judge"}
-    warn_of_options_without_effect(ModelSettings(name="m", max_num_seqs=3, **useless))
+    check_options(ModelStore(store).get("large"), ModelSettings(name="m", max_num_seqs=3, **useless))
     found = [record.getMessage() for record in caplog.records]
     assert found == [f"model m: {name} has no effect any more (CHANGELOG.md)" for name in sorted(useless)]
 
