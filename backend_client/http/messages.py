@@ -98,8 +98,8 @@ def encode_texts(
     return encode({"texts": texts} | {name: value for name, value in given.items() if value is not None})
 
 
-def embed_reply(node: str, reply: Reply, expected: int) -> tuple[Vectors, str]:
-    """The vectors of a binary reply to `expected` texts, and their space. Raises BadReply."""
+def embed_reply(node: str, reply: Reply, expected: int) -> tuple[Vectors, str, tuple[int, int | None]]:
+    """The vectors of a binary reply to `expected` texts, their space, and `costs`. Raises BadReply."""
     rows, _, columns = reply.headers.get("x-shape", "").partition(",")
     count, dimensions = integer(rows), integer(columns)
     space = reply.headers.get("x-space")
@@ -109,7 +109,7 @@ def embed_reply(node: str, reply: Reply, expected: int) -> tuple[Vectors, str]:
         raise BadReply(f"{len(reply.body)} bytes came for {count} × {dimensions} float32", node=node)
     # Copied: an array over bytes is read-only, and callers normalise in place.
     vectors = np.ndarray((count, dimensions), _FLOAT32, bytearray(reply.body))
-    return read_from(node, check_vectors, vectors, expected), space
+    return read_from(node, check_vectors, vectors, expected), space, costs(reply.headers)
 
 
 def read_from(node: str, read: Callable[..., T], *args: Any) -> T:
@@ -136,6 +136,11 @@ def check_vectors(vectors: Vectors, count: int | None) -> Vectors:
     if not np.isfinite(norms).all():
         raise NotAnAnswer("the vectors hold NaN or infinity, or have an infinite norm: the device answers garbage")
     raise NotAnAnswer("a vector is all zeros, or so small that its norm is 0: the device answers garbage")
+
+
+def costs(head: Mapping[str, str]) -> tuple[int, int | None]:
+    """The tokens of the prompt, and the busy time of the NPU; numbers that are none count as missing."""
+    return integer(head.get("x-npu-node-token-count")) or 0, integer(head.get("x-npu-busy-delta-us"))
 
 
 def integer(value: str | None) -> int | None:

@@ -74,7 +74,7 @@ class FleetBackend:
         need = Requirement("embedding", job.model, job.require_device)
         call = running.dispatcher.begin(job, need, self._options.timeouts.attempt)
 
-        async def send(lease: Lease) -> tuple[Vectors, str, Reply]:
+        async def send(lease: Lease) -> tuple[Vectors, str, tuple[int, int | None], Reply]:
             wired = call.wired
             if wired is None:
                 model = call.need.model
@@ -87,18 +87,19 @@ class FleetBackend:
             reply = await running.transport.exchange(node, wired)
             if reply.status != 200:
                 raise status_error(node, reply, wired.model)
-            vectors, space = messages.embed_reply(node, reply, len(job.texts))
+            vectors, space, costs = messages.embed_reply(node, reply, len(job.texts))
             answered = reply.headers.get("x-model")
             _check_model(lease, answered)
             _check_device(lease, reply.headers.get("x-npu-node-device"))
             self.runtime.bindings.check(
                 lease, model=answered or lease.model, space=space, dimensions=vectors.shape[1], asked=job.dimensions
             )
-            return vectors, space, reply
+            return vectors, space, costs, reply
 
-        (vectors, space, reply), lease = await running.dispatcher.run(call, send)
-        usage = Usage(_prompt_tokens(reply.headers))
-        return EmbedBatch(vectors=vectors, space=space, usage=usage, **_origin(call, lease, reply.headers, {}))
+        (vectors, space, (tokens, busy), reply), lease = await running.dispatcher.run(call, send)
+        return EmbedBatch(
+            vectors=vectors, space=space, usage=Usage(tokens), **_origin(call, lease, reply.headers, busy, {})
+        )
 
     async def exchange(self, job: Exchange) -> RawReply:
         """The whole reply to a request, on one node after another until one serves it.
@@ -334,20 +335,19 @@ def _raw_reply(call: Call, lease: Lease, head: Reply, said: Any, body: Any) -> R
     """The reply with this `body`; `said` is what its body or its last events say of its costs."""
     said = said if isinstance(said, dict) else {}
     prompt, completion = usage_of(said)
+    tokens, busy = messages.costs(head.headers)
     # Of a recording nodes count positions of audio, and only those of its first part.
-    counted = 0 if lease.need.kind == "transcription" else _prompt_tokens(head.headers)
+    counted = 0 if lease.need.kind == "transcription" else tokens
     usage = Usage(prompt or counted, completion)
-    return RawReply(status=head.status, body=body, usage=usage, **_origin(call, lease, head.headers, said))
+    return RawReply(status=head.status, body=body, usage=usage, **_origin(call, lease, head.headers, busy, said))
 
 
-def _prompt_tokens(head: Mapping[str, str]) -> int:
-    return messages.integer(head.get("x-npu-node-token-count")) or 0
-
-
-def _origin(call: Call, lease: Lease, head: Mapping[str, str], said: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of `Origin`, for every result of a node. Numbers that are none count as missing."""
+def _origin(
+    call: Call, lease: Lease, head: Mapping[str, str], busy: int | None, said: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The fields of `Origin`, for every result of a node."""
     # A stream's device and busy time are known only at its end, so the body goes before the headers.
-    busy, device, emulated = (said.get(name) for name in ("npu_busy_delta_us", "device", "emulated"))
+    later, device, emulated = (said.get(name) for name in ("npu_busy_delta_us", "device", "emulated"))
     return {
         "source": "npu",
         "node": lease.node.url,
@@ -356,7 +356,7 @@ def _origin(call: Call, lease: Lease, head: Mapping[str, str], said: Mapping[str
         "request_id": call.request_id,
         "attempts": tuple(call.attempts),
         "route_reason": head.get("x-npu-node-route-reason"),
-        "npu_busy_delta_us": busy if type(busy) is int else messages.integer(head.get("x-npu-busy-delta-us")),
+        "npu_busy_delta_us": later if type(later) is int else busy,
         "emulated": emulated if isinstance(emulated, bool) else head.get("x-npu-emulated") == "true",
         "headers": head,
     }
