@@ -2,6 +2,7 @@
 
 import base64
 import io
+import struct
 
 import numpy as np
 import pytest
@@ -97,3 +98,9 @@ def test_what_is_no_image_is_a_bad_request(data):
 def test_what_is_not_base64_is_a_bad_request(text):
     with pytest.raises(BadRequest, match="here: not base64"):
         decode(text, "here", 1000, None)
+
+
+def test_more_pixels_than_the_bound_are_refused_by_the_header():
+    data = written(Image.new("RGB", (1, 1)), "GIF")
+    with pytest.raises(BadRequest, match=r"here: the image has 20000 x 20000 pixels; the bound is 50000000"):
+        pixels(data[:6] + struct.pack("<HH", 20_000, 20_000) + data[10:])
