@@ -191,6 +191,13 @@ class Job:
         """The headers that nodes get beside the usual ones."""
         return {**self.extra_headers, **self.trace} if self.extra_headers else self.trace
 
+    def wired(self, content: bytes, model: str | None, device: str | None, path: str, accept: str) -> WireCall:
+        """The request with this content, for the model and the device that were chosen."""
+        headers = self.node_headers
+        return WireCall(
+            content, self.deadline, self.request_id, model, self.priority, device, headers, path=path, accept=accept
+        )
+
     def within(self, deadline: Deadline) -> Self:
         return replace(self, deadline=deadline)
 

@@ -22,7 +22,7 @@ from backend_client.http import forms, messages
 from backend_client.http.answers import read_answer, read_json
 from backend_client.http.errors import event_error, status_error
 from backend_client.http.health import ModelReport
-from backend_client.http.messages import EmbedJob, Exchange, Job, Reply, Vectors, WireCall, plain_name
+from backend_client.http.messages import EmbedJob, Exchange, Reply, Vectors, WireCall, plain_name
 from backend_client.http.stream_forms import (
     INFERENCE,
     EventStream,
@@ -81,7 +81,9 @@ class FleetBackend:
                 encoded = messages.encode_texts(
                     job.texts, model, truncate=job.truncate, input_type=job.input_type, dimensions=job.dimensions
                 )
-                wired = call.wired = _wired(call, job, encoded, "/embeddings", "application/octet-stream")
+                wired = call.wired = job.wired(
+                    encoded, model, call.need.device, "/embeddings", "application/octet-stream"
+                )
             wired.may_wait = call.may_wait
             node = lease.node.url
             reply = await running.transport.exchange(node, wired)
@@ -390,21 +392,6 @@ def _encode(job: Exchange, call: Call, form: StreamForm | None) -> WireCall:
             content = messages.encode(body)
         else:
             content, content_type = forms.encode_form(body, *job.file)
-    wired = _wired(call, job, content, job.path, "text/event-stream" if form else "*/*")
+    wired = job.wired(content, call.need.model, call.need.device, job.path, "text/event-stream" if form else "*/*")
     wired.method, wired.content_type = job.method, content_type
     return wired
-
-
-def _wired(call: Call, job: Job, content: bytes, path: str, accept: str) -> WireCall:
-    need = call.need
-    return WireCall(
-        content,
-        job.deadline,
-        job.request_id,
-        need.model,
-        job.priority,
-        need.device,
-        job.node_headers,
-        path=path,
-        accept=accept,
-    )
