@@ -31,6 +31,8 @@ _LOCAL = (
     "num_ctx", "repeat_penalty", "include_stop_str_in_output", "skip_special_tokens", "truncate_prompt_tokens",
     "n_predict", "priority", "keep_alive",
 )  # fmt: skip
+# A cloud that does not know these answers without the form that they ask for; all know `response_format`.
+_FORMS_OF_NODES = ("guided_json", "guided_regex", "guided_choice", "structured_outputs")
 # Under a spend cap the cloud gets nothing else: what these cost is bounded by their bytes and the answer's tokens.
 _BOUNDED = frozenset({
     "messages", "max_tokens", "max_completion_tokens", "n", "stop", "seed", "temperature", "top_p",
@@ -219,6 +221,8 @@ class CloudBackend:
         body = _as_chat(job).body or {}
         if not (job.model or self._settings.chat_model):
             return "cloud.chat_model is not set"
+        if asked := [name for name in _FORMS_OF_NODES if body.get(name) is not None]:
+            return f"only nodes hold an answer to {', '.join(asked)}"
         local = [name for name in _LOCAL if body.get(name) is not None]
         if local and not self._settings.base_url:
             return f"OpenAI has no {', '.join(local)}"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
 
 ModelKind = Literal["embedding", "generation", "vision", "rerank", "transcription"]
+# What errors, tables and logs show of a node: one line, which no terminal takes for a command.
+Text = Annotated[str, StringConstraints(max_length=512, pattern="^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]*$")]
 # Both write text, and take chats and prompts; those for vision take images as well.
 _WRITERS = frozenset({"generation", "vision"})
 SERVING = frozenset({"ready", "degraded"})
@@ -23,11 +25,11 @@ class _Part(BaseModel):
 
 
 class DeviceReport(_Part):
-    name: str
+    name: Text
     available: bool = False
     emulated: bool = False
-    full_name: str | None = None
-    driver: str | None = None
+    full_name: Text | None = None
+    driver: Text | None = None
 
 
 class ModelReport(_Part):
@@ -37,15 +39,15 @@ class ModelReport(_Part):
     it was known.
     """
 
-    id: str
-    kind: str
-    aliases: tuple[str, ...] = ()
-    state: str
-    device: str | None = None
-    placements: tuple[str, ...] = ()
+    id: Text
+    kind: Text
+    aliases: tuple[Text, ...] = ()
+    state: Text
+    device: Text | None = None
+    placements: tuple[Text, ...] = ()
     context_limit: int | None = None
     dimensions: int | None = None
-    space: str | None = None
+    space: Text | None = None
     queue_depth: int = Field(default=0, ge=0)
     in_flight: int = Field(default=0, ge=0)
     ready_in_s: float | None = Field(default=None, ge=0)
@@ -79,7 +81,7 @@ class HealthReport(_Part):
     """The body of /health. Raises pydantic.ValidationError for anything else."""
 
     status: Literal["ready", "degraded", "starting", "draining", "failed"]
-    version: str | None = None
+    version: Text | None = None
     devices: tuple[DeviceReport, ...] = ()
     models: tuple[ModelReport, ...] = ()
 

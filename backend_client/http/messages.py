@@ -242,6 +242,9 @@ class Exchange(Job):
     def __post_init__(self) -> None:
         """Raise InvalidArgument for a wrong number, or an option of the call among the fields of the body."""
         for given in self.body or ():
+            if not isinstance(given, str):
+                named = type(given).__name__
+                raise InvalidArgument(f"the names of the body's fields must be str, got {named}", param="body")
             # However it is written: `Local_Only` must not get lost either.
             if (name := given.lower().replace("-", "_")) in _NO_FIELDS:
                 option = f"give the option {name}" if name in _COMMON else "put its fields into the body itself"

@@ -50,6 +50,7 @@ QUESTION = [{"role": "user", "content": "Where?"}]
         ("chat", [], {}, "empty"),
         ("chat", [{"content": "no role"}], {}, r"messages\[0\]"),
         ("chat", QUESTION, {"tools": {}}, "list"),
+        ("post", "/v1/embeddings", {"body": {"input": "a", 5: 6}}, "body's fields must be str, got int"),
         ("chat", QUESTION, {"extra_headers": {"X-A": "two\nlines"}}, "extra_headers"),
         ("chat", QUESTION, {"request_id": "with space"}, "request_id"),
         ("embed_many", ["a"], {"progress": asyncio.sleep}, "progress must be a plain function"),

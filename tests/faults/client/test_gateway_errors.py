@@ -98,3 +98,14 @@ async def test_a_nodes_own_504_ends_the_call(pair):
         with pytest.raises(DeadlineExceeded, match="deadline passed on the node"):
             await client.embed("text")
     assert len(pair[0].requests) + len(pair[1].requests) == 1
+
+
+@pytest.mark.parametrize("text", ["m\x1b]0;title\x07", "failed\nforged line", "m" * 600, "\u202etxet"])
+@pytest.mark.parametrize("field", ["id", "state"])
+async def test_a_report_that_no_terminal_may_show_is_not_a_nodes(scripted, field, text):
+    row = {"id": EMBEDDER, "kind": "embedding", "state": "ready", field: text}
+    scripted.health_respond = answering(lambda: web.json_response({"status": "ready", "models": [row]}))
+    async with NPUClient([scripted.url]) as client:
+        with pytest.raises(NPUUnavailableError) as caught:
+            await client.embed("text", timeout=5)
+    assert text not in str(caught.value)

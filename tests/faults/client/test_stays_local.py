@@ -156,3 +156,12 @@ async def test_a_cloud_asked_directly_keeps_to_it(cloud):
                 with pytest.raises(CloudRejected):
                     await call(options)
     assert not cloud.requests
+
+
+@pytest.mark.parametrize("field", ["guided_json", "guided_regex", "guided_choice", "structured_outputs"])
+async def test_a_form_that_only_nodes_hold_never_means_the_cloud(cloud, field):
+    body = {"messages": QUESTION, "model": WRITER, field: "a+"}
+    async with InferenceClient.from_settings(settings(cloud)) as client:
+        with pytest.raises(NPUUnavailableError, match=f"only nodes hold an answer to {field}"):
+            await client.post("/v1/chat/completions", body)
+    assert not cloud.requests
