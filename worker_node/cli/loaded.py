@@ -37,19 +37,19 @@ def _ps(args: argparse.Namespace) -> int:
 
     with node_or_none() as node:
         models: list[dict[str, Any]] = [] if node is None else node.get("/models")["models"]
+        rows = [
+            {
+                "name": model["id"],
+                "memory": model["memory"]["bytes"],
+                "device": device,
+                "context": model["context"],
+                "expires_in_s": model["expires_in_s"],
+            }
+            for model in models
+            if (device := serving_device(model)) is not None
+        ]
     if node is None:
         print(f"npu-node: {where_no_node_runs()}, so nothing is loaded", file=sys.stderr)
-    rows = [
-        {
-            "name": model["id"],
-            "memory": model["memory"]["bytes"],
-            "device": device,
-            "context": model["context"],
-            "expires_in_s": model["expires_in_s"],
-        }
-        for model in models
-        if (device := serving_device(model)) is not None
-    ]
     if args.json:
         print_json(rows)
         return 0

@@ -48,7 +48,7 @@ def _list(args: argparse.Namespace) -> int:
     from worker_node.cli.node_client import on_node
     from worker_node.cli.output import megabytes, print_json, table
 
-    rows = [_row(model) for model in on_node(lambda node: node.get("/models")["models"], _of_store)]
+    rows = on_node(lambda node: list(map(_row, node.get("/models")["models"])), lambda: list(map(_row, _of_store())))
     if args.json:
         print_json(rows)
         return 0
@@ -88,11 +88,21 @@ def _of_store(name: str | None = None) -> list[dict[str, Any]]:
 
 def _show(args: argparse.Namespace) -> int:
     from worker_node.cli.node_client import model_path, on_node
-    from worker_node.cli.output import print_json
+    from worker_node.cli.output import print_json, printable
 
-    known = on_node(lambda node: node.get(model_path(args.model)), lambda: _of_store(args.model)[0])
+    facts = on_node(lambda node: _facts(node.get(model_path(args.model))), lambda: _facts(_of_store(args.model)[0]))
+    if args.json:
+        print_json(facts)
+        return 0
+    for name, value in facts.items():
+        if value not in (None, []):
+            print(printable(f"{name:<14}{', '.join(value) if isinstance(value, list) else value}"))
+    return 0
+
+
+def _facts(known: Mapping[str, Any]) -> dict[str, Any]:
     passport = known.get("passport") or {}
-    facts = {
+    return {
         "name": known["id"],
         "state": known["state"],
         "reason": known["reason"],
@@ -109,13 +119,6 @@ def _show(args: argparse.Namespace) -> int:
         "prompts": sorted(passport.get("prompts") or []),
         "matryoshka": [str(size) for size in passport.get("matryoshka") or []],
     }
-    if args.json:
-        print_json(facts)
-        return 0
-    for name, value in facts.items():
-        if value not in (None, []):
-            print(f"{name:<14}{', '.join(value) if isinstance(value, list) else value}")
-    return 0
 
 
 def _models(args: argparse.Namespace) -> int:

@@ -56,16 +56,16 @@ class NodeClient:
         except httpx2.HTTPError:
             return False
 
-    def get(self, path: str) -> Any:
+    def get(self, path: str) -> dict[str, Any]:
         """The JSON of a GET."""
         return self._call("GET", path, None)
 
-    def post(self, path: str, body: dict[str, Any] | None = None) -> Any:
+    def post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """The JSON of a POST."""
         return self._call("POST", path, body)
 
-    def delete(self, path: str) -> Any:
-        """The JSON of a DELETE; None for an empty answer."""
+    def delete(self, path: str) -> dict[str, Any]:
+        """The JSON of a DELETE."""
         return self._call("DELETE", path, None)
 
     @contextmanager
@@ -97,12 +97,19 @@ class NodeClient:
                 raise NodeCallFailed(str(decoded["error"]), response.status_code)
             yield decoded
 
-    def _call(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
+    def _call(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
         with self._explained():
             response = self._http.request(method, path, json=body)
-        if response.status_code >= 400:
-            raise _refused(response)
-        return orjson.loads(response.content) if response.content else None
+            if response.status_code >= 400:
+                raise _refused(response)
+            answer = orjson.loads(response.content)
+        if not isinstance(answer, dict):
+            raise self.no_node()
+        return answer
+
+    def no_node(self) -> NodeCallFailed:
+        """The error for an answer that is not a node's."""
+        return NodeCallFailed(f"{self.url} answered, but not as a node does: check {URL_VARIABLE}")
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -111,7 +118,7 @@ class NodeClient:
         except httpx2.HTTPError as error:
             raise NodeCallFailed(f"the connection to the node at {self.url} failed: {error}") from error
         except orjson.JSONDecodeError as error:
-            raise NodeCallFailed(f"{self.url} returned a malformed response; is it a node?") from error
+            raise self.no_node() from error
         except UnicodeEncodeError as error:
             # Bytes of the command line or of standard input that the locale's encoding does not have.
             raise NodeCallFailed(f"the text is not valid {_encoding()}: check it, and the locale (LC_ALL)") from error
@@ -155,10 +162,14 @@ def find_node() -> NodeClient | None:
 
 @contextmanager
 def node_or_none() -> Iterator[NodeClient | None]:
-    """As `find_node`, closed after the block."""
+    """As `find_node`, closed after the block. NodeCallFailed if an answer lacks what the block reads in it."""
     client = find_node()
     try:
         yield client
+    except (LookupError, TypeError, AttributeError) as error:
+        if client is None:
+            raise
+        raise client.no_node() from error
     finally:
         if client is not None:
             client.close()

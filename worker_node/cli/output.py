@@ -18,12 +18,17 @@ _BAR_WIDTH = 16
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns of equal width under a head."""
-    lines = [head, *rows]
+    """Columns of equal width under a head; what no terminal may get, such as the commands of a name, is left out."""
+    lines = [head, *([printable(text) for text in row] for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     return "\n".join(
         "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in lines
     )
+
+
+def printable(text: str) -> str:
+    """The text without characters that move a terminal's cursor or change its title."""
+    return "".join(character for character in text if character.isprintable())
 
 
 def print_json(value: Any) -> None:

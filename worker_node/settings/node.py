@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import re
 from dataclasses import dataclass
 from functools import lru_cache
@@ -90,6 +91,7 @@ class NodeSettings(BaseSettings):
         extra="forbid",
         frozen=True,
         hide_input_in_errors=True,
+        allow_inf_nan=False,
     )
 
     host: str = Field(
@@ -313,9 +315,23 @@ class NodeSettings(BaseSettings):
 
     @field_validator("api_keys", "allowed_hosts", "cors_origins", "allow_image_hosts", mode="before")
     @classmethod
-    def _keys_by_comma(cls, value: Any) -> Any:
-        """`NPU_NODE_API_KEYS=a,b` is two keys."""
-        return [key.strip() for key in value.split(",") if key.strip()] if isinstance(value, str) else value
+    def _list(cls, value: Any) -> Any:
+        """`NPU_NODE_API_KEYS=a,b` is two keys, and so is `["a", "b"]`."""
+        if not isinstance(value, str):
+            return value
+        if not value.lstrip().startswith("["):
+            return [item.strip() for item in value.split(",") if item.strip()]
+        try:
+            return json.loads(value)
+        except ValueError:
+            raise ValueError('must be names with commas between them, or a JSON list such as ["a", "b"]') from None
+
+    @field_validator("api_keys")
+    @classmethod
+    def _keys(cls, value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+        if not all(key.get_secret_value().strip() for key in value):
+            raise ValueError("has an empty key, which would let everybody in: remove it, or write the key")
+        return value
 
     @model_validator(mode="before")
     @classmethod
@@ -330,7 +346,7 @@ class NodeSettings(BaseSettings):
         keys = [line for line in lines if line and not line.startswith("#")]
         if not keys:
             raise ValueError(f"api_keys_file {given} holds no key: write one a line")
-        return data | {"api_keys": [*cls._keys_by_comma(data.get("api_keys", ())), *keys]}
+        return data | {"api_keys": [*cls._list(data.get("api_keys", ())), *keys]}
 
     @field_validator("models")
     @classmethod

@@ -36,7 +36,7 @@ class ScriptedApi:
 
     def __init__(self):
         self.asked = []
-        self.refuse = None
+        self.refuse = self.text = None
 
     async def answer(self, request):
         body = await request.json() if request.can_read_body else None
@@ -46,6 +46,8 @@ class ScriptedApi:
         self.asked.append((request.method, request.path_qs, body, key))
         if self.refuse is not None:
             return web.json_response({"error": self.refuse[1]}, status=self.refuse[0])
+        if self.text is not None:
+            return web.Response(text=self.text)
         if request.path == "/api/pull":
             lines = [{"status": "pulling manifest"}, {"status": "downloading x", "total": 5}, {"status": "success"}]
             return web.Response(text="".join(json.dumps(line) + "\n" for line in lines))
@@ -178,6 +180,20 @@ def test_what_the_node_refuses_is_said_in_its_words(api, capsys):
     api.refuse = (401, {"message": "no API key", "code": "invalid_api_key"})
     assert main(["list"]) == 1
     assert "no API key (set NPU_NODE_API_KEY)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("answer", ["<html>", "null", "[1, 2]", "{}", '{"models": 5}'])
+@pytest.mark.parametrize("command", [["list"], ["ps"], ["show", "x"]])
+def test_what_is_not_a_nodes_answer_is_a_message(api, capsys, command, answer):
+    api.text = answer
+    assert main(command) == 1
+    assert capsys.readouterr().err == f"npu-node: {api.url} answered, but not as a node does: check NPU_NODE_URL\n"
+
+
+def test_a_name_sends_no_command_to_the_terminal(api, capsys):
+    api.text = '{"models": [{"id": "m\\u001b[2J", "size": 1, "state": "ready"}]}'
+    assert main(["list"]) == 0
+    assert "\x1b" not in capsys.readouterr().out
 
 
 def test_commands_send_the_key_to_the_node(api, monkeypatch, capsys):

@@ -213,9 +213,21 @@ def test_a_problem_of_our_own_setting_is_not_laid_to_a_weaker_variable(monkeypat
 
 
 @pytest.mark.parametrize("name", ["allow_image_hosts", "cors_origins", "api_keys"])
-def test_a_list_in_the_environment_has_commas(monkeypatch, name):
-    monkeypatch.setenv(f"NPU_NODE_{name.upper()}", "https://a.example,https://b.example")
+@pytest.mark.parametrize("text", ["https://a.example,https://b.example", '["https://a.example", "https://b.example"]'])
+def test_a_list_in_the_environment_has_commas_or_is_json(monkeypatch, name, text):
+    monkeypatch.setenv(f"NPU_NODE_{name.upper()}", text)
     assert len(getattr(parse_settings(""), name)) == 2
+
+
+@pytest.mark.parametrize("text", ['api_keys = [""]', 'api_keys = ["real", " "]'])
+def test_an_empty_key_is_refused(text):
+    assert problems(text) == [
+        "node.toml: api_keys: has an empty key, which would let everybody in: remove it, or write the key"
+    ]
+
+
+def test_no_time_is_infinite():
+    assert problems("request_timeout_s = inf") == ["node.toml: request_timeout_s: Input should be a finite number"]
 
 
 def test_each_variable_gets_one_notice():
