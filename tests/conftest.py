@@ -74,7 +74,6 @@ def _set_level(logger, level):
 
 @pytest.fixture(scope="session")
 def long(request):
-    """Whether this run is of the long forms: pytest --long."""
     return request.config.getoption("long")
 
 
@@ -143,7 +142,6 @@ def npu_node(store, tmp_path_factory):
 
 @pytest.fixture
 async def http():
-    """An HTTP client."""
     async with aiohttp.ClientSession() as session:
         yield session
 

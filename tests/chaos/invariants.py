@@ -71,7 +71,6 @@ class TrafficWatch:
         self.calls = 0
 
     async def watch(self):
-        """Watch all nodes."""
         await asyncio.gather(*(self._watch(node) for node in self._nodes))
 
     async def _watch(self, node):

@@ -30,7 +30,6 @@ class NodeBaseline:
         self._files = _files(node)
 
     async def left(self):
-        """None once the node is idle and as before, within SETTLE_S; else what is not."""
         deadline = time.monotonic() + SETTLE_S
         problem = "it does not answer"
         while time.monotonic() < deadline:
@@ -42,7 +41,6 @@ class NodeBaseline:
         return f"node {self._node.number}, {SETTLE_S:.0f} s after the load: {problem}"
 
     def problems(self):
-        """Yield what is not as before, now."""
         node = self._node
         status, body = node.node.health()
         if status != 200 or body["status"] != "ready":

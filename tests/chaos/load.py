@@ -170,7 +170,6 @@ class Load:
         return await self.stream(timeout, self.long_prompts)
 
     async def left_stream(self, timeout):
-        """A reader who leaves after the first piece."""
         stream = self.client.stream(self.rng.choice(self.prompts), model=GENERATOR, timeout=timeout)
         async with aclosing(stream) as pieces:
             async for _ in pieces:

@@ -31,7 +31,6 @@ class References:
     answers: dict
 
     def check_vectors(self, space, texts, vectors):
-        """None, or what is wrong with them."""
         known = self.vectors.get(space)
         if known is None:
             return f"a vector space that no model here has: {space}"
@@ -43,7 +42,6 @@ class References:
         return None if cosines.min() >= MIN_COSINE else f"cosine {cosines.min():.5f} to the reference"
 
     def check_answer(self, prompt, text):
-        """None, or what is wrong with it."""
         return None if text == self.answers[prompt] else f"answer {text!r}, not {self.answers[prompt]!r}"
 
 

@@ -42,7 +42,6 @@ class Proxies:
             self.requests = json.loads(answer)
 
     async def watch(self):
-        """Keep `requests` up to date."""
         while True:
             await self.tell(do="count")
             await asyncio.sleep(0.1)

@@ -11,13 +11,11 @@ WORDS = (  # noqa: SIM905
 
 
 def texts(count: int, seed: int) -> list[str]:
-    """Sentences of 5 to 90 words."""
     rng = random.Random(seed)
     return [_sentence(rng, min(90, max(5, round(rng.lognormvariate(3.5, 0.7))))) for _ in range(count)]
 
 
 def prompts(count: int, tokens: int, seed: int) -> list[str]:
-    """Prompts of about that many tokens."""
     rng = random.Random(seed * 1_000_003 + tokens)
     return [f"{rng.randint(100, 999)} Continue: {_sentence(rng, max(4, tokens - 8))}" for _ in range(count)]
 

@@ -93,7 +93,6 @@ class Node:
         return "models = " + _toml(models) + "\n"
 
     async def start(self, *, ready=False):
-        """Start the process, and let the proxy through to it."""
         self._config.write_text(self._settings())
         self.node = await asyncio.to_thread(
             self._stack.enter_context,
@@ -123,7 +122,6 @@ class Node:
         return psutil.Process(self.node.process.pid)
 
     def engine_pid(self, model):
-        """The process id of a model's engine, or None."""
         try:
             _, body = self.node.health()
         except OSError:

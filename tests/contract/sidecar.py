@@ -122,7 +122,6 @@ class Sidecar:
 
     @property
     def engine(self):
-        """Its engine process."""
         (engine,) = engine_processes(self.process.pid)
         return psutil.Process(engine)
 

@@ -39,7 +39,6 @@ async def check(port, **environment):
 
 @asynccontextmanager
 async def node(**settings):
-    """The port of a node without models."""
     async with running_node(NodeSettings(port=0, **settings), NOTHING) as (_, url):
         yield int(url.rsplit(":", 1)[1])
 
@@ -91,8 +90,6 @@ async def test_a_node_that_admits_certificates_only_is_healthy_whichever_is_show
 
 @asynccontextmanager
 async def draining(context=None):
-    """The port of a server that is not ready."""
-
     async def not_ready(_):
         return web.json_response({"status": "draining"}, status=503)
 

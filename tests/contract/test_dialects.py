@@ -36,7 +36,6 @@ def chat(**fields):
 
 
 def message_of(path, body):
-    """The text of an error, which has the dialect's form."""
     if path.startswith("/api/"):
         assert set(body) == {"error"}
         return body["error"]

@@ -29,7 +29,6 @@ def run(*command, **options):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """The directory with sdist and wheel."""
     directory = tmp_path_factory.mktemp("dist")
     done = run(sys.executable, "-m", "hatchling", "build", "-d", directory, cwd=ROOT)
     assert done.returncode == 0, done.stderr

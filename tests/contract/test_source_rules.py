@@ -2,15 +2,33 @@
 
 import ast
 import re
+from pathlib import Path
 
-from tests.contract.source_tree import NODE_FILES, ROOT, imports_of, reject
 from worker_node import registry
+
+ROOT = Path(__file__).parents[2]
+NODE_FILES = sorted((ROOT / "worker_node").rglob("*.py"))
 
 # What every request goes through, whatever its task. A task is one package: none of these names one.
 SHARED = {
     *("devices", "engines", "encoders", "manager", "observability", "sandbox", "scheduling", "serving"),
     *("app", "node", "registry", "reload", "server"),
 }
+
+
+def imports_of(path):
+    """The modules that a file imports."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def reject(violations):
+    """Fail with every violation, so that one run shows all that has to be fixed."""
+    assert not violations, "\n".join(["", *violations])
 
 
 def test_only_one_file_of_the_node_asks_the_operating_system_for_what_is_its_own():

@@ -63,8 +63,6 @@ def node(tmp_path_factory):
 
 @pytest.fixture
 async def count(node, http):
-    """Sends a request; returns status, headers and body."""
-
     async def send(*texts, model="vowels", path="/count", **headers):
         timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
         body = {"texts": list(texts), "model": model}

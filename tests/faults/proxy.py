@@ -59,7 +59,6 @@ class FaultProxy:
 
     @property
     def listening(self):
-        """Whether connections are taken."""
         return self._server is not None
 
     @asynccontextmanager
@@ -72,7 +71,6 @@ class FaultProxy:
             self._kept.close()
 
     async def listen(self):
-        """Take connections, again on the same port after `stop`."""
         if self._kept is not None:
             self._kept.close()
         # As many as a node lets wait: with fewer, a burst of connections is slowed down by repeated SYNs.

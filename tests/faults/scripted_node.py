@@ -49,7 +49,6 @@ class ScriptedNode(FakeNode):
         self._routes = routes
 
     def offer(self, kind, name, **row):
-        """Have one more model."""
         self.models[name] = model_row(kind) | {"dimensions": 8} | row
 
     def alias(self, **names):
@@ -164,7 +163,6 @@ class ScriptedCloud:
 
 @contextmanager
 def served_in_thread(node):
-    """Run the node; the value is its URL."""
     started = threading.Event()
     loops = []
     done = asyncio.Event()
@@ -186,7 +184,6 @@ def served_in_thread(node):
 
 
 def choice(delta, reason=None):
-    """A choice of a streamed chat completion."""
     return {"index": 0, "delta": delta, "finish_reason": reason}
 
 
@@ -219,7 +216,6 @@ def answering(make):
 
 
 def error_response(http, code, message="no", retry_after_ms=None):
-    """An error as nodes send it."""
     answer = refusal(status(http, code, retry_after=None if retry_after_ms is None else retry_after_ms / 1000))
     body = answer.body.replace(b'"scripted"', json.dumps(message).encode(), 1)
     return web.Response(status=answer.status, headers=answer.headers, body=body)

@@ -59,8 +59,6 @@ LEFT_OUT = {
 
 
 def source():
-    """The unpacked source distribution."""
-
     def make(directory):
         wanted = ("--no-deps", "--no-binary=openai", f"openai=={VERSION}")
         pip(sys.executable, "download", f"--dest={directory}", *wanted)

@@ -42,7 +42,6 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def browser(tmp_path):
-    """A window of its own for each test."""
     pytest.importorskip("selenium", reason="NOT RUN: the dashboard's browser is driven by selenium; install '.[ops]'")
     from tests.ops.browser import chromium
 
@@ -52,7 +51,6 @@ def browser(tmp_path):
 
 @pytest.fixture(scope="session")
 def ansible():
-    """The directory of Ansible's commands."""
     if not (BIN / "ansible-playbook").exists():
         pytest.skip("NOT RUN: Ansible is not installed; make test-ops does it")
     return BIN
@@ -81,7 +79,6 @@ def build_wheel(source, directory):
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory):
-    """The wheel of this checkout."""
     return build_wheel(ROOT, tmp_path_factory.mktemp("wheel"))
 
 

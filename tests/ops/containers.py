@@ -162,7 +162,6 @@ class Machine:
         }
 
     def run(self, *command, timeout=HANG_S, check=True):
-        """Run a command in it."""
         return run("podman", "exec", self.name, *command, timeout=timeout, check=check)
 
 

@@ -103,7 +103,6 @@ class Guest:
         )
 
     def run(self, *command, timeout=HANG_S, check=True):
-        """Run a command in it, as root."""
         login = ("ssh", "-q", "-i", self.key, "-p", self.port, *self.ssh_options(), "root@127.0.0.1")
         return run(*map(str, login), *command, timeout=timeout, check=check)
 

@@ -59,7 +59,6 @@ def driver_archive(directory):
 
 @pytest.fixture(scope="module")
 def built(mounts, tmp_path_factory):
-    """The image with a scripted driver."""
     directory = tmp_path_factory.mktemp("driver")
     archive, digest = driver_archive(directory)
     base = image(DEBIAN_13)

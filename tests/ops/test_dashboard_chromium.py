@@ -9,7 +9,6 @@ import sys
 import time
 import urllib.error
 import urllib.request
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -51,7 +50,6 @@ return row.className === "bad" && seen.words.includes("unreachable") && seen.pro
 
 @pytest.fixture(scope="module")
 def axe():
-    """The source of axe-core, at the version that package.json pins."""
     packages = npm_packages(PACKAGES / "package.json")
     return (packages / "node_modules" / "axe-core" / "axe.min.js").read_text(encoding="utf-8")
 
@@ -67,7 +65,6 @@ def browser(browser):
 
 
 def post(node, path, body, headers=None):
-    """Send a request; the status."""
     request = urllib.request.Request(  # noqa: S310
         node.url + path, body.encode(), {"Content-Type": "application/json", **(headers or {})}
     )
@@ -105,12 +102,6 @@ def is_red(colour):
     """Whether `rgb(r, g, b)` is a tint of red, light or dark."""
     red, green, blue = (float(part) for part in colour[colour.index("(") + 1 : -1].split(",")[:3])
     return red > green + 15 and red > blue + 15
-
-
-def test_the_wheel_holds_the_page_once(wheel):
-    with zipfile.ZipFile(wheel) as archive:
-        names = archive.namelist()
-    assert [name for name in names if name.endswith(".html")] == ["backend_client/cli/dashboard.html"]
 
 
 def test_a_killed_engine_is_red_within_three_seconds_and_green_when_it_is_back(browser, long):

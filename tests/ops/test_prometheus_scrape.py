@@ -50,7 +50,6 @@ class Server:
             return json.load(reply)["data"]
 
     def ready(self):
-        """Whether it answers queries yet."""
         try:
             with urllib.request.urlopen(self.url + "/-/ready", timeout=HANG_S):  # noqa: S310
                 return True

@@ -12,7 +12,6 @@ SCRIPT = ANSIBLE / "roles" / "npu_monitoring" / "files" / "npu-tls-expiry"
 
 
 def make_certificate(directory, name, days):
-    """Write a certificate that ends in so many days; return its path."""
     path = directory / f"{name}.pem"
     keys = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", directory / "key")
     run("openssl", "req", "-x509", *keys, "-out", path, "-days", str(days), "-subj", f"/CN={name}")
@@ -20,7 +19,6 @@ def make_certificate(directory, name, days):
 
 
 def x509_end(path):
-    """When it ends, as Python reads it."""
     return ssl.cert_time_to_seconds(ssl._ssl._test_decode_cert(path)["notAfter"])
 
 

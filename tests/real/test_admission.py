@@ -12,7 +12,6 @@ EMBEDDER, GENERATOR = "all-minilm-l6-v2", "smollm2-135m-instruct"
 
 
 async def reading(http, node, name, **labels):
-    """The value of a metric, None where it has no sample."""
     async with http.get(node.url + "/metrics") as reply:
         text = await reply.text()
     for line in text.splitlines():

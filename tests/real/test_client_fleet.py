@@ -61,7 +61,6 @@ class Load:
             await asyncio.sleep(0.02)
 
     async def more(self, count):
-        """Wait for that many answers more."""
         goal = len(self.results) + count
         await self.until(lambda: len(self.results) >= goal)
 

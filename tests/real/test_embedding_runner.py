@@ -37,7 +37,6 @@ def runner(request, store):
 
 
 def embed(runner, *jobs):
-    """The vectors of the jobs, in their order, all submitted before the first step."""
     for each in jobs:
         runner.submit(each)
     done = {}

@@ -18,7 +18,6 @@ def node(whole_node):
 
 
 async def streamed(http, node, **body):
-    """The text pieces of a streamed answer, and what its last event says."""
     events = []
     await stream(http, node, body, lambda name, data: events.append((name, data)))
     *tokens, (last, done) = events

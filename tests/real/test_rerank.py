@@ -58,8 +58,6 @@ def reranking(models):
 
 @pytest.fixture
 async def rank(reranking, http):
-    """Sends a request; returns status, headers and body."""
-
     async def send(path="/v2/rerank", headers=None, **body):
         async with http.post(reranking.url + path, json=body, headers=headers or {}) as reply:
             return reply.status, reply.headers, await reply.json()

@@ -39,7 +39,6 @@ async def collector(bodies):
 
 
 def spans_of(bodies):
-    """The spans by the name of their service and their own."""
     resources = [found for body in bodies for found in ExportTraceServiceRequest.FromString(body).resource_spans]
     return {
         (attributes(found.resource)["service.name"], span.name): span

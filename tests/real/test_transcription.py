@@ -50,8 +50,6 @@ def node(tmp_path_factory):
 
 @pytest.fixture
 async def send(node, http):
-    """Posts a form; returns status, headers and body (parsed where it is JSON)."""
-
     async def post(content, *, path=PATH, headers=None, name="speech.ogg", **fields):
         form = aiohttp.FormData(default_to_multipart=True)
         for field, values in fields.items():
@@ -67,7 +65,6 @@ async def send(node, http):
 
 
 def wav(samples):
-    """A WAV file of 16 kHz mono samples."""
     target = io.BytesIO()
     with wave.open(target, "wb") as file:
         file.setparams((1, 2, 16_000, 0, "NONE", ""))

@@ -43,7 +43,6 @@ TOKENS = 5
 
 
 def encoded(colour, form="PNG", size=(300, 200)):
-    """The base64 form of an image of one colour."""
     stream = io.BytesIO()
     Image.new("RGB", size, COLOURS[colour]).save(stream, form)
     return base64.b64encode(stream.getvalue()).decode()

@@ -19,7 +19,6 @@ from worker_node.settings import ModelSettings, NodeSettings
 
 @contextlib.asynccontextmanager
 async def application(models=(), settings=None, cache=0, tracing=OFF):
-    """Yields a client of it and its `Node`."""
     settings = settings or NodeSettings()
     with npu_source(None, emulated=False) as npu:
         services = services_of(models, cache, store=ModelStore(settings.model_store), tracing=tracing)

@@ -48,7 +48,6 @@ class HeldText:
         return self._tokenizer.decode(tokens[:-1]) if tokens[-1] == self._end else None
 
     def run(self, grammar, seed, most):
-        """Generate at most so many tokens; how many it were."""
         return len(self._generate(grammar, seed, most))
 
     def _generate(self, grammar, seed, most):

@@ -40,7 +40,6 @@ class RunningNode:
     key: str | None = None
 
     def health(self):
-        """The status code and body of /health."""
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         request = urllib.request.Request(self.url + "/health", headers=headers)  # noqa: S310
         try:
@@ -70,7 +69,6 @@ class RunningNode:
         return {model["id"]: model["engines"][0]["pid"] for model in body["models"]}
 
     def engine_processes(self):
-        """The process ids of its engines, without asking it."""
         return engine_processes(self.process.pid)
 
     def terminate(self, timeout=30.0):

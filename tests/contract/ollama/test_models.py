@@ -22,7 +22,6 @@ async def post(http, url, **body):
 
 @pytest.fixture(scope="module")
 def own_node(store):
-    """A node whose model the tests may unload."""
     with start_node(NPU_NODE_MODELS='[{"name": "all-minilm-l6-v2"}]') as running:
         yield running
 

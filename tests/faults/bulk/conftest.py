@@ -9,7 +9,6 @@ from tests.faults.bulk.drivers import drivers
 
 @pytest.fixture(scope="module")
 def starter(tmp_path_factory):
-    """What starts drivers, the input, and the texts of its good rows."""
     with FakeFleet(2) as fleet, drivers(fleet.environment()) as started:
         source = tmp_path_factory.mktemp("data") / "in"
         texts = make_input(source)
@@ -18,7 +17,6 @@ def starter(tmp_path_factory):
 
 @pytest.fixture
 def fleet(monkeypatch):
-    """Two nodes of this test alone, which the settings name."""
     monkeypatch.delenv("NPU_CLIENT_CONFIG", raising=False)
     with FakeFleet(2) as fleet:
         for name, value in fleet.environment().items():

@@ -26,7 +26,6 @@ def make_input(directory):
 
 
 def rows_of(out):
-    """(text, vector) of all rows of an output, by text; one text twice is an error."""
     found = {}
     for path in out.glob("part-*.parquet"):
         for row in pq.read_table(path).to_pylist():
@@ -36,7 +35,6 @@ def rows_of(out):
 
 
 def rejections_of(out):
-    """(file, row) of each rejected row; one twice is an error."""
     entries = [
         json.loads(line) for path in (out / "rejected").glob("*.jsonl") for line in path.read_text().splitlines()
     ]

@@ -28,7 +28,6 @@ class Drivers:
         return self._ask({"start": {"source": str(source), "out": str(out), **how}})
 
     def wait(self, pid):
-        """The exit status of a driver; negative for the signal that ended it."""
         return self._ask({"wait": pid})
 
     def run(self, source, out, **how):

@@ -25,28 +25,24 @@ def fleet(running):
 
 @pytest.fixture
 async def scripted():
-    """One scripted node."""
     async with ScriptedNode().running() as node:
         yield node
 
 
 @pytest.fixture
 async def pair():
-    """Two scripted nodes."""
     async with ScriptedNode().running() as one, ScriptedNode().running() as two:
         yield [one, two]
 
 
 @pytest.fixture
 async def client(pair):
-    """A client of both."""
     async with NPUClient([node.url for node in pair]) as running:
         yield running
 
 
 @pytest.fixture
 async def cloud():
-    """A scripted OpenAI-compatible API."""
     async with ScriptedCloud().running() as running:
         yield running
 

@@ -17,7 +17,6 @@ OTHER = "tiny-other"
 
 @pytest.fixture
 async def trio(pair, scripted):
-    """Three scripted nodes."""
     return [*pair, scripted]
 
 
@@ -155,7 +154,6 @@ async def test_the_answer_of_another_device_than_was_required_is_answered_by_ano
 
 
 async def streamed(stream):
-    """The result of a stream, of which every piece was read."""
     assert [piece async for piece in stream]
     return stream.result
 

@@ -44,7 +44,6 @@ async def test_a_file_is_read_again_when_it_changes(pair, tmp_path):
 
 
 def resolving(monkeypatch, addresses, name="npu.internal"):
-    """Have the system's resolver tell these addresses of the name, whenever it is asked."""
     real = socket.getaddrinfo
 
     def getaddrinfo(host, port, *args, **more):

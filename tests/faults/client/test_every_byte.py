@@ -39,7 +39,6 @@ def meeting(proxy, pair):
 
 
 async def reply_length(proxy, call):
-    """How long the proxied node's whole reply is."""
     async with NPUClient([proxy.url]) as client:
         seen = []
         proxy.fault = Fault(each=lambda data: seen.append(len(data)))

@@ -31,12 +31,10 @@ def part(text="", reason=None, index=0, **delta):
 
 
 def stream_of(*choices):
-    """A stream with these choices, an event each."""
     return streamed(*({"choices": [choice]} for choice in choices))
 
 
 def whole_of(*choices):
-    """What a stream of these choices says, not streamed."""
     whole = [{**each, "message": {"role": "assistant", **each["delta"]}} for each in choices]
     return web.json_response({"model": "chat", "choices": whole})
 

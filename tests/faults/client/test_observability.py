@@ -54,7 +54,6 @@ class Observed:
 
 
 def server_of(span):
-    """Host and port, as a span has them."""
     return span.attributes["server.address"], span.attributes["server.port"]
 
 

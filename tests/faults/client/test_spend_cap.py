@@ -136,7 +136,6 @@ def completion(content, usage):
 
 
 def chunks(usage):
-    """The same answer as a stream."""
     chunk = {"id": "c", "object": "chat.completion.chunk", "created": 0, "model": "chat"}
     parts = ([choice({"content": "Paris"}, "stop")], {}), ([], {"usage": usage})
     return streamed(*({**chunk, "choices": choices, **more} for choices, more in parts))

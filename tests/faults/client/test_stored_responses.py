@@ -58,7 +58,6 @@ class Responses:
 
 @pytest.fixture
 async def fleet():
-    """Three nodes that store responses."""
     a, b, c = (ScriptedNode(routes=Responses(name).routes()) for name in "abc")
     async with a.running(), b.running(), c.running():
         yield [a, b, c]

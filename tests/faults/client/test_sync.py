@@ -16,7 +16,6 @@ from tests.faults.scripted_node import ANSWER, ScriptedNode, served_in_thread, v
 
 @pytest.fixture(scope="module")
 def url():
-    """A scripted node in a thread of its own, so that the test's thread may block."""
     with served_in_thread(ScriptedNode()) as url:
         yield url
 

@@ -28,7 +28,6 @@ def openssl(*arguments):
 
 
 def issue(directory, authority, name, subject="IP:127.0.0.1"):
-    """A certificate of the authority, with its key."""
     cert, key, request = (directory / f"{name}.{end}" for end in ("pem", "key", "csr"))
     names = directory / "names.txt"
     names.write_text(f"subjectAltName={subject}\n{_KEYS}")
@@ -49,7 +48,6 @@ def make_authority(directory, name):
 
 @pytest.fixture(scope="module")
 def pki(tmp_path_factory):
-    """An authority, and certificates of it for a node and a client."""
     directory = tmp_path_factory.mktemp("pki")
     authority = make_authority(directory, "authority")
     return directory, authority, issue(directory, authority, "node"), issue(directory, authority, "client")

@@ -63,8 +63,6 @@ async def test_a_space_bound_to_a_model_holds_when_it_answers_to_an_alias(nodes,
 
 
 def change(node, alias, name, after):
-    """From the request with that number on, the node takes the alias for another model."""
-
     async def respond(_):
         if len(node.requests) >= after:
             node.alias(**{alias: name})

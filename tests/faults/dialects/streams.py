@@ -39,7 +39,6 @@ def body_of(route, *, stream=True, tokens=None):
 
 
 def raw_request(route, **body):
-    """The same as bytes on the wire."""
     data = json.dumps(body_of(route, **body)).encode()
     return f"POST {route} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
 
@@ -51,7 +50,6 @@ async def connect(node):
 
 
 async def metrics(http, node):
-    """The model's metrics by name."""
     async with http.get(node.url + "/metrics") as reply:
         lines = (await reply.text()).splitlines()
     pairs = (line.rsplit(" ", 1) for line in lines if f'model="{MODEL}"' in line)

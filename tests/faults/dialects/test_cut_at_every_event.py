@@ -136,7 +136,6 @@ class Served:
         return reader, writer
 
     async def whole(self, method, path):
-        """The status and body of a reply."""
         reader, writer = await self.connect(method, path)
         head, _, body = (await reader.read()).partition(b"\r\n\r\n")
         writer.close()
@@ -187,7 +186,6 @@ async def serving(store):
 
 
 async def read_text(reader, writer):
-    """All of an answer, as it stands on the wire."""
     async with asyncio.timeout(10):
         sent = await reader.read()
     writer.close()

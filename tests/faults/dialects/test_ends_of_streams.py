@@ -26,7 +26,6 @@ async def test_a_half_closed_connection_is_answered_or_dropped(http, node, route
 
 
 def last_event(route, text):
-    """The object of a stream's last event."""
     line = text.strip().splitlines()[-1]
     return json.loads(line if route.startswith("/api/") else line.removeprefix("data: "))
 

@@ -66,7 +66,6 @@ async def post(http, node, path, body):
 
 
 async def stream(http, node, tokens):
-    """A whole stream; its number of chunks."""
     body = {
         "model": MODEL,
         "messages": [{"role": "user", "content": "Count."}],

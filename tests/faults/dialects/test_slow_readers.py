@@ -108,7 +108,6 @@ async def read_all(sock):
 
 
 def text_of(route, parts):
-    """The answer's text, from the objects of its stream."""
     if route == "/v1/responses":
         return "".join(part["delta"] for part in parts if part["type"] == "response.output_text.delta")
     if route == "/api/chat":

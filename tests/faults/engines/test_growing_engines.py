@@ -54,7 +54,6 @@ class Bench:
         self.memory.grown[self.pid] = by
 
     def loads(self):
-        """The processes that began to load, in their order."""
         return [int(line.split()[1]) for line in self._log.read_text().splitlines() if line.startswith("load ")]
 
     def submitted(self):

@@ -45,7 +45,6 @@ class Authorities:
         return aiohttp.TCPConnector(ssl=self.context(index), **more)
 
     async def admits(self, url, index):
-        """Whether a new connection of that client is."""
         async with aiohttp.ClientSession(connector=self.connector(index, force_close=True)) as session:
             try:
                 async with session.get(url + "/health") as reply:

@@ -30,7 +30,6 @@ def node_of(space, embedder=EMBEDDER):
 
 
 def report(status="ready", *, space="space-a", state="ready", queue=0, device="CPU", placements=("CPU",)):
-    """A /health body."""
     node = node_of(space)
     node.health_status = status
     for row in node.models.values():
@@ -59,17 +58,14 @@ class FakeNode:
         return await MemoryTransport([node]).exchange(self.url, call)
 
     def die(self):
-        """Refuse connections, as a dead process does."""
         self.health = self.embed = NodeUnreachable("cannot connect", node=self.url)
         self.pieces = [self.embed]
 
     def freeze(self):
-        """Accept connections and never answer, as a stopped process does."""
         self.health = self.embed = hang
         self.pieces = [hang]
 
     def revive(self):
-        """Work again."""
         self.health = report(space=self.space)
         self.embed = self.vectors
         self.pieces = ["Pa", "ris"]
@@ -119,12 +115,10 @@ class FakeTransport(MemoryTransport):
 
 
 def fleet(count, **options):
-    """That many fake nodes."""
     return [FakeNode(f"http://node-{index}:8081", **options) for index in range(count)]
 
 
 def client_of(nodes, *, seed=1, options=None, **more):
-    """A client of the fakes, on the running loop's clock."""
     return NPUClient(
         [node.url for node in nodes],
         transport=lambda: FakeTransport(nodes),
@@ -137,7 +131,6 @@ def client_of(nodes, *, seed=1, options=None, **more):
 
 @asynccontextmanager
 async def warm(nodes, **more):
-    """A client that knows its nodes."""
     async with client_of(nodes, **more) as client:
         await client.health()
         yield client

@@ -52,5 +52,4 @@ def in_virtual_time(test):
 
 
 def now():
-    """The time of the running loop."""
     return asyncio.get_running_loop().time()

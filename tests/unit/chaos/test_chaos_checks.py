@@ -104,7 +104,6 @@ async def test_a_wrong_text_is_reported(load):
 
 
 def one_wrong(ranked):
-    """The best document's score is a little higher than it should be."""
     ranked[0].score += 0.01
     return ranked
 

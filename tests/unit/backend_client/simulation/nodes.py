@@ -75,7 +75,6 @@ class SimNode(FakeNode):
         await self.work("health", 0.001)
 
     def named(self, model):
-        """The id of a model, given its name or alias."""
         return self.alias if model == ALIAS else model
 
     async def refusal(self, name, *, may_wait):

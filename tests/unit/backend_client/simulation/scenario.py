@@ -58,7 +58,6 @@ class Scenario:
 
 
 def draw(seed):
-    """The scenario of a seed."""
     rng = random.Random(seed)
     count = rng.randint(1, 3)
     duration = rng.uniform(8.0, 25.0)

@@ -18,8 +18,6 @@ FIGURES = {
 
 @pytest.fixture
 def answers(monkeypatch):
-    """Set what the commands get from the service."""
-
     def script(answer):
         monkeypatch.setattr("worker_node.cli.bounded.with_service", lambda _args, _work: answer)
 

@@ -72,7 +72,6 @@ PRIVATE = {"devices", "models", "npu", "uptime_s"}
 
 
 async def told(keys, headers, *, draining=False):
-    """The status and the fields of /health."""
     async with application(settings=NodeSettings(api_keys=keys)) as (client, node):
         node.state.draining = draining
         async with client.get("/health", headers=headers) as reply:

@@ -3,6 +3,11 @@
 import asyncio
 import selectors
 
+import pytest
+
+from worker_node.manager.manager import ModelManager
+from worker_node.models.store import ModelStore
+
 
 class JumpingLoop(asyncio.SelectorEventLoop):
     """A loop that has nothing to wait for but timers: instead of waiting it sets its clock on."""
@@ -24,3 +29,14 @@ class _JumpingSelector(selectors.DefaultSelector):
         if timeout:
             self._loop.now += timeout
         return super().select(0)
+
+
+def run_jumping(scenario):
+    """Run an async function, given nothing, on a loop whose clock jumps."""
+    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
+        return runner.run(scenario())
+
+
+def manager_over(models, machine, clock, budget=None):
+    """A manager of scripted models on that machine, which builds no others."""
+    return ModelManager(models, ModelStore(), pytest.fail, {"host": budget}, clock=clock, measure=machine.measure)

@@ -7,10 +7,8 @@ import asyncio
 import random
 from collections import Counter
 
-import pytest
-
 from tests.support.scripted_engines import Machine, ScriptedEngine, scripted_model
-from tests.unit.worker_node.manager.jumping import JumpingLoop
+from tests.unit.worker_node.manager.jumping import manager_over, run_jumping
 from worker_node.core.errors import (
     DeadlineExceeded,
     DeviceUnavailable,
@@ -21,35 +19,24 @@ from worker_node.core.errors import (
 )
 from worker_node.core.types import Device, RequestContext
 from worker_node.engines.protocol import EngineState
-from worker_node.manager.manager import ModelManager
-from worker_node.models.store import ModelStore
 from worker_node.serving.routing import Demand, select_placement
 
 DEVICES = (Device.NPU, Device.CPU)
 # A load that is let in fits by what is known: what a process takes beyond its estimate shows when it is there.
 MAX_EXCESS = 40
-STORE = ModelStore()
 
 
 class World:
     """One scenario: random models, then random requests, wishes and growth, while every invariant is checked."""
 
-    def __init__(self, seed, loop):
+    def __init__(self, seed):
         self.rng = random.Random(seed)
-        self.loop = loop
-        self.clock = loop.time
+        self.clock = asyncio.get_running_loop().time
         self.machine = Machine()
         self.broken = []
         self.budget = self.rng.choice([None, 250, 400, 600])
         self.models = [self._model(f"m{number}") for number in range(self.rng.randint(1, 6))]
-        self.manager = ModelManager(
-            self.models,
-            STORE,
-            pytest.fail,
-            {"host": self.budget},
-            clock=self.clock,
-            measure=self.machine.measure,
-        )
+        self.manager = manager_over(self.models, self.machine, self.clock, self.budget)
         self.working = dict.fromkeys((model.id for model in self.models), 0)
         self.last_use = dict.fromkeys((model.id for model in self.models), 0.0)
         self.answers = Counter()
@@ -199,13 +186,14 @@ class World:
 def test_no_random_scenario_breaks_a_promise(long):
     totals = Counter(served=0, late=0, insufficient_memory=0, model_loading=0, engine_unavailable=0, npu_unavailable=0)
     for seed in range(5_000 if long else 40):
-        with asyncio.Runner(loop_factory=JumpingLoop) as runner:
-            loop = runner.get_loop()
-            try:
-                answers = runner.run(World(seed, loop).run())
-            except BaseException as error:
-                error.add_note(f"seed {seed}")
-                raise
-        totals += answers
+
+        async def scenario(seed=seed):
+            return await World(seed).run()
+
+        try:
+            totals += run_jumping(scenario)
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
     # The scenarios are of all kinds.
     assert min(count for outcome, count in totals.items() if outcome != "overloaded") > 10, totals

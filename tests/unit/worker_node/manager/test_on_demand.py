@@ -71,7 +71,6 @@ def simulate(scenario, disk, failed=()):
 
 
 async def begun(event):
-    """Wait until a thread has set the event, without letting time pass."""
     while not event.is_set():
         await asyncio.sleep(0)
 

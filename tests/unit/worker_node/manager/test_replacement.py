@@ -9,12 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.scripted_engines import Machine, ScriptedEngine, scripted_model
-from tests.unit.worker_node.manager.jumping import JumpingLoop
+from tests.unit.worker_node.manager.jumping import manager_over, run_jumping
 from worker_node.core.errors import ModelNotFound, NodeError
 from worker_node.core.types import Device, RequestContext
 from worker_node.engines.protocol import EngineState
-from worker_node.manager.manager import ModelManager
-from worker_node.models.store import ModelStore
 from worker_node.serving.routing import Demand, select_placement
 
 NPU, CPU = Device.NPU, Device.CPU
@@ -38,14 +36,7 @@ class World:
             scripted_model(name, [ScriptedEngine(name, CPU, self.machine, size=size)], self.clock)
             for name, size in others
         ]
-        self.manager = ModelManager(
-            [first, *self.others],
-            ModelStore(),
-            pytest.fail,
-            {"host": budget},
-            clock=self.clock,
-            measure=self.machine.measure,
-        )
+        self.manager = manager_over([first, *self.others], self.machine, self.clock, budget)
         self.manager.start()
 
     def form(self, npu_s=3.0, cpu_s=20.0, *, lazy=False, failures=(), sizes=(100, 100)):
@@ -102,8 +93,7 @@ def run(monkeypatch, scenario, **options):
             await world.manager.stop()
         assert not world.machine.memory, "a process was left behind"
 
-    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
-        runner.run(main())
+    run_jumping(main)
 
 
 @pytest.mark.parametrize("eager", [False, True], ids=["loaded on demand", "loaded with the node"])

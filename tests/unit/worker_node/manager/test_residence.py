@@ -5,13 +5,11 @@ import asyncio
 import pytest
 
 from tests.support.scripted_engines import Machine, ScriptedEngine, scripted_model
-from tests.unit.worker_node.manager.jumping import JumpingLoop
+from tests.unit.worker_node.manager.jumping import manager_over, run_jumping
 from worker_node.core.errors import DeadlineExceeded, InsufficientMemory
 from worker_node.core.types import RequestContext
 from worker_node.engines.protocol import EngineState
-from worker_node.manager.manager import ModelManager
 from worker_node.manager.served import ModelState
-from worker_node.models.store import ModelStore
 from worker_node.serving.routing import Demand, select_placement
 
 MB = 10**6
@@ -33,14 +31,7 @@ class Case:
         return model
 
     def start(self):
-        self.manager = ModelManager(
-            self.models,
-            ModelStore(),
-            pytest.fail,
-            {"host": self.budget},
-            clock=self.clock,
-            measure=self.machine.measure,
-        )
+        self.manager = manager_over(self.models, self.machine, self.clock, self.budget)
         self.manager.start()
 
     async def request(self, model, seconds=60.0, **more):
@@ -69,8 +60,7 @@ def over_jumping_time(test):
             finally:
                 await case.manager.stop()
 
-        with asyncio.Runner(loop_factory=JumpingLoop) as runner:
-            runner.run(main())
+        run_jumping(main)
 
     run.__name__ = test.__name__
     return run

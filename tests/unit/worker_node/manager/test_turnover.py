@@ -7,12 +7,10 @@ import random
 import pytest
 
 from tests.support.scripted_engines import Machine, ScriptedEngine, scripted_model
-from tests.unit.worker_node.manager.jumping import JumpingLoop
+from tests.unit.worker_node.manager.jumping import manager_over, run_jumping
 from worker_node.core.errors import ConfigurationError, ModelNotFound
 from worker_node.engines.protocol import EngineState
-from worker_node.manager.manager import ModelManager
 from worker_node.manager.served import FailedModel
-from worker_node.models.store import ModelStore
 from worker_node.reload import Reloader, follow_changes
 from worker_node.settings.reading import SettingsSource
 
@@ -25,7 +23,6 @@ BROKEN = (
 
 
 def text(models, **settings):
-    """A file with these models: by name, their options."""
     lines = [f"{name} = {value}" for name, value in settings.items()]
     for name, options in models.items():
         lines += ["[[models]]", f'name = "{name}"', *(f"{key} = {value}" for key, value in options.items())]
@@ -43,9 +40,7 @@ class World:
         self.source = SettingsSource(file)
         settings = self.source.read()
         built = [self.build(model) for model in settings.models]
-        self.manager = ModelManager(
-            built, ModelStore(), pytest.fail, {"host": budget}, clock=self.clock, measure=self.machine.measure
-        )
+        self.manager = manager_over(built, self.machine, self.clock, budget)
         self.adopted = []
         self.reloader = Reloader(self.source, settings, self.manager, self.build, adopt=self.adopted.append)
         self.manager.start()
@@ -102,8 +97,7 @@ def run(tmp_path, scenario, budget=None):
             await world.manager.stop()
         assert not world.machine.memory, "a process was left behind"
 
-    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
-        runner.run(main())
+    run_jumping(main)
 
 
 @pytest.mark.parametrize("budget", [None, 250, 110], ids=["much memory", "for two", "for one"])

@@ -47,13 +47,6 @@ def test_first_in_first_out_within_a_priority_and_interactive_first():
     assert queue.next() is None
 
 
-def test_prompts_of_fewer_steps_go_first_and_those_of_as_many_in_order_of_arrival():
-    queue = queue_of(
-        Job(1, prompt_tokens=8000), Job(2, prompt_tokens=200), Job(3, prompt_tokens=300), Job(4, prompt_tokens=10)
-    )
-    assert order(queue) == [2, 4, 3, 1]
-
-
 def test_the_oldest_prompt_gets_a_fifth_of_the_tokens():
     queue = queue_of(Job(0, prompt_tokens=8000))
     tokens = {True: 0, False: 0}

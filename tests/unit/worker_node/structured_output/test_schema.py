@@ -199,6 +199,21 @@ def test_an_object_that_declares_no_properties_has_none():
         {"type": "object", "required": ["a"], "additionalProperties": False},
         "not a schema",
         5,
+        # Definitions without an end, and numbers that are none.
+        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a", "minimum": 3}}},
+        {"$ref": "#", "minimum": 3},
+        {
+            "$ref": "#/$defs/a",
+            "maximum": 1,
+            "$defs": {"a": {"$ref": "#/$defs/b", "minimum": 3}, "b": {"$ref": "#/$defs/a"}},
+        },
+        {"allOf": [{"$ref": "#"}]},
+        {"allOf": [{"$ref": "#"}, {"type": "object"}]},
+        {"anyOf": [{"$ref": "#"}], "minimum": 1},
+        {"const": float("nan")},
+        {"type": "integer", "minimum": float("inf")},
+        {"type": "integer", "enum": [float("inf")]},
+        {"$ref": "#/const", "minimum": 3, "const": 5},
     ],
     ids=json.dumps,
 )
