@@ -53,22 +53,6 @@ def test_the_schema_has_each_value_and_no_other():
     compare(VALUES, SCHEMA)
 
 
-def test_the_templates_use_each_value():
-    """A value of a `with` or of a helper that takes the table counts as used with its table."""
-
-    def unused(values, path=".Values"):
-        for name, value in values.items():
-            part = f"{path}.{name}"
-            if re.search(rf"{re.escape(part)}\b(?!\.)", TEXT):
-                continue
-            if not isinstance(value, dict) or not value:
-                yield part
-            else:
-                yield from unused(value, part)
-
-    assert list(unused(VALUES)) == []
-
-
 def test_nodes_get_as_long_to_drain_as_they_may_ask_for_and_then_some():
     (limit,) = [part.le for part in NodeSettings.model_fields["drain_timeout_s"].metadata if hasattr(part, "le")]
     assert SCHEMA["properties"]["drainSeconds"]["maximum"] == limit

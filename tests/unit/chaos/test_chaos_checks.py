@@ -70,6 +70,11 @@ def load(clock):
     return Load(Client(clock), [], references, rankings, Report(SEED, 1), Lateness(), SEED)
 
 
+def one_wrong(ranked):
+    ranked[0].score += 0.01
+    return ranked
+
+
 async def test_right_answers_in_time_violate_nothing(load):
     for kind in (load.embed, load.embed_alias, load.generate, load.rerank):
         await load.call(kind, timeout=30.0)
@@ -78,48 +83,25 @@ async def test_right_answers_in_time_violate_nothing(load):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "reported"),
+    ("kind", "name", "value", "reported"),
     [
-        ({"vector": [0.99, 0.14]}, "embed: cosine"),
-        ({"vector": [float("nan"), 0.0]}, "embed: cosine"),
-        ({"vector": [1.0, 0.0, 0.0]}, "embed: shape"),
-        ({"space": "c"}, "a vector space that no model here has"),
-        ({"error": KeyError("x")}, "KeyError is not an error of the client"),
-        ({"error": TimeoutError()}, "TimeoutError is not an error of the client"),
-        ({"error": RequestRejected("no")}, "nothing was wrong with the call"),
+        ("embed", "vector", [0.99, 0.14], "embed: cosine"),
+        ("embed", "vector", [float("nan"), 0.0], "embed: cosine"),
+        ("embed", "vector", [1.0, 0.0, 0.0], "embed: shape"),
+        ("embed", "space", "c", "a vector space that no model here has"),
+        ("embed", "error", KeyError("x"), "KeyError is not an error of the client"),
+        ("embed", "error", TimeoutError(), "TimeoutError is not an error of the client"),
+        ("embed", "error", RequestRejected("no"), "nothing was wrong with the call"),
+        ("generate", "text", "righ", "answer 'righ', not 'right'"),
+        ("rerank", "disturb", one_wrong, "a score is 0.0100 from the reference"),
+        ("rerank", "disturb", lambda ranked: ranked[1:], "of 8 documents"),
+        ("rerank", "disturb", lambda ranked: [*ranked[1:], ranked[1]], "of 8 documents"),
+        ("rerank", "disturb", lambda ranked: ranked[::-1], "not the most relevant first"),
     ],
 )
-async def test_a_wrong_vector_or_error_is_reported(load, wrong, reported):
-    for name, value in wrong.items():
-        setattr(load.client, name, value)
-    await load.call(load.embed, timeout=30.0)
-    [violation] = load.report.violations
-    assert reported in violation
-
-
-async def test_a_wrong_text_is_reported(load):
-    load.client.text = "righ"
-    await load.call(load.generate, timeout=30.0)
-    assert "answer 'righ', not 'right'" in load.report.violations[0]
-
-
-def one_wrong(ranked):
-    ranked[0].score += 0.01
-    return ranked
-
-
-@pytest.mark.parametrize(
-    ("disturb", "reported"),
-    [
-        (one_wrong, "a score is 0.0100 from the reference"),
-        (lambda ranked: ranked[1:], "of 8 documents"),
-        (lambda ranked: [*ranked[1:], ranked[1]], "of 8 documents"),
-        (lambda ranked: ranked[::-1], "not the most relevant first"),
-    ],
-)
-async def test_a_wrong_ranking_is_reported(load, disturb, reported):
-    load.client.disturb = disturb
-    await load.call(load.rerank, timeout=30.0)
+async def test_a_wrong_answer_or_error_is_reported(load, kind, name, value, reported):
+    setattr(load.client, name, value)
+    await load.call(getattr(load, kind), timeout=30.0)
     [violation] = load.report.violations
     assert reported in violation
 
@@ -129,12 +111,6 @@ async def test_a_second_space_under_one_name_is_reported(load):
     load.client.space = "b"
     await load.call(load.embed, timeout=30.0)
     assert "was in a and is now in b" in load.report.violations[0]
-
-
-async def test_a_late_answer_is_reported(load):
-    load.client.seconds = 1.0
-    await load.call(load.embed, timeout=0.01)
-    assert "after the deadline of 0.01 s" in load.report.violations[0]
 
 
 async def test_lateness_by_a_stall_on_purpose_or_a_busy_machine_is_excused_and_by_other_work_is_not(

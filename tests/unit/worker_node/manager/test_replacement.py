@@ -27,16 +27,12 @@ def no_collections(monkeypatch):
 class World:
     """A node that serves `m` on the NPU and the CPU, and what a reload does: `change` replaces it by another form."""
 
-    def __init__(self, loop, *, budget=None, eager=False, others=()):
+    def __init__(self, loop, *, budget=None, eager=False):
         self.clock, self.eager = loop.time, eager
         self.machine = Machine()
         self.forms = 0
         first = self.form()
-        self.others = [
-            scripted_model(name, [ScriptedEngine(name, CPU, self.machine, size=size)], self.clock)
-            for name, size in others
-        ]
-        self.manager = manager_over([first, *self.others], self.machine, self.clock, budget)
+        self.manager = manager_over([first], self.machine, self.clock, budget)
         self.manager.start()
 
     def form(self, npu_s=3.0, cpu_s=20.0, *, lazy=False, failures=(), sizes=(100, 100)):
