@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from backend_client import InvalidArgument, NPUUnavailableError, StreamInterrupted
 from backend_client.errors import InvalidAnswer
 from backend_client.testing import cut
-from tests.faults.scripted_node import ANSWER, TOOL, WRITER, choice, streamed
+from tests.faults.scripted_node import ANSWER, TOOL, WRITER, answering, choice, streamed
 
 QUESTION = [{"role": "user", "content": "Where?"}]
 TEXT = "".join(ANSWER)
@@ -103,6 +103,21 @@ async def test_an_answer_that_was_cut_or_filtered_is_no_object_even_if_it_matche
         assert caught.value.finish_reason == reason
     # Without a model it is for the caller to decide.
     assert (await client.chat(QUESTION, n=place + 1)).choices[place].finish_reason == reason
+
+
+async def test_reasoning_is_apart_from_the_text_streamed_or_not(client, pair):
+    parts = [
+        choice({"reasoning_content": "Let me "}),
+        choice({"reasoning_content": "think."}),
+        choice({"content": "Bonn"}),
+    ]
+    for node in pair:
+        node.respond = answering(lambda: streamed(*({"choices": [each]} for each in [*parts, choice({}, "stop")])))
+    stream = client.stream_chat(QUESTION)
+    deltas = [(delta.reasoning, delta.text) async for delta in stream]
+    assert deltas == [("Let me ", ""), ("think.", ""), ("", "Bonn")]
+    for result in (stream.result, await client.chat(QUESTION)):
+        assert (result.choices[0].reasoning, result.text) == ("Let me think.", "Bonn")
 
 
 async def test_a_stream_cut_before_its_answer_began_is_retried_and_after_it_is_interrupted(client, pair):

@@ -132,6 +132,19 @@ async def test_a_generation_that_ends_without_a_reason_is_interrupted(client, pa
     assert caught.value.partial_text == "so far"
 
 
+async def test_a_stream_that_closes_without_its_end_is_interrupted(client, pair):
+    # Closed in good order: only the missing end tells that something is lacking.
+    in_turn(pair, streamed({"choices": [part("so far", "stop")]}, done=False))
+    chat = client.stream_chat(QUESTION, timeout=5)
+    with pytest.raises(StreamInterrupted) as caught:
+        [_ async for _ in chat]
+    assert (caught.value.partial_text, chat.result) == ("so far", None)
+    in_turn(pair, streamed(sse("token", {"text": "so far"}), done=False))
+    with pytest.raises(StreamInterrupted) as caught:
+        [_ async for _ in client.stream("prompt", timeout=5)]
+    assert caught.value.partial_text == "so far"
+
+
 async def test_a_response_that_ends_before_it_is_complete_is_interrupted():
     events = {"type": "response.created"}, {"type": "response.output_text.delta", "delta": "so far"}
     respond = answering(lambda: streamed(*events))

@@ -67,6 +67,15 @@ async def test_every_row_has_its_result_however_many_chunks_there_are(tmp_path, 
     assert work.most <= 2 * CHUNK_ROWS
 
 
+async def test_a_committed_fragment_without_a_receipt_is_not_served_again(tmp_path):
+    fragment, job, store = prepared(tmp_path, 10)
+    first = await processing.process(fragment, job, store, Counting())
+    store.remove([first.name])  # as if its driver had been killed just before
+    work = Counting()
+    assert await processing.process(fragment, job, store, work) == replace(first, won=False)
+    assert work.sizes == []
+
+
 async def test_a_fragment_that_is_cancelled_leaves_no_temporary_file(tmp_path):
     fragment, job, store = prepared(tmp_path, 10)
 
