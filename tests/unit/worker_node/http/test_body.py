@@ -1,6 +1,7 @@
 """Reading bodies: their size, structure, time, and what is said of wrong ones."""
 
 import asyncio
+import gzip
 import io
 import json
 
@@ -55,6 +56,15 @@ async def test_a_body_of_too_many_values_is_a_413(hostile, name):
         answer = await reply.json()
         assert reply.status == 413, answer
         assert str(MAX_VALUES) in json.dumps(answer)
+
+
+@pytest.mark.parametrize(("extra", "status"), [(0, 400), (1, 413)])
+async def test_a_compressed_body_counts_as_what_it_holds(extra, status):
+    sent = gzip.compress(b" " * (100_000 + extra))
+    headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+    async with application(settings=NodeSettings(max_body_bytes=100_000)) as (client, _):
+        async with client.post("/embeddings", data=sent, headers=headers) as reply:
+            assert reply.status == status
 
 
 @pytest.mark.parametrize("separators", [(", ", ": "), (",", ":")])

@@ -78,7 +78,7 @@ async def told(keys, headers, *, draining=False):
             return reply.status, set(await reply.json())
 
 
-@pytest.mark.parametrize("header", [None, "Bearer wrong", "Basic one", "one", "Bearer"])
+@pytest.mark.parametrize("header", [None, "Bearer wrong", "Bearer on", "Bearer ones", "Basic one", "one", "Bearer"])
 @pytest.mark.parametrize(("draining", "status"), [(False, 200), (True, 503)])
 async def test_without_a_key_only_the_status_and_the_version_are_told(header, draining, status):
     headers = {} if header is None else {"Authorization": header}

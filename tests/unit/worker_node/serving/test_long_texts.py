@@ -81,10 +81,11 @@ async def test_ordinary_requests_do_not_wait_for_very_large_ones():
 
 
 async def test_tokens_are_counted_up_to_a_size_and_beyond_it_only_found_too_many(embedder):
-    with pytest.raises(ContextLengthExceeded, match="text 1 has 20002 tokens"):
+    with pytest.raises(ContextLengthExceeded, match="text 1 has 20002 tokens") as counted:
         await embedder.encode(["a", "a " * 20_000], truncate=False)
-    with pytest.raises(ContextLengthExceeded, match="text 1 has more than 16 tokens"):
+    with pytest.raises(ContextLengthExceeded, match="text 1 has more than 16 tokens") as found:
         await embedder.encode(["a", "a " * 2_000_000], truncate=False)
+    assert (counted.value.param, found.value.param) == ("texts[1]", "texts[1]")
 
 
 async def test_a_deadline_ends_the_wait_for_a_thread_and_the_work_in_it(embedder, monkeypatch):
