@@ -3,8 +3,11 @@
 import time
 from types import SimpleNamespace
 
+import pytest
+
+from worker_node.core.errors import BadRequest
 from worker_node.sandbox.pool import PreparationLimits, PreparationPool
-from worker_node.structured_output.form import Form, FormPart
+from worker_node.structured_output.form import CallForm, Form, FormPart
 from worker_node.tasks.generate.schemas import SMALL_BYTES, SchemaCompiler
 
 MODULES = ["worker_node.structured_output.form"]
@@ -25,3 +28,18 @@ async def test_the_processes_of_large_schemas_start_with_the_first_large_schema(
     finally:
         await compiler.close()
     assert not small.pids | large.pids
+
+
+async def test_optional_tools_beyond_the_bounds_together_leave_the_answer_free():
+    texts = {f"t{length}": {"type": "string", "maxLength": length} for length in range(20, 300, 2)}
+    tools = {name: FormPart({"type": "object", "properties": texts}, f"tools.{name}") for name in ("a", "b")}
+    compiler, ignored = SchemaCompiler(), []
+    context = SimpleNamespace(deadline=time.monotonic() + 60, note_ignored=ignored.append)
+    try:
+        assert await compiler.grammar(Form(calls=CallForm(tools, "arguments", optional=True)), context) is None
+        assert ignored == ["tools"]
+        with pytest.raises(BadRequest):
+            await compiler.grammar(Form(calls=CallForm(tools, "arguments")), context)
+    finally:
+        await compiler.close()
+    assert ignored == ["tools"]
