@@ -62,9 +62,10 @@ async def test_a_body_of_too_many_values_is_a_413(hostile, name):
 async def test_a_compressed_body_counts_as_what_it_holds(extra, status):
     sent = gzip.compress(b" " * (100_000 + extra))
     headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
-    async with application(settings=NodeSettings(max_body_bytes=100_000)) as (client, _):
-        async with client.post("/embeddings", data=sent, headers=headers) as reply:
-            assert reply.status == status
+    asked = {"data": sent, "headers": headers}
+    settings = NodeSettings(max_body_bytes=100_000)
+    async with application(settings=settings) as (client, _), client.post("/embeddings", **asked) as reply:
+        assert reply.status == status
 
 
 @pytest.mark.parametrize("separators", [(", ", ": "), (",", ":")])
