@@ -196,6 +196,16 @@ async def test_a_usage_that_cannot_be_counts_at_the_bound_of_its_call(cloud, lie
         assert client.ledger.cloud.cost == client.ledger.cap
 
 
+async def test_a_stream_that_its_reader_leaves_counts_at_its_bound(cloud):
+    cloud.respond = answering(lambda: streamed({"choices": [choice({"content": "so far"})]}))
+    async with client_of(cloud, output=1) as client:
+        stream = client.stream_chat(QUESTION, max_tokens=100)
+        assert (await anext(stream)).text == "so far"
+        await stream.aclose()
+        assert client.ledger.cloud.estimated_calls == 1
+        assert client.ledger.cloud.completion_tokens == 100
+
+
 @pytest.mark.parametrize("tokens", [0, -5, 1.5, "5", True, None])
 async def test_so_does_that_of_an_embedding(cloud, tokens):
     async def respond(_):
