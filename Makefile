@@ -20,6 +20,10 @@ export OPENBLAS_NUM_THREADS = 1
 # On the CPU as it is: only the tests have an OpenVINO that can do with less, docs/contributing.md.
 PULL    = env -u ONEDNN_MAX_CPU_ISA $(BIN)/python -m worker_node pull --embedded
 
+# What a node and a client install, with their extras, and under which licence.
+LICENCES = $(BIN)/pip-licenses --from=mixed --no-version --format=markdown --order=name --partial-match --fail-on='GPL;General Public' \
+	--packages $$(grep -v '^\#' packaging/node-packages.txt) av dnspython fsspec jsonschema-rs pillow pyarrow
+
 # A file runs as a whole on one worker, in the order of `testpaths`.
 PYTEST  = $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
@@ -94,12 +98,14 @@ $(VENV)/.installed-ops: $(STAMP)
 	@$(PIP) --progress-bar off --editable '.[node,convert,dev,ops]'
 	@touch $@
 
-check: install      ## format, lint, layers, dependencies and types
+check: install      ## format, lint, layers, dependencies, types and licences
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/deptry worker_node backend_client
 	$(BIN)/mypy
+	@$(LICENCES) > $(VENV)/licences.md
+	@sed -n '/^|/p' docs/licences.md | diff - $(VENV)/licences.md || { echo 'docs/licences.md must be what pip-licenses says: make docs' >&2; exit 1; }
 
 format: install     ## put the source into shape
 	$(BIN)/ruff format .
@@ -108,6 +114,8 @@ format: install     ## put the source into shape
 docs: install       ## write the reference of all settings from their declarations
 	$(BIN)/python -m worker_node.settings.reference
 	$(BIN)/python docs/client_reference.py
+	$(LICENCES) > $(VENV)/licences.md
+	sed -i -e '/^|/d' docs/licences.md && cat $(VENV)/licences.md >> docs/licences.md
 
 dist: install       ## build the sdist and the wheel into dist/, and check them
 	rm -f dist/npu_node-*

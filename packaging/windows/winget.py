@@ -41,7 +41,7 @@ def manifests(url: str, archive: Path) -> dict[str, dict[str, object]]:
             "PackageLocale": "en-US",
             "Publisher": PUBLISHER,
             "PackageName": "npu-client",
-            "License": "see the repository",
+            "License": "Apache-2.0",
             "ShortDescription": "Client of inference nodes for Intel NPUs: health, embeddings, generation, data sets.",
             **_kind("defaultLocale"),
         },

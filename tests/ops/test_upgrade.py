@@ -27,7 +27,7 @@ def release(directory, version, *edits):
     source.mkdir()
     for name in ("worker_node", "backend_client"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("npu_commands.py", "pyproject.toml", "README.md"):
+    for name in ("npu_commands.py", "pyproject.toml", "README.md", "LICENSE", "NOTICE"):
         shutil.copy(ROOT / name, source)
     for file, old, new in (("pyproject.toml", 'version = "0.1.0"', f'version = "{version}"'), *edits):
         text = (source / file).read_text(encoding="utf-8")
