@@ -2,13 +2,16 @@
 
 Everything in it is real: the weights, the node, the client. The cloud is your own if NPU_CLIENT_CLOUD__API_KEY and its
 companions are set, else a stand-in that the demo starts: a second node, spoken to in OpenAI's dialect.
+`python demo.py --svg docs/img/demo.svg` records what it prints as the picture of the README.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +19,7 @@ import time
 from collections import Counter
 from contextlib import ExitStack, contextmanager
 from itertools import combinations
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,8 +42,13 @@ SENTENCES = (
 )
 QUESTION = "What is the capital of France?"
 READY_WITHIN_S = 120
+NEXT = """\
+make serve                            a node on http://127.0.0.1:8081, its dashboard at /dashboard
+.venv/bin/npu-node list --all         useful models (this one, of 135 million parameters, is a toy)
+.venv/bin/npu-node doctor             what this machine has, and what it lacks for an NPU
+README.md, "Call it"                  the same calls from your service"""
 
-console = Console(highlight=False)
+console = Console(highlight=False, record=True)
 
 
 @contextmanager
@@ -80,6 +89,8 @@ def show_health(client: InferenceClient) -> None:
         for model in status.models:
             table.add_row(status.url, status.status, model.id, model.state, model.device or "-")
     console.print(table)
+    if not any((model.device or "").startswith("NPU") for status in client.npu.status() for model in status.models):
+        console.print("None of them runs on an NPU: .venv/bin/npu-node doctor says what this machine lacks for one.")
 
 
 async def embed(client: InferenceClient, served: Counter[str], devices: dict[str, str]) -> None:
@@ -180,9 +191,20 @@ async def main() -> None:
     console.rule("Who served what")
     for what, times in served.items():
         console.print(f"{times} x {what}", markup=False)
+    console.rule("What next")
+    console.print(NEXT, markup=False)
 
 
 if __name__ == "__main__":
     # The client warns of the node that dies, in the middle of an answer; here that is the plot.
     logging.basicConfig(level=logging.ERROR)
+    parser = argparse.ArgumentParser(prog="python demo.py")
+    parser.add_argument("--svg", metavar="FILE", help="write what the demo printed to this file, as a picture")
+    options = parser.parse_args()
+    if options.svg:
+        console.width = 100
     asyncio.run(main())
+    if options.svg:
+        # Without the fonts, which rich would have a browser fetch from another host.
+        picture = re.sub(r"@font-face \{.*?\}", "", console.export_svg(title="make demo"), flags=re.DOTALL)
+        Path(options.svg).write_text(picture, encoding="utf-8")
