@@ -27,7 +27,7 @@ LICENCES = $(BIN)/pip-licenses --from=mixed --no-version --format=markdown --ord
 # A file runs as a whole on one worker, in the order of `testpaths`.
 PYTEST  = $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-.PHONY: help install demo serve test test-fast test-integrations test-all test-ops check format docs dist deb bundle bench clean
+.PHONY: help install demo serve test test-fast test-integrations test-all test-ops check format docs site dist deb bundle bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -117,6 +117,11 @@ docs: install       ## write the reference of all settings from their declaratio
 	$(LICENCES) > $(VENV)/licences.md
 	sed -i -e '/^|/d' docs/licences.md && cat $(VENV)/licences.md >> docs/licences.md
 
+site:               ## build the documentation as a site into build/site; a broken link fails
+	@test -x .venv-site/bin/mkdocs || $(PYTHON) -m venv .venv-site
+	@.venv-site/bin/python -m pip --quiet --quiet --disable-pip-version-check install --constraint constraints.txt mkdocs-material
+	NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --quiet --strict
+
 dist: install       ## build the sdist and the wheel into dist/, and check them
 	rm -f dist/npu_node-*
 	$(BIN)/python -m hatchling build -d dist
@@ -137,4 +142,4 @@ bench: install      ## measure; prints ratios made in one run, plots in build/be
 	$(BIN)/python -m benchmarks --page build/bench $(PEERS)
 
 clean:              ## remove what install and the tools made
-	rm -rf $(VENV) $(OPS) .venv-bundle .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OPS) .venv-bundle .venv-site .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,27 @@
+"""MkDocs hook: the README is the first page, and links to files outside of docs/ are the names of those files."""
+
+import re
+from pathlib import Path
+
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).parents[1]
+_LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s]+)(#[^)]*)?\)")
+
+
+def on_files(files, config):
+    """Add the README, whose links are seen from the root of the repository."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8").replace("](", "](../").replace("](../docs/", "](")
+    files.append(File.generated(config, "index.md", content=text))
+    return files
+
+
+def on_page_markdown(markdown, page, config, **_):
+    """Write the name of a file that is not part of the site instead of a link to it."""
+
+    def plain(link):
+        target = (Path(config.docs_dir) / page.file.src_uri).parent / link[2]
+        outside = "://" not in link[2] and ROOT / "docs" not in target.resolve().parents
+        return f"`{link[1].strip('`')}`" if outside else link[0]
+
+    return _LINK.sub(plain, markdown)
