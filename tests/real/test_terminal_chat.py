@@ -31,9 +31,10 @@ def run(*arguments, stdin="", **environment):
 
 
 def test_a_prompt_is_answered_by_the_running_node(node):
-    done = run("smollm2", "What is the capital of France?", "--verbose", NPU_NODE_URL=node.url)
+    done = run("smollm2", "--verbose", "What is the capital of France?", NPU_NODE_URL=node.url)
     assert done.returncode == 0, done.stderr
     assert "Paris" in done.stdout
+    assert "[CPU: " in done.stderr
     assert " tokens, " in done.stderr
     done = run("smollm2", stdin="What is the capital of France?\n", NPU_NODE_URL=node.url)
     assert "Paris" in done.stdout

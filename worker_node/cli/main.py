@@ -72,7 +72,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     parser = build_parser()
-    args = parser.parse_args(argv)
+    args, rest = parser.parse_known_args(argv)
+    if rest and (not hasattr(args, "prompt") or any(word.startswith("-") for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        # argparse takes no further words of a list after an option: npu-node run smollm2 --verbose "Hello"
+        args.prompt += rest
     if args.run is None:
         parser.print_help()
         return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,6 +146,9 @@ def _as_id(name: str) -> str:
 
 
 def _similar(name: str, catalog: Catalog) -> str:
-    stem = normalise_name(name).partition(":")[0]
+    wanted = normalise_name(name)
+    stem = wanted.partition(":")[0]
+    names = {normalise_name(known): entry.id for entry in catalog for known in (entry.id, *entry.aliases)}
     found = [entry.id for entry in catalog if len(stem) > 2 and stem in entry.id]
-    return f"; similar: {', '.join(found[:4])}" if found else ""
+    near = found or [names[known] for known in difflib.get_close_matches(wanted, names, n=4)]
+    return f"; did you mean {', '.join(list(dict.fromkeys(near))[:4])}?" if near else ""

@@ -58,7 +58,7 @@ class Frames(Renderer):
 
     def __init__(self, model: str, choices: Choices) -> None:
         self._model = model
-        self._loading_s = choices.runs[0].loading_s
+        self._run = choices.runs[0]
         self._sent = 0
         self._answer = WholeAnswer()
 
@@ -87,7 +87,8 @@ class Frames(Renderer):
         return self._last(finished, text, answer.reasoning, _rendered(answer.calls))
 
     def _last(self, finished: Finished, text: str, thinking: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
-        return frame(self._model, **self._fields(text, thinking, calls), **ending(finished, self._loading_s))
+        facts = {**ending(finished, self._run.loading_s), "device": str(self._run.route.device)}
+        return frame(self._model, **self._fields(text, thinking, calls), **facts)
 
     def _complete(self) -> bytes:
         """The frame for the calls that are complete and not sent."""
@@ -333,6 +334,7 @@ class OllamaFrame(Reply):
     created_at: str
     done: bool
     done_reason: Literal["stop", "length", "load", "unload"] | None = Field(default=None)
+    device: str | None = Field(default=None, description="what ran it; at the end of an answer")
 
 
 OPERATIONS = (

@@ -60,6 +60,11 @@ def test_anything_else_is_not_found_and_the_message_names_the_accepted_forms(nam
         parse_reference(name, CATALOG)
 
 
+def test_a_name_with_a_typing_error_is_answered_with_the_nearest():
+    with pytest.raises(ModelNotFound, match="did you mean smollm2-135m-instruct"):
+        parse_reference("smolm2", CATALOG)
+
+
 @pytest.mark.parametrize(
     ("name", "model_id"),
     [
