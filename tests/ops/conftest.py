@@ -22,22 +22,13 @@ BUILD = "hatchling>=1.27"
 _PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 
 
-# Each is set up once, for all that use it: on one worker, which begins with them.
-MACHINES = ("fleet", "hardware")
-
-
 def pytest_collection_modifyitems(items):
     """Mark what boots machines: `make test-ops OPS_TESTS="tests/ops -m 'not machines'"` leaves it out."""
-
-    def group(item):
-        return next((name for name in MACHINES if name in getattr(item, "fixturenames", ())), item.path.name)
-
     for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group(group(item)))
         if "containers_possible" in getattr(item, "fixturenames", ()):
             item.add_marker("machines")
-    items.sort(key=lambda item: group(item) not in MACHINES)
+    # What takes longest begins first. Those with a group share its machines, on one worker (--dist loadgroup).
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-pytestmark = pytest.mark.timeout(7200)
+pytestmark = [pytest.mark.timeout(7200), pytest.mark.xdist_group("hardware")]
 
 IMAGES = "/var/lib/libvirt/images"
 
