@@ -86,7 +86,7 @@ test-all: install $(SUITE)  ## the suite with its long forms (chaos, fuzz, bench
 
 test-ops: $(VENV)/.installed-ops $(OPS)/.installed   ## provision machines with Ansible, alert, draw dashboards: what needs more than Python
 	$(PULL)
-	$(PYTEST) --dist loadgroup $(OPS_TESTS)
+	$(PYTEST) $(OPS_TESTS)
 
 # Ansible has an environment of its own: what it is pinned to is not what the node is pinned to.
 $(OPS)/.installed: ansible/requirements.txt

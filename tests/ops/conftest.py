@@ -27,8 +27,6 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "containers_possible" in getattr(item, "fixturenames", ()):
             item.add_marker("machines")
-    # What takes longest begins first. Those with a group share its machines, on one worker (--dist loadgroup).
-    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from tests.ops.conftest import GENERATOR
 from tests.ops.containers import DEBIAN_13
 from tests.ops.playbook import ROOT
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(7200), pytest.mark.xdist_group("fleet")]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(7200)]
 
 UNIT = ROOT / "config" / "systemd" / "npu-node-bounded.service"
 ENVIRONMENT = f"NPU_NODE_NPU_EMULATION=1\nOV_GENAI_NPU_MODEL=/srv/models/{GENERATOR}\n"

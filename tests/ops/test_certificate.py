@@ -7,7 +7,7 @@ import pytest
 
 from tests.ops.conftest import KEY
 
-pytestmark = [pytest.mark.timeout(7200), pytest.mark.xdist_group("hardware")]
+pytestmark = [pytest.mark.timeout(7200)]
 
 FACT = "/etc/ansible/facts.d/npu_node.fact"
 PORT = 18081

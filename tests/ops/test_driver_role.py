@@ -7,7 +7,7 @@ import tarfile
 
 import pytest
 
-pytestmark = [pytest.mark.timeout(7200), pytest.mark.xdist_group("hardware")]
+pytestmark = [pytest.mark.timeout(7200)]
 
 RELEASE = {"intel-fw-npu": "1.19.0", "intel-driver-compiler-npu": "1.19.0", "intel-level-zero-npu": "1.19.0"}
 DRIVER = {

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-pytestmark = [pytest.mark.timeout(7200), pytest.mark.xdist_group("hardware")]
+pytestmark = [pytest.mark.timeout(7200)]
 
 IMAGES = "/var/lib/libvirt/images"
 

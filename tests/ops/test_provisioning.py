@@ -15,7 +15,7 @@ import testinfra
 from tests.ops.conftest import EMBEDDER, GENERATOR, KEY, RUNBOOKS
 from tests.ops.containers import DEBIAN_12, DEBIAN_13
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(7200), pytest.mark.xdist_group("fleet")]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(7200)]
 NODES = [DEBIAN_12.name, DEBIAN_13.name]
 
 

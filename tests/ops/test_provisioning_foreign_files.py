@@ -8,7 +8,7 @@ import pytest
 from tests.ops.containers import DEBIAN_12, DEBIAN_13
 from tests.ops.playbook import play
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(7200), pytest.mark.xdist_group("fleet")]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(7200)]
 
 PROMETHEUS = "/etc/prometheus/prometheus.yml"
 CADDYFILE = "/etc/caddy/Caddyfile"

@@ -14,7 +14,7 @@ from backend_client import NPUClient
 from tests.ops.conftest import EMBEDDER, KEY, build_wheel
 from tests.ops.playbook import ROOT, finish, start
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(7200), pytest.mark.xdist_group("fleet")]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(7200)]
 
 CALLERS = 3
 # Enough that something is always in flight, and cores are left for the upgrade itself.
