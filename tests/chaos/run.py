@@ -25,7 +25,7 @@ AT_ONCE = 2
 
 
 async def run(seed, seconds, root, store, *, rate=RATE, log=None):
-    """Run a seed for so many seconds in the directory `root`; returns the report."""
+    """Run a seed for `seconds` in the directory `root`; returns the report."""
     report = Report(seed, seconds)
     faults = schedule(seed, seconds)
     async with world(root, store) as (nodes, proxies, port):

@@ -263,7 +263,7 @@ async def test_what_the_cloud_says_about_the_request_is_a_rejection(cloud, statu
 
 @pytest.mark.parametrize("status", [301, 401, 402, 403, 404, 405, 409, 418, 429, 500, 503])
 async def test_any_other_answer_of_the_cloud_is_unavailability(cloud, status):
-    """Our key, our model name or our URL is wrong, or the cloud is down: not the fault of whoever asked."""
+    """Our key, model name or URL is wrong, or the cloud is down: the request is not at fault."""
     cloud.respond = refusing(status)
     async with fallback([DEAD], cloud, spaces=SPACES) as client:
         for call in (client.generate, client.embed):

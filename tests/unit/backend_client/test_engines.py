@@ -168,7 +168,7 @@ RETRY = RetryOptions()
 
 
 class Loading:
-    """A node that loads its models for so many seconds. `keeps`: requests wait there; else they are refused at once."""
+    """A node that loads its models for `seconds`. With `keeps` requests wait there, else they are refused at once."""
 
     def __init__(self, node, seconds, *, keeps):
         self.node, self.keeps = node, keeps

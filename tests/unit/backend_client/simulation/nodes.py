@@ -105,7 +105,7 @@ class SimNode(FakeNode):
             raise NodeUnreachable("no answer in time", node=self.url)
 
     async def work(self, name, seconds):
-        """Take that long at this node's random pace, and longer or for ever while a fault says so."""
+        """Take that long at this node's random pace, and longer, or without end, while a fault is active."""
         epoch, kills, left = self._epoch, self._kills, seconds * self.rng.lognormvariate(0, 0.3)
         while True:
             if self._kills != kills and name == WRITER:
