@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import signal
 import socket
@@ -53,6 +54,11 @@ _CLOSE_TIMEOUT_S = 2.0
 _BACKLOG = 1024
 # Engines, models, logs, connections beyond the limit.
 _OTHER_FILES = 1024
+_REMEDIES = {
+    errno.EADDRINUSE: "is another node running? choose another port",
+    errno.EADDRNOTAVAIL: "host must be an address of this machine",
+    errno.EACCES: "ports below 1024 need root, or CAP_NET_BIND_SERVICE: choose a higher port",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,9 +232,8 @@ def _bind(host: str, port: int) -> socket.socket:
         sock.bind((host, port))
     except OSError as error:
         sock.close()
-        raise ConfigurationError(
-            f"cannot listen on {host}:{port}: {error.strerror}; is another node running? choose another port"
-        ) from error
+        remedy = _REMEDIES.get(error.errno or 0, "check host and port")
+        raise ConfigurationError(f"cannot listen on {host}:{port}: {error.strerror}; {remedy}") from error
     sock.setblocking(False)
     return sock
 

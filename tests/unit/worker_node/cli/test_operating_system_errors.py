@@ -1,9 +1,11 @@
 """Full disks, read-only and forbidden directories, no home, no network: each is one sentence with its remedy."""
 
+import errno
 import os
 import pwd
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -48,6 +50,25 @@ def test_a_user_without_a_home_is_told_what_to_set_in_one_line(monkeypatch, caps
     err = capsys.readouterr().err
     assert err.startswith(f"npu-node: user {os.getuid()} has no home directory and HOME is not set; set {_STORE[:20]}")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [
+        (errno.EACCES, "ports below 1024 need root, or CAP_NET_BIND_SERVICE: choose a higher port"),
+        (errno.EADDRINUSE, "is another node running? choose another port"),
+        (errno.EADDRNOTAVAIL, "host must be an address of this machine"),
+    ],
+)
+def test_a_port_that_cannot_be_bound_is_one_sentence_with_its_remedy(monkeypatch, capsys, tmp_path, code, remedy):
+    class Socket(socket.socket):
+        def bind(self, address):
+            raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(socket, "socket", Socket)
+    assert main(["serve", "--port", "80", "--model-store", str(tmp_path)]) == 1
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert message == f"npu-node: cannot listen on 127.0.0.1:80: {os.strerror(code)}; {remedy}"
 
 
 def test_a_disk_that_fills_up_under_pip_is_no_fault_of_the_network(tmp_path, monkeypatch):
