@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-Source = Literal["npu", "cloud"]
+Source = Literal["node", "cloud"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Attempt:
     sent: bool = True
     status: int | None = None
     code: str | None = None
-    source: Source = "npu"
+    source: Source = "node"
 
 
 class FailureKind(Enum):

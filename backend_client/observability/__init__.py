@@ -15,7 +15,7 @@ registry, or the one given. No prompt, answer or key is an attribute or a label.
 | `npu_client_attempts_total` | node, outcome: each try, so the retries too |
 
 The labels are the conventions' attributes by shorter names: `operation` is chat, text_completion (a raw prompt),
-embeddings, rerank, transcribe (translations too), tokenize or detokenize, `source` (npu, cloud) stands for the
+embeddings, rerank, transcribe (translations too), tokenize or detokenize, `source` (node, cloud) stands for the
 provider, `model` is the one that answered, `error` is an exception's class. Chats and completions have output tokens,
 transcriptions no tokens at all. Beside these there is what `state_metrics` reads from the clients: nodes, breakers,
 the retry budget, what the cloud cost."""
@@ -107,7 +107,7 @@ def instrument(client: C, *, metrics: Metrics | None = None, tracer: Tracer | No
     metrics = metrics or Metrics()
     tracer = tracer or trace.get_tracer("backend_client")
     calls = client.inner if isinstance(client, Blocking) else client
-    asked: Source = "npu" if isinstance(calls, NPUClient | InferenceClient) else "cloud"
+    asked: Source = "node" if isinstance(calls, NPUClient | InferenceClient) else "cloud"
     if not _observes(calls.core.backend, metrics):
         calls.core.backend = ObservedBackend(calls.core.backend, metrics, tracer, asked)
     metrics.state.watch(calls)

@@ -22,7 +22,7 @@ _TRANSCRIBE: Final = "transcribe"
 _WRITING: Final = frozenset({"chat", "text_completion"})
 
 # The conventions' own value for whatever speaks OpenAI's API; there is none for nodes.
-_PROVIDERS: Final[dict[Source, str]] = {"npu": "npu-node", "cloud": "openai"}
+_PROVIDERS: Final[dict[Source, str]] = {"node": "npu-node", "cloud": "openai"}
 _OTHER_OPERATIONS: Final = {
     "/v1/completions": "text_completion",
     "/tokenize": "tokenize",

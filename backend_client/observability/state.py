@@ -92,7 +92,7 @@ def _budgets(fleets: list[NPUClient]) -> Iterable[Metric]:
 
 def _ledgers(ledgers: list[Ledger]) -> Iterable[Metric]:
     calls = CounterMetricFamily("npu_client_served_calls", "Calls that were answered, and where", labels=("source",))
-    calls.add_metric(("npu",), sum(ledger.local.calls for ledger in ledgers))
+    calls.add_metric(("node",), sum(ledger.local.calls for ledger in ledgers))
     calls.add_metric(("cloud",), sum(ledger.cloud.calls for ledger in ledgers))
     yield calls
     yield CounterMetricFamily(

@@ -351,7 +351,7 @@ def _origin(
     # A stream's device and busy time are known only at its end, so the body goes before the headers.
     later, device, emulated = (said.get(name) for name in ("npu_busy_delta_us", "device", "emulated"))
     return {
-        "source": "npu",
+        "source": "node",
         "node": lease.node.url,
         "model": head.get("x-model") or lease.model,
         "device": device if isinstance(device, str) else head.get("x-npu-node-device"),

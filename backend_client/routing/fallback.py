@@ -76,7 +76,7 @@ class FallbackBackend:
     async def _counted(self, events: EventStream, before: tuple[Attempt, ...]) -> EventStream:
         try:
             async for item in events:
-                if isinstance(item, RawReply) and item.source == "npu":
+                if isinstance(item, RawReply) and item.source == "node":
                     self._ledger.kept_local(item.usage)
                 yield replace(item, attempts=before + item.attempts) if isinstance(item, RawReply) else item
         finally:
@@ -86,7 +86,7 @@ class FallbackBackend:
         self, job: J, on_fleet: Callable[[J], Awaitable[A]], in_cloud: Callable[[CloudBackend, J], Awaitable[A]]
     ) -> A:
         answer, before = await self._first(job, lambda job, until: on_fleet(job.within(until)), in_cloud)
-        if answer.source == "npu":
+        if answer.source == "node":
             self._ledger.kept_local(answer.usage)
         return replace(answer, attempts=before + answer.attempts) if before else answer
 

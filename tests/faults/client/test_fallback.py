@@ -38,8 +38,8 @@ SPACES = {"fake-embedder": "space-a"}
 
 async def test_a_node_that_can_serve_keeps_everything_local(scripted, cloud):
     async with fallback([scripted.url], cloud) as client:
-        assert (await client.embed_result("text")).source == "npu"
-        assert (await client.generate("prompt")).source == "npu"
+        assert (await client.embed_result("text")).source == "node"
+        assert (await client.generate("prompt")).source == "node"
         assert [piece async for piece in client.stream("prompt")] == ANSWER
         assert (client.ledger.local.calls, client.ledger.cloud.calls) == (3, 0)
         assert (client.ledger.local.prompt_tokens, client.ledger.local.completion_tokens) == (2, 8)
@@ -53,7 +53,7 @@ async def test_the_cloud_takes_over_when_the_node_dies(scripted, cloud):
 
         scripted.respond = answering(lambda: error_response(503, "draining", retry_after_ms=1000))
         after = await client.embed_result("text")
-        assert (before.source, after.source) == ("npu", "cloud")
+        assert (before.source, after.source) == ("node", "cloud")
         assert before.space == after.space == "space-a"
         np.testing.assert_allclose(before.vector, after.vector, rtol=1e-6)
         assert [attempt.outcome for attempt in after.attempts] == ["NodeNotServing", "ok"]

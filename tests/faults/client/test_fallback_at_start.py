@@ -40,7 +40,7 @@ async def test_the_only_mapped_space_is_used_and_bound(port, cloud, model):
         assert (first.source, first.space) == ("cloud", "space-a")
         async with ScriptedNode(space="space-a").running(port=port):
             await until_served(client)
-            assert (await client.embed_result("text", model=model)).source == "npu"
+            assert (await client.embed_result("text", model=model)).source == "node"
             assert client.npu.spaces == {EMBEDDER: "space-a"}
 
 
@@ -93,7 +93,7 @@ async def test_an_embedding_model_that_failed_is_unavailable_and_the_cloud_answe
             await client.npu.embed("text")
         assert not isinstance(caught.value, NotOffered)
         assert (await client.embed_result("text")).source == "cloud"
-        assert (await client.generate("prompt", model=WRITER)).source == "npu"
+        assert (await client.generate("prompt", model=WRITER)).source == "node"
 
 
 async def test_calls_without_a_model_stay_in_the_clouds_space_though_the_named_model_is_in_another(port, cloud):

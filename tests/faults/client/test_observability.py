@@ -86,13 +86,13 @@ async def test_each_operation_has_a_span_and_its_tokens(scripted, observed):
     assert attributes["gen_ai.response.model"] == WRITER
     assert (attributes["gen_ai.usage.input_tokens"], attributes["gen_ai.usage.output_tokens"]) == (1, 4)
     assert attributes["gen_ai.response.finish_reasons"] == ("stop",)
-    of_chat = {"operation": "chat", "source": "npu", "model": WRITER}
+    of_chat = {"operation": "chat", "source": "node", "model": WRITER}
     assert observed.value("gen_ai_client_token_usage_count", **of_chat, type="output") == 2
     assert observed.value("gen_ai_client_token_usage_sum", **of_chat, type="output") == 8
     assert observed.value("gen_ai_client_token_usage_bucket", **of_chat, type="output", le="1.0") == 0
     assert observed.value("gen_ai_client_token_usage_bucket", **of_chat, type="output", le="16.0") == 2
     assert observed.value("gen_ai_client_operation_duration_seconds_count", **of_chat, error="") == 2
-    of_embeddings = {"operation": "embeddings", "source": "npu", "model": EMBEDDER}
+    of_embeddings = {"operation": "embeddings", "source": "node", "model": EMBEDDER}
     assert observed.value("gen_ai_client_token_usage_sum", **of_embeddings, type="input") == 0
     assert observed.value("gen_ai_client_token_usage_count", **of_embeddings, type="output") is None
 
@@ -155,7 +155,7 @@ async def test_what_the_cloud_cost_is_told(scripted, cloud, observed):
         await client.npu.health()
         scripted.respond = answering(lambda: error_response(503, "draining"))
         await client.generate("prompt")
-        assert observed.value("npu_client_served_calls_total", source="npu") == 1
+        assert observed.value("npu_client_served_calls_total", source="node") == 1
         assert observed.value("npu_client_served_calls_total", source="cloud") == 1
         assert observed.value("npu_client_cloud_cost_total") == pytest.approx((13 + 2 * 5) / 1e6)
         assert observed.value("npu_client_cloud_spend_cap") == 5
@@ -188,7 +188,7 @@ async def test_a_second_client_is_instrumented_without_metrics_of_its_own(pair, 
     for client in clients:
         async with instrument(client):
             await client.embed("text")
-    labels = {"operation": "embeddings", "source": "npu", "model": EMBEDDER, "error": ""}
+    labels = {"operation": "embeddings", "source": "node", "model": EMBEDDER, "error": ""}
     assert registry.get_sample_value("gen_ai_client_operation_duration_seconds_count", labels) == 2
     for node in pair:
         assert registry.get_sample_value("npu_client_node_usable", {"node": node.url}) is not None
@@ -198,7 +198,7 @@ async def test_a_client_that_is_instrumented_twice_is_counted_once(scripted, obs
     async with observed(observed(NPUClient([scripted.url]))) as client:
         instrument(client, metrics=Metrics(observed.registry), tracer=observed.tracer)
         await client.embed("text")
-        labels = {"operation": "embeddings", "source": "npu", "model": EMBEDDER, "error": ""}
+        labels = {"operation": "embeddings", "source": "node", "model": EMBEDDER, "error": ""}
         assert observed.value("gen_ai_client_operation_duration_seconds_count", **labels) == 1
         assert len(observed.spans) == 1
         elsewhere = CollectorRegistry()

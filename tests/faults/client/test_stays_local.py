@@ -131,10 +131,10 @@ async def test_headers_of_a_call_go_to_nodes_and_to_the_cloud_where_they_are_lis
     node = pair[0]
     configured = settings(cloud, [node.url], extra_headers=["x-tenant"])
     async with InferenceClient.from_settings(configured) as client:
-        assert (await client.chat(QUESTION, extra_headers=headers)).source == "npu"
+        assert (await client.chat(QUESTION, extra_headers=headers)).source == "node"
         assert {name: node.requests[0].headers[name] for name in headers} == headers
 
-        assert (await client.embed_result("text")).source == "npu"
+        assert (await client.embed_result("text")).source == "node"
         node.respond = answering(lambda: error_response(503, "draining", retry_after_ms=60_000))
         cloud.requests.clear()
         assert (await client.chat(QUESTION, extra_headers=headers)).source == "cloud"

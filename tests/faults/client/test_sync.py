@@ -23,7 +23,7 @@ def url():
 def test_the_methods_block_and_answer(url):
     with sync.NPUClient([url]) as client:
         assert np.float32(client.embed("text")).tolist() == vectors_for(["text"])[0].tolist()
-        assert client.embed_result("text").source == "npu"
+        assert client.embed_result("text").source == "node"
         assert client.embed_many(["a", "b"]).shape == (2, 8)
         assert client.generate("prompt").text == "".join(ANSWER)
         stream = client.stream("prompt")

@@ -90,7 +90,7 @@ async def test_all_batches_run_at_once_after_the_first_successes(nodes, client):
 
 def part(rows, space="s", value=1.0, dimensions=3, node="http://n:1"):
     return EmbedBatch(
-        source="npu",
+        source="node",
         node=node,
         model="m",
         device="CPU",

@@ -292,7 +292,7 @@ async def test_where_the_cloud_may_answer_a_call_waits_no_longer_than_for_a_hung
         assert (result.source, len(result.attempts)) == ("cloud", 1)
         assert now() - began <= Timeouts().share * 20
         # The cloud has no such model.
-        assert (await client.generate("prompt", model=WRITER, timeout=30)).source == "npu"
+        assert (await client.generate("prompt", model=WRITER, timeout=30)).source == "node"
 
 
 @with_fleet(1, retry=RETRY.model_copy(update={"per_second": 0.0, "per_request": 0.0}))
