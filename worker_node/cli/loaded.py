@@ -35,7 +35,7 @@ def _ps(args: argparse.Namespace) -> int:
     from worker_node.cli.node_client import node_or_none, where_no_node_runs
     from worker_node.cli.output import megabytes, print_json, serving_device, table
 
-    with node_or_none() as node:
+    with node_or_none(args) as node:
         models: list[dict[str, Any]] = [] if node is None else node.get("/models")["models"]
         rows = [
             {
@@ -67,7 +67,7 @@ def _when(seconds: float | None) -> str:
 def _stop(args: argparse.Namespace) -> int:
     from worker_node.cli.node_client import model_path, node_or_none, where_no_node_runs
 
-    with node_or_none() as node:
+    with node_or_none(args) as node:
         if node is None:
             raise ConfigurationError(f"{where_no_node_runs()}, so nothing is loaded")
         for name in args.models:

@@ -11,6 +11,11 @@ from collections.abc import Sequence
 from worker_node import __version__
 from worker_node.core.errors import NodeError
 
+# The commands that call a running node.
+_CALLING = ("run", "pull", "list", "ps", "show", "stop", "rm")
+# Lists of words: argparse takes no further ones after an option, as in npu-node run smollm2 --verbose "Hello".
+_WORDS = ("prompt", "models", "names")
+
 
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line; commands in the order in which a user meets them."""
@@ -39,7 +44,16 @@ def build_parser() -> argparse.ArgumentParser:
         bounded.add_bench,
     ):
         add(subparsers)
+    for name in _CALLING:
+        _add_tls_options(subparsers.choices[name])
     return parser
+
+
+def _add_tls_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("a node that serves https")
+    group.add_argument("--ca-file", metavar="FILE", help="the authority of its certificate (NPU_NODE_CA_FILE)")
+    group.add_argument("--client-cert", metavar="FILE", help="the certificate to show it (NPU_NODE_CLIENT_CERT)")
+    group.add_argument("--client-key", metavar="FILE", help="its key; default: in that file (NPU_NODE_CLIENT_KEY)")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -72,17 +86,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     parser = build_parser()
-    args, rest = parser.parse_known_args(argv)
-    if rest and (not hasattr(args, "prompt") or any(word.startswith("-") for word in rest)):
+    args, rest = parser.parse_known_args(_command_first(argv))
+    words = next((found for name in _WORDS if isinstance(found := getattr(args, name, None), list)), None)
+    if rest and (words is None or any(word.startswith("-") and " " not in word for word in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if rest:
-        # argparse takes no further words of a list after an option: npu-node run smollm2 --verbose "Hello"
-        args.prompt += rest
+    if words is not None:
+        words += rest
     if args.run is None:
         parser.print_help()
         return 0
     status: int = args.run(args)
     return status
+
+
+def _command_first(argv: Sequence[str]) -> Sequence[str]:
+    """Options before the command are moved behind it: `npu-node --verbose run smollm2`."""
+    place = next((place for place, word in enumerate(argv) if word in _CALLING), 0)
+    return [argv[place], *argv[:place], *argv[place + 1 :]] if place and argv[0].startswith("-") else argv
 
 
 def _say(message: str) -> None:

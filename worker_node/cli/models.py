@@ -48,7 +48,9 @@ def _list(args: argparse.Namespace) -> int:
     from worker_node.cli.node_client import on_node
     from worker_node.cli.output import megabytes, print_json, table
 
-    rows = on_node(lambda node: list(map(_row, node.get("/models")["models"])), lambda: list(map(_row, _of_store())))
+    rows = on_node(
+        args, lambda node: list(map(_row, node.get("/models")["models"])), lambda: list(map(_row, _of_store()))
+    )
     if args.json:
         print_json(rows)
         return 0
@@ -90,7 +92,9 @@ def _show(args: argparse.Namespace) -> int:
     from worker_node.cli.node_client import model_path, on_node
     from worker_node.cli.output import print_json, printable
 
-    facts = on_node(lambda node: _facts(node.get(model_path(args.model))), lambda: _facts(_of_store(args.model)[0]))
+    facts = on_node(
+        args, lambda node: _facts(node.get(model_path(args.model))), lambda: _facts(_of_store(args.model)[0])
+    )
     if args.json:
         print_json(facts)
         return 0

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
+import ssl
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -21,9 +24,16 @@ T = TypeVar("T")
 DEFAULT_URL = "http://127.0.0.1:8081"
 URL_VARIABLE = "NPU_NODE_URL"
 KEY_VARIABLE = "NPU_NODE_API_KEY"
+CA_VARIABLE = "NPU_NODE_CA_FILE"
+CERT_VARIABLE = "NPU_NODE_CLIENT_CERT"
+CLIENT_KEY_VARIABLE = "NPU_NODE_CLIENT_KEY"
 # The value that keeps commands from looking for a node: they work on the store.
 NO_NODE = "none"
 _URL = re.compile("https?://[^/:]", re.IGNORECASE)
+# What to do about a certificate, by OpenSSL's code of its problem: another name, another address, expired.
+_ANOTHER_NAME = f"set {URL_VARIABLE} to a name that it has"
+_REMEDIES = {62: _ANOTHER_NAME, 64: _ANOTHER_NAME, 10: "renew it (tls_cert of the node)"}
+_TRUST = f"name the authority that issued it with --ca-file FILE or {CA_VARIABLE}"
 # A model may have to be loaded before the first byte; the node itself ends what takes too long.
 _TIMEOUT = httpx2.Timeout(10.0, connect=2.0, read=None)
 
@@ -39,21 +49,24 @@ class NodeCallFailed(NodeError):
 class NodeClient:
     """Calls to one node. Every call raises NodeCallFailed when it fails."""
 
-    def __init__(self, url: str, key: str | None = None) -> None:
+    def __init__(self, url: str, key: str | None = None, tls: ssl.SSLContext | None = None) -> None:
         self.url = url.rstrip("/")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
+        verify = True if tls is None else tls
         # The environment's proxy is for the internet, not for one's own node.
-        self._http = httpx2.Client(base_url=self.url, headers=headers, timeout=_TIMEOUT, trust_env=False)
+        self._http = httpx2.Client(base_url=self.url, headers=headers, timeout=_TIMEOUT, trust_env=False, verify=verify)
 
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
 
     def is_up(self) -> bool:
-        """Whether a node answers at the address."""
+        """Whether a node answers at the address. Raises NodeCallFailed for a wrong scheme or certificate."""
         try:
             return self._http.get("/health/live", timeout=2.0).status_code == 200
-        except httpx2.HTTPError:
+        except httpx2.HTTPError as error:
+            if (problem := _tls_problem(self.url, error)) is not None:
+                raise NodeCallFailed(problem) from error
             return False
 
     def get(self, path: str) -> dict[str, Any]:
@@ -116,7 +129,8 @@ class NodeClient:
         try:
             yield
         except httpx2.HTTPError as error:
-            raise NodeCallFailed(f"the connection to the node at {self.url} failed: {error}") from error
+            problem = _tls_problem(self.url, error) if isinstance(error, httpx2.ConnectError) else None
+            raise NodeCallFailed(problem or f"the connection to the node at {self.url} failed: {error}") from error
         except orjson.JSONDecodeError as error:
             raise self.no_node() from error
         except UnicodeEncodeError as error:
@@ -133,7 +147,54 @@ def model_path(name: str, action: str = "") -> str:
     return f"/models/{quote(name, safe='/:@')}" + (f"/{action}" if action else "")
 
 
-def find_node() -> NodeClient | None:
+def _tls_problem(url: str, error: httpx2.HTTPError) -> str | None:
+    """What is wrong with the scheme of the URL or with a certificate, and what to do; None where it is neither."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ssl.SSLError):
+        cause = cause.__cause__ or cause.__context__
+    scheme, _, host = url.partition("://")
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        remedy = _REMEDIES.get(cause.verify_code, _TRUST)
+        return f"the certificate of {url} is not trusted ({cause.verify_message.rstrip('.')}): {remedy}"
+    if isinstance(cause, ssl.SSLError) and cause.reason in {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"}:
+        return f"{url} answers, but not with https: set {URL_VARIABLE} to http://{host}"
+    if cause is None and not isinstance(error, httpx2.RemoteProtocolError | httpx2.ReadError):
+        return None
+    if scheme.lower() == "https":
+        # A server that misses or rejects a client's certificate ends the connection, most of them without a word.
+        return (
+            f"{url} ended the connection after the TLS handshake: if it asks for a client certificate (tls_client_ca), "
+            f"give one that it trusts with --client-cert and --client-key, or {CERT_VARIABLE} and {CLIENT_KEY_VARIABLE}"
+        )
+    return f"{url} ends the connection unanswered: if it serves https, set {URL_VARIABLE} to https://{host}"
+
+
+def _tls_context(args: argparse.Namespace) -> ssl.SSLContext | None:
+    """The context of the options and the environment; None when none is given. Raises ConfigurationError."""
+    names = {"--ca-file": CA_VARIABLE, "--client-cert": CERT_VARIABLE, "--client-key": CLIENT_KEY_VARIABLE}
+    files = [getattr(args, flag[2:].replace("-", "_")) or os.environ.get(names[flag]) or None for flag in names]
+    if not any(files):
+        return None
+    for name, file in zip(names, files, strict=True):
+        try:
+            Path(file or os.devnull).open("rb").close()
+        except OSError as error:
+            raise ConfigurationError(f"{name} {file} ({names[name]}) cannot be read: {error.strerror}") from None
+    ca_file, cert, key = files
+    if key and not cert:
+        raise ConfigurationError(f"--client-key is given without --client-cert ({CERT_VARIABLE})")
+    try:
+        context = ssl.create_default_context(cafile=ca_file)
+        if cert:
+            context.load_cert_chain(cert, key)
+    except (OSError, ValueError):
+        raise ConfigurationError(
+            "--ca-file, --client-cert or --client-key is not PEM, or they are not a pair"
+        ) from None
+    return context
+
+
+def find_node(args: argparse.Namespace) -> NodeClient | None:
     """The node of `NPU_NODE_URL`, else the local one if it runs; the key is `NPU_NODE_API_KEY`.
 
     Raises ConfigurationError when the variable names a node that does not answer, or a variable is malformed.
@@ -149,7 +210,7 @@ def find_node() -> NodeClient | None:
             f"{KEY_VARIABLE} has a line break or another character that cannot be in a header: set it to one key"
         )
     try:
-        client = NodeClient(url or DEFAULT_URL, key)
+        client = NodeClient(url or DEFAULT_URL, key, _tls_context(args))
     except httpx2.InvalidURL as error:
         raise ConfigurationError(f"{URL_VARIABLE}: {url!r} is not a URL ({error})") from error
     if client.is_up():
@@ -161,9 +222,9 @@ def find_node() -> NodeClient | None:
 
 
 @contextmanager
-def node_or_none() -> Iterator[NodeClient | None]:
+def node_or_none(args: argparse.Namespace) -> Iterator[NodeClient | None]:
     """As `find_node`, closed after the block. NodeCallFailed if an answer lacks what the block reads in it."""
-    client = find_node()
+    client = find_node(args)
     try:
         yield client
     except (LookupError, TypeError, AttributeError) as error:
@@ -182,9 +243,9 @@ def where_no_node_runs() -> str:
     return f"no node runs at {DEFAULT_URL} ({URL_VARIABLE} names another)"
 
 
-def on_node(work: Callable[[NodeClient], T], otherwise: Callable[[], T]) -> T:
+def on_node(args: argparse.Namespace, work: Callable[[NodeClient], T], otherwise: Callable[[], T]) -> T:
     """The result of `work` with the running node, or of `otherwise` when none runs."""
-    with node_or_none() as node:
+    with node_or_none(args) as node:
         return otherwise() if node is None else work(node)
 
 

@@ -91,7 +91,7 @@ def _pull(args: argparse.Namespace) -> int:
         args.parser.error("--name is for one model")
     if args.check or args.embedded or args.name or args.quantization or args.model_store:
         return _pull_to_store(args, names, catalog)
-    return on_node(lambda node: _pull_by_node(node, names), lambda: _pull_to_store(args, names, catalog))
+    return on_node(args, lambda node: _pull_by_node(node, names), lambda: _pull_to_store(args, names, catalog))
 
 
 def _pull_by_node(node: NodeClient, names: list[str]) -> int:
@@ -190,7 +190,7 @@ def _rm(args: argparse.Namespace) -> int:
     """Remove each model in turn; the first that fails ends it."""
     from worker_node.cli.node_client import on_node
 
-    return on_node(lambda node: _remove_from_node(node, args), lambda: _remove_from_store(args.models))
+    return on_node(args, lambda node: _remove_from_node(node, args), lambda: _remove_from_store(args.models))
 
 
 def _remove_from_node(node: NodeClient, args: argparse.Namespace) -> int:

@@ -149,7 +149,7 @@ def _message(detail: ErrorDetails) -> str:
 
 PREFIX = "NPU_NODE_"
 # Read by the commands that talk to a running node, not by the node.
-OF_COMMANDS = frozenset({"NPU_NODE_URL", "NPU_NODE_API_KEY"})
+OF_COMMANDS = frozenset(PREFIX + name for name in ("URL", "API_KEY", "CA_FILE", "CLIENT_CERT", "CLIENT_KEY"))
 # Kubernetes gives every container of a namespace such variables for a service that is called npu-node.
 _SERVICE_LINK = re.compile(r"(\w+_)?(SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
 

@@ -4,12 +4,15 @@ import asyncio
 import io
 import json
 import threading
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 
+from tests.faults.client.test_tls import issue, make_authority
 from worker_node.cli.main import main
+from worker_node.http.tls import ServerTls
 
 MODEL = {
     "id": "tiny",
@@ -34,8 +37,8 @@ FAILED = {"id": "broken", "aliases": [], "state": "failed", "reason": "its weigh
 class ScriptedApi:
     """The routes that the commands call; `asked` lists (method, path, body, key)."""
 
-    def __init__(self):
-        self.asked = []
+    def __init__(self, tls):
+        self.tls, self.asked = tls, []
         self.refuse = self.text = None
 
     async def answer(self, request):
@@ -65,23 +68,39 @@ class ScriptedApi:
         app.router.add_route("*", "/{path:.*}", self.answer)
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=self.tls).start()
+        self.url = f"{'https' if self.tls else 'http'}://127.0.0.1:{runner.addresses[0][1]}"
         started.set()
         await self.stop.wait()
         await runner.cleanup()
 
 
-@pytest.fixture
-def api(monkeypatch):
-    api, started = ScriptedApi(), threading.Event()
+@contextmanager
+def scripted(tls=None):
+    api, started = ScriptedApi(tls), threading.Event()
     thread = threading.Thread(target=api.run, args=(started,))
     thread.start()
     assert started.wait(20)
-    monkeypatch.setenv("NPU_NODE_URL", api.url)
     yield api
     api.loop.call_soon_threadsafe(api.stop.set)
     thread.join(20)
+
+
+@pytest.fixture
+def api(monkeypatch):
+    with scripted() as api:
+        monkeypatch.setenv("NPU_NODE_URL", api.url)
+        yield api
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory):
+    """Certificates and keys by name, of one authority; that of `stranger` is of another one."""
+    directory = tmp_path_factory.mktemp("pki")
+    authority, other = make_authority(directory, "authority"), make_authority(directory, "other")
+    made = {"node": "IP:127.0.0.1", "elsewhere": "DNS:npu.example", "caller": "DNS:caller"}
+    issued = {name: issue(directory, authority, name, subject) for name, subject in made.items()}
+    return {"authority": authority, "stranger": issue(directory, other, "stranger"), **issued}
 
 
 @pytest.fixture
@@ -219,3 +238,59 @@ def test_a_node_that_was_named_and_does_not_answer_is_an_error(monkeypatch, caps
     monkeypatch.setenv("NPU_NODE_URL", "http://[")
     assert main(["list"]) == 1
     assert "NPU_NODE_URL" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("served", "given", "scheme", "problem"),
+    [
+        ("node", ["--ca-file"], None, None),
+        ("node", ["--ca-file", "--client-cert"], None, None),
+        ("node", [], None, "is not trusted (unable to get local issuer certificate): name the authority that issued it "
+         "with --ca-file FILE or NPU_NODE_CA_FILE"),
+        ("elsewhere", ["--ca-file"], None, "is not valid for '127.0.0.1'): set NPU_NODE_URL to a name that it has"),
+        ("node for callers", ["--ca-file"], None, "give one that it trusts with --client-cert and --client-key"),
+        ("node for callers", ["--ca-file", "stranger"], None, "give one that it trusts with --client-cert"),
+        ("node for callers", ["--ca-file", "--client-cert"], None, None),
+        ("node", [], "http", "if it serves https, set NPU_NODE_URL to https://127.0.0.1"),
+        (None, [], "https", "answers, but not with https: set NPU_NODE_URL to http://127.0.0.1"),
+    ],
+)  # fmt: skip
+def test_a_wrong_certificate_or_scheme_is_said_with_what_to_set(
+    pki, monkeypatch, capsys, served, given, scheme, problem
+):
+    name, _, callers = (served or "").partition(" for ")
+    tls = ServerTls(*pki[name], pki["authority"] if callers else None).context if name else None
+    cert, key = pki["stranger" if "stranger" in given else "caller"]
+    files = {"--ca-file": ["--ca-file", str(pki["authority"])], "--client-cert": ["--client-cert", str(cert)]}
+    options = [word for option in given for word in files["--client-cert" if option == "stranger" else option]]
+    if "--client-cert" in options:
+        monkeypatch.setenv("NPU_NODE_CLIENT_KEY", str(key))
+    with scripted(tls) as api:
+        monkeypatch.setenv("NPU_NODE_URL", f"{scheme}://{api.url.partition('://')[2]}" if scheme else api.url)
+        assert main([*options, "ps"]) == (1 if problem else 0)
+    assert (problem or "tiny") in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--ca-file", "none.pem"], "--ca-file none.pem (NPU_NODE_CA_FILE) cannot be read: No such file"),
+        (["--client-cert", __file__], "is not PEM, or they are not a pair"),
+        (["--client-key", __file__], "--client-key is given without --client-cert"),
+    ],
+)
+def test_tls_files_that_cannot_be_used_are_named(api, capsys, options, problem):
+    assert main(["list", *options]) == 1
+    assert problem in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "called"),
+    [
+        (["--force", "rm", "tiny"], ["/models/tiny?force=true"]),
+        (["rm", "tiny", "--force", "other"], ["/models/tiny?force=true", "/models/other?force=true"]),
+    ],
+)
+def test_options_may_stand_anywhere(api, words, called):
+    assert main(words) == 0
+    assert [path for _, path, *_ in api.asked] == called
