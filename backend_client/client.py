@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import SecretStr
 
@@ -75,15 +75,16 @@ class NodeStatus:
 class ClientStatus:
     """For the caller's own health endpoint.
 
-    `serving`: whether a call would find somebody now; `cloud`: the state of the cloud's breaker, None without a cloud;
-    `retries_left`: what the retry budget holds; `cloud_cost`: what was spent.
+    `serving`: whether a call would find somebody now; `cloud`: "available" or "unavailable", None without a cloud;
+    `cloud_trouble`: why it is unavailable; `retries_left`: what the retry budget holds; `cloud_cost`: what was spent.
     """
 
     serving: bool
     nodes_usable: int
     nodes: dict[str, str]
     retries_left: int
-    cloud: str | None = None
+    cloud: Literal["available", "unavailable"] | None = None
+    cloud_trouble: str | None = None
     cloud_cost: str | None = None
 
     def as_dict(self) -> dict[str, object]:
@@ -278,12 +279,16 @@ class InferenceClient(BaseClient):
         nodes = self.npu.healthz()
         if self._cloud is None:
             return nodes
-        breaker = self._cloud.backend.breaker
-        reachable = breaker.admits() and not self._local_only and not self.core.nodes.calls.closed
+        trouble = self._cloud.backend.trouble
+        if self._local_only or self.core.nodes.calls.closed:
+            trouble = "local_only is set" if self._local_only else "the client is closed"
+        elif self.ledger.left == 0:
+            trouble = "the spend cap is reached"
         return replace(
             nodes,
-            serving=nodes.serving or reachable,
-            cloud=breaker.state.value,
+            serving=nodes.serving or not trouble,
+            cloud="unavailable" if trouble else "available",
+            cloud_trouble=trouble,
             cloud_cost=f"{self.ledger.cloud.cost:f}",
         )
 

@@ -40,6 +40,14 @@ class CloudState:
     clock: Clock
     calls: OpenCalls
 
+    @property
+    def trouble(self) -> str | None:
+        """Why no request is sent now, or None."""
+        if self.breaker.admits():
+            return None
+        pause = self.breaker.opens_in
+        return f"ejected {f'for {pause:.1f} s more' if pause else 'until a trial succeeds'} after consecutive failures"
+
 
 class CloudAttempt:
     """Make it to reserve the cost; `run` what there is to wait for; then call `succeeded`, or `abandoned`.
@@ -49,11 +57,8 @@ class CloudAttempt:
 
     def __init__(self, state: CloudState, job: Job, model: str, bound: Usage) -> None:
         state.calls.check()
-        if not state.breaker.admits():
-            pause = state.breaker.opens_in
-            raise CloudUnavailable(
-                f"the cloud at {state.name} is ejected for {pause:.1f} s more after consecutive failures"
-            )
+        if trouble := state.trouble:
+            raise CloudUnavailable(f"the cloud at {state.name} is {trouble}")
         self.model = model
         self.job = job
         self._state = state

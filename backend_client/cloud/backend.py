@@ -80,6 +80,11 @@ class CloudBackend:
     def breaker(self) -> Breaker:
         return self._state.breaker
 
+    @property
+    def trouble(self) -> str | None:
+        """Why no request is sent now, or None."""
+        return self._state.trouble
+
     def chat_model_for(self, name: str | None) -> str | None:
         """The cloud's model for one of the fleet (None: the fleet's default); None when none is declared for it."""
         return self._settings.chat_model if name is None else self._chat_models.get(plain_name(name))

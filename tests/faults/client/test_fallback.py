@@ -1,6 +1,7 @@
 """The fleet first, then the cloud, and when not: scripted node, scripted cloud, the real OpenAI SDK."""
 
 import asyncio
+import re
 from collections import Counter
 from decimal import Decimal
 
@@ -288,13 +289,34 @@ async def test_a_redirect_of_the_cloud_is_not_followed(cloud, target):
     assert len(cloud.requests) == 1
 
 
-async def test_a_cloud_that_fails_is_left_alone(cloud):
+async def test_a_cloud_that_fails_is_left_alone_and_healthz_says_so(cloud):
     cloud.respond = refusing(500)
     async with fallback([DEAD], cloud) as client:
+        status = client.healthz()
+        assert (status.serving, status.cloud, status.cloud_trouble) == (True, "available", None)
         for _ in range(10):
             with pytest.raises(NPUUnavailableError):
                 await client.generate("prompt")
+        status = client.healthz()
+        assert (status.serving, status.cloud) == (False, "unavailable")
+        assert re.fullmatch(r"ejected for \d+\.\d s more after consecutive failures", status.cloud_trouble)
     assert len(cloud.requests) == 5
+    assert client.healthz().cloud_trouble == "the client is closed"
+
+
+@pytest.mark.parametrize(
+    ("more", "trouble"),
+    [
+        ({"local_only": True}, "local_only is set"),
+        (
+            {"spend_cap": 0, "prices": {name: {"input": 1, "output": 1} for name in ("cloud-chat", "cloud-minilm")}},
+            "the spend cap is reached",
+        ),
+    ],
+)
+async def test_healthz_says_why_the_cloud_would_not_be_asked(cloud, more, trouble):
+    status = fallback([DEAD], cloud, **more).healthz().as_dict()
+    assert (status["serving"], status["cloud"], status["cloud_trouble"]) == (False, "unavailable", trouble)
 
 
 @pytest.mark.parametrize(
