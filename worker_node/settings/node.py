@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PrivateAttr, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from worker_node.core.environment import cache_home
@@ -22,6 +22,22 @@ from worker_node.settings.model import ModelSettings, custom_error
 _HOST_NAME = re.compile(r"\*|(?:\*\.)?[A-Za-z0-9_-][A-Za-z0-9._-]*|[0-9A-Fa-f:.]+")
 # Scheme, host and port as browsers send them.
 _ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#\s]+")
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*(?:([KMGT])(i?))?B?", re.IGNORECASE)
+
+
+def _read_size(value: Any) -> Any:
+    """`"2 GB"` and `"1.5 GiB"` as bytes; what is not text stays as it is. Raises ValueError."""
+    if not isinstance(value, str):
+        return value
+    found = _SIZE.fullmatch(value.strip())
+    if found is None:
+        raise ValueError(f'must be a size such as "2 GB", "512 MiB" or 1048576 (bytes), not {value[:40]!r}')
+    number, unit, binary = found.groups("")
+    return int(float(number) * (1024 if binary else 1000) ** " KMGT".index(unit.upper() or " "))
+
+
+# In bytes.
+Size = Annotated[int, BeforeValidator(_read_size), Field(gt=0, json_schema_extra={"format": "size"})]
 
 
 @lru_cache(maxsize=64)
@@ -179,10 +195,9 @@ class NodeSettings(BaseSettings):
         description="where a request leaves sampling open: the model's generation_config.json (in Ollama's dialect "
         "Ollama's own defaults), or greedy",
     )
-    max_body_bytes: int = Field(default=8 * 1024 * 1024, gt=0, description="bytes of the largest request body")
-    max_image_body_bytes: int = Field(
+    max_body_bytes: Size = Field(default=8 * 1024 * 1024, description="bytes of the largest request body")
+    max_image_body_bytes: Size = Field(
         default=32 * 1024 * 1024,
-        gt=0,
         description="the same for requests that may carry images, while a model that reads images is served: one of "
         "20 MB in base64 and some text fit the default",
     )
@@ -201,9 +216,7 @@ class NodeSettings(BaseSettings):
         le=100_000,
         description="responses of /v1/responses that are kept in memory for later turns; 0 keeps none",
     )
-    stored_response_bytes: int = Field(
-        default=64 * 1024 * 1024, gt=0, description="bytes of all stored responses together"
-    )
+    stored_response_bytes: Size = Field(default=64 * 1024 * 1024, description="bytes of all stored responses together")
     stored_response_s: float = Field(default=3600.0, gt=0, description="seconds that a response is stored")
     max_connections: int = Field(
         default=1024,
@@ -248,9 +261,8 @@ class NodeSettings(BaseSettings):
     crash_window_s: float = Field(
         default=600.0, gt=0, description="seconds that a placement must serve for its crashes to be forgotten"
     )
-    engine_memory_growth: int | None = Field(
+    engine_memory_growth: Size | None = Field(
         default=None,
-        gt=0,
         description="bytes by which an engine process may grow before it is restarted, once idle; at twice as much "
         "at once (docs/schemas.md); default: an eighth of the machine's memory, 1 to 8 GiB",
     )
@@ -268,9 +280,8 @@ class NodeSettings(BaseSettings):
         description="has no effect any more: reranking and speech engines on the CPU have a lower priority than chats "
         "there (docs/performance.md)",
     )
-    memory_budget: int | None = Field(
+    memory_budget: Size | None = Field(
         default=None,
-        gt=0,
         description="bytes of memory that all models together may take; a load that does not fit unloads idle models "
         "that the settings do not name; default: 80 % of the host memory that is free at start-up",
     )

@@ -52,6 +52,7 @@ _OF_A_MODEL: Mapping[str, str] = {
     "device": 'placements, for example placements = ["NPU", "CPU"]',
     "dtype": "precision (embedding) or kv_cache_precision (generation)",
     "gpu_memory_utilization": "cache_size_gb",
+    "id": "name",
     "keep_alive": "idle_unload_s, in seconds",
     "kv_cache_dtype": "kv_cache_precision",
     "max_batch_requests": "max_outstanding",
@@ -143,8 +144,13 @@ def _message(detail: ErrorDetails) -> str:
         ("models", "placements"): list(PlacementSettings.model_fields),
     }
     table = tuple(element for element in path[:-1] if isinstance(element, str))
-    hint = advice(str(path[-1]), names.get(table, ()), of_a_model="models" in table)
-    return f"unknown key; {hint}" if hint else f"unknown key; known are {', '.join(sorted(names.get(table, ())))}"
+    key = str(path[-1])
+    if table == ("models",) and key in NodeSettings.model_fields:
+        return "unknown key; it is one of the node: write it above the first [[models]]"
+    if table == () and key in names["models",]:
+        return "unknown key; it is one of a model: write it in [[models]]"
+    hint = advice(key, names.get(table, ()), of_a_model="models" in table)
+    return f"unknown key; {hint or 'docs/settings.md has them all'}"
 
 
 PREFIX = "NPU_NODE_"

@@ -149,7 +149,7 @@ def _takes(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
         return ", ".join(f"`{json.dumps(value)}`" for value in values)
     if schema.get("type") == "array":
         return f"list, each: {_takes(schema['items'], definitions)}"
-    word = "path" if schema.get("format") == "path" else _WORDS.get(schema.get("type", ""), "text")
+    word = schema["format"] if schema.get("format") in {"path", "size"} else _WORDS.get(schema.get("type", ""), "text")
     bounds = ", ".join(f"{sign} {schema[name]}" for name, sign in _SIGNS.items() if name in schema)
     return f"{word} {bounds}".rstrip()
 

@@ -65,6 +65,20 @@ placements = [{ device = "NPU", load = "soon" }]
             '[[models]]\nname = "a"\nmodel_path = "/m"',
             "node.toml: models[0].model_path: unknown key; here that is path",
         ),
+        ('[[models]]\nname = "a"\nid = "b"', "node.toml: models[0].id: unknown key; here that is name"),
+        (
+            '[[models]]\nname = "a"\nxyzzy = 1',
+            "node.toml: models[0].xyzzy: unknown key; docs/settings.md has them all",
+        ),
+        (
+            '[[models]]\nname = "a"\nmemory_budget = 1',
+            "node.toml: models[0].memory_budget: unknown key; it is one of the node: write it above the first "
+            "[[models]]",
+        ),
+        (
+            "idle_unload_s = 1",
+            "node.toml: idle_unload_s: unknown key; it is one of a model: write it in [[models]]",
+        ),
         (
             '[[models]]\nname = "a"\naliases = ["smollm2-135m-instruct"]',
             "node.toml: models[0].aliases: smollm2-135m-instruct is the catalog's name of smollm2-135m-instruct; "
@@ -88,6 +102,32 @@ placements = [{ device = "NPU", load = "soon" }]
 )
 def test_a_wrong_key_is_named_with_what_was_meant(text, problem):
     assert problems(text) == [problem]
+
+
+@pytest.mark.parametrize(
+    ("given", "size"),
+    [
+        ("2048", 2048),
+        ('"2048"', 2048),
+        ('"2GB"', 2_000_000_000),
+        ('"1.5 gib"', 1_610_612_736),
+        ('"512 Mi"', 512 << 20),
+        ('"64k"', 64_000),
+    ],
+)
+def test_a_size_may_have_a_unit(monkeypatch, given, size):
+    assert parse_settings(f"memory_budget = {given}").memory_budget == size
+    monkeypatch.setenv("NPU_NODE_MAX_BODY_BYTES", given.strip('"'))
+    assert parse_settings("").max_body_bytes == size
+
+
+@pytest.mark.parametrize("given", ["2 bananas", "GB", "-5", "2,5 GB", "", "1 GB 2", "2 iB", "9" * 400])
+def test_a_size_that_is_not_understood_is_refused_with_what_it_must_be(given):
+    assert problems('memory_budget = "0"') == ["node.toml: memory_budget: Input should be greater than 0"]
+    (told,) = problems(f'memory_budget = "{given}"')
+    assert told == (
+        f'node.toml: memory_budget: must be a size such as "2 GB", "512 MiB" or 1048576 (bytes), not {given[:40]!r}'
+    )
 
 
 @pytest.mark.parametrize(
