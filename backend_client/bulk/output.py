@@ -17,6 +17,8 @@ from backend_client.bulk.stores import Store, read_many
 
 FOLDER = "_receipts"
 REJECTED = "rejected"
+BEGUN = "_begun"
+"""The folder of marks: one for each fragment under way, as many bytes long as processes began with it and died."""
 METADATA_KEY = "npu_bulk"
 """Under this key a data file's metadata has its receipt, without the checksum and the size."""
 
@@ -71,6 +73,13 @@ def _loaded(data: bytes) -> Receipt | None:
         return None
 
 
+def deaths(store: Store, fragments: Iterable[Fragment]) -> dict[str, int]:
+    """How many processes died while they worked on a fragment, or still do, of those that have a mark."""
+    marked = store.names(BEGUN)
+    marks = read_many(store, [f"{BEGUN}/{part.id}" for part in fragments if part.id in marked])
+    return {name.removeprefix(f"{BEGUN}/"): len(mark) for name, mark in marks.items()}
+
+
 def rebuilt(store: Store, fragment: Fragment) -> Receipt:
     """The receipt of a data file whose writer died before it wrote one. Raises OSError."""
     pq = need("pyarrow.parquet")
@@ -119,6 +128,7 @@ def finish(store: Store, fragments: Sequence[Fragment], known: Mapping[str, Rece
     # so that a death here leaves the rest to the next run.
     referred = {receipt.rejected_file for receipt in every}
     store.remove(f"{REJECTED}/{name}" for name in store.names(REJECTED) if name not in referred)
+    store.remove(f"{BEGUN}/{name}" for name in store.names(BEGUN))
     store.sweep()
     store.create(SUCCESS, json.dumps(content, indent=1).encode() + b"\n")
 

@@ -23,7 +23,7 @@ from backend_client.bulk.columns import conform, schema_of
 from backend_client.bulk.inputs import Fragment
 from backend_client.bulk.job import RESULT_TYPES, BulkJob, Chunk, Rejection
 from backend_client.bulk.optional import need
-from backend_client.bulk.output import METADATA_KEY, REJECTED, Receipt, committed
+from backend_client.bulk.output import BEGUN, METADATA_KEY, REJECTED, Receipt, committed
 from backend_client.bulk.readers import CHUNK_ROWS, read
 from backend_client.bulk.stores import OutputFailed, Store
 from backend_client.lifetime import in_daemon_thread
@@ -50,13 +50,24 @@ async def process(fragment: Fragment, job: BulkJob, store: Store, work: Work) ->
         return await _output(lambda: _commit(fragment, store, writer, seconds))
     except BaseException:
         # Another fragment's failure may cancel this one even here; the temporary file must be gone all the same.
-        await uninterrupted(in_daemon_thread(writer.abandon, "abandon"))
+        await uninterrupted(in_daemon_thread(lambda: _abandon(fragment, store, writer), "abandon"))
         raise
 
 
 def _opened(fragment: Fragment, job: BulkJob, store: Store) -> Writer | Receipt:
-    """The writer of its file, or the receipt of the file that another process has committed."""
-    return committed(store, fragment) or Writer(store.temporary(fragment.id), fragment, job)
+    """The writer of its file, or the receipt of the file that another process has committed.
+
+    Marks the fragment as begun, once more where a process died with it: see `deaths`.
+    """
+    if (receipt := committed(store, fragment)) is not None:
+        return receipt
+    store.count(f"{BEGUN}/{fragment.id}")
+    return Writer(store.temporary(fragment.id), fragment, job)
+
+
+def _abandon(fragment: Fragment, store: Store, writer: Writer) -> None:
+    writer.abandon()
+    store.remove([f"{BEGUN}/{fragment.id}"])
 
 
 async def _serve_rows(fragment: Fragment, job: BulkJob, work: Work, writer: Writer) -> None:
@@ -104,6 +115,7 @@ def _commit(fragment: Fragment, store: Store, writer: Writer, seconds: float) ->
     receipt = replace(receipt, size=size, sha256=sha256, won=won)
     if won:
         store.put(receipt.name, receipt.dump())
+    store.remove([f"{BEGUN}/{fragment.id}"])
     return receipt
 
 

@@ -6,9 +6,10 @@ Begin with `run_job`. `Driver` hands fragments to an executor, counts attempts, 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -32,11 +33,11 @@ from backend_client.bulk.output import (
     ExitCode,
     Progress,
     Receipt,
+    deaths,
     finish,
     read_receipts,
 )
 from backend_client.bulk.stores import OutputFailed, Store, open_store, prove_exclusive
-from backend_client.bulk.supervisor import Deaths, Note
 from backend_client.bulk.worker import Executor, Worker, WorkerLost
 from backend_client.errors import (
     AuthenticationFailed,
@@ -46,6 +47,8 @@ from backend_client.errors import (
 )
 from backend_client.lifetime import in_daemon_thread
 from backend_client.settings import ClientSettings
+
+log = logging.getLogger(__name__)
 
 # These would meet every fragment alike: trying again, or going on, helps nobody.
 _FATAL = (AuthenticationFailed, ConfigurationError, NPUUnavailableError, OutputFailed)
@@ -61,8 +64,9 @@ class TooManyRejected(NPUError):
 class Driver:
     """One run over the fragments that have no file yet.
 
-    `attempts`: a fragment that failed so often is quarantined, deaths of earlier processes included. `report` is called
-    after each change. `check` raises TooManyRejected.
+    `attempts`: a fragment that failed so often is quarantined. `deaths`: fragments with which earlier processes died
+    are processed last and alone, so that the one which kills this process holds up no other. `report` is called after
+    each change. `check` raises TooManyRejected.
     """
 
     def __init__(
@@ -73,27 +77,26 @@ class Driver:
         attempts: int,
         report: Callable[[Progress], None],
         check: Callable[[Progress], None],
-        deaths: Deaths = (),
+        deaths: Mapping[str, int] | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._executor = executor
         self._progress = progress
-        self._progress.lost = self._lost = len(deaths)
         self._attempts = attempts
         self._report = report
         self._check = check
         self._sleep = sleep
-        self._deaths = Counter(fragment for under_way in deaths if len(under_way) == 1 for fragment in under_way)
-        self._failed = self._deaths.copy()
+        self._deaths = deaths or {}
+        self._failed = Counter[str]()
 
     async def run(self, fragments: Iterable[Fragment]) -> None:
         """Process all of them. Raises the first error that would meet every fragment; nothing runs on after that."""
-        waiting = deque(fragment for fragment in fragments if not self._given_up(fragment, "its process died"))
+        waiting = deque(sorted(fragments, key=lambda fragment: self._deaths.get(fragment.id, 0)))
         running: dict[asyncio.Task[Receipt], Fragment] = {}
         changed = asyncio.create_task(self._executor.changed())
         try:
             while waiting or running:
-                while waiting and len(running) < self._executor.slots:
+                while waiting and self._may_begin(waiting[0], running.values()):
                     fragment = waiting.popleft()
                     running[asyncio.create_task(self._attempt(fragment))] = fragment
                 self._progress.running = len(running)
@@ -105,11 +108,15 @@ class Driver:
                     fragment = running.pop(task)
                     if self._settle(fragment, task):
                         waiting.append(fragment)
-                self._progress.lost = self._lost + self._executor.lost
+                self._progress.lost = self._executor.lost
                 self._report(self._progress)
         finally:
             await cancelled([*running, changed])
             self._progress.running = 0
+
+    def _may_begin(self, fragment: Fragment, running: Collection[Fragment]) -> bool:
+        alone = any(part.id in self._deaths for part in (fragment, *running))
+        return len(running) < (min(1, self._executor.slots) if alone else self._executor.slots)
 
     def _given_up(self, fragment: Fragment, reason: str) -> bool:
         """Quarantine a fragment that has failed as often as it may."""
@@ -120,7 +127,7 @@ class Driver:
         return True
 
     async def _attempt(self, fragment: Fragment) -> Receipt:
-        failed = self._failed[fragment.id] - self._deaths[fragment.id]
+        failed = self._failed[fragment.id]
         if failed:
             await self._sleep(min(_FIRST_PAUSE_S * 2 ** (failed - 1), _LAST_PAUSE_S))
         return await self._executor.submit(fragment)
@@ -280,17 +287,13 @@ async def run_job(
     *,
     executor: Executor | None = None,
     on_progress: OnProgress | None = None,
-    deaths: Deaths = (),
-    note: Note | None = None,
 ) -> BulkReport:
     """Do what is left of a job; interrupted anywhere, the same call continues it.
 
-    Works in this event loop, or with the executor, which it closes. `deaths` and `note` are a supervisor's. Raises
-    ConfigurationError for another job than the one in the output, OutputFailed, and NPUError when no node serves it.
+    Works in this event loop, or with the executor, which it closes. Raises ConfigurationError for another job than the
+    one in the output, OutputFailed, and NPUError when no node serves it.
     """
-    # After a death, one fragment at a time: so the one that causes the next is known.
-    mine = replace(request, window=1) if deaths else request
-    worker = executor or Worker(mine, settings or ClientSettings.load(), note)
+    worker = executor or Worker(request, settings or ClientSettings.load())
     began = time.monotonic()
     report = on_progress or (lambda _: None)
     excluded: tuple[str, ...] = ()
@@ -309,7 +312,7 @@ async def run_job(
             excluded = (await worker.probe(described)).excluded
             await worker.begin(described)
             try:
-                await _drive(request, job, worker, report, deaths)
+                await _drive(request, job, worker, report)
             except TooManyRejected as error:
                 code, message = ExitCode.TOO_MANY_REJECTED, error.message
     finally:
@@ -355,9 +358,16 @@ def _check_output(store: Store, out: str) -> bool:
     return finished
 
 
-async def _drive(request: BulkRequest, job: OpenedJob, worker: Executor, report: OnProgress, deaths: Deaths) -> None:
+async def _drive(request: BulkRequest, job: OpenedJob, worker: Executor, report: OnProgress) -> None:
     """Process the fragments that are left. Raises TooManyRejected, also for the rejections of earlier runs."""
     check = rejection_check(request.max_rejected, job.mine)
     check(job.progress)
-    driver = Driver(worker, job.progress, attempts=request.attempts, report=report, check=check, deaths=deaths)
+    # On Ray a death ends the process of one fragment, and the driver counts it.
+    known = (
+        await in_daemon_thread(lambda: deaths(job.store, job.todo), "find deaths") if isinstance(worker, Worker) else {}
+    )
+    for part in job.todo:
+        if part.id in known:
+            log.warning("a run ended, or still works, on %s %d-%d: done last", part.file.url, part.start, part.stop)
+    driver = Driver(worker, job.progress, attempts=request.attempts, report=report, check=check, deaths=known)
     await driver.run(job.todo)

@@ -12,7 +12,6 @@ from backend_client.bulk.job import BulkJob, BulkRequest
 from backend_client.bulk.output import Receipt
 from backend_client.bulk.process import process
 from backend_client.bulk.stores import Store, open_store
-from backend_client.bulk.supervisor import Note
 from backend_client.client import InferenceClient
 from backend_client.errors import (
     ConfigurationError,
@@ -39,12 +38,11 @@ class Probe:
 
 
 class Worker:
-    """Processes fragments in this event loop: see Executor. `note` is called with what is under way."""
+    """Processes fragments in this event loop: see Executor."""
 
-    def __init__(self, request: BulkRequest, settings: ClientSettings, note: Note | None = None) -> None:
+    def __init__(self, request: BulkRequest, settings: ClientSettings) -> None:
         self.lost = 0
         self.slots = request.window
-        self._note = note or (lambda _fragment, _begun: None)
         self._request = request
         self._settings = settings
         self._client: InferenceClient | None = None
@@ -99,11 +97,7 @@ class Worker:
         """Process a fragment of the job that was begun."""
         if self._begun is None:
             raise ConfigurationError("the worker has no job: call begin() first")
-        self._note(fragment.id, True)
-        try:
-            return await process(fragment, *self._begun)
-        finally:
-            self._note(fragment.id, False)
+        return await process(fragment, *self._begun)
 
     async def changed(self) -> None:
         """See Executor: its slots never do."""

@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from backend_client.bulk import BulkReport, BulkRequest, Progress, run_job, status
-from backend_client.bulk.supervisor import Deaths, Note, supervise, supported
 from backend_client.cli.flags import add_sampling, sampling
-from backend_client.cli.main import WrongUsage, reported
+from backend_client.cli.main import WrongUsage
 from backend_client.errors import ConfigurationError
 from backend_client.settings import ClientSettings
 
@@ -110,7 +109,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     embed = commands.add_parser("embed-dataset", help="embed every row of many files", description=__doc__)
     embed.add_argument("--text-column", default="text", help="the column with the texts (text)")
     embed.add_argument("--truncate", action="store_true", help="cut texts that are too long instead of rejecting them")
-    embed.set_defaults(run=run, start=start, kind="embed")
+    embed.set_defaults(run=run, kind="embed")
     generate = commands.add_parser("generate-dataset", help="answer every row of many files", description=__doc__)
     columns = generate.add_mutually_exclusive_group()
     columns.add_argument("--prompt-column", help="the column with the prompts (prompt)")
@@ -118,7 +117,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     generate.add_argument("--max-tokens", type=int, help="tokens of each answer")
     add_sampling(generate)
     generate.add_argument("--response-schema", type=Path, metavar="FILE", help="JSON Schema that every answer follows")
-    generate.set_defaults(run=run, start=start, kind="generate")
+    generate.set_defaults(run=run, kind="generate")
     for parser in (embed, generate):
         _add_common(parser)
 
@@ -138,40 +137,17 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--concurrency", type=int, help="requests under way at once (3 batches or 8 prompts a node)")
     parser.add_argument("--attempts", type=int, default=3, help="failures of a fragment until it is quarantined (3)")
     parser.add_argument("--max-rejected", type=float, default=0.001, metavar="SHARE", help="of the rows (0.001)")
-    parser.add_argument("--in-process", action="store_true", help="no child process: a crash ends the run")
+    parser.add_argument("--in-process", action="store_true", help=argparse.SUPPRESS)  # it always is
     parser.add_argument("--patience", type=float, default=600.0, metavar="SECONDS", help="wait for a dead fleet (600)")
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="for one request with its retries")
     parser.add_argument("--allow-cloud", action="store_true", help="rows that no node can serve may go to the cloud")
     parser.add_argument("--resume", action="store_true", help="continue the job that OUT has (the default)")
     parser.add_argument("--status", action="store_true", help="show how far the job is, and do nothing")
     parser.add_argument("--json", action="store_true", help="print progress and the report as JSON, one object a line")
-    for flag, instead in _REMOVED.items():
-        parser.add_argument(flag, action=_Removed, nargs=0, const=instead, help=argparse.SUPPRESS)
 
 
-_REMOVED = {
-    "--dry-run": "start the job, which shows rate and time left, and interrupt it: the same command continues",
-    "--start-nodes": "run a node on each machine (systemd, or the chart's ray.enabled) and name it in NPU_CLIENT_NODES",
-}
-
-
-class _Removed(argparse.Action):
-    """A flag of an earlier version: wrong usage, with what to do instead."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        parser.error(f"{self.option_strings[0]} is no longer there: {self.const}")
-
-
-def start(args: argparse.Namespace, settings: ClientSettings) -> int:
-    """Run the job in a child process, so that a fragment that kills it is quarantined; on Ray each has its own."""
-    _checked_request(args)
-    if args.status or args.ray is not None or args.in_process or not supported():
-        return asyncio.run(run(args, settings))
-    return supervise(lambda deaths, note: reported(lambda: asyncio.run(run(args, settings, deaths, note))))
-
-
-async def run(args: argparse.Namespace, settings: ClientSettings, deaths: Deaths = (), note: Note | None = None) -> int:
-    """Run the job, or show what there is. `deaths` and `note` are the supervisor's."""
+async def run(args: argparse.Namespace, settings: ClientSettings) -> int:
+    """Run the job, or show what there is."""
     request = _checked_request(args)
     if args.status:
         found = await status(request)
@@ -184,7 +160,7 @@ async def run(args: argparse.Namespace, settings: ClientSettings, deaths: Deaths
 
         executor = await RayExecutor.connect(args.ray, request, settings)
     with _interruptible(), Bar(as_json=args.json) as bar:
-        report = await run_job(request, settings, executor=executor, on_progress=bar.update, deaths=deaths, note=note)
+        report = await run_job(request, settings, executor=executor, on_progress=bar.update)
     show_report(report, as_json=args.json)
     return int(report.exit_code)
 

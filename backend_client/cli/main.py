@@ -89,7 +89,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"npu-client {_version()}")
     _add_settings(parser)
     # Without a command the help is shown: a first look is not a mistake.
-    parser.set_defaults(run=None, start=None)
+    parser.set_defaults(run=None)
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name in COMMANDS:
         importlib.import_module(f"backend_client.cli.{name}").add_parser(subparsers)
@@ -137,12 +137,7 @@ def _main(argv: Sequence[str] | None) -> int:
     if args.run is None:
         parser.print_help()
         return 0
-    settings = _settings(args)
-    # A command that has a process of its own for its work starts its event loop there.
-    if args.start is not None:
-        status: int = args.start(args, settings)
-    else:
-        status = asyncio.run(args.run(args, settings))
+    status: int = asyncio.run(args.run(args, _settings(args)))
     if sys.stdout is not None:
         # Closed by the caller (>&-). The installed commands never get here: `npu_commands` opens it on /dev/null.
         sys.stdout.flush()

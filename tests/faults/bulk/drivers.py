@@ -7,7 +7,6 @@ import json
 import os
 import resource
 import signal
-import socket
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -83,15 +82,12 @@ def _drive(
     step=None,
     sign="SIGKILL",
     occurrence=1,
-    to_driver=False,
     largest_file=None,
     shard=None,
     deadly=None,
 ):
-    """Run a job. Its process gets the signal when it reaches the step for the nth time; with `to_driver`, its parent
-    gets it when the process begins with a fragment.
-
-    `deadly` is (row, signal, times): the fragment of the Parquet file that begins at the row ends its process so often.
+    """Run a job. Its process gets the signal when it reaches the step for the nth time, and SIGKILL when it reads the
+    Parquet fragment that begins at the row `deadly`.
     """
     from backend_client.cli.main import main
     from tests.faults.bulk.steps import observe
@@ -105,16 +101,11 @@ def _drive(
         if name == step:
             left -= 1
             if left == 0:
-                if sign == "SIGKILL":
-                    # The driver, and with it its child, which this is.
-                    os.kill(os.getppid(), signal.SIGKILL)
                 os.kill(os.getpid(), getattr(signal, sign))
 
     observe(kill)
-    if to_driver:
-        _before_each_fragment(lambda _: _signal_parent(getattr(signal, sign)))
     if deadly is not None:
-        _make_deadly(f"{out}.deaths", *deadly)
+        _make_deadly(deadly)
     if largest_file:
         # Bytecode that is cut off at the limit would break every later import of its module.
         sys.dont_write_bytecode = True
@@ -128,42 +119,18 @@ def _drive(
     return main(["embed-dataset", *arguments, *(["--shard", shard] if shard else [])])
 
 
-def _signal_parent(number):
-    """Send the signal to the parent, and wait until it has come back to this process."""
-    reader, writer = socket.socketpair()
-    writer.setblocking(False)
-    before = signal.set_wakeup_fd(writer.fileno())
-    os.kill(os.getppid(), number)
-    got = reader.recv(1)
-    signal.set_wakeup_fd(before)
-    # To the event loop, whose place this took.
-    os.write(before, got)
+def _make_deadly(row):
+    """Kill this process when it reads the fragment of the Parquet file that begins at that row."""
+    from backend_client.bulk import process
 
+    read = process.read
 
-def _make_deadly(account, row, sign, times):
-    """Every process that begins with the fragment of that row notes it in a file, and dies until `times` have."""
-
-    def die(fragment):
+    def reading(fragment, job):
         if fragment.file.form == "parquet" and fragment.start == row:
-            file = os.open(account, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
-            os.write(file, b"x")
-            if os.fstat(file).st_size <= times:
-                os.kill(os.getpid(), getattr(signal, sign))
-            os.close(file)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return read(fragment, job)
 
-    _before_each_fragment(die)
-
-
-def _before_each_fragment(action):
-    from backend_client.bulk import worker
-
-    process = worker.process
-
-    async def acting(fragment, *job):
-        action(fragment)
-        return await process(fragment, *job)
-
-    worker.process = acting
+    process.read = reading
 
 
 if __name__ == "__main__":

@@ -63,8 +63,6 @@ def test_a_job_reports_in_json_and_is_finished_once(fleet, source, tmp_path, cap
         ("embed", ["--keep-columns", ""], "--keep-columns names columns"),
         ("embed", ["--patience", "nan"], "patience must be a number of seconds"),
         ("embed", ["--window", "two"], "invalid int value: 'two'"),
-        ("embed", ["--start-nodes"], "run a node on each machine"),
-        ("embed", ["--dry-run"], "start the job, which shows rate and time left"),
         ("generate", ["--max-tokens", "-1"], "max_tokens must be at least 1, got -1"),
         ("generate", ["--temperature", "nan"], "temperature must be from 0 to 2, got nan"),
         ("generate", ["--top-p", "7"], "top_p must be from 0 to 1, got 7.0"),
