@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from backend_client.errors import InvalidAnswer
 from backend_client.http.answers import choices_in
 from backend_client.http.stream_forms import FORMS, INFERENCE, EventStream, StreamEvent
-from backend_client.lifetime import OneLoop
+from backend_client.lifetime import OneLoop, end_now
 from backend_client.results import (
     ChatDelta,
     ChatResult,
@@ -157,8 +157,8 @@ class ResultStream(Generic[P, R]):
         self._result_type = result
         # An async generator allows only one reader at a time.
         self._turn = asyncio.Lock()
-        self._reader: asyncio.Task[Any] | None = None
-        self._closed = self._interrupted = False
+        self._reading: asyncio.Timeout | None = None
+        self._closed = False
         self.result: R | None = None
 
     def __aiter__(self) -> Self:
@@ -169,36 +169,25 @@ class ResultStream(Generic[P, R]):
         self._items.check()
         async with self._turn:
             if not self._closed:
-                piece = await self._read()
-                if piece is not None:
-                    return piece
+                try:
+                    async with asyncio.timeout(None) as self._reading:
+                        async for item in self._items:
+                            if not isinstance(item, self._result_type):
+                                return item  # type: ignore[return-value]  # all others are pieces
+                            self.result = item
+                except TimeoutError:
+                    if not self._closed:
+                        raise
+                finally:
+                    self._reading = None
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        if not self._closed and self._reader is not None:
-            self._interrupted = self._reader.cancel()
         self._closed = True
+        if self._reading is not None:
+            end_now(self._reading)
         async with self._turn:
             await self._items.aclose()
-
-    async def _read(self) -> P | None:
-        """The next piece; None at the end, and when `aclose` interrupts."""
-        self._reader = reader = asyncio.current_task()
-        cancelled_before = reader.cancelling() if reader else 0
-        try:
-            async for item in self._items:
-                if not isinstance(item, self._result_type):
-                    return item  # type: ignore[return-value]  # all others are pieces
-                self.result = item
-        except asyncio.CancelledError:
-            # As in asyncio.timeout: only the cancellation that `aclose` requested ends here.
-            if not self._interrupted or reader is None or reader.cancelling() > cancelled_before + 1:
-                raise
-        finally:
-            self._reader = None
-            if self._interrupted and reader is not None:
-                reader.uncancel()
-        return None
 
     async def __aenter__(self) -> Self:
         return self

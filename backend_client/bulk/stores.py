@@ -198,9 +198,6 @@ def prove_exclusive(store: Store, url: str) -> None:
 def read_many(store: Store, names: Iterable[str]) -> dict[str, bytes]:
     """The content of many small files; those that are gone are left out."""
     wanted = list(names)
-    # A few files at a time: handing over each of 20,000 costs more than reading it.
-    size = max(1, len(wanted) // (_READS_AT_ONCE * 4))
-    parts = [wanted[start : start + size] for start in range(0, len(wanted), size)]
     with ThreadPoolExecutor(_READS_AT_ONCE, "reads") as pool:
-        read = pool.map(lambda part: [(name, store.read(name)) for name in part], parts)
-        return {name: data for part in read for name, data in part if data is not None}
+        read = zip(wanted, pool.map(store.read, wanted), strict=True)
+        return {name: data for name, data in read if data is not None}

@@ -12,12 +12,42 @@ from backend_client.errors import NodeUnreachable
 from backend_client.http.health import HealthReport
 from backend_client.http.messages import Reply
 from backend_client.http.sse import Event
-from backend_client.testing.memory import MemoryTransport
+from backend_client.http.transport import Transport
 from backend_client.testing.node import generation, model_row
 from tests.unit.backend_client.virtual_time import in_virtual_time
 
 EMBEDDER = "minilm"
 WRITER = "smollm"
+
+
+class MemoryTransport(Transport):
+    """Carries requests to nodes without sockets, and therefore on virtual time."""
+
+    def __init__(self, nodes, latency=0.0):
+        self.nodes = {node.url: node for node in nodes}
+        self.latency = latency
+        self.closed = False
+
+    async def request(self, node, method, path, body, headers, *, probe=False):
+        await asyncio.sleep(self.latency)
+        return _head(self.nodes[node].health() if probe else (await self._take(node, path, headers, body))[1])
+
+    async def events(self, node, call):
+        _, answer = await self._take(node, call.path, call.headers(), call.encoded)
+        yield _head(answer)
+        for name, data in answer.events or ():
+            await asyncio.sleep(self.latency)
+            yield Event(name or "message", json.dumps(data))
+
+    async def close(self):
+        self.closed = True
+
+    async def _take(self, node, path, headers, body):
+        return self.nodes[node].take(path, headers, body)
+
+
+def _head(answer):
+    return Reply(answer.status, {name.lower(): value for name, value in answer.headers.items()}, answer.body)
 
 
 def node_of(space, embedder=EMBEDDER):

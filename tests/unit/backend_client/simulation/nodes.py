@@ -8,8 +8,8 @@ import zlib
 from backend_client.errors import BadReply, ConnectionLost, NodeNotServing, NodeUnreachable
 from backend_client.http.sse import Event
 from backend_client.testing import FakeNode, status
-from backend_client.testing.memory import MemoryTransport
 from backend_client.testing.node import model_row
+from tests.unit.backend_client.fakes import MemoryTransport
 
 EMBEDDER, OTHER, WRITER, ALIAS = "minilm", "e5", "smollm", "prod"
 SPACES = ["space-a", "space-b", "space-c", "space-d"]
