@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
     from worker_node.core.types import Progress
 
+TOY_MODEL, USEFUL_MODEL = "smollm2-135m-instruct", "phi-3.5-mini-npu"
+"""The embedded chat model, and one of 3.8 billion parameters for the NPU or the CPU of a laptop with 16 GB."""
+TOY_NOTE = f"{TOY_MODEL} is a toy of 135 million parameters; a useful model: npu-node pull {USEFUL_MODEL}"
 _BAR_WIDTH = 16
 
 

@@ -11,6 +11,8 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from worker_node.cli.output import TOY_NOTE
+
 if TYPE_CHECKING:
     from worker_node.cli.node_client import NodeClient
     from worker_node.models.catalog import Catalog
@@ -127,6 +129,8 @@ def _pull_to_store(args: argparse.Namespace, names: list[str], catalog: Catalog)
         with progress_display(spec.model_id) as progress:
             model = store.pull(spec, progress)
         print(f"{model.id}: ready, {model.size / 1e6:.0f} MB in {model.path}", flush=True)
+    if args.embedded:
+        print(TOY_NOTE)
     return 0
 
 

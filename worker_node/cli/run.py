@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from worker_node.cli import bounded
+from worker_node.cli.output import TOY_MODEL, TOY_NOTE
 from worker_node.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class Chat:
         self._write = write or _print_at_once
         self._start = [] if system is None else [{"role": "system", "content": system}]
         self.messages: list[dict[str, str]] = list(self._start)
-        self._embeds = False
+        self._embeds = self.is_toy = False
 
     def prepare(self) -> None:
         """Have the model on the node: pull it if it is not installed. Raises NodeCallFailed."""
@@ -105,6 +106,7 @@ class Chat:
                 self._node.pull(self.model, progress)
             known = self._node.get(path)
         self._embeds = known.get("capabilities") == ["embedding"]
+        self.is_toy = known.get("id") == TOY_MODEL
 
     def clear(self) -> None:
         """Forget all messages but the system's."""
@@ -160,6 +162,8 @@ def converse(chat: Chat, read: Callable[[str], str] = input) -> int:
 
     with contextlib.suppress(ImportError):  # where Python was built without it
         import readline  # noqa: F401  (gives `input` arrow keys and a history)
+    if chat.is_toy:
+        print(TOY_NOTE, file=sys.stderr)
     print(f"{chat.model}: /? for help, /bye to end", file=sys.stderr)
     while (message := _next_message(read)) is not None:
         match message.strip():

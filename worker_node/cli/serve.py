@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from worker_node.cli.output import TOY_MODEL, TOY_NOTE, USEFUL_MODEL
 from worker_node.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from worker_node.manager.served import ServedModel
     from worker_node.node import Node
     from worker_node.settings import NodeSettings, SettingsSource
+
+log = logging.getLogger(__name__)
 
 _Start = Callable[[], Coroutine[Any, Any, None]]
 _LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
@@ -63,12 +66,12 @@ def _node(args: argparse.Namespace) -> _Start:
     source = settings_source(args)
     settings = source.read()
     for notice in notices(os.environ):
-        logging.getLogger(__name__).warning("%s", notice)
+        log.warning("%s", notice)
 
     def start() -> Coroutine[Any, Any, None]:
         from worker_node.server import run as run_node
 
-        return run_node(settings, source=source, on_listening=_announce_and_welcome)
+        return run_node(settings, source=source, on_listening=announce_and_welcome)
 
     return start
 
@@ -137,30 +140,62 @@ def _announce(url: str, _node: Node) -> None:
     print(f"listening on {url}", flush=True)
 
 
-def _announce_and_welcome(url: str, node: Node) -> None:
+def announce_and_welcome(url: str, node: Node) -> None:
+    """Print the URL; then `welcome` on a terminal, two lines in a log."""
     _announce(url, node)
-    if logging.getLogger().isEnabledFor(logging.INFO):
-        print(welcome(url, node), file=sys.stderr, flush=True)
+    if sys.stderr.isatty() and log.isEnabledFor(logging.INFO):
+        print(welcome(_reachable(url), node), file=sys.stderr, flush=True)
+        return
+    log.info("devices: %s", devices(node))
+    log.info("next: open %s/dashboard; %s", _reachable(url), "; ".join(_commands(_reachable(url), node)))
 
 
 def welcome(url: str, node: Node) -> str:
-    """Addresses, a call to try, and the models with their state."""
-    url = _reachable(url)
+    """Addresses, devices, the models with their state, and what to do next."""
     key = " -H 'Authorization: Bearer KEY'" if node.settings.api_keys else ""
     manager = node.manager
     rows = [(model.id, _state(model)) for model in manager.models]
     rows += [(model.name, f"failed: {model.reason}") for model in manager.failed]
     width = max((len(name) for name, _ in rows), default=0)
-    models = [f"  {name.ljust(width)}  {state}" for name, state in rows]
+    models = [f"{name.ljust(width)}  {state}" for name, state in rows]
     return "\n".join(
         [
             f"  dashboard  {url}/dashboard",
-            f"  API        {url}/docs   (OpenAI: {url}/v1, Ollama: {url})",
-            f"""  try        curl {url}/embeddings{key} -d '{{"texts": ["hello"]}}'""",
-            "models:",
-            *(models or ["  none configured; a request for an installed model loads it"]),
+            f"  API        {url}/docs",
+            f"  OpenAI     {url}/v1",
+            f"  Ollama     {url}",
+            f"  devices    {devices(node)}",
+            "  models     " + "\n             ".join(models or ["none: a request for an installed model loads it"]),
+            "what next, in another terminal:",
+            f"""  curl {url}/embeddings{key} -d '{{"texts": ["hello"]}}'""",
+            *(f"  {command}" for command in _commands(url, node)),
         ]
     )
+
+
+def devices(node: Node) -> str:
+    """The devices that were found; where models expect an NPU and there is none, what runs in its place."""
+    found = node.probe
+    if found.error is not None:
+        return f"not known, {found.error}"
+    names = ", ".join(device.name for device in found.devices)
+    if node.npu.emulated:
+        return f"{names}; the NPU is emulated on the CPU"
+    places = [model.placements for model in node.settings.models]
+    if found.find("NPU") or not any(wanted is None or "NPU" in [place.device for place in wanted] for wanted in places):
+        return names
+    return f"{names}; no NPU found, models run without it (see npu-node doctor)"
+
+
+def _commands(url: str, node: Node) -> list[str]:
+    """A chat with the first model that writes, and the way to a better one than the toy."""
+    from worker_node.cli.node_client import DEFAULT_URL
+
+    run = "npu-node run" if url == DEFAULT_URL else f"NPU_NODE_URL={url} npu-node run"
+    writers = [model.id for model in node.manager.models if model.installed.kind == "generation"]
+    if not writers:
+        return [f"{run} {USEFUL_MODEL}"]
+    return [f"{run} {writers[0]}", *([TOY_NOTE] if writers == [TOY_MODEL] else [])]
 
 
 def _state(model: ServedModel) -> str:

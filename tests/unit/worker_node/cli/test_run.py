@@ -6,6 +6,7 @@ import pytest
 
 from worker_node.cli.main import main
 from worker_node.cli.node_client import NodeCallFailed
+from worker_node.cli.output import TOY_MODEL, TOY_NOTE
 from worker_node.cli.run import Chat, converse
 
 
@@ -24,7 +25,7 @@ class ScriptedNode:
     def get(self, path):
         if self.missing and not self.pulled:
             raise NodeCallFailed(f"{path} not found", 404)
-        return {"capabilities": self.capabilities}
+        return {"capabilities": self.capabilities, "id": TOY_MODEL}
 
     def pull(self, name, progress):
         self.pulled.append(name)
@@ -82,9 +83,11 @@ def test_a_conversation_is_streamed_and_remembered():
 def test_bye_ends_it_and_clear_forgets(capsys):
     node = ScriptedNode(["a"], ["b"])
     chat, _ = chat_with(node)
+    chat.prepare()
     assert converse(chat, type_in("one", "/clear", "two", "/?", "/nothing", "/bye", "never read")) == 0
     assert node.asked[1] == [{"role": "user", "content": "two"}]
     err = capsys.readouterr().err
+    assert err.startswith(TOY_NOTE)
     assert "/clear" in err
     assert "/nothing is not a command" in err
 

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from worker_node.cli.main import main
+from worker_node.cli.output import TOY_NOTE
 from worker_node.models.catalog import Catalog
 from worker_node.models.store import ModelStore
 
@@ -58,4 +59,6 @@ def test_pull_takes_the_embedded_models_first_and_each_name_once(
     monkeypatch.setattr(ModelStore, "pull", record)
     assert main(["pull", "--embedded", "bge-small", "smollm2-135m-instruct"]) == 0
     assert [spec.model_id for spec in pulled] == ["smollm2-135m-instruct", "all-minilm-l6-v2", "bge-small-en-v1.5"]
-    assert capsys.readouterr().out.count("ready") == 3
+    out = capsys.readouterr().out
+    assert out.count("ready") == 3
+    assert out.endswith(f"{TOY_NOTE}\n")
