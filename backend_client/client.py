@@ -95,7 +95,7 @@ class ClientStatus:
 class NPUClient(BaseClient):
     """Calls the node that can serve it soonest, and another one when that fails, within one deadline.
 
-    `nodes` are URLs, or where to find them (`dns://`, `srv://`, `file://`; see docs/client.md). The client may be made
+    `nodes` are URLs, or where to find them (`dns://`, `srv://`, `file://`; see docs/python-client.md). It may be made
     anywhere, and belongs to the event loop of its first call. `spaces` binds models to vector spaces in advance; else a
     model is bound to the space of its first answer, and vectors of another space are never returned.
 

@@ -133,7 +133,7 @@ def ended(events):
 
 
 def test_a_seed_repeats_an_answer_in_full_precision_on_one_thread_beside_other_requests(store):
-    """With less, or on more threads, the numbers depend on how many tokens a step computes: docs/clients.md."""
+    """With less, or on more threads, the numbers depend on how many tokens a step computes: docs/other-tools.md."""
     config = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "INFERENCE_NUM_THREADS": 1}
     prompt, other = np.arange(1000, 1035, dtype="<i4"), np.arange(3000, 3030, dtype="<i4")
 

@@ -121,7 +121,7 @@ async def test_token_ids_continue_as_the_text_does(http, node):
 
 async def test_a_seed_repeats_and_choices_differ(http, node):
     wanted = {"temperature": 1.0, "seed": 11, "max_tokens": 16}
-    await chat(http, node, **wanted)  # puts the prompt into the prefix cache: docs/clients.md
+    await chat(http, node, **wanted)  # puts the prompt into the prefix cache: docs/other-tools.md
     _, first = await chat(http, node, **wanted)
     _, second = await chat(http, node, **wanted)
     assert first["choices"] == second["choices"]

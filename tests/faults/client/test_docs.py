@@ -1,4 +1,4 @@
-"""The recipes of docs/client.md: each is Python, and each runs, in the framework that it is for."""
+"""The recipes of the documents: each is Python, and each runs, in the framework that it is for."""
 
 import re
 import sys
@@ -17,8 +17,9 @@ celery_testing = Later("celery.contrib.testing.worker")
 celery_signals = Later("celery.signals")
 starlette_testing = Later("starlette.testclient")
 
-DOC = (Path(__file__).parents[3] / "docs" / "client.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```python\n(.*?)```", DOC, re.DOTALL)
+DOCS = Path(__file__).parents[3] / "docs"
+TEXT = "".join((DOCS / name).read_text(encoding="utf-8") for name in ("recipes.md", "testing-your-service.md"))
+BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 
 
 def block_with(text):
@@ -29,7 +30,7 @@ def block_with(text):
 def run_recipe(text):
     """The names that the recipe with this text defines."""
     names = {"__name__": "recipe"}
-    exec(compile(block_with(text), "docs/client.md", "exec"), names)  # noqa: S102
+    exec(compile(block_with(text), "docs/recipes.md", "exec"), names)  # noqa: S102
     return names
 
 
@@ -142,5 +143,5 @@ def test_the_recipe_of_a_test_passes():
 
 def test_the_script_recipe_prints(node, capsys):
     script = block_with("Why is the sky blue?").replace("http://127.0.0.1:8081", node.url)
-    exec(compile(script, "docs/client.md", "exec"), {"__name__": "recipe"})  # noqa: S102
+    exec(compile(script, "docs/recipes.md", "exec"), {"__name__": "recipe"})  # noqa: S102
     assert capsys.readouterr().out == "".join(ANSWER)

@@ -1,4 +1,4 @@
-"""The recipes of docs/clients.md, each as it stands, and the stock npm clients, against a real node on real weights."""
+"""The recipes of docs/other-tools.md as they stand, and the stock npm clients, against a real node on real weights."""
 
 import re
 import shutil
@@ -12,7 +12,7 @@ from tests.support.foreign import environment, npm_packages, output_of
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 HERE = Path(__file__).parent
-DOC = (HERE.parents[1] / "docs" / "clients.md").read_text(encoding="utf-8")
+DOC = (HERE.parents[1] / "docs" / "other-tools.md").read_text(encoding="utf-8")
 DOCUMENTED = "http://127.0.0.1:8081"
 
 
