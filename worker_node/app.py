@@ -55,7 +55,7 @@ def make_app(node: Node) -> web.Application:
     app[dashboard.EVENTS] = EventLog()
     app.cleanup_ctx.append(dashboard.keep_history)
     node.telemetry.registry.register(metrics.NodeCollector(node))
-    app[dashboard.PAGE] = dashboard.read_page()
+    app[dashboard.PAGES] = dashboard.read_pages()
     app[models.PULLS] = models.PullJobs()
     app[openapi.DESCRIBED] = described = operations()
     app.add_routes(_routes(described))

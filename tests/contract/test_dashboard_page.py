@@ -1,4 +1,4 @@
-"""One page for both servers: it exists once, needs nothing from elsewhere, and runs under the policy sent with it."""
+"""The pages of node and fleet: one style, nothing from elsewhere, and a policy that names what they run."""
 
 import base64
 import hashlib
@@ -15,6 +15,7 @@ from worker_node.http import dashboard
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "backend_client" / "cli" / "dashboard.html"
+PLAYGROUND = ROOT / "worker_node" / "http" / "playground.html"
 
 
 class Inspector(HTMLParser):
@@ -35,9 +36,9 @@ class Inspector(HTMLParser):
             self.inline[self.cdata_elem][-1] += data
 
 
-@pytest.fixture(scope="module")
-def html():
-    return PAGE.read_text(encoding="utf-8")
+@pytest.fixture(scope="module", params=["/dashboard", "/play"])
+def html(request):
+    return dashboard.read_pages()[request.param]
 
 
 @pytest.fixture(scope="module")
@@ -47,21 +48,26 @@ def inspected(html):
     return inspector
 
 
-def test_the_page_exists_once():
+def test_each_page_exists_once_and_the_playground_has_the_style_and_helpers_of_the_dashboard():
     pages = [page for package in ("backend_client", "worker_node") for page in (ROOT / package).rglob("*.html")]
-    assert pages == [PAGE]
+    assert pages == [PAGE, PLAYGROUND]
+    page, playground = dashboard.read_pages().values()
+    assert page == PAGE.read_text(encoding="utf-8")
+    assert "--paper: light-dark(" in playground
+    assert "function make(" in playground
+    assert "function spark(" not in playground
 
 
 def test_the_node_finds_it_without_importing_the_client():
     program = (
-        "import sys; from worker_node.http import dashboard; dashboard.read_page(); "
+        "import sys; from worker_node.http import dashboard; dashboard.read_pages(); "
         "print([name for name in sys.modules if name.startswith('backend_client')])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
-def test_both_servers_send_it_alike(html):
+def test_both_servers_send_pages_alike(html):
     assert dashboard.page_headers(html) == fleet_dashboard.page_headers(html)
 
 
@@ -77,7 +83,7 @@ def test_the_policy_names_the_one_inline_block(html, inspected, kind):
 def test_nothing_comes_from_elsewhere(html, inspected):
     for tag, attributes in inspected.elements:
         assert not {"src", "srcset", "action"} & attributes.keys(), tag
-        assert attributes.get("href", "#")[:1] == "#" or attributes["href"] == "data:,", tag
+        assert re.fullmatch(r"#\w+|data:,|dashboard|docs|health", attributes.get("href", "#main")), tag
     assert "url(" not in html
     assert "@import" not in html
     assert re.findall(r"https?://[^\s\"'`$]+", html) == ["http://www.w3.org/2000/svg"]

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 _DATA = (
     "backend_client/cli/dashboard.html",
     "backend_client/py.typed",
+    "worker_node/http/playground.html",
     "worker_node/models/catalog.toml",
     "worker_node/py.typed",
 )

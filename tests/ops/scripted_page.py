@@ -92,7 +92,7 @@ class ScriptedState:
     @asynccontextmanager
     async def running(self):
         app = web.Application()
-        app[dashboard.PAGE] = dashboard.read_page()
+        app[dashboard.PAGES] = dashboard.read_pages()
         app.add_routes([web.get("/dashboard", dashboard.show_page), web.get("/dashboard/state", self.respond)])
         app.add_routes([web.get("/dashboard/history", self.look_back)])
         runner = web.AppRunner(app)

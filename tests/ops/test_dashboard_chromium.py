@@ -174,7 +174,7 @@ def test_the_whole_page_is_reached_by_keyboard_and_the_focus_is_seen(browser, no
     browser.open(node.url + "/dashboard")
     browser.wait(ALL_GOOD)
     browser.press("TAB")
-    for name in ("pause", "theme"):
+    for name in ("Dashboard", "to-play", "pause", "theme"):
         browser.press("TAB")
         focused, outline = browser.focused()
         assert focused == name

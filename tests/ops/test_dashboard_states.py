@@ -94,16 +94,21 @@ def test_a_state_that_lacks_fields_shows_what_there_is(browser):
 
 @pytest.mark.parametrize(
     ("serving", "words"),
-    [([True, False], "degraded: 1 of 2 models"), ([True, True, False], "degraded: 2 of 3 models")],
+    [
+        ([True, False], "Degraded: serving 1 of 2 models on NPU"),
+        ([True, True, False], "Degraded: serving 2 of 3 models on NPU"),
+        ([True], "Serving 1 model on NPU"),
+        ([], "Nothing loaded: no model is configured"),
+    ],
 )
-def test_a_degraded_node_says_how_many_of_its_models_serve(browser, serving, words):
+def test_one_line_says_what_serves_and_where(browser, serving, words):
     models = [
         model(f"m{number}", engine("ready" if serves else "quarantined"), state="ready" if serves else "unavailable")
         | {"device": "NPU" if serves else None}
         for number, serves in enumerate(serving)
     ]
-    with served_in_thread(ScriptedState(state_of(models))) as url:
+    with served_in_thread(ScriptedState(state_of(models, "ready" if all(serving) else "degraded"))) as url:
         browser.open(url + "/dashboard")
-        browser.wait("return document.querySelector('#models tbody tr')")
-        assert browser.text("#status") == words
+        browser.wait("return document.querySelector('#verdict .mark')")
+        assert browser.text("#verdict") == words
         assert browser.leave() == []

@@ -160,7 +160,7 @@ def welcome(url: str, node: Node) -> str:
     models = [f"{name.ljust(width)}  {state}" for name, state in rows]
     return "\n".join(
         [
-            f"  dashboard  {url}/dashboard",
+            f"  dashboard  {url}/dashboard   (playground: {url}/play)",
             f"  API        {url}/docs",
             f"  OpenAI     {url}/v1",
             f"  Ollama     {url}",

@@ -23,7 +23,9 @@ Check = Callable[[web.Request], web.StreamResponse | None]
 
 # Load balancers and kubelets hold no keys; these say whether the node serves, and nothing of what it serves.
 # The pages for people are the same everywhere; what the dashboard shows comes from /dashboard/state, for key holders.
-OPEN_PATHS = frozenset({"/", "/docs", "/favicon.ico", "/health", "/health/live", "/health/ready", "/dashboard"})
+OPEN_PATHS = frozenset(
+    {"/", "/docs", "/favicon.ico", "/health", "/health/live", "/health/ready", "/dashboard", "/play"}
+)
 
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,2000}")

@@ -311,14 +311,14 @@ def _routes(node: Node) -> list[dict[str, Any]]:
 
 HISTORIES = web.AppKey("histories", dict[str, History])
 EVENTS = web.AppKey("events", EventLog)
-PAGE = web.AppKey("the dashboard's page", bytes)
+PAGES = web.AppKey("the pages by path", dict[str, str])
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
 async def show_page(request: web.Request) -> web.Response:
-    """GET /dashboard: the page, which is the same everywhere."""
-    html = request.app[PAGE]
-    return web.Response(body=html, content_type="text/html", charset="utf-8", headers=page_headers(html.decode()))
+    """GET /dashboard and /play: the pages, which are the same everywhere."""
+    html = request.app[PAGES][request.path]
+    return web.Response(text=html, content_type="text/html", headers=page_headers(html))
 
 
 async def keep_history(app: web.Application) -> AsyncIterator[None]:
@@ -368,20 +368,22 @@ def inline_digest(html: str, tag: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(inline.encode()).digest()).decode()
 
 
-def read_page() -> bytes:
-    """The page, a file of the client, which shows a whole fleet with it; every distribution holds both packages.
+def read_pages() -> dict[str, str]:
+    """The dashboard, which is a file of the client (it shows a whole fleet with it), and the playground, by path.
 
-    It is found by its place and read as bytes: nothing of the client is imported. Raises ConfigurationError when the
-    installation lacks it.
+    The playground has the dashboard's style, and the part of its script that both need. The dashboard is found by its
+    place and read as text: nothing of the client is imported. Raises ConfigurationError when the installation lacks it.
     """
     spec = importlib.util.find_spec("backend_client")
     places = spec.submodule_search_locations if spec is not None else None
-    page = Path(next(iter(places or ()), "."), "cli", "dashboard.html")
-    if not page.is_file():
-        raise ConfigurationError(
-            f"the dashboard's page is missing from this installation: {page}; install npu-node again"
-        )
-    return page.read_bytes()
+    files = (Path(next(iter(places or ()), "."), "cli", "dashboard.html"), Path(__file__).with_name("playground.html"))
+    if missing := [file for file in files if not file.is_file()]:
+        raise ConfigurationError(f"a page is missing from this installation: {missing[0]}; install npu-node again")
+    page, playground = (file.read_text(encoding="utf-8") for file in files)
+    for tag, end in (("style", "</style>"), ("script", "// --- ")):
+        shared = page.partition(f"<{tag}>")[2].partition(end)[0]
+        playground = playground.replace(f"<{tag}>", f"<{tag}>{shared}", 1)
+    return {"/dashboard": page, "/play": playground}
 
 
 class DashboardState(Health):
@@ -412,6 +414,7 @@ class DashboardHistory(Reply):
 
 OPERATIONS = (
     ApiOperation("get", "/dashboard", show_page, "The dashboard's page", {HTML: None}, open=True),
+    ApiOperation("get", "/play", show_page, "The playground's page", {HTML: None}, open=True),
     ApiOperation("get", "/dashboard/state", _state, "What the dashboard shows", {JSON: DashboardState}),
     ApiOperation("get", "/dashboard/history", _history, "Its longer history", {JSON: DashboardHistory}),
 )

@@ -97,6 +97,7 @@ _FRONT = """
 <h1>npu-node</h1>
 <p>An inference node for Intel NPUs: embeddings and text generation over a native API, OpenAI's and Ollama's.</p>
 <ul>
+<li><a href="/play">Playground</a>: chat, embeddings and more, with the call as curl and Python</li>
 <li><a href="/dashboard">Dashboard</a>: models, devices, load and errors, live</li>
 <li><a href="/docs">API reference</a> (<a href="/openapi.json">openapi.json</a>)</li>
 <li><a href="/health">Health</a> and <a href="/v1/models">models</a></li>

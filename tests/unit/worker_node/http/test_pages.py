@@ -29,7 +29,9 @@ async def page(client, path, **headers):
 
 async def test_a_browser_gets_links_and_a_program_what_ollamas_clients_look_for(client):
     _, html = await page(client, "/")
-    assert {"/dashboard", "/docs", "/openapi.json", "/health", "/metrics"} <= set(re.findall(r'href="([^"]+)"', html))
+    assert {"/dashboard", "/play", "/docs", "/openapi.json", "/health", "/metrics"} <= set(
+        re.findall(r'href="([^"]+)"', html)
+    )
     for accept in ("*/*", "application/json", ""):
         async with client.get("/", headers={"Accept": accept}) as reply:
             assert (await reply.text(), reply.headers["Vary"]) == ("Ollama is running", "Accept")
