@@ -22,6 +22,10 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+if __name__ == "__main__":
+    # Before the slow imports: the first sign of life comes at once.
+    print("loading the client's libraries: a few seconds, the first time more", file=sys.stderr, flush=True)
+
 import numpy as np
 from pydantic import SecretStr
 from rich.console import Console
@@ -43,12 +47,26 @@ SENTENCES = (
 QUESTION = "What is the capital of France?"
 READY_WITHIN_S = 120
 NEXT = """\
-make serve                            a node on http://127.0.0.1:8081, its dashboard at /dashboard
-.venv/bin/npu-node list --all         useful models (this one, of 135 million parameters, is a toy)
-.venv/bin/npu-node doctor             what this machine has, and what it lacks for an NPU
-README.md, "Call it"                  the same calls from your service"""
+make serve
+    a node, its dashboard at http://127.0.0.1:8081/dashboard
+.venv/bin/npu-node pull phi-3.5-mini-npu
+    a useful chat model, for NPU and CPU: that of this demo
+    is a toy of 135 million parameters
+.venv/bin/npu-node doctor
+    what this machine has, and what it lacks for an NPU
+README.md, "Call it"
+    the same calls from your service"""
 
 console = Console(highlight=False, record=True)
+
+
+@contextmanager
+def doing(what: str) -> Iterator[None]:
+    """Say what is waited for: with a spinner on a terminal, as a line elsewhere."""
+    if not console.is_terminal:
+        print(f"{what} ...", file=sys.stderr, flush=True)
+    with console.status(what):
+        yield
 
 
 @contextmanager
@@ -60,7 +78,8 @@ def node(name: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
         text=True,
     ) as process:
         try:
-            line = process.stdout.readline() if process.stdout else ""
+            with doing(f"the {name} starts: a process of its own"):
+                line = process.stdout.readline() if process.stdout else ""
             if not line.startswith("listening on "):
                 raise SystemExit(f"the {name} did not start; its message is above")
             yield process, line.split()[-1]
@@ -69,8 +88,8 @@ def node(name: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 async def ready(client: InferenceClient, name: str) -> None:
-    """Wait, with a spinner, until the client sees its node serve all models."""
-    with console.status(f"the {name} loads its models and checks their known answers"):
+    """Wait until the client sees its node serve all models."""
+    with doing(f"the {name} loads its models and checks their known answers"):
         deadline = time.monotonic() + READY_WITHIN_S
         while True:
             nodes = await client.npu.health()
@@ -84,7 +103,7 @@ async def ready(client: InferenceClient, name: str) -> None:
 def show_health(client: InferenceClient) -> None:
     table = Table(title="Nodes as the client sees them", title_justify="left")
     for column in ("node", "status", "model", "state", "device"):
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for status in client.npu.status():
         for model in status.models:
             table.add_row(status.url, status.status, model.id, model.state, model.device or "-")
@@ -129,7 +148,7 @@ async def try_both(client: InferenceClient, served: Counter[str], devices: dict[
 
 
 def server(result: EmbedResult | GenerateResult, devices: dict[str, str]) -> str:
-    """Who answered, and on which device: `source` "npu" is the fleet, whatever device of it ran the call."""
+    """Who answered, and on which device: `source` is "node" or "cloud", whatever device ran the call."""
     if result.source == "cloud":
         who = "the stand-in for the cloud" if devices else "your own cloud"
         return f"{who} at {result.node}, {devices.get(result.model, 'device unknown')}"
