@@ -83,7 +83,7 @@ def test_a_log_gets_two_lines_where_a_terminal_gets_the_block(terminal, monkeypa
     out, err = capsys.readouterr()
     assert out == "listening on http://0.0.0.0:8081\n"
     assert ("what next" in err) == terminal
-    lines = [f"devices: {NO_NPU}", f"next: open {URL}/dashboard; npu-node run a"]
+    lines = [f"devices: {NO_NPU}", f"next: open {URL}/play; npu-node run a"]
     assert caplog.messages == ([] if terminal else lines)
 
 

@@ -147,7 +147,7 @@ def announce_and_welcome(url: str, node: Node) -> None:
         print(welcome(_reachable(url), node), file=sys.stderr, flush=True)
         return
     log.info("devices: %s", devices(node))
-    log.info("next: open %s/dashboard; %s", _reachable(url), "; ".join(_commands(_reachable(url), node)))
+    log.info("next: open %s/play; %s", _reachable(url), "; ".join(_commands(_reachable(url), node)))
 
 
 def welcome(url: str, node: Node) -> str:
