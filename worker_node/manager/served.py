@@ -265,7 +265,8 @@ class Names:
         if found is None and (entry := self._catalog.find(name)) is not None:
             found = self._by_id.get(normalise_name(entry.id))
         if found is None:
-            raise ModelNotFound(f"model {name[:100]!r} is not served here; served: {self._known()}", param="model")
+            hint = self._catalog.suggest(name, [model.id for model in self.models]) or f"; served: {self._known()}"
+            raise ModelNotFound(f"model {name[:100]!r} is not served here{hint}", param="model")
         return found
 
     def _known(self) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import resources
@@ -162,3 +163,14 @@ class Catalog:
             return entry
         known = ", ".join(sorted(entry.id for entry in self.entries))
         raise ModelNotFound(f"model {name!r} is not in the catalog; known models: {known}", param="model")
+
+    def suggest(self, name: str, among: Collection[str] | None = None) -> str:
+        """`; did you mean …?` with models of `among` (ids; None: the catalog) with such a name; empty for none."""
+        wanted = normalise_name(name)
+        stem = wanted.partition(":")[0]
+        entries = [entry for entry in self.entries if among is None or entry.id in among]
+        names = {normalise_name(known): entry.id for entry in entries for known in (entry.id, *entry.aliases)}
+        names |= {normalise_name(other): other for other in among or ()}
+        found = [model for model in names.values() if len(stem) > 2 and stem in model]
+        near = found or [names[known] for known in difflib.get_close_matches(wanted, names, n=4)]
+        return f"; did you mean {', '.join(list(dict.fromkeys(near))[:4])}?" if near else ""

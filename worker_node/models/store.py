@@ -107,7 +107,8 @@ class ModelStore:
         """The directory of the installed model of that id or alias, damaged or not. Raises ModelNotFound."""
         directory = self._directory(name)
         if directory is None:
-            raise ModelNotFound(f"model {name!r} is not installed", param="model")
+            hint = self.catalog.suggest(name, [path.name for path in self.directories()])
+            raise ModelNotFound(f"model {name[:200]!r} is not installed{hint}", param="model")
         return directory
 
     def get(self, name: str, served: Iterable[str] = ()) -> InstalledModel:
@@ -123,8 +124,10 @@ class ModelStore:
             raise ModelNotFound(
                 f"model {wanted[:200]} is not installed; get it with: npu-node pull {wanted[:200]}", param="model"
             )
-        here = ", ".join(sorted({path.name for path in self.directories()}.union(served))) or "none"
-        raise ModelNotFound(f"model {name[:200]!r} is not known; models here: {here}", param="model")
+        here = sorted({path.name for path in self.directories()}.union(served))
+        hint = self.catalog.suggest(name, here) or self.catalog.suggest(name)
+        hint = hint or f"; models here: {', '.join(here) or 'none'}"
+        raise ModelNotFound(f"model {name[:200]!r} is not known{hint}", param="model")
 
     def pull_spec(
         self,

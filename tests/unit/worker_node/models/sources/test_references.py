@@ -52,9 +52,7 @@ def test_other_sources_are_told_by_their_form(name, expected):
     assert parse_reference(name, CATALOG) == expected
 
 
-@pytest.mark.parametrize(
-    "name", ["gpt-5", "qwen9:1b", "", "a/b/c", "maker/", "maker/mo del", "maker/..", "https://h/m.gguf"]
-)
+@pytest.mark.parametrize("name", ["gpt-5", "", "a/b/c", "maker/", "maker/mo del", "maker/..", "https://h/m.gguf"])
 def test_anything_else_is_not_found_and_the_message_names_the_accepted_forms(name):
     with pytest.raises(ModelNotFound, match="ORG/REPO"):
         parse_reference(name, CATALOG)
