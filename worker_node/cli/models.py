@@ -90,7 +90,7 @@ def _of_store(name: str | None = None) -> list[dict[str, Any]]:
 
 def _show(args: argparse.Namespace) -> int:
     from worker_node.cli.node_client import model_path, on_node
-    from worker_node.cli.output import print_json, printable
+    from worker_node.cli.output import megabytes, print_json, printable
 
     facts = on_node(
         args, lambda node: _facts(node.get(model_path(args.model))), lambda: _facts(_of_store(args.model)[0])
@@ -98,17 +98,20 @@ def _show(args: argparse.Namespace) -> int:
     if args.json:
         print_json(facts)
         return 0
-    for name, value in facts.items():
+    for name, value in (facts | {"size": megabytes(facts["size"])}).items():
         if value not in (None, []):
             print(printable(f"{name:<14}{', '.join(value) if isinstance(value, list) else value}"))
     return 0
 
 
 def _facts(known: Mapping[str, Any]) -> dict[str, Any]:
+    from worker_node.cli.output import serving_device
+
     passport = known.get("passport") or {}
     return {
         "name": known["id"],
         "state": known["state"],
+        "device": serving_device(known),
         "reason": known["reason"],
         "capabilities": known.get("capabilities"),
         "context": known.get("context"),
@@ -137,25 +140,22 @@ def _models(args: argparse.Namespace) -> int:
     if args.json:
         print_json(rows)
         return 0
-    head = ("NAME", "KIND", "STATE", "SIZE", "CONTEXT", "WEIGHTS", "LICENCE", "RUN HERE", "ALIASES", "SOURCE")
+    head = ("NAME", "KIND", "DOWNLOAD", "DISK", "WEIGHTS", "LICENCE")
     cells = [
         (
             row["name"],
             row["kind"],
-            row["state"].partition(":")[0],
+            "unknown" if row["download"] is None else megabytes(row["download"]),
             megabytes(row["size"]),
-            "" if row["context"] is None else str(row["context"]),
             row["quantization"] or "",
             row["licence"],
-            row["run_here"],
-            ", ".join(row["aliases"][:3]),
-            row["source"],
         )
         for row in rows
     ]
     damaged = [f"{row['name']}: {row['state']}" for row in rows if row["state"].startswith("damaged")]
     print("\n".join([table(head, cells), *damaged]))
-    print(f"\nstore: {store.root}")
+    print("\nAn unknown download: npu-node pull --check NAME asks the hub. NPUs take no int4_asym weights.")
+    print(f"store: {store.root}")
     return 0
 
 
@@ -180,5 +180,6 @@ def _catalog_row(name: str, directory: Path | None, entry: CatalogEntry | None) 
         "aliases": entry.aliases if entry else (),
         "licence": known.licence if known else "unknown",
         "source": str(known.source) if known else "unknown",
+        "download": getattr(entry.source, "size", None) if entry else None,
         "run_here": entry.run_here if entry else "nothing",
     }

@@ -43,7 +43,9 @@ def print_json(value: Any) -> None:
 
 def megabytes(size: int | None) -> str:
     """A size in bytes; a dash where it is not known."""
-    return "-" if size is None else f"{size / 1e6:.0f} MB"
+    if size is None:
+        return "-"
+    return f"{size / 1e6:.0f} MB" if size < 1e9 else f"{size / 1e9:.1f} GB"
 
 
 def serving_device(model: Mapping[str, Any]) -> str | None:

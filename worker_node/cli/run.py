@@ -148,10 +148,10 @@ class Chat:
         if not self._verbose:
             return
         seconds = line.get("eval_duration", 0) / 1e9
+        device = f"{line['device']}: " if line.get("device") else ""  # older nodes do not name it
         speed = f", {line['eval_count'] / seconds:.1f} tokens/s" if seconds else ""
         print(
-            f"\n[{line.get('device', 'unknown device')}: {line.get('prompt_eval_count')} + {line.get('eval_count')} "
-            f"tokens{speed}]",
+            f"\n[{device}{line.get('prompt_eval_count')} + {line.get('eval_count')} tokens{speed}]",
             file=sys.stderr,
         )
 

@@ -136,6 +136,7 @@ def test_show_tells_the_facts_one_a_line(api, capsys):
     facts = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert (facts["dimensions"], facts["source"], facts["licence"]) == ("32", "hub maker/tiny@main", "mit")
     assert (facts["state"], facts["aliases"]) == ("ready", "t")
+    assert (facts["device"], facts["size"]) == ("NPU", "42 MB")
     assert api.asked[0][:2] == ("GET", "/models/maker/tiny:Q4_K_M")
 
 

@@ -26,6 +26,7 @@ def test_a_damaged_model_is_shown_and_does_not_hide_the_others(in_process, store
     (model.path / "npu-node.json").write_text("{")
     assert main(["models"]) == 0
     out = capsys.readouterr().out
+    assert max(map(len, out.split("\n\n")[0].splitlines()[:-1])) <= 100
     assert "damaged" in out
     assert "npu-node.json" in out
     assert "smollm2-135m-instruct" in out
