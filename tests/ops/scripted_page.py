@@ -84,6 +84,7 @@ class ScriptedState:
         self.state = state
         self.respond = respond or self._tell
         self.look_back = look_back or self._tell
+        self.routes = []
         self.url = ""
 
     async def _tell(self, _request):
@@ -93,7 +94,8 @@ class ScriptedState:
     async def running(self):
         app = web.Application()
         app[dashboard.PAGES] = dashboard.read_pages()
-        app.add_routes([web.get("/dashboard", dashboard.show_page), web.get("/dashboard/state", self.respond)])
+        app.add_routes([web.get(path, dashboard.show_page) for path in ("/dashboard", "/play")] + self.routes)
+        app.add_routes([web.get("/dashboard/state", self.respond)])
         app.add_routes([web.get("/dashboard/history", self.look_back)])
         runner = web.AppRunner(app)
         await runner.setup()
