@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import base64
+import errno
 import hashlib
 import importlib.metadata
 import importlib.resources
 import json
+import os
+import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -113,8 +116,10 @@ async def served(client: NPUClient, port: int = 0) -> AsyncIterator[str]:
     try:
         try:
             await web.TCPSite(runner, _HOST, port).start()
-        except OSError:
-            raise ConfigurationError(f"cannot listen on {_HOST}:{port}; choose another port") from None
+        except OSError as error:
+            reason = os.strerror(error.errno or 0)
+            remedy = "ports below 1024 need root" if error.errno == errno.EACCES else "choose another port"
+            raise ConfigurationError(f"cannot listen on {_HOST}:{port}: {reason}; {remedy}") from None
         yield f"http://{_HOST}:{runner.addresses[0][1]}/dashboard"
     finally:
         await runner.cleanup()
@@ -132,7 +137,7 @@ def _app(fleet: Fleet) -> web.Application:
         return web.json_response(await fleet.state(), headers=headers)
 
     app = web.Application(middlewares=[_refuse_other_names])
-    app.add_routes([web.get("/dashboard", page), web.get("/dashboard/state", state)])
+    app.add_routes([web.get("/", page), web.get("/dashboard", page), web.get("/dashboard/state", state)])
     return app
 
 
@@ -187,6 +192,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 async def run(args: argparse.Namespace, settings: ClientSettings) -> int:
     async with NPUClient.from_settings(settings) as client, served(client, args.port) as url:
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+        # The kernel drops a signal without a handler where the receiver is PID 1, as in a container.
+        signal.signal(signal.SIGTERM, lambda *_: loop.call_soon_threadsafe(stop.set))
         print(f"the dashboard is at {url}", flush=True)
-        await asyncio.Event().wait()
+        await stop.wait()
     return 0

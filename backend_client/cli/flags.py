@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,11 +35,6 @@ def sampling(args: argparse.Namespace, *more: str) -> dict[str, Any]:
     """The options of generation that were given, and `more` of them."""
     names = (*more, "temperature", "top_p", "top_k", "seed", "stop")
     return {name: value for name in names if (value := getattr(args, name)) is not None}
-
-
-def text_or_stdin(words: list[str]) -> str:
-    """The words as one text; standard input when there are none."""
-    return " ".join(words) if words else sys.stdin.read()
 
 
 # Plain text tables.

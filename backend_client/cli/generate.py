@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from backend_client.cli.flags import add_call_options, add_sampling, call_options, sampling, text_or_stdin
+from backend_client.cli.flags import add_call_options, add_sampling, call_options, sampling
 from backend_client.client import InferenceClient
 from backend_client.results import GenerateResult
 from backend_client.settings import ClientSettings
@@ -18,15 +18,18 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_sampling(parser)
     parser.add_argument("--raw", action="store_true", default=None, help="skip the model's chat template")
     add_call_options(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, parser=parser)
 
 
 async def run(args: argparse.Namespace, settings: ClientSettings) -> int:
     """Print the answer on standard output, what it took on standard error."""
+    if not args.prompt and sys.stdin.isatty():
+        args.parser.error("a prompt is needed: as arguments, or on standard input")
+    prompt = " ".join(args.prompt) if args.prompt else sys.stdin.read()
     options = sampling(args, "max_new_tokens", "raw")
     async with (
         InferenceClient.from_settings(settings) as client,
-        client.stream(text_or_stdin(args.prompt), **options, **call_options(args)) as stream,
+        client.stream(prompt, **options, **call_options(args)) as stream,
     ):
         async for piece in stream:
             print(piece, end="", flush=True)

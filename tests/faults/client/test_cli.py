@@ -1,5 +1,6 @@
 """`npu-client`, as a user calls it: commands, keys, addresses, settings, and files of vectors."""
 
+import io
 import json
 import os
 import signal
@@ -100,6 +101,29 @@ def test_generate_prints_the_answer_and_who_gave_it(node, capsys):
     printed = capsys.readouterr()
     assert printed.out == "".join(ANSWER) + "\n"
     assert f"CPU of {node}" in printed.err
+
+
+def test_generate_takes_its_prompt_from_a_pipe_and_never_waits_for_a_terminal(node, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("from a pipe"))
+    assert main(["generate"]) == 0
+    assert capsys.readouterr().out == "".join(ANSWER) + "\n"
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    with pytest.raises(SystemExit, match="2"):
+        main(["generate"])
+    err = capsys.readouterr().err
+    assert err.startswith("usage: npu-client generate")
+    assert "a prompt is needed: as arguments, or on standard input" in err
+
+
+def test_the_dashboard_ends_on_sigterm_as_the_first_process_of_a_container(tmp_path):
+    # The kernel drops signals without a handler that PID 1 gets from within its namespace.
+    init = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
+    if subprocess.run([*init, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine makes no PID namespaces")
+    script = 'mkfifo "$2"; { read -r said < "$2"; kill -TERM 1; } & exec "$1" -m backend_client dashboard > "$2"'
+    command = [*init, "sh", "-c", script, "sh", sys.executable, tmp_path / "said"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_failure_is_one_line_and_status_1(capsys):

@@ -88,10 +88,11 @@ async def test_the_state_reaches_the_page(http):
         NPUClient([node.url, other.url]) as client,
         served(client) as url,
     ):
-        async with http.get(url) as reply:
-            assert reply.status == 200
-            assert reply.content_type == "text/html"
-            assert "default-src 'none'" in reply.headers["Content-Security-Policy"]
+        for address in (url, url.removesuffix("dashboard")):
+            async with http.get(address) as reply:
+                assert reply.status == 200
+                assert reply.content_type == "text/html"
+                assert "default-src 'none'" in reply.headers["Content-Security-Policy"]
         async with asyncio.timeout(10):
             while True:
                 async with http.get(url + "/state") as reply:
