@@ -388,8 +388,8 @@ class BaseClient:
         return self._embed_job([checked], given)
 
     def _embed_job(self, texts: Sequence[str], given: Mapping[str, Any]) -> EmbedJob:
-        deadline = Deadline.after(given.get("timeout", self.core.options.timeouts.embed), self.core.clock)
         common, others = split_options(given)
+        deadline = self._deadline(given, self.core.options.timeouts.embed)
         return EmbedJob(texts=texts, deadline=deadline, **common, **others)
 
     def _exchange(

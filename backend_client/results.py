@@ -264,7 +264,7 @@ class EmbedOptions(CallOptions, total=False):
 
     truncate: bool | None
     input_type: Literal["query", "document"] | None
-    dimensions: int | None
+    dimensions: Annotated[int | None, Field(ge=1)]
 
 
 class GenerateOptions(CallOptions, total=False):

@@ -152,9 +152,10 @@ class ResultStream(Generic[P, R]):
     iteration in the others.
     """
 
-    def __init__(self, open_answer: Callable[[], Awaitable[AsyncGenerator[P | R, None]]], result: type[R]) -> None:
+    _result_type: type[R]
+
+    def __init__(self, open_answer: Callable[[], Awaitable[AsyncGenerator[P | R, None]]]) -> None:
         self._items = OneLoop(_answer(open_answer))
-        self._result_type = result
         # An async generator allows only one reader at a time.
         self._turn = asyncio.Lock()
         self._reading: asyncio.Timeout | None = None
@@ -199,15 +200,13 @@ class ResultStream(Generic[P, R]):
 class TokenStream(ResultStream[str, GenerateResult]):
     """A streamed generation: pieces of text, then the result. See `ResultStream`."""
 
-    def __init__(self, open_answer: Callable[[], Awaitable[Answer]]) -> None:
-        super().__init__(open_answer, GenerateResult)
+    _result_type = GenerateResult
 
 
 class ChatStream(ResultStream[ChatDelta, ChatResult]):
     """A streamed chat: deltas of text and tool calls, then the result. See `ResultStream`."""
 
-    def __init__(self, open_answer: Callable[[], Awaitable[ChatItems]]) -> None:
-        super().__init__(open_answer, ChatResult)
+    _result_type = ChatResult
 
 
 async def _answer(open_answer: Callable[[], Awaitable[AsyncGenerator[I, None]]]) -> AsyncGenerator[I, None]:

@@ -34,7 +34,7 @@ from backend_client.errors import (
     PayloadTooLarge,
     RequestRejected,
 )
-from backend_client.results import CallOptions, ChatResult, EmbedOptions, GenerateResult, Origin
+from backend_client.results import ChatResult, GenerateResult, Origin
 
 log = logging.getLogger(__name__)
 R = TypeVar("R")
@@ -187,9 +187,12 @@ class Results:
 class Work(ABC):
     """What is done with the inputs of rows. At most `slots` requests are on their way at once, over all chunks."""
 
-    def __init__(self, client: InferenceClient, job: BulkJob, slots: int, patience: float) -> None:
+    def __init__(
+        self, client: InferenceClient, job: BulkJob, options: Mapping[str, Any], slots: int, patience: float
+    ) -> None:
         self.client = client
         self.job = job
+        self.options = options
         self._slots = asyncio.Semaphore(slots)
         self._patience = Patience(patience)
         # Two requests for each that may be on its way, so that the nodes never wait.
@@ -231,12 +234,6 @@ class Work(ABC):
 class Embedding(Work):
     """Embeds texts in batches."""
 
-    def __init__(
-        self, client: InferenceClient, job: BulkJob, options: EmbedOptions, slots: int, patience: float
-    ) -> None:
-        super().__init__(client, job, slots, patience)
-        self._options = options
-
     @property
     def rows_per_request(self) -> int:
         return self.client.npu.options.batch.texts
@@ -246,7 +243,7 @@ class Embedding(Work):
         return [rows[start:stop] for start, stop in parts]
 
     async def serve(self, inputs: Sequence[Any], rows: Sequence[int], results: Results) -> None:
-        batch = await self.client.embed_batch([inputs[row] for row in rows], **self._options)
+        batch = await self.client.embed_batch([inputs[row] for row in rows], **self.options)
         results.values[rows] = batch.vectors
         results.tokens += batch.usage.prompt_tokens
         results.put_origin(rows, batch)
@@ -276,10 +273,9 @@ class Generation(Work):
     """
 
     def __init__(
-        self, client: InferenceClient, job: BulkJob, options: CallOptions, slots: int, patience: float
+        self, client: InferenceClient, job: BulkJob, options: Mapping[str, Any], slots: int, patience: float
     ) -> None:
-        super().__init__(client, job, slots, patience)
-        self._common: dict[str, Any] = dict(options)
+        super().__init__(client, job, options, slots, patience)
         self._sampling = dict(job.options)
         self._schema = self._sampling.pop("response_schema", None)
         self._validator: Any = None if self._schema is None else schema_validator(self._schema)
@@ -321,12 +317,12 @@ class Generation(Work):
             sampling = {
                 {"max_tokens": "max_new_tokens"}.get(name, name): given for name, given in self._sampling.items()
             }
-            return await self.client.generate(value, **sampling, **self._common)
+            return await self.client.generate(value, **sampling, **self.options)
         messages = conversation(value) if self.job.messages else [{"role": "user", "content": value}]
         if self._schema is None:
-            return await self.client.chat(messages, **self._sampling, **self._common)
+            return await self.client.chat(messages, **self._sampling, **self.options)
         form = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": self._schema}}
-        result = await self.client.chat(messages, response_format=form, **self._sampling, **self._common)
+        result = await self.client.chat(messages, response_format=form, **self._sampling, **self.options)
         if result.finish_reason != "length" and not self._matches(result.text):
             raise InvalidAnswer(
                 "the answer does not match the schema", text=result.text, finish_reason=result.finish_reason

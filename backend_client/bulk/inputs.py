@@ -11,13 +11,13 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from backend_client.bulk.optional import file_system, need
 from backend_client.errors import ConfigurationError
+from backend_client.lifetime import map_in_daemon_threads
 
 Form = Literal["parquet", "jsonl", "txt", "csv"]
 
@@ -139,7 +139,11 @@ def list_inputs(pattern: str) -> list[InputFile]:
         problem = f"{pattern} cannot be listed: {error}"
     else:
         names = {system.unstrip_protocol(info["name"]): info for info in found if info.get("type") == "file"}
-        files = [_input(name, info) for name, info in sorted(names.items()) if not _hidden(name)]
+        files = [
+            _input(name, info)
+            for name, info in sorted(names.items())
+            if not name.rpartition("/")[2].startswith((".", "_"))
+        ]
         if files:
             return files
         problem = f"no input file matches {pattern}"
@@ -204,13 +208,6 @@ def _is_hidden_below(name: str, path: str) -> bool:
     return any(part.startswith((".", "_")) for part in name.removeprefix(path).split("/"))
 
 
-def changed(file: InputFile) -> bool:
-    """Whether the file is no longer the one that was planned. Raises OSError."""
-    system, path = file_system(file.url)
-    info = system.info(path)
-    return (info["size"], _version(file.url, info)) != (file.size, file.version)
-
-
 def _input(name: str, info: dict[str, Any]) -> InputFile:
     form, compression = _suffixes(name)
     if form is None:
@@ -239,10 +236,6 @@ def _suffixes(name: str) -> tuple[Form | None, str]:
         path = path.with_suffix("")
     form = _FORMS.get(path.suffix.lower())
     return (None, "") if form == "parquet" and compression else (form, compression)
-
-
-def _hidden(name: str) -> bool:
-    return name.rsplit("/", 1)[-1].startswith((".", "_"))
 
 
 # Opening files, which keeps apart a store that fails from content that is damaged.
@@ -292,8 +285,10 @@ class InputSource:
 
 def check_unchanged(file: InputFile) -> None:
     """Raise InputChanged unless the file is the planned one; OSError when the store fails."""
+    system, path = file_system(file.url)
     try:
-        same = not changed(file)
+        info = system.info(path)
+        same = (info["size"], _version(file.url, info)) == (file.size, file.version)
     except FileNotFoundError:
         same = False
     if not same:
@@ -317,9 +312,8 @@ def plan(files: Sequence[InputFile], rows_per_fragment: int) -> list[Fragment]:
 
     Raises OSError when a store does not answer; a file that is not Parquet becomes a fragment with a problem.
     """
-    with ThreadPoolExecutor(_FOOTERS_AT_ONCE, "footers") as pool:
-        parts = pool.map(lambda file: list(_cut(file, rows_per_fragment)), files)
-        return [fragment for part in parts for fragment in part]
+    parts = map_in_daemon_threads(lambda file: list(_cut(file, rows_per_fragment)), files, _FOOTERS_AT_ONCE, "footers")
+    return [fragment for part in parts for fragment in part]
 
 
 def _cut(file: InputFile, wanted: int) -> Iterator[Fragment]:

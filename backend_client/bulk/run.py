@@ -118,14 +118,6 @@ class Driver:
         alone = any(part.id in self._deaths for part in (fragment, *running))
         return len(running) < (min(1, self._executor.slots) if alone else self._executor.slots)
 
-    def _given_up(self, fragment: Fragment, reason: str) -> bool:
-        """Quarantine a fragment that has failed as often as it may."""
-        if self._failed[fragment.id] < self._attempts:
-            return False
-        place = f"{fragment.file.url} {fragment.start}-{fragment.stop}"
-        self._progress.quarantined[fragment.id] = f"{place}: {reason[:300]}"
-        return True
-
     async def _attempt(self, fragment: Fragment) -> Receipt:
         failed = self._failed[fragment.id]
         if failed:
@@ -146,8 +138,12 @@ class Driver:
         self._progress.failures += 1
         # A request that was not answered for long enough has had its attempts: those of the whole fragment cost more.
         self._failed[fragment.id] += self._attempts if isinstance(error, Unanswered) else 1
+        if self._failed[fragment.id] < self._attempts:
+            return True
+        place = f"{fragment.file.url} {fragment.start}-{fragment.stop}"
         reason = "its worker died" if isinstance(error, WorkerLost) else f"{type(error).__name__}: {error}"
-        return not self._given_up(fragment, reason)
+        self._progress.quarantined[fragment.id] = f"{place}: {reason[:300]}"
+        return False
 
 
 # How many rejected rows a job accepts: checked while it runs, and judged when it is complete.
@@ -277,7 +273,6 @@ def _open(request: BulkRequest, job: BulkJob, store: Store) -> OpenedJob:
 
 # A run of a job from its request to its report.
 
-_NOTHING_LEFT = "the job was finished before: nothing was left to do"
 OnProgress = Callable[[Progress], None]
 
 
@@ -325,7 +320,7 @@ async def run_job(
         # A job that is complete may still have more rejections than this run allows.
         code, message = verdict(request.max_rejected, progress)
         if finished and not job.todo:
-            message = message or _NOTHING_LEFT
+            message = message or "the job was finished before: nothing was left to do"
     seconds = round(time.monotonic() - began, 3)
     return progress.report(code, message, success=success, excluded=excluded, seconds=seconds)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Protocol
 
 from backend_client.bulk.answers import Embedding, Generation, Patience, Work
 from backend_client.bulk.inputs import Fragment
@@ -19,7 +19,7 @@ from backend_client.errors import (
     VectorSpaceMismatch,
 )
 from backend_client.lifetime import in_daemon_thread
-from backend_client.results import CallOptions, EmbedOptions
+from backend_client.results import CallOptions
 from backend_client.settings import ClientSettings
 
 # Batch work waits behind interactive work, so a request may take longer than a caller who waits would allow.
@@ -65,10 +65,13 @@ class Worker:
                 answer = await client.generate("a", max_new_tokens=1, **options)
                 return Probe(request.model or answer.model, "", 0)
             result = await client.embed_result("a", **options)
-            model = request.model or result.model
-            return Probe(
-                model, result.space, len(result.vector), await self._excluded(client, result.model, result.space)
+            # Of all nodes: the others may be slower than the one that answered.
+            excluded = tuple(
+                node.url
+                for node in await client.npu.health()
+                if any(known.id == result.model and known.space not in {None, result.space} for known in node.models)
             )
+            return Probe(request.model or result.model, result.space, len(result.vector), excluded)
 
         try:
             return await Patience(request.patience).ask(ask, final=(RequestRejected, VectorSpaceMismatch))
@@ -85,8 +88,7 @@ class Worker:
         work: Work
         if job.kind == "embed":
             slots = request.concurrency or client.npu.backend.concurrency()
-            truncate = EmbedOptions(truncate=bool(job.options.get("truncate")))
-            embedding = cast("EmbedOptions", {**options, **truncate})
+            embedding = {**options, "truncate": bool(job.options.get("truncate"))}
             work = Embedding(client, job, embedding, slots, request.patience)
         else:
             slots = request.concurrency or max(1, len(client.npu.status())) * _PROMPTS_PER_NODE
@@ -104,7 +106,6 @@ class Worker:
         await asyncio.get_running_loop().create_future()
 
     async def close(self) -> None:
-        """Close the client."""
         if self._client is not None:
             await self._client.close()
             self._client = None
@@ -132,15 +133,6 @@ class Worker:
             timeout=request.timeout or _TIMEOUT_S[request.kind],
             priority="batch",
             require_device=request.require_device,
-        )
-
-    async def _excluded(self, client: InferenceClient, model: str, space: str) -> tuple[str, ...]:
-        # Of all nodes: the others may be slower than the one that answered.
-        nodes = await client.npu.health()
-        return tuple(
-            node.url
-            for node in nodes
-            if any(known.id == model and known.space not in {None, space} for known in node.models)
         )
 
 

@@ -69,10 +69,9 @@ async def _embed_file(args: argparse.Namespace, settings: ClientSettings) -> Non
         raise ConfigurationError(
             f"{out.name}: the output must be one of {', '.join(_WRITERS)}; embed-dataset writes Parquet"
         )
-    if source.is_dir():
-        raise ConfigurationError(f"the input {source} is a directory: give one file, or use embed-dataset")
     if not source.is_file():
-        raise ConfigurationError(f"the input {source} does not exist")
+        problem = "is a directory: give one file, or use embed-dataset" if source.is_dir() else "does not exist"
+        raise ConfigurationError(f"the input {source} {problem}")
     if not out.parent.is_dir():
         raise ConfigurationError(f"the directory {out.parent} of the output does not exist")
     part = out.with_name(out.name + ".part")

@@ -69,21 +69,12 @@ class CloudBackend:
         self._sdk = _sdk(settings, max_reply_bytes)
         self.calls = OpenCalls(self._sdk.close)
         name = settings.base_url or "https://api.openai.com/v1"
-        self._state = CloudState(name, breaker, ledger, clock, self.calls)
+        self.state = CloudState(name, breaker, ledger, clock, self.calls)
 
     @property
     def spaces(self) -> Collection[str]:
         """The vector spaces that it has a model for."""
         return self._settings.embedding_models
-
-    @property
-    def breaker(self) -> Breaker:
-        return self._state.breaker
-
-    @property
-    def trouble(self) -> str | None:
-        """Why no request is sent now, or None."""
-        return self._state.trouble
 
     def chat_model_for(self, name: str | None) -> str | None:
         """The cloud's model for one of the fleet (None: the fleet's default); None when none is declared for it."""
@@ -110,7 +101,7 @@ class CloudBackend:
         model = self._embedding_model(job)
         bound = sum(len(text.encode(errors="replace")) + _SPECIAL_TOKENS for text in job.texts)
         self._check(job)
-        attempt = CloudAttempt(self._state, job, model, Usage(bound))
+        attempt = CloudAttempt(self.state, job, model, Usage(bound))
         vectors, usage = await attempt.run(self._embed(job, attempt))
         attempt.succeeded(usage)
         return EmbedBatch(
@@ -139,7 +130,7 @@ class CloudBackend:
         attempt, body = self._chat_attempt(chat)
         events = self._events(chat, attempt, body)
         held = await attempt.run(_begun(events), opened_by)
-        items = _follow(attempt, _all(held, events))
+        items = _follow(attempt, held, events)
         return items if chat is job else _as_inference(items)
 
     async def models(self) -> list[ModelReport]:
@@ -175,7 +166,7 @@ class CloudBackend:
         # What was predicted in vain is billed as written.
         predicted = len(messages.encode({"": body["prediction"]})) if body.get("prediction") else 0
         bound = Usage(prompt, (self._limit(body) + predicted) * (body.get("n") or 1))
-        return CloudAttempt(self._state, job, body["model"], bound), body
+        return CloudAttempt(self.state, job, body["model"], bound), body
 
     def _limit(self, body: Mapping[str, Any]) -> int:
         return body.get("max_completion_tokens") or body.get("max_tokens") or self._settings.max_tokens
@@ -217,7 +208,7 @@ class CloudBackend:
     def _check(self, job: Job) -> None:
         refusal = self.refusal(job)
         if refusal is not None:
-            raise CloudRejected(f"the cloud cannot serve this: {refusal}", node=self._state.name)
+            raise CloudRejected(f"the cloud cannot serve this: {refusal}", node=self.state.name)
 
     def _chat_refusal(self, job: Exchange) -> str | None:
         body = job.body or {}
@@ -273,18 +264,10 @@ async def _begun(events: AsyncGenerator[StreamEvent, None]) -> list[StreamEvent]
     return held
 
 
-async def _all(held: list[StreamEvent], events: AsyncGenerator[StreamEvent, None]) -> AsyncGenerator[StreamEvent, None]:
-    try:
-        for event in held:
-            yield event
-        async for event in events:
-            yield event
-    finally:
-        await events.aclose()
-
-
-async def _follow(attempt: CloudAttempt, events: AsyncGenerator[StreamEvent, None]) -> EventStream:
-    """Yield the events, the last one when the attempt has succeeded, and the reply.
+async def _follow(
+    attempt: CloudAttempt, held: list[StreamEvent], events: AsyncGenerator[StreamEvent, None]
+) -> EventStream:
+    """Yield the events, those that are `held` first, the last one when the attempt has succeeded, and the reply.
 
     Raises StreamInterrupted, with the text so far, when the stream fails.
     """
@@ -293,7 +276,7 @@ async def _follow(attempt: CloudAttempt, events: AsyncGenerator[StreamEvent, Non
     usage: Usage | None = None
     failed: CloudError | ClientClosed | None = None
     try:
-        while (event := await attempt.run(anext(events))).data is not None:
+        while (event := held.pop(0) if held else await attempt.run(anext(events))).data is not None:
             parts.append(event.text)
             said = event.data if event.data.get("usage") else said
             yield event

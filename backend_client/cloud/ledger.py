@@ -46,27 +46,22 @@ class Reservation:
 
 class Ledger:
     """Exact to the token. The cap can not be overrun: every call reserves the most that it may cost before it is
-    sent.
+    sent. `cap` is what the cloud may cost in all; None without one.
     """
 
     def __init__(self, prices: Mapping[str, Price], cap: Decimal | None = None) -> None:
         self._prices = prices
-        self._cap = cap
+        self.cap = cap
         self._open: set[Reservation] = set()
         self.local = Tally()
         self.cloud = Tally()
 
     @property
-    def cap(self) -> Decimal | None:
-        """What the cloud may cost in all; None without a cap."""
-        return self._cap
-
-    @property
     def left(self) -> Decimal | None:
         """What the cap leaves; None without a cap."""
-        if self._cap is None:
+        if self.cap is None:
             return None
-        return max(Decimal(0), self._cap - self.cloud.cost - sum(reservation.cost for reservation in self._open))
+        return max(Decimal(0), self.cap - self.cloud.cost - sum(reservation.cost for reservation in self._open))
 
     def kept_local(self, usage: Usage) -> None:
         """Record a call that a node served."""
@@ -79,7 +74,7 @@ class Ledger:
         """
         if min(bound.prompt_tokens, bound.completion_tokens) < 0:
             raise InvalidArgument("a call cannot use less than 0 tokens")
-        if self._cap is not None and model not in self._prices:
+        if self.cap is not None and model not in self._prices:
             raise SpendCapReached(f"the cloud was not asked: there is a spend cap, and cloud.prices lacks {model}")
         cost = self._cost(model, bound)
         left = self.left

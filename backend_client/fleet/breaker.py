@@ -65,7 +65,10 @@ class Breaker:
     def succeeded(self, ticket: int) -> None:
         """Record that the node answered, be it with a refusal."""
         if self._is_trial(ticket):
-            self._close()
+            self.closed = True
+            self._trial = 0
+            self._failures.clear()
+            self.closed_at = self._clock()
         elif self.closed:
             self._failures.clear()
 
@@ -110,9 +113,3 @@ class Breaker:
 
     def _is_trial(self, ticket: int) -> bool:
         return ticket != 0 and ticket == self._trial
-
-    def _close(self) -> None:
-        self.closed = True
-        self._trial = 0
-        self._failures.clear()
-        self.closed_at = self._clock()

@@ -226,11 +226,11 @@ def transcription_in(body: Any) -> dict[str, Any]:
             "duration": _seconds(body.get("duration"), none=True),
             "segments": tuple(
                 TranscriptionSegment(_seconds(part["start"]), _seconds(part["end"]), _typed(part["text"], str))
-                for part in _parts(body.get("segments"))
+                for part in body.get("segments") or ()
             ),
             "words": tuple(
                 TranscriptionWord(_seconds(part["start"]), _seconds(part["end"]), _typed(part["word"], str))
-                for part in _parts(body.get("words"))
+                for part in body.get("words") or ()
             ),
         }
 
@@ -241,10 +241,6 @@ def _transcription(request: Mapping[str, Any], body: Any) -> Any:
     if not isinstance(body, bytes):
         raise NotAnAnswer("the reply is not plain text")
     return body
-
-
-def _parts(value: Any) -> Iterator[dict[str, Any]]:
-    return iter(value or ())
 
 
 def _typed(value: Any, kind: type, *, none: bool = False) -> Any:

@@ -71,7 +71,7 @@ def _refused(why: str, param: str | None = None) -> RequestRejected:
     return RequestRejected(why, status=400, code="invalid_request", param=param)
 
 
-_IMAGE_PARTS = frozenset({"image_url", "input_image"})
+_IMAGE_PARTS = ("image_url", "input_image")
 
 
 def writing_kind(body: Mapping[str, Any]) -> ModelKind:
@@ -79,13 +79,9 @@ def writing_kind(body: Mapping[str, Any]) -> ModelKind:
     for items in (body.get("messages"), body.get("input")):
         for item in _list(items):
             content = item.get("content") if isinstance(item, Mapping) else None
-            if any(isinstance(part, Mapping) and _is_image(part.get("type")) for part in _list(content)):
+            if any(isinstance(part, Mapping) and part.get("type") in _IMAGE_PARTS for part in _list(content)):
                 return "vision"
     return "generation"
-
-
-def _is_image(kind: object) -> bool:
-    return isinstance(kind, str) and kind in _IMAGE_PARTS
 
 
 def _list(value: object) -> list[Any] | tuple[Any, ...]:

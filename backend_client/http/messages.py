@@ -217,11 +217,6 @@ class EmbedJob(Job):
     dimensions: int | None = None
     context_limit: int | None = None
 
-    def __post_init__(self) -> None:
-        """Raise InvalidArgument for a wrong number."""
-        if self.dimensions is not None:
-            check_counts({"dimensions": self.dimensions})
-
 
 @dataclass(slots=True, kw_only=True)
 class Exchange(Job):

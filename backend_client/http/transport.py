@@ -92,7 +92,7 @@ async def read_body(response: aiohttp.ClientResponse, limit: int) -> bytes:
     async for chunk in response.content.iter_any():
         size += len(chunk)
         if size > limit:
-            raise _TooLong
+            raise _TooLong("it is too long")
         chunks.append(chunk)
     return b"".join(chunks)
 
@@ -104,16 +104,13 @@ async def events_of(content: aiohttp.StreamReader, limit: int) -> AsyncIterator[
     async for chunk in content.iter_any():
         size += len(chunk)
         if size > limit:
-            raise _TooLong
+            raise _TooLong("it is too long")
         for event in parser.feed(chunk):
             yield event
 
 
 class _TooLong(ValueError):
     """The reply is longer than `max_reply_bytes`, or than a probe's or a refusal may be."""
-
-    def __str__(self) -> str:
-        return "it is too long"
 
 
 def connection_error(node: str, error: Exception) -> NodeError:

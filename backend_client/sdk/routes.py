@@ -115,7 +115,9 @@ class OpenAIRoutes:
         with_usage = path not in {"/v1/chat/completions", "/v1/completions"} or (
             isinstance(asked, dict) and bool(asked.get("include_usage"))
         )
-        return streamed(job, await self._core.backend.open_exchange(job), with_usage=with_usage)
+        events = await self._core.backend.open_exchange(job)
+        kept = {"content-type": "text/event-stream; charset=utf-8", "x-request-id": job.request_id}
+        return HttpReply(200, kept, OneLoop(_stream(events, with_usage=with_usage)))
 
     async def _models(self, wanted: str) -> HttpReply:
         reports = await self._core.nodes.models()
@@ -246,11 +248,6 @@ def whole_reply(reply: RawReply) -> HttpReply:
 
 def _kept(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if name not in _HOP and name != "content-type"}
-
-
-def streamed(job: Exchange, events: EventStream, *, with_usage: bool) -> HttpReply:
-    headers = {"content-type": "text/event-stream; charset=utf-8", "x-request-id": job.request_id}
-    return HttpReply(200, headers, OneLoop(_stream(events, with_usage=with_usage)))
 
 
 async def _stream(events: EventStream, *, with_usage: bool) -> AsyncGenerator[bytes, None]:

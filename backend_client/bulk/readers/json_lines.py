@@ -81,11 +81,8 @@ Row = dict[str, Any]
 
 
 def read(fragment: Fragment, job: BulkJob, size: int) -> Iterator[Chunk]:
-    """The rows of the fragment. A line that is not a row is rejected with its offset.
-
-    The columns are those of the job; of the fragment where the job has none yet, as in a dry run.
-    """
-    types = job.json_types or _types(fragment, job)
+    """The rows of the fragment, in the columns of the job. A line that is not a row is rejected with its offset."""
+    types = job.json_types
     if job.keep is not None:
         types = {name: types.get(name, "null") for name in job.keep}
     found: list[tuple[int, Row]] = []
@@ -107,7 +104,12 @@ def read(fragment: Fragment, job: BulkJob, size: int) -> Iterator[Chunk]:
 
 def columns(file: InputFile, job: BulkJob) -> dict[str, str]:
     """The JSON types of the columns of all lines, by name."""
-    return _types(Fragment(file, 0, file.size), job)
+    types: dict[str, str] = {}
+    for _, row in _rows(Fragment(file, 0, file.size), job):
+        if not isinstance(row, Rejection):
+            for name, value in row.items():
+                types[name] = _wider(types.get(name, "null"), _type(value))
+    return types
 
 
 def merge(types: dict[str, str], others: Mapping[str, str]) -> None:
@@ -121,15 +123,6 @@ def schema(types: Mapping[str, str]) -> Any:
     pa = need("pyarrow")
     known = {"null": pa.null(), "bool": pa.bool_(), "int": pa.int64(), "long": pa.int64(), "float": pa.float64()}
     return pa.schema([(name, known.get(kind, pa.string())) for name, kind in types.items()])
-
-
-def _types(fragment: Fragment, job: BulkJob) -> dict[str, str]:
-    types: dict[str, str] = {}
-    for _, row in _rows(fragment, job):
-        if not isinstance(row, Rejection):
-            for name, value in row.items():
-                types[name] = _wider(types.get(name, "null"), _type(value))
-    return types
 
 
 def _rows(fragment: Fragment, job: BulkJob) -> Iterator[tuple[int, Row | Rejection]]:

@@ -1,9 +1,12 @@
 """The rows of input files as the readers of data sets give them."""
 
+from dataclasses import replace
+
 from backend_client.bulk.job import BulkJob
 from backend_client.bulk.readers import read
 
 JOB = BulkJob(kind="embed", source="", listing="", column="text", id_column="id", rows_per_fragment=10, model="m")
+JOB = replace(JOB, json_types={"id": "str", "text": "str"})
 
 
 def rows_in(fragments, job=JOB):
