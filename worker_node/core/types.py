@@ -139,8 +139,7 @@ class Sampling:
     are subtracted from the logits of tokens that the answer holds already, once and once per occurrence;
     `repetition_penalty` divides those of the prompt and the answer. `logprobs` asks for the logarithm of each chosen
     token's probability. `choices` is how many answers to the prompt the caller wants; this is one of them.
-    Within its first `min_tokens` tokens an answer does not end. `stop_token_ids` end it as stop sequences do; with
-    `include_stop` what ended it is part of its text. Without `skip_special_tokens` special tokens are text too.
+    Within its first `min_tokens` tokens an answer does not end. `stop_token_ids` end it as stop sequences do.
 
     `open_fields` are the fields that the request says nothing of: there the model's own defaults count, unless its
     dialect has `dialect_defaults` (docs/models.md).
@@ -161,8 +160,6 @@ class Sampling:
     choices: int = 1
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
-    include_stop: bool = False
-    skip_special_tokens: bool = True
     open_fields: frozenset[str] = field(default=frozenset(), compare=False)
     dialect_defaults: Mapping[str, Any] | None = field(default=None, compare=False)
 

@@ -39,14 +39,10 @@ class Unsupported:
 
 Table = Mapping[str, Unsupported]
 
-_MIROSTAT = "this engine has no Mirostat sampling"
-
 # The `options` of Ollama's dialect that would change an answer and are not implemented here.
 OPTIONS: Table = {
-    "mirostat": Unsupported(_MIROSTAT),
-    "mirostat_eta": Unsupported(_MIROSTAT),
-    "mirostat_tau": Unsupported(_MIROSTAT),
-    "repeat_last_n": Unsupported("this engine's penalties count the whole answer", (-1,)),
+    "mirostat": Unsupported("this engine has no Mirostat sampling"),
+    "repeat_last_n": Unsupported("this engine's penalties count the whole answer", (-1, 64)),
     "tfs_z": Unsupported("this engine has no tail-free sampling", (1,)),
     "typical_p": Unsupported("this engine has no typical sampling", (1,)),
 }

@@ -314,7 +314,10 @@ class PullJobs:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, manager: ModelManager, name: str) -> PullJob:
-        """Begin to pull."""
+        """Begin to pull, unless a pull of that name is under way."""
+        for job in self._jobs.values():
+            if (job.name, job.state) == (name, "running"):
+                return job
         ended = [job.id for job in self._jobs.values() if job.state != "running"]
         for old in itertools.islice(ended, max(0, len(self._jobs) - _KEPT + 1)):
             del self._jobs[old]

@@ -10,9 +10,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, ClassVar, Literal
 
 from aiohttp import web
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from worker_node.core.errors import BadRequest, ModelNotFound, NotOffered, UnsupportedParameter
+from worker_node.core.errors import BadRequest, ModelNotFound, NotOffered
 from worker_node.core.types import AnswerSchema, Device, Finished, FinishReason, Sampling
 from worker_node.http import parameters
 from worker_node.http.body import DialectBody, deadline_of, read_body
@@ -246,15 +246,13 @@ def _utc(time: datetime) -> str:
     return time.isoformat().replace("+00:00", "Z")
 
 
-_NO_PENALTY = {"repeat_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
-
 Format = Literal["", "json"] | dict[str, Any]
 
 
 class OllamaOptions(SamplingBody):
     """Sampling options. Those on memory and threads, which this node uses in its own way, change no answer.
 
-    Clients send Ollama's defaults along: a refused option at the value that asks for nothing is passed over.
+    Clients send Ollama's defaults along: a refused option at its default is passed over.
     """
 
     rules: ClassVar[Table] = OPTIONS
@@ -263,23 +261,6 @@ class OllamaOptions(SamplingBody):
     num_ctx: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
     repeat_penalty: RepetitionPenalty | None = None
     ignore_eos: bool | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_what_asks_for_nothing(cls, fields: Any) -> Any:
-        if not isinstance(fields, dict):
-            return fields
-        nothing = {"penalize_newline"}
-        if not fields.get("mirostat"):
-            nothing |= {"mirostat_eta", "mirostat_tau"}
-        penalised = any(fields.get(name) not in (None, value) for name, value in _NO_PENALTY.items())
-        if not penalised:
-            nothing.add("repeat_last_n")
-        elif fields.get("penalize_newline") is False:
-            raise UnsupportedParameter(
-                "penalize_newline: this engine penalises all tokens alike", param="penalize_newline"
-            )
-        return {name: value for name, value in fields.items() if name not in nothing}
 
     def sampling(self) -> Sampling:
         """How to sample. Raises BadRequest."""

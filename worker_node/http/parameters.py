@@ -117,8 +117,6 @@ OPENAI: Mapping[str, Parameter] = _SHARED | {
     # vLLM's
     "min_tokens": Parameter("min_tokens", _as_it_is),
     "stop_token_ids": Parameter("stop_token_ids", _tuple),
-    "include_stop_str_in_output": Parameter("include_stop", _as_it_is),
-    "skip_special_tokens": Parameter("skip_special_tokens", _as_it_is),
     # llama.cpp's
     "n_predict": Parameter("max_new_tokens", _n_predict),
     "repeat_penalty": Parameter("repetition_penalty", _as_it_is),

@@ -37,7 +37,7 @@ FORMS = {
     ),
     "chat with two choices": ("/v1/chat/completions", lambda prompt: turns(prompt) | {"n": 2}, TEXT),
     "chat with tools": ("/v1/chat/completions", lambda prompt: turns(prompt) | {"tools": TOOLS}, CALL),
-    "completions": ("/v1/completions", lambda prompt: {"prompt": prompt, "echo": True, "max_tokens": 99}, TEXT),
+    "completions": ("/v1/completions", lambda prompt: {"prompt": prompt, "max_tokens": 99}, TEXT),
     "responses": ("/v1/responses", lambda prompt: {"input": prompt}, TEXT),
     "responses with tools": (
         "/v1/responses",

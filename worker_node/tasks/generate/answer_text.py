@@ -29,9 +29,7 @@ from worker_node.tasks.generate.tool_calls import Parser
 class TokenTexts(Protocol):
     """What an answer needs of its model's tokenizer."""
 
-    end_tokens: frozenset[int]
-
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer: ...
+    def detokenizer(self) -> Detokenizer: ...
     def piece(self, token: int) -> bytes: ...
 
 
@@ -114,20 +112,16 @@ class Answer:
 class AnswerText:
     """Takes the tokens of one generation as they arrive.
 
-    Within the first `min_tokens` neither stop sequences nor stop tokens end the answer. What ends it is part of the
-    text only with `include_stop`; special tokens are text only without `skip_special_tokens`.
+    Within the first `min_tokens` neither stop sequences nor stop tokens end the answer. What ends it is not part of the
+    text, nor are special tokens.
     """
 
     def __init__(self, tokenizer: TokenTexts, sampling: Sampling) -> None:
-        self._detokenizer = tokenizer.detokenizer(skip_special_tokens=sampling.skip_special_tokens)
-        self._stop = StopMatcher(sampling.stop, include=sampling.include_stop)
+        self._detokenizer = tokenizer.detokenizer()
+        self._stop = StopMatcher(sampling.stop)
         self._stop_tokens = frozenset(sampling.stop_token_ids)
         self._least = sampling.min_tokens
-        self._include = sampling.include_stop
-        # The model's own end is a stop token too; the engine ends the answer with it.
-        ends_itself = not sampling.ignore_eos and not sampling.include_stop
-        self._hidden = tokenizer.end_tokens if ends_itself and not sampling.skip_special_tokens else frozenset()
-        self._plain = not self._stop_tokens and not self._hidden and (not self._least or not sampling.stop)
+        self._plain = not self._stop_tokens and (not self._least or not sampling.stop)
         self._stops = bool(sampling.stop)
         self._count = 0
         self._stopped = False
@@ -159,8 +153,8 @@ class AnswerText:
                 break
             self._count += 1
             self._stopped = token in self._stop_tokens and self._count > self._least
-            if (self._stopped and not self._include) or token in self._hidden:
-                continue
+            if self._stopped:
+                break
             piece = self._detokenizer.push([token])
             text += piece if self._count <= self._least else self._stop.push(piece)
         return text
@@ -174,10 +168,9 @@ class AnswerText:
 
 @dataclass(slots=True)
 class StopMatcher:
-    """Cuts the text at the first stop sequence, however it is split over pieces; with `include`, after it."""
+    """Cuts the text at the first stop sequence, however it is split over pieces."""
 
     stops: tuple[str, ...]
-    include: bool = False
     matched: str | None = None
     _held: str = ""
 
@@ -191,7 +184,7 @@ class StopMatcher:
         hits = [(at, stop) for stop in self.stops if (at := self._held.find(stop)) >= 0]
         if hits:
             at, self.matched = min(hits, key=lambda hit: (hit[0], -len(hit[1])))
-            text, self._held = self._held[: at + len(self.matched) if self.include else at], ""
+            text, self._held = self._held[:at], ""
             return text
         keep = self._possible_start()
         text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]

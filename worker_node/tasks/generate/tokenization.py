@@ -51,9 +51,7 @@ class ChatTokenizer:
         self.chat_template = str(self._tokenizer.chat_template)
         self.takes_tools = "tools" in self.chat_template
         self.can_think = "think" in self.chat_template
-        self.end_tokens = frozenset({int(self._tokenizer.get_eos_token_id())})
         self._longest_piece = max(map(len, vocabulary))
-        self._special: dict[int, bytes] = {}
         self._table = [b""] * (max(vocabulary.values()) + 1)
         self._byte_level = self._fill_table(vocabulary)
         self._counts_up_to = self._silent_limit()
@@ -79,9 +77,7 @@ class ChatTokenizer:
             text = piece.decode("utf-8", "ignore")
             if text.encode() != piece or text == shown[token]:
                 self._table[token] = piece
-            elif not shown[token]:
-                self._special[token] = piece
-            else:
+            elif shown[token]:
                 return False
         return len(vocabulary) == len(ids)
 
@@ -186,11 +182,11 @@ class ChatTokenizer:
                 param="prompt",
             )
 
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
+    def detokenizer(self) -> Detokenizer:
         """Return a fresh detokenizer for one generation."""
         if self._byte_level:
-            return ByteDetokenizer(self._table if skip_special_tokens else self._whole_table())
-        return WindowDetokenizer(lambda tokens: self.decode(tokens, skip_special_tokens=skip_special_tokens))
+            return ByteDetokenizer(self._table)
+        return WindowDetokenizer(self.decode)
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of tokens; those beyond the vocabulary have none."""
@@ -200,12 +196,6 @@ class ChatTokenizer:
     def decode_each(self, tokens: Sequence[int]) -> list[str]:
         """Return the text of each token, special ones included."""
         return [self.decode([token], skip_special_tokens=False) for token in tokens]
-
-    def _whole_table(self) -> Sequence[bytes]:
-        table = list(self._table)
-        for token, piece in self._special.items():
-            table[token] = piece
-        return table
 
 
 def first_line(error: RuntimeError) -> str:

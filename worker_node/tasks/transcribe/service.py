@@ -31,39 +31,34 @@ from worker_node.tasks.transcribe.windows import RATE, Window, next_window, read
 
 # FFmpeg decodes an hour of MP3 in two seconds, and an hour is looked through for speech in five; what takes longer than
 # this is not worth it.
-_LIMITS = PreparationLimits(cpu_s=60.0, wall_s=120.0, memory_bytes=2 * 2**30, queue=16)
+_LIMITS = PreparationLimits(processes=2, cpu_s=60.0, wall_s=120.0, memory_bytes=2 * 2**30, queue=16)
 _DECODING = ("av", "worker_node.tasks.transcribe.audio")
 _LISTENING = ("openvino", "worker_node.tasks.transcribe.voice")
-# Files up to these sizes count as small: some minutes of speech, compressed, and as PCM.
-_SMALL_UPLOAD = 4 * 2**20
-_SMALL_PCM = 16 * 2**20
 _FILE = "file"
 
 
 class AudioDecoder:
     """Processes that decode and that look for speech, each started when the first file needs it.
 
-    Small files have processes of their own: a clip never waits for a recording of hours.
+    Two of each kind: beside a recording of hours there is one for a clip.
     """
 
     def __init__(self) -> None:
-        self._decoding, self._decoding_large = (PreparationPool(_LIMITS, _DECODING) for _ in range(2))
-        self._listening, self._listening_large = (PreparationPool(_LIMITS, _LISTENING) for _ in range(2))
+        self._decoding = PreparationPool(_LIMITS, _DECODING)
+        self._listening = PreparationPool(_LIMITS, _LISTENING)
 
     async def decode(self, source: Path, target: Path, most_seconds: float, deadline: float) -> float:
         """Write mono PCM of 16 kHz to `target`; returns its seconds.
 
         Raises BadRequest, Overloaded, DeadlineExceeded, EngineUnavailable.
         """
-        pool = self._decoding if _size(source) <= _SMALL_UPLOAD else self._decoding_large
-        decoded = await pool.run(decode_audio, str(source), str(target), most_seconds, deadline=deadline, param=_FILE)
-        return float(decoded)
+        arguments = (str(source), str(target), most_seconds)
+        return float(await self._decoding.run(decode_audio, *arguments, deadline=deadline, param=_FILE))
 
     async def find_speech(self, pcm: Path, voice: Voice, deadline: float) -> list[Window]:
         """Where there is speech in what `decode` wrote, in order; raises as `decode`."""
         rules = voice.rules
-        pool = self._listening if _size(pcm) <= _SMALL_PCM else self._listening_large
-        found = await pool.run(
+        found = await self._listening.run(
             find_speech,
             *(str(pcm), str(voice.network), rules.threshold, rules.silence_ms, rules.padding_ms),
             deadline=deadline,
@@ -73,12 +68,7 @@ class AudioDecoder:
 
     async def close(self) -> None:
         """End the processes."""
-        pools = (self._decoding, self._decoding_large, self._listening, self._listening_large)
-        await asyncio.gather(*(pool.close() for pool in pools))
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size
+        await asyncio.gather(self._decoding.close(), self._listening.close())
 
 
 def audio_decoder(_settings: NodeSettings) -> AudioDecoder:

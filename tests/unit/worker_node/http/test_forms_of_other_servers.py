@@ -104,6 +104,8 @@ async def test_a_forced_call_counts_and_not_the_expression_beside_it(store):
         ({"chat_template_kwargs": {"a": [[[[[1]]]]]}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"a": "x" * 10_000}}, "chat_template_kwargs"),
         ({"keep_alive": "soon"}, "keep_alive"),
+        ({"include_stop_str_in_output": True}, "include_stop_str_in_output"),
+        ({"echo": True}, "echo"),
     ],
 )
 async def test_what_cannot_be_is_refused_before_the_engine(store, form, param):
@@ -200,22 +202,6 @@ async def test_every_chunk_tells_the_usage_so_far(store, n):
         assert [usage["completion_tokens"] for usage in mine] == [0, *range(1, whole + 1), whole]
         assert all(usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] for usage in mine)
     assert last["usage"]["completion_tokens"] == n * whole
-
-
-@pytest.mark.parametrize("n", [1, 2])
-async def test_echo_sends_the_prompt_before_each_choice(store, n):
-    async with writing(store) as (client, _, engine):
-        ids = engine.tokenizer.encode_prompt("Count")
-        for prompt in ("Count", [ids]):
-            _, body = await post(client, COMPLETIONS, prompt=prompt, echo=True, n=n)
-            assert [choice["text"] for choice in body["choices"]] == ["Count" + engine.text] * n
-            chunks = await stream(client, COMPLETIONS, prompt=prompt, echo=True, n=n)
-            texts = [""] * n
-            for chunk in chunks:
-                texts[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
-            assert texts == ["Count" + engine.text] * n
-        reply, body = await post(client, COMPLETIONS, prompt="Count", echo=True, logprobs=1)
-        assert (reply.status, body["error"]["param"]) == (400, "echo")
 
 
 @pytest.mark.parametrize(("temperature", "shown"), [(0, 1), (1, 0)])

@@ -29,8 +29,6 @@ NAMES = [
     ("repetition_penalty", 1.5, {"OPENAI": "repetition_penalty", "OLLAMA": "repeat_penalty"}),
     ("min_tokens", 4, {"OPENAI": "min_tokens"}),
     ("stop_token_ids", [7, 8], {"OPENAI": "stop_token_ids"}),
-    ("include_stop", True, {"OPENAI": "include_stop_str_in_output"}),
-    ("skip_special_tokens", False, {"OPENAI": "skip_special_tokens"}),
 ]
 
 
@@ -199,9 +197,7 @@ def test_defaults_ask_for_nothing(given):
         ("mirostat", {"mirostat": 1}),
         ("tfs_z", {"tfs_z": 0.5}),
         ("typical_p", {"typical_p": 0.5}),
-        ("repeat_last_n", {"repeat_last_n": 64, "repeat_penalty": 1.1}),
-        ("repeat_last_n", {"repeat_last_n": 64, "frequency_penalty": 0.5}),
-        ("penalize_newline", {"penalize_newline": False, "presence_penalty": 1}),
+        ("repeat_last_n", {"repeat_last_n": 32}),
     ],
 )
 def test_what_would_change_the_answer_is_refused(name, options):

@@ -14,6 +14,7 @@ from worker_node.core.errors import (
     Overloaded,
 )
 from worker_node.core.types import ModelKind
+from worker_node.http.models import PullJobs
 from worker_node.manager.manager import Pulls
 from worker_node.manager.served import Names
 from worker_node.models.catalog import Catalog
@@ -73,31 +74,28 @@ class Listener:
         self.told.append(done)
 
 
-async def test_several_callers_share_one_pull_and_each_is_told():
+async def test_callers_of_one_name_share_one_pull_which_goes_on_without_them():
     begun, go = [], asyncio.Event()
 
     async def pull(name, progress):
         begun.append(name)
         progress.stage("downloading", 10)
         await go.wait()
-        progress.update(10)
 
-    pulls, first, second = Pulls(pull), Listener(), Listener()
-    one = asyncio.create_task(pulls.run("m", first))
+    manager, jobs = SimpleNamespace(pull=pull), PullJobs()
+    job = jobs.start(manager, "m")
+    assert jobs.start(manager, "m") is job
     await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    two = asyncio.create_task(pulls.run("m", second))
-    await asyncio.sleep(0)
-    one.cancel()
+    assert (begun, job.describe()["stage"]) == (["m"], "downloading")
+    reader = asyncio.create_task(anext(job.changes()))
+    await reader
     go.set()
-    await two
-    assert begun == ["m"]
-    assert first.told == second.told == [("downloading", 10), 10], "a caller who leaves does not end the pull"
-    await pulls.run("m", first)
-    assert begun == ["m", "m"]
+    while job.state == "running":
+        await asyncio.sleep(0)
+    assert jobs.start(manager, "m") is not job, "one that has ended is begun again"
 
 
-async def test_more_than_so_many_pulls_at_once_are_refused_and_those_under_way_can_be_joined():
+async def test_more_than_so_many_pulls_at_once_are_refused():
     begun, go = [], asyncio.Event()
 
     async def pull(name, _progress):
@@ -110,15 +108,13 @@ async def test_more_than_so_many_pulls_at_once_are_refused_and_those_under_way_c
     await asyncio.sleep(0)
     with pytest.raises(Overloaded, match="8 models are being pulled"):
         await pulls.run("one-more", Listener())
-    running.append(asyncio.create_task(pulls.run("model-3", Listener())))
-    await asyncio.sleep(0)
     go.set()
     await asyncio.gather(*running)
     assert begun == [f"model-{n}" for n in range(8)]
     await pulls.run("one-more", Listener())
 
 
-async def test_a_failure_reaches_every_caller_and_closing_ends_what_runs():
+async def test_a_failure_reaches_the_caller_and_closing_ends_what_runs():
     async def fail(_name, _progress):
         raise DownloadFailed("no network")
 

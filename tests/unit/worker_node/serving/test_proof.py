@@ -30,9 +30,7 @@ class Tokenizer:
     def check_ids(self, ids):
         return list(ids)
 
-    end_tokens = frozenset()
-
-    def detokenizer(self, *, skip_special_tokens):
+    def detokenizer(self):
         return ByteDetokenizer([bytes([code]) for code in range(128)])
 
 

@@ -135,8 +135,6 @@ class SamplingFields(GuidedFields, SamplingBody):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_SEQUENCES)] | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
     n_predict: Annotated[int, Field(ge=-1, le=1_000_000)] | None = None
     repeat_penalty: RepetitionPenalty | None = None
     num_ctx: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
@@ -213,6 +211,7 @@ _SAMPLING: Table = {
     "dynatemp_range": Unsupported(_SAMPLER),
     "early_stopping": Unsupported("this engine has no beam search"),
     **REFUSED,
+    "include_stop_str_in_output": Unsupported("the answer ends before what ended it; add your stop string to it"),
     "length_penalty": Unsupported("this engine has no beam search", (1,)),
     "logit_bias": Unsupported(_TOKENS),
     "logits_processors": Unsupported(_TOKENS),
@@ -244,7 +243,7 @@ CHAT: Table = {
     "audio": Unsupported("audio is not supported"),
     "chat_template": Unsupported(_TEMPLATE),
     "documents": Unsupported("the templates here take no documents; write them into a message"),
-    "echo": Unsupported("a conversation is not sent back; use /v1/completions"),
+    "echo": Unsupported("a conversation is not sent back"),
     "function_call": Unsupported("this is the form before 2023-11; use tool_choice", ("auto", "none")),
     "functions": Unsupported("this is the form before 2023-11; use tools"),
     "plugins": Unsupported("this node has no plug-ins"),
@@ -254,6 +253,7 @@ CHAT: Table = {
 COMPLETIONS: Table = {
     **_SAMPLING,
     "add_special_tokens": Unsupported("send token ids for a prompt without special tokens", (True,)),
+    "echo": Unsupported("a prompt is not sent back; put it before the text"),
     "response_format": Unsupported("use /v1/chat/completions", ({"type": "text"},)),
     "suffix": Unsupported(_INFILL),
 }

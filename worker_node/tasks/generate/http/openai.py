@@ -13,7 +13,7 @@ import orjson
 from aiohttp import web
 from pydantic import Field
 
-from worker_node.core.errors import BadRequest, NodeError, UnsupportedParameter
+from worker_node.core.errors import BadRequest, NodeError
 from worker_node.core.types import (
     Finished,
     Piece,
@@ -30,7 +30,6 @@ from worker_node.http.errors import describe_error
 from worker_node.http.leniency import Table
 from worker_node.http.ollama import keeping
 from worker_node.http.replies import OpenAIUsage, Reply
-from worker_node.http.request_state import NODE
 from worker_node.http.sse import event_frame
 from worker_node.http.task import EVENTS, JSON, ApiOperation
 from worker_node.tasks.generate.http.conversation import (
@@ -57,9 +56,8 @@ from worker_node.tasks.generate.http.replies import (
     known_alternatives,
     whole_answers,
 )
-from worker_node.tasks.generate.model import GenerationRequest, generation_model
+from worker_node.tasks.generate.model import GenerationRequest
 from worker_node.tasks.generate.service import ChoiceEvent, Choices, repeated
-from worker_node.tasks.generate.tokenization import ChatTokenizer
 
 # What OpenAI does with a completion that names no length, and what its clients count on.
 DEFAULT_MAX_TOKENS = 16
@@ -79,8 +77,7 @@ async def _completions(request: web.Request) -> Ask:
     context = request_context(request)
     body = await read_body(request, CompletionsBody)
     top = limited(request, "logprobs", body.logprobs or 0, known_alternatives(body.temperature))
-    model = await generation_model(request.app[NODE].manager, body.model, context.deadline)
-    return _ask(request, body, body.requests(context), partial(_Completion, body, top, body.echoes(model.tokenizer)))
+    return _ask(request, body, body.requests(context), partial(_Completion, body, top))
 
 
 def _ask(
@@ -144,8 +141,9 @@ class _Rendered(Renderer):
         choices = [self._whole(index, answer, ends[index]) for index, answer in enumerate(answers)]
         return self._object(self.kind, choices) | {"usage": self._usage(ends)}
 
-    @abstractmethod
-    def _opening(self, index: int) -> dict[str, Any] | None: ...
+    def _opening(self, index: int) -> dict[str, Any] | None:  # noqa: ARG002
+        return None
+
     @abstractmethod
     def _piece(self, index: int, piece: Piece) -> dict[str, Any] | None: ...
     @abstractmethod
@@ -335,7 +333,6 @@ class CompletionsBody(SamplingFields):
     # 0 is refused with what to do.
     max_tokens: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None
-    echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
     def prompts(self) -> list[str | TokenIds]:
@@ -350,21 +347,6 @@ class CompletionsBody(SamplingFields):
             else:
                 prompts.append(item if isinstance(item, str) else TokenIds(tuple(item)))
         return [TokenIds(tuple(ids))] if ids else prompts
-
-    def echoes(self, tokenizer: ChatTokenizer) -> list[str]:
-        """With `echo`, what stands before each choice's own text. Raises UnsupportedParameter, BadRequest."""
-        if not self.echo:
-            return []
-        if self.logprobs is not None:
-            raise UnsupportedParameter(
-                "echo: the engine gives no reliable probabilities of the prompt's tokens; leave logprobs out",
-                param="echo",
-            )
-        return [
-            text
-            for prompt in self.prompts()
-            for text in [_text_of(prompt, tokenizer, skip=self.skip_special_tokens is not False)] * (self.n or 1)
-        ]
 
     def requests(self, context: RequestContext) -> list[GenerationRequest]:
         """One domain request for each prompt and choice, those of a prompt together."""
@@ -403,24 +385,14 @@ class CompletionsBody(SamplingFields):
         ]
 
 
-def _text_of(prompt: str | TokenIds, tokenizer: ChatTokenizer, *, skip: bool) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    return tokenizer.decode(tokenizer.check_ids(prompt.ids, "prompt"), skip_special_tokens=skip)
-
-
 class _Completion(_Rendered):
     kind, chunk_kind, id_prefix = "text_completion", "text_completion", "cmpl-"
 
-    def __init__(self, body: CompletionsBody, top_logprobs: int, echoes: list[str], choices: Choices) -> None:
+    def __init__(self, body: CompletionsBody, top_logprobs: int, choices: Choices) -> None:
         super().__init__(body, choices)
         self._top = top_logprobs
         self._logprobs = body.logprobs is not None
-        self._echoes = echoes
         self._offsets: dict[int, int] = {}
-
-    def _opening(self, index: int) -> dict[str, Any] | None:
-        return _text_choice(index, self._echoes[index]) if self._echoes else None
 
     def _piece(self, index: int, piece: Piece) -> dict[str, Any] | None:
         if not isinstance(piece, Token):
@@ -436,9 +408,8 @@ class _Completion(_Rendered):
         return _text_choice(index, "", finish=finished.finish_reason)
 
     def _whole(self, index: int, answer: WholeAnswer, finished: Finished) -> dict[str, Any]:
-        text = (self._echoes[index] if self._echoes else "") + answer.text
         logprobs = completion_logprobs(answer.logprobs, self._top) if self._logprobs else None
-        return _text_choice(index, text, logprobs, finished.finish_reason)
+        return _text_choice(index, answer.text, logprobs, finished.finish_reason)
 
 
 def _text_choice(
