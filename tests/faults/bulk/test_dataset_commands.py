@@ -11,7 +11,6 @@ from backend_client.cli.main import main
 from backend_client.testing import status
 from tests.faults.bulk.data_sets import make_input
 
-# In this process, which has threads: the child process has tests of its own, test_deadly_fragments.py.
 ARGUMENTS = ["--in-process", "--rows-per-fragment", "100", "--max-rejected", "0.1"]
 
 
@@ -68,10 +67,9 @@ def test_a_job_reports_in_json_and_is_finished_once(fleet, source, tmp_path, cap
         ("generate", ["--top-p", "7"], "top_p must be from 0 to 1, got 7.0"),
     ],
 )
-@pytest.mark.parametrize("how", ["--in-process", "--resume"])
-def test_wrong_flags_are_refused_before_any_work(source, tmp_path, capsys, command, more, message, how):
+def test_wrong_flags_are_refused_before_any_work(source, tmp_path, capsys, command, more, message):
     try:
-        status = main([f"{command}-dataset", source, str(tmp_path / "out"), how, *more])
+        status = main([f"{command}-dataset", source, str(tmp_path / "out"), *more])
     except SystemExit as left:
         status = left.code
     assert status == 2

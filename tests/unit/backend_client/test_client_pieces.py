@@ -14,7 +14,7 @@ from backend_client import ClientOptions, ClientSettings
 from backend_client.cloud.ledger import Ledger
 from backend_client.embed_many import cut
 from backend_client.errors import BadReply, InvalidArgument, RequestRejected, SpendCapReached
-from backend_client.http.answers import check_generation, vectors_in
+from backend_client.http.answers import check_generation
 from backend_client.http.errors import event_error, status_error
 from backend_client.http.messages import NotAnAnswer, Reply, embed_reply
 from backend_client.http.sse import Event, EventParser, MalformedStream
@@ -117,15 +117,6 @@ def test_vectors_arrive_as_they_were_sent(rows):
 def test_vectors_that_are_none_are_refused(shape, body):
     with pytest.raises(BadReply):
         embed_reply("n", reply(shape, body), 1)
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_fewer_or_more_vectors_than_texts_are_refused(count):
-    rows = [{"index": index, "embedding": [0.5, 0.5]} for index in range(count)]
-    with pytest.raises(NotAnAnswer, match="2 texts were sent"):
-        vectors_in({"data": rows}, 2)
-    with pytest.raises(BadReply, match="2 texts were sent"):
-        embed_reply("n", reply(f"{count},2", np.full((count, 2), 0.5, "<f4").tobytes()), 2)
 
 
 ANSWER = {

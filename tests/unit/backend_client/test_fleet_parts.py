@@ -8,9 +8,8 @@ import pytest
 from backend_client.fleet.breaker import Breaker, BreakerState
 from backend_client.fleet.choose import choose
 from backend_client.fleet.node import Node, Requirement
-from backend_client.options import BreakerOptions, RetryOptions
+from backend_client.options import BreakerOptions
 from backend_client.results import FailureKind
-from backend_client.routing.call import RetryBudget
 from tests.unit.backend_client.fakes import EMBEDDER, report
 
 
@@ -112,15 +111,3 @@ def test_our_own_requests_are_not_counted_twice():
     made = node("a", outstanding=3)
     made.take_report(report(queue=3))
     assert made.foreign == {EMBEDDER: 0, "smollm": 3}
-
-
-def test_the_budget_earns_by_calls_and_by_time(clock):
-    budget = RetryBudget(RetryOptions(), clock)
-    assert [budget.withdraw() for _ in range(3)] == [True, True, False]
-    for _ in range(10):
-        budget.deposit()
-    assert [budget.withdraw() for _ in range(2)] == [True, False]
-    clock.now += 3
-    assert [budget.withdraw() for _ in range(4)] == [True, True, True, False]
-    clock.now += 1e6
-    assert budget.balance == 100

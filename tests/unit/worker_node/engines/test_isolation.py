@@ -15,16 +15,6 @@ FAR = 1e12
 A, B, C = b"a", b"b", b"c"
 
 
-def test_the_second_death_alone_refuses_a_request_and_is_not_the_engines():
-    suspects = Suspects()
-    assert not suspects.died({A}).request, "the first time it may be the engine"
-    assert A in suspects
-    assert not suspects.refuses(A)
-    blame = suspects.died({A})
-    assert (blame.request, blame.pardons) == (True, 1)
-    assert suspects.refuses(A)
-
-
 def test_an_answer_clears_a_suspect():
     suspects = Suspects()
     suspects.died({A})

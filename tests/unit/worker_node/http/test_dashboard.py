@@ -1,14 +1,11 @@
 """The dashboard: its history and its events."""
 
-from collections import deque
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.application import application
-from worker_node.engines.protocol import EngineState, EngineStatus
-from worker_node.http.dashboard import FIRST_TOKEN_WINDOW_S, RANGES, EventLog, History, first_token_ms, histories
+from worker_node.http.dashboard import RANGES, History, histories
 from worker_node.settings import NodeSettings
 
 COUNTERS = dict.fromkeys(("requests", "prompt_tokens", "output_tokens", "texts", "errors", "embeddings"), 0) | {
@@ -20,22 +17,6 @@ COUNTERS = dict.fromkeys(("requests", "prompt_tokens", "output_tokens", "texts",
 
 def add(history, now, *, in_flight=0, queued=0, memory=None, **counters):
     history.add(COUNTERS | counters, {"in_flight": in_flight, "queued": queued, "memory": memory}, now)
-
-
-def test_a_sample_is_the_difference_of_two_readings_per_second():
-    history = History(120, 1.0)
-    add(history, 100.0)
-    assert history.series()["requests"] == []
-    add(history, 102.0, requests=4, prompt_tokens=60, embeddings=4, embedding_s=0.2, cpu=3.0, in_flight=2, queued=3)
-    assert history.requests == 4
-    series = history.series()
-    assert {name: series[name] for name in ("seconds", "requests", "prompt_tokens", "embedding_ms")} == {
-        "seconds": [2.0],
-        "requests": [2.0],
-        "prompt_tokens": [30.0],
-        "embedding_ms": [50.0],
-    }
-    assert (series["in_flight"], series["queued"], series["npu"]) == ([2], [3], [None])
 
 
 def test_the_npu_share_is_of_wall_time_and_unknown_when_the_counter_falls():
@@ -61,32 +42,6 @@ def test_histories_are_bounded_and_hold_the_means_of_their_periods(steps):
         if texts and len(texts) < most:
             whole = sum(steps[1 : len(texts) * int(period_s) + 1])
             assert sum(texts) * period_s * 0.999 == pytest.approx(whole, abs=1.0)
-
-
-def test_first_tokens_are_those_of_the_window():
-    now = 5000.0
-    latest = deque([(now - FIRST_TOKEN_WINDOW_S - 1, 99.0), (now - 2, 0.1), (now - 1, 0.2), (now, 0.3)])
-    found = first_token_ms(latest, now)
-    assert (found["answers"], found["p50"]) == (3, 200.0)
-    assert found["p95"] == pytest.approx(290.0)
-
-
-def test_each_change_of_an_engine_is_one_event():
-    log = EventLog(clock=lambda: 1000.0)
-    for state in (EngineState.STARTING, EngineState.STARTING, EngineState.READY, EngineState.READY):
-        log.observe([("m", EngineStatus(state))])
-    log.observe([("m", EngineStatus(EngineState.READY, restarts=1))])
-    log.observe([("m", EngineStatus(EngineState.QUARANTINED, "wrong answers", restarts=1))])
-    log.observe([])
-    log.observe([])
-    assert [(event["what"], event["level"]) for event in reversed(log.latest_first())] == [
-        ("loading", "warn"),
-        ("ready", "good"),
-        ("restarted", "bad"),
-        ("quarantined", "bad"),
-        ("removed", "off"),
-    ]
-    assert log.latest_first()[1]["why"] == "wrong answers"
 
 
 async def test_the_state_names_the_start_of_the_node_and_the_history_is_by_range():

@@ -110,11 +110,3 @@ def test_a_load_whose_memory_is_being_freed_is_not_overtaken_by_a_later_one():
     second = Unit(("second", "NPU"), "NPU", "host", 100, UNLOADED, wanted_since=2.0)
     assert decide([leaving, first, second], {"host": 200}, 3.0).loads == ()
     assert decide([first, second], {"host": 250}, 3.0).loads == (first.key, second.key)
-
-
-def test_models_leave_when_their_time_has_come_and_the_next_look_is_at_the_next_one():
-    soon, later = unit("soon", keep_until=10.0), unit("later", keep_until=20.0)
-    assert decide([soon, later], {}, 5.0).decide_at == 10.0
-    plan = decide([soon, later], {}, 10.0)
-    assert (plan.unloads, plan.decide_at) == (((soon.key, Why.EXPIRED),), 20.0)
-    assert decide([unit("busy", keep_until=10.0, busy=True, unload_when_idle=True)], {}, 50.0).unloads == ()

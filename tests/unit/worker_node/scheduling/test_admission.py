@@ -140,27 +140,6 @@ def test_without_a_measurement_nothing_is_predicted(admission):
         assert admission.expected_wait() is None
 
 
-def test_the_wait_for_a_sequence_follows_the_tokens_of_a_running_answer(clock):
-    limits = AdmissionLimits(64, sequences=1)
-    admission = Admission("m on NPU", limits, clock)
-    with admission.permit(1, FAR, work=Work(100, 1000)) as permit:
-        clock.now = 1.0
-        permit.progressed(1)
-        for token in range(1, 500):
-            clock.now = 1.0 + 0.1 * token
-            permit.progressed(1)
-        assert admission.expected_wait() == pytest.approx(50.0, rel=0.02)
-        with pytest.raises(Overloaded) as caught:
-            admission.check(1, FAR)
-        assert caught.value.retry_after == pytest.approx(50.0, rel=0.02)
-        for token in range(500, 990):
-            clock.now = 1.0 + 0.1 * token
-            permit.progressed(1)
-        # The old estimate, in finished requests a second, was 101 s here.
-        assert admission.expected_wait() == pytest.approx(1.0, rel=0.02)
-    assert admission.expected_wait() == 0.0
-
-
 def test_the_first_short_prompt_of_a_burst_does_not_make_a_new_engine_look_slow(clock):
     """A step takes nearly as long with one short prompt as with many; the others had not come when it began."""
     admission = Admission("m", AdmissionLimits(1024, 256, sequences=256, step_tokens=256), clock)

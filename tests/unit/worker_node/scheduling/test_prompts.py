@@ -47,19 +47,6 @@ def test_first_in_first_out_within_a_priority_and_interactive_first():
     assert queue.next() is None
 
 
-def test_the_oldest_prompt_gets_a_fifth_of_the_tokens():
-    queue = queue_of(Job(0, prompt_tokens=8000))
-    tokens = {True: 0, False: 0}
-    for number in range(1, 100):
-        queue.add(Job(number, prompt_tokens=STEP))
-        first = queue.ranked(STEP)[0]
-        queue.computed(first, STEP)
-        tokens[first.job.id == 0] += STEP
-        if first.job.id:
-            queue.remove(first.job.id)
-    assert 0.19 < tokens[True] / sum(tokens.values()) < 0.21
-
-
 def test_what_was_cancelled_or_is_late_leaves_the_queue():
     queue = queue_of(Job(1), Job(2, deadline=5.0), Job(3), Job(4, False, deadline=4.0))
     assert queue.remove(1).job.id == 1

@@ -25,10 +25,6 @@ def queue_of(values, *, interactive=True, job_id=1):
     return queue
 
 
-def taken(queue, limits, free_slots=1):
-    return [text.length for text in queue.take(limits, free_slots)]
-
-
 @given(lengths, limits, st.integers(1, 4))
 def test_a_batch_keeps_its_bounds_and_serves_the_oldest(values, limits, free):
     batch = queue_of(values).take(limits, free)
@@ -58,12 +54,6 @@ def test_removed_texts_never_run_and_leave_nothing_behind(values, data):
         rows |= {text.row for text in batch}
     assert rows == set(range(len(values))) - gone
     assert len(queue) == 0
-
-
-def test_only_texts_of_one_padded_length_run_together():
-    assert taken(queue_of([33, 48, 50, 40]), BatchLimits(multiple=16)) == [33, 48, 40]
-    assert taken(queue_of([33, 48, 33]), BatchLimits()) == [33, 33]
-    assert taken(queue_of([20, 40, 30, 10]), BatchLimits(lengths=(16, 32, 64))) == [20, 30]
 
 
 def test_jobs_of_no_more_than_a_turn_are_served_first_in_first_out():

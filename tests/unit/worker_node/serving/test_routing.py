@@ -21,15 +21,11 @@ from worker_node.core.types import Device, RequestContext
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
-from worker_node.serving.routing import Demand, Explained, PlacementStatus, choose, explain, select_placement
+from worker_node.serving.routing import Demand, PlacementStatus, choose, explain, select_placement
 
 NPU = PlacementStatus(Device.NPU, prompt_limit=1024, total_limit=1152)
 GPU = PlacementStatus(Device.GPU, prompt_limit=4096, total_limit=4096)
 CPU = PlacementStatus(Device.CPU, prompt_limit=8192, total_limit=8192)
-
-
-def blocked(device, obstacle, **more):
-    return PlacementStatus(device, 1024, 1152, obstacle=obstacle, **more)
 
 
 def route(*statuses, prompt_tokens=10, min_new_tokens=1, needs=frozenset(), require=None):
@@ -219,18 +215,6 @@ async def test_no_more_requests_wait_for_an_engine_than_the_queue_has_places(sta
     engine.set(EngineState.READY)
     await asyncio.gather(*waiting)
     assert wanted.placements[0].admission.outstanding == 0
-
-
-async def test_a_dry_run_decides_as_after_the_load_that_would_be_waited_for_and_loads_nothing():
-    cpu = Engine(EngineState.UNLOADED)
-    with pytest.raises(Explained) as caught:
-        await select_placement(demand(Engine(EngineState.READY), cpu), context(dry_run=True))
-    explanation = caught.value.explanation
-    assert explanation.decision.error is None
-    assert (explanation.route.device, explanation.route.reason) == (Device.CPU, "context_exceeds_npu")
-    assert explanation.decision.wait_until is not None
-    assert [status.obstacle for status in explanation.decision.considered] == [None, "model_loading"]
-    assert cpu.woken == 0
 
 
 # An engine that served, died and is started again: in 0.5 s, to be loaded in 1 s

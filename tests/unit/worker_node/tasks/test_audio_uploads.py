@@ -11,7 +11,7 @@ import pytest
 from worker_node.core.errors import InsufficientStorage
 from worker_node.tasks.transcribe.http import SpeechForm, described_form, scratch_directory
 from worker_node.tasks.transcribe.messages import Span
-from worker_node.tasks.transcribe.service import srt, vtt, whole
+from worker_node.tasks.transcribe.service import srt, vtt
 
 
 def test_the_files_of_a_request_are_gone_when_it_ends(monkeypatch, tmp_path):
@@ -53,8 +53,3 @@ def test_subrip_counts_blocks_and_has_a_comma():
 def test_webvtt_has_a_header_and_a_point():
     assert vtt(SPANS[:1]) == "WEBVTT\n\n00:00:00.000 --> 00:00:01.500\nOne.\n"
     assert vtt([]) == "WEBVTT\n"
-
-
-def test_the_text_of_all_windows_begins_without_a_blank():
-    assert whole([" One.", " Two."]) == "One. Two."
-    assert whole([]) == ""

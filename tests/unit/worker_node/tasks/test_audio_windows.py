@@ -4,10 +4,8 @@ from collections import deque
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from worker_node.tasks.transcribe.windows import RATE, Window, next_window, quietest
+from worker_node.tasks.transcribe.windows import RATE, Window, next_window
 
 
 def windows(path, *regions):
@@ -58,10 +56,3 @@ def test_what_is_left_of_a_long_region_is_joined_by_the_next(long_audio):
     assert first.begin == RATE
     assert 27 < first.end / RATE < 27.5
     assert second == Window(first.end, 50 * RATE)
-
-
-@given(st.integers(0, 7 * RATE), st.integers(RATE // 4, RATE))
-def test_the_quietest_place_lies_inside_a_silence(begin, length):
-    samples = np.full(8 * RATE, 5000, np.int16)
-    samples[begin : begin + length] = 0
-    assert begin <= quietest(samples) <= begin + length

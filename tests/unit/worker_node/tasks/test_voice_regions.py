@@ -48,10 +48,6 @@ def test_regions_begin_and_end_where_the_probabilities_say(parts, regions):
     assert found(*parts) == regions
 
 
-def test_a_region_that_the_audio_cuts_off_ends_with_it():
-    assert speech_regions([0.9] * 10, 9 * FRAME + 100, BARE) == [(0, 9 * FRAME + 100)]
-
-
 def test_padding_stays_inside_the_audio_and_two_regions_share_what_lies_between():
     padded = VoiceRules(silence_ms=320, padding_ms=320)
     assert found((4, 0.0), (LONG, 0.9), (100, 0.0), (LONG, 0.9), (2, 0.0), rules=padded) == [(0, 24), (104, 126)]

@@ -17,16 +17,6 @@ def prompt(*tail):
     return ids([*PREFIX, *tail])
 
 
-def test_a_repeated_prefix_of_600_tokens_leaves_less_than_a_fifth_to_compute():
-    hits = PrefixHits()
-    assert hits.look_up(prompt(7, 8, 9)) == 0
-    hits.computed(prompt(7, 8, 9))
-    hit = hits.look_up(prompt(1, 2, 3, 4, 5))
-    assert hit == 600 // BLOCK_TOKENS * BLOCK_TOKENS
-    assert (605 - hit) * 5 < 605
-    assert (hits.asked_tokens, hits.hit_tokens) == (603 + 605, hit)
-
-
 @pytest.mark.parametrize("position", [0, 1, 31, 32, 300, 599])
 def test_from_the_first_difference_on_nothing_is_hit(position):
     hits = PrefixHits()

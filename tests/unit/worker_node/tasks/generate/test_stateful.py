@@ -106,15 +106,6 @@ def job(job_id, first=100, length=3, deadline=FAR, max_new_tokens=1000, **more):
     return GenerateJob(job_id, tokens, max_new_tokens, deadline, **more)
 
 
-def test_the_pipeline_is_made_for_the_npu_alone_and_the_cpu_stands_in_openly(rig):
-    path, device, properties = Pipeline.made.where
-    assert (path, device) == ("/m", "NPU")
-    assert properties["NPUW_DEVICES"] == "CPU"
-    assert (properties["MAX_PROMPT_LEN"], properties["MIN_RESPONSE_LEN"]) == (64, 64)
-    assert "PREFILL_HINT" not in properties
-    assert rig.runner.load().device_name == "NPU path of OpenVINO, emulated on the CPU"
-
-
 @pytest.mark.parametrize(
     ("wanted", "tokens", "finish"),
     [

@@ -2,7 +2,6 @@
 
 import pytest
 
-from tests.support.application import built_models
 from worker_node.core.errors import BadRequest, ContextLengthExceeded
 from worker_node.core.types import Message, Rendering, ToolCall
 from worker_node.sandbox.pool import PreparationLimits, PreparationPool
@@ -101,12 +100,3 @@ async def test_a_process_tokenizes_refuses_and_is_ended_at_its_limit(chat):
             await impatient.encode(chat, LARGE, deadline=FAR)
     finally:
         await impatient.close()
-
-
-def test_more_messages_than_the_context_has_tokens_are_refused_unrendered(store):
-    [model] = built_models(store, "smollm2-135m-instruct")
-    chat = model.tokenizer
-    assert chat.encode_chat([Message("user", "a")] * 100)
-    with pytest.raises(ContextLengthExceeded, match=r"8193 messages") as refused:
-        chat.render([Message("user", "")] * 8193)
-    assert refused.value.param == "messages"
