@@ -122,9 +122,7 @@ async def running_node(
                 socks.append(_bind(settings.host, port))
                 stack.callback(socks[-1].close)
         node = await stack.enter_async_context(hosted_node(settings, profile, source))
-        lag = asyncio.create_task(
-            node.telemetry.watch_event_loop(lambda: node.state.in_flight > 0), name="event loop lag"
-        )
+        lag = asyncio.create_task(node.telemetry.watch_event_loop(), name="event loop lag")
         stack.callback(lag.cancel)
         runner = web.AppRunner(
             profile.make_app(node), handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSE_TIMEOUT_S

@@ -204,36 +204,28 @@ class Names:
     """
 
     def __init__(self, catalog: Catalog, models: Iterable[ServedModel] = ()) -> None:
-        self.models: tuple[ServedModel, ...] = ()
         self._catalog = catalog
-        self._by_id: dict[str, ServedModel] = {}
-        self._by_alias: dict[str, ServedModel] = {}
-        # The names of the sources that models were pulled from.
-        self._by_source: dict[str, ServedModel] = {}
-        for model in models:
-            self.add(model)
+        self._serve(models)
+
+    def _serve(self, models: Iterable[ServedModel]) -> None:
+        self.models = tuple(models)
+        self._by_id = {normalise_name(model.id): model for model in self.models}
+        self._by_alias = {normalise_name(alias): model for model in self.models for alias in model.aliases}
+        # The names of the sources that models were pulled from; of several models the first.
+        sources = [(normalise_name(alias), model) for model in self.models for alias in model.installed.aliases]
+        self._by_source = dict(reversed(sources))
 
     def add(self, model: ServedModel) -> None:
         """Serve one more model."""
-        self.models = (*self.models, model)
-        self._by_id[normalise_name(model.id)] = model
-        self._by_alias |= {normalise_name(alias): model for alias in model.aliases}
-        for alias in model.installed.aliases:
-            self._by_source.setdefault(normalise_name(alias), model)
+        self._serve((*self.models, model))
 
     def drop(self, model: ServedModel) -> None:
         """Stop serving a model: requests find it no longer."""
-        self.models = tuple(other for other in self.models if other is not model)
-        self._by_id.pop(normalise_name(model.id), None)
-        self._by_alias = {alias: other for alias, other in self._by_alias.items() if other is not model}
-        self._by_source = {alias: other for alias, other in self._by_source.items() if other is not model}
+        self._serve(other for other in self.models if other is not model)
 
     def swap(self, old: ServedModel, new: ServedModel) -> None:
         """Replace `old` by `new` between two requests."""
-        models = [new if model is old else model for model in self.models]
-        self.drop(old)
-        self.add(new)
-        self.models = tuple(models)
+        self._serve(new if model is old else model for model in self.models)
 
     def arrange(self, ids: Sequence[str]) -> None:
         """Set the order of these models, others after them: the first of a kind is its default."""

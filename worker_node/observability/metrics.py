@@ -16,9 +16,8 @@ M = TypeVar("M")
 
 LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 180)
 _LAG = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
-# Seconds between readings of the lag while requests are served, and while none is: a reading wakes an idle process.
-_LAG_PERIOD_S = 0.1
-_IDLE_LAG_PERIOD_S = 0.5
+# Seconds between readings of the lag: each wakes an idle process.
+_LAG_PERIOD_S = 0.25
 _FIRST_TOKENS_KEPT = 256
 
 # The creation time of each counter would be a second series for every one of them, and has no use here.
@@ -109,16 +108,12 @@ class Telemetry:
         """Count an HTTP request by its route, as it was declared, and its status."""
         self.http_requests.labels(route, str(status)).inc()
 
-    async def watch_event_loop(self, serving: Callable[[], bool] = lambda: True) -> None:
-        """Measure, until cancelled, how late the loop wakes a sleeper: that is how long something blocked it.
-
-        While the node is not `serving` requests, it is measured twice a second, else ten times.
-        """
+    async def watch_event_loop(self) -> None:
+        """Measure, until cancelled, how late the loop wakes a sleeper: that is how long something blocked it."""
         worst = 0.0
         while True:
-            period_s = _LAG_PERIOD_S if serving() else _IDLE_LAG_PERIOD_S
-            due = time.monotonic() + period_s
-            await asyncio.sleep(period_s)
+            due = time.monotonic() + _LAG_PERIOD_S
+            await asyncio.sleep(_LAG_PERIOD_S)
             lag = max(0.0, time.monotonic() - due)
             worst = max(worst, lag)
             self.loop_lag.observe(lag)

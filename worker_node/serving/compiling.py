@@ -81,12 +81,7 @@ async def _load(installed: InstalledModel, wanted: ModelSettings, machine: Machi
 
 
 def _publish(made: Path, out: Path) -> None:
-    """Move a finished directory to its place; a node that loads meanwhile finds the old one, the new one, or none."""
+    """Move a finished directory to its place, where a node that loads meanwhile finds it whole, or none."""
     made.chmod(0o755)
-    if out.exists():
-        old = Path(mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-        out.rename(old / "old")
-        made.rename(out)
-        shutil.rmtree(old)
-    else:
-        made.rename(out)
+    shutil.rmtree(out, ignore_errors=True)
+    made.rename(out)

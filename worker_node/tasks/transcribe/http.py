@@ -24,7 +24,7 @@ from worker_node.http.context import request_context, route_headers
 from worker_node.http.errors import describe_error
 from worker_node.http.leniency import Ignored
 from worker_node.http.replies import Reply
-from worker_node.http.request_state import NODE, STATE, DryRun
+from worker_node.http.request_state import NODE, STATE
 from worker_node.http.sse import EventStream
 from worker_node.http.task import ApiOperation, TaskApi
 from worker_node.tasks.transcribe import service
@@ -37,7 +37,6 @@ from worker_node.tasks.transcribe.service import (
     TranscriptionRequest,
     audio_decoder,
     declare_speech_metrics,
-    explain,
     find_model,
     transcribe,
 )
@@ -303,10 +302,8 @@ async def _translations(request: web.Request) -> web.StreamResponse:
 
 async def _answer(request: web.Request, *, translate: bool) -> web.StreamResponse:
     node, context = request.app[NODE], request_context(request)
-    if (dry_run := request[STATE].dry_run) is not None:
-        form = described_form(dry_run)
-        form.note_ignored(request, detects_voice=True)
-        await explain(node.services, context, SpeechForm.read(form.fields).wanted(translate=translate))
+    if context.dry_run:
+        raise BadRequest("a form with a file is not explained; its device is that of the reply", param="path")
     # A file that is too large for every model here is not read; the model's own bound is checked where it is known.
     bounds = [model.limits for model in node.manager.models if isinstance(model, TranscriptionModel)]
     most = max((bound.max_audio_mb for bound in bounds), default=AudioOptions().max_audio_mb) * _MEBIBYTE
@@ -339,19 +336,6 @@ def scratch_directory() -> Iterator[Path]:
         ) from None
     with room as path:
         yield Path(path)
-
-
-def described_form(dry_run: DryRun) -> UploadForm:
-    """The form of a request that is only to be explained, given as JSON without its file."""
-    form = UploadForm(Path())
-    fields = orjson.loads(dry_run.body)
-    if not isinstance(fields, dict):
-        raise BadRequest("body is an object with the fields of the form, without its file", param="body")
-    for name, value in fields.items():
-        for item in value if isinstance(value, list) else [value]:
-            if item is not None:
-                form.fields.add(name, str(item).lower() if isinstance(item, bool) else str(item))
-    return form
 
 
 def _rendered(

@@ -23,7 +23,7 @@ from worker_node.serving.routing import Demand, reject_if_full, select_placement
 from worker_node.serving.run import Answer, Services, SingleRun, model_of, run_selected, run_single
 from worker_node.settings import NodeSettings
 from worker_node.tasks.transcribe.audio import decode_audio
-from worker_node.tasks.transcribe.building import TranscriptionModel, Voice, VoiceChoice, find_voice
+from worker_node.tasks.transcribe.building import TranscriptionModel, Voice, VoiceChoice
 from worker_node.tasks.transcribe.messages import SAMPLE_BYTES, SAMPLES_PER_POSITION, Span, TranscribeJob, Transcript
 from worker_node.tasks.transcribe.task import KIND
 from worker_node.tasks.transcribe.voice import find_speech
@@ -160,8 +160,7 @@ async def find_model(services: Services, wanted: TranscriptionRequest, context: 
     elif wanted.language is not None and wanted.language not in model.languages:
         known = ", ".join(sorted(model.languages))
         raise UnsupportedParameter(f"language must be one of {known}", param="language")
-    if not context.dry_run:
-        reject_if_full(model.placements, 1, context)
+    reject_if_full(model.placements, 1, context)
     return model
 
 
@@ -205,17 +204,6 @@ async def transcribe(
                 busy_shared=result.busy_shared,
             )
             services.telemetry.own(SpeechMetrics).transcribed(result.route, run.heard_s, seconds - run.heard_s)
-
-
-async def explain(services: Services, context: RequestContext, wanted: TranscriptionRequest) -> None:
-    """Raise Explained for a request with these parameters."""
-    model = await find_model(services, wanted, context)
-    await find_voice(services.manager, model.limits, wanted.voice, context.deadline)
-    job = _job(wanted, b"", context, None)
-    demand = _demand(model, context, wanted, 1)
-    run = SingleRun(demand, context, job, Transcript, 1, lambda _limits: Work(1), context.arrived, context.arrived)
-    with services.tracing.operation("transcribe", context, {}) as operation:
-        await run_single(services, run, operation)
 
 
 class _Run:

@@ -3,13 +3,11 @@
 import subprocess
 import sys
 import tempfile
-from types import SimpleNamespace
 
-import orjson
 import pytest
 
 from worker_node.core.errors import InsufficientStorage
-from worker_node.tasks.transcribe.http import SpeechForm, described_form, scratch_directory
+from worker_node.tasks.transcribe.http import scratch_directory
 from worker_node.tasks.transcribe.messages import Span
 from worker_node.tasks.transcribe.service import srt, vtt
 
@@ -25,14 +23,6 @@ def test_without_a_temporary_directory_the_node_has_no_storage(monkeypatch, tmp_
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     with pytest.raises(InsufficientStorage, match="TMPDIR"), scratch_directory():
         pass
-
-
-def test_a_field_that_is_explained_may_be_left_open_or_come_several_times():
-    body = orjson.dumps(
-        {"model": None, "response_format": "verbose_json", "timestamp_granularities[]": ["word", "segment"]}
-    )
-    wanted = SpeechForm.read(described_form(SimpleNamespace(body=body)).fields).wanted(translate=False)
-    assert (wanted.model, wanted.segments, wanted.words) == (None, True, True)
 
 
 def test_the_edge_process_imports_no_decoder_for_the_routes_of_speech():
