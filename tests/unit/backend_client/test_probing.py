@@ -7,7 +7,6 @@ import logging
 import pytest
 
 from backend_client import ClientOptions, NPUUnavailableError
-from backend_client.errors import AuthenticationFailed
 from backend_client.http.health import HealthReport
 from backend_client.options import ProbeOptions
 from tests.unit.backend_client.fakes import EMBEDDER, WRITER, client_of, fleet, hang, report, warm, with_fleet
@@ -34,17 +33,6 @@ async def test_a_model_that_serves_is_used_whatever_the_node_calls_itself(status
         await asyncio.sleep(1.2)
         assert (await client.generate("prompt")).text == "Paris"
         with pytest.raises(NPUUnavailableError, match="failed"):
-            await client.embed("text")
-
-
-@in_virtual_time
-async def test_a_node_that_hides_its_models_is_asked_so_that_its_401_is_seen():
-    nodes = fleet(2)
-    for node in nodes:
-        node.health = HealthReport.model_validate({"status": "ready", "version": "2"})
-        node.embed = AuthenticationFailed("wrong key", node=node.url, status=401)
-    async with client_of(nodes) as client:
-        with pytest.raises(AuthenticationFailed):
             await client.embed("text")
 
 

@@ -50,11 +50,6 @@ def run(made, device, us, wall_us=None):
     return made.end()
 
 
-def test_a_run_alone_is_measured_and_nothing_more_is_claimed():
-    device = Device()
-    assert run(meter(device), device, 5_000, wall_us=6_000) == Busy(5_000, shared=False)
-
-
 def test_movement_between_our_runs_means_that_others_use_the_device():
     device = Device()
     made = meter(device)

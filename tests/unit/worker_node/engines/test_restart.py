@@ -9,11 +9,6 @@ from worker_node.engines.restart import GrowthLimits, RestartLimits, RestartPoli
 LIMITS = RestartLimits()
 
 
-def test_backoff_doubles():
-    policy = RestartPolicy(RestartLimits(crash_limit=100))
-    assert [policy.crashed(float(i), "died").delay for i in range(8)] == [0.5, 1, 2, 4, 8, 16, 30, 30]
-
-
 def test_three_crashes_within_the_window_quarantine_with_the_reason():
     policy = RestartPolicy()
     assert not policy.crashed(0.0, "signal 9").quarantined

@@ -145,18 +145,8 @@ def embedding(model_id, *aliases):
     return EmbeddingModel(installed, (), None, "s", 3, aliases=aliases)
 
 
-def found(served, name):
-    return served.default(ModelKind.GENERATION) if name is None else served.find(name)
-
-
 def names(*models):
     return Names(Catalog.load(), models)
-
-
-@pytest.mark.parametrize("name", ["mine", "MINE", "mine:latest", "GPT-4o-mini", "gpt-4o-mini:latest", None])
-def test_a_model_is_found_by_its_id_and_its_aliases(name):
-    served = names(generation("mine", "gpt-4o-mini"), generation("other"))
-    assert found(served, name).id == "mine"
 
 
 def test_an_id_comes_before_an_alias_and_an_alias_before_the_catalog():

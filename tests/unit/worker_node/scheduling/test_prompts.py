@@ -36,10 +36,6 @@ def order(queue):
     return [prompt.job.id for prompt in queue.ranked(STEP)]
 
 
-def prompt_of(queue, job_id):
-    return next(prompt for prompt in queue.ranked(STEP) if prompt.job.id == job_id)
-
-
 def test_first_in_first_out_within_a_priority_and_interactive_first():
     queue = queue_of(Job(1, False), Job(2), Job(3, False), Job(4))
     assert order(queue) == [2, 4, 1, 3]

@@ -135,7 +135,6 @@ def test_what_is_admitted_for_a_schema_of_users_is_valid(schemas):
 
 # Generated schemas.
 NAMES = st.sampled_from(["a", "b", "ab", "x-1", "kind"])
-SEVERAL_NAMES = st.lists(NAMES, min_size=1, max_size=3, unique=True)
 SMALL = st.integers(0, 3)
 NUMBERS = st.integers(-6, 12)
 # jsonschema-rs compares floats with whole numbers of about 2**62 inexactly; test_numbers.py has larger bounds.

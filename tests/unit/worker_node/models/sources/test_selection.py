@@ -9,7 +9,6 @@ from worker_node.models.sources.selection import Listing, RemoteFile, select
 GENERATION = [
     f"openvino_{part}.{suffix}" for part in ("model", "tokenizer", "detokenizer") for suffix in ("xml", "bin")
 ]
-ENCODER = ["model.safetensors", "tokenizer.json", "config.json", "modules.json", "1_Pooling/config.json"]
 
 
 def listing(*paths):
@@ -33,13 +32,6 @@ def test_an_openvino_encoder_needs_a_tokenizer_of_its_own():
     assert chosen(*files) == (SourceFormat.OPENVINO, set(files))
     with pytest.raises(SourceRejected, match=r"lacks tokenizer\.json"):
         chosen(*files[:3])
-
-
-def test_safetensors_of_a_sentence_encoder_are_built():
-    assert chosen(*ENCODER, "onnx/model.onnx", "openvino/openvino_model.xml", "README.md") == (
-        SourceFormat.SAFETENSORS,
-        set(ENCODER),
-    )
 
 
 @pytest.mark.parametrize(
