@@ -122,9 +122,6 @@ class PayloadTooLarge(RequestRejected):
     """The request is larger than the node takes."""
 
 
-# The cloud leg failed.
-
-
 class CloudError(NPUError):
     """The cloud leg failed."""
 

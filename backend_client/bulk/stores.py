@@ -7,12 +7,12 @@ import os
 import secrets
 import tempfile
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from backend_client.bulk.optional import file_system
 from backend_client.errors import ConfigurationError, NPUError
+from backend_client.lifetime import map_in_daemon_threads
 
 _READS_AT_ONCE = 32
 _TEMPORARY = ".tmp-"
@@ -198,6 +198,5 @@ def prove_exclusive(store: Store, url: str) -> None:
 def read_many(store: Store, names: Iterable[str]) -> dict[str, bytes]:
     """The content of many small files; those that are gone are left out."""
     wanted = list(names)
-    with ThreadPoolExecutor(_READS_AT_ONCE, "reads") as pool:
-        read = zip(wanted, pool.map(store.read, wanted), strict=True)
-        return {name: data for name, data in read if data is not None}
+    read = zip(wanted, map_in_daemon_threads(store.read, wanted, _READS_AT_ONCE, "reads"), strict=True)
+    return {name: data for name, data in read if data is not None}

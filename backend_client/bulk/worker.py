@@ -96,7 +96,6 @@ class Worker:
         self._begun = job, store, work
 
     async def submit(self, fragment: Fragment) -> Receipt:
-        """Process a fragment of the job that was begun."""
         if self._begun is None:
             raise ConfigurationError("the worker has no job: call begin() first")
         return await process(fragment, *self._begun)
