@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from worker_node.devices.npu import NpuSource, Utilisation
 from worker_node.devices.probe import Probe
 from worker_node.manager.manager import ModelManager
+from worker_node.manager.served import Activity
 from worker_node.observability.failures import RecentFailures
 from worker_node.observability.metrics import Telemetry
 from worker_node.reload import Reloader
@@ -17,34 +16,20 @@ from worker_node.serving.run import Services
 from worker_node.settings import NodeSettings
 
 
-class NodeState:
-    """What changes while the node runs. `in_flight` counts inference requests; `started` is monotonic time."""
+class NodeState(Activity):
+    """What changes while the node runs, and its inference requests. `started` is monotonic time."""
 
     def __init__(self, started: float) -> None:
+        super().__init__()
         self.started = started
         self.draining = False
-        self.in_flight = 0
         self.npu_utilisation = Utilisation()
         self.failures = RecentFailures()
-        self._idle = asyncio.Event()
-        self._idle.set()
 
-    def working(self) -> AbstractContextManager[None]:
-        """One inference request is in flight while the block runs."""
-        return self
-
-    def __enter__(self) -> None:
-        self.in_flight += 1
-        self._idle.clear()
-
-    def __exit__(self, *_error: object) -> None:
-        self.in_flight -= 1
-        if self.in_flight == 0:
-            self._idle.set()
-
-    async def idle(self) -> None:
-        """Wait until no inference request is in flight."""
-        await self._idle.wait()
+    @property
+    def in_flight(self) -> int:
+        """How many inference requests are under way."""
+        return self.running
 
 
 @dataclass(slots=True)

@@ -38,7 +38,7 @@ class StandInCounter:
 
 
 class StandInWriter:
-    """An engine's hold on the stand-in (a `npu.Counter`): it adds the time that inference ran.
+    """An engine's hold on the stand-in (see `npu.BusyMeter`): it adds the time that inference ran.
 
     Raises OSError if the stand-in cannot be opened.
     """

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from worker_node.devices.emulated_npu import StandInCounter, StandInWriter
 
@@ -136,35 +135,13 @@ def npu_source(directory: Path | None, *, emulated: bool) -> Iterator[NpuSource]
         counter.close()
 
 
-class Counter(Protocol):
-    """A cumulative count of busy microseconds."""
-
-    def read(self) -> int | None:
-        """The count, or None where it cannot be read."""
-        ...
-
-    def ran(self, seconds: float) -> None:
-        """Record that a run on the device lasted for `seconds` more; only a stand-in uses it."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class SysfsCounter:
-    """The kernel's busy counter, which the kernel advances by itself."""
-
-    path: Path
-
-    def read(self) -> int | None:
-        return read_counter(self.path).value
-
-    def ran(self, seconds: float) -> None:
-        pass
-
-
 def busy_meter(counter: str | None, *, stand_in: bool) -> BusyMeter:
     """The meter over the kernel's counter file or the stand-in for it. Raises OSError when the stand-in is gone."""
     path = Path(counter or "/nonexistent")
-    return BusyMeter(StandInWriter(path) if stand_in else SysfsCounter(path))
+    if not stand_in:
+        return BusyMeter(lambda: read_counter(path).value)
+    writer = StandInWriter(path)
+    return BusyMeter(writer.read, writer.ran)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +158,12 @@ class BusyMeter:
 
     The kernel counts for the whole device, all its users: a difference proves that the NPU worked, not that it worked
     for this engine alone. Sharing is detected when the counter moved between runs of this engine, or by more than a run
-    lasted. The counter cannot show that the NPU was not shared, so this is never claimed.
+    lasted. The counter cannot show that the NPU was not shared, so this is never claimed. `read` gives the count, None
+    where it cannot be read; a stand-in is told by `ran` for how many seconds more a run has lasted.
     """
 
-    counter: Counter
+    read: Callable[[], int | None]
+    ran: Callable[[float], None] = lambda _seconds: None
     clock: Callable[[], float] = time.monotonic
     _rest: int | None = None
     _before: int | None = None
@@ -194,11 +173,11 @@ class BusyMeter:
 
     def rest(self) -> None:
         """Read the counter now: its changes so far (loading, compiling) were this engine's own, and no run."""
-        self._rest = self.counter.read()
+        self._rest = self.read()
 
     def begin(self) -> None:
         """Start a measurement immediately before a run."""
-        self._before = self.counter.read()
+        self._before = self.read()
         self._shared = (
             self._before is not None and self._rest is not None and abs(self._before - self._rest) > TOLERANCE_US
         )
@@ -207,9 +186,9 @@ class BusyMeter:
     def so_far(self) -> Busy:
         """Busy time since `begin`; None also when the counter went backwards. A run once seen to be shared stays so."""
         now = self.clock()
-        self.counter.ran(now - self._reported_until)
+        self.ran(now - self._reported_until)
         self._reported_until = now
-        count = self.counter.read()
+        count = self.read()
         if count is None or self._before is None or count < self._before:
             return Busy(None, self._shared)
         us = count - self._before
@@ -221,7 +200,7 @@ class BusyMeter:
     def end(self) -> Busy:
         """Finish the measurement after a run."""
         busy = self.so_far()
-        self._rest = self.counter.read()
+        self._rest = self.read()
         return busy
 
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from worker_node.core.errors import SourceRejected
 from worker_node.devices.memory import available_memory
 from worker_node.models.catalog import HubSource, SourceFormat
-from worker_node.models.directory import WEIGHTS_FILE, peek_config, sizes
-from worker_node.models.prepare import PullSpec, fetch_configs, local_format
+from worker_node.models.directory import peek_config
+from worker_node.models.prepare import PullSpec, fetch_configs
 from worker_node.models.sources.disk import free_space, in_gigabytes
 from worker_node.models.sources.downloads import list_repository
 from worker_node.models.sources.reference import HubReference, LocalReference, Reference
@@ -68,11 +69,10 @@ class _Source:
 
 def check(spec: PullSpec, store: Path) -> Report:
     """Find out what the pull would need. Raises what the pull would raise before its first large file."""
-    source, local = _look(spec.reference), isinstance(spec.reference, LocalReference)
+    source = _look(spec.reference)
     total = sum(source.files.values())
-    weights_size = source.files.get(WEIGHTS_FILE, total) if local else total
-    needs = conversion_needs(source.format, weights_size, movable=not local)
-    disk = needs.disk + (0 if local else total)
+    needs = conversion_needs(source.format, total, movable=True)
+    disk = needs.disk + total
     available, free = available_memory(), free_space(store)
     problems = []
     if disk > free:
@@ -89,7 +89,7 @@ def check(spec: PullSpec, store: Path) -> Report:
         disk_needed=disk,
         disk_available=free,
         memory_to_convert=needs.memory,
-        memory_to_run=int(_SCALES[source.format] * weights_size),
+        memory_to_run=int(_SCALES[source.format] * total),
         memory_available=available,
         context=source.context,
         npu=npu_verdict(source.format, source.stored, generates=source.generates),
@@ -102,7 +102,7 @@ def _look(reference: Reference) -> _Source:
     if isinstance(reference, HubReference):
         return _of_hub(reference)
     if isinstance(reference, LocalReference):
-        return _of_files(reference)
+        raise SourceRejected(f"{reference.path}: --check is about what would be downloaded; pull the files themselves")
     source = reference.source
     if isinstance(source, HubSource):
         return _of_hub(HubReference(source.repo, source.revision, source.tag))
@@ -128,14 +128,6 @@ def _of_hub(reference: HubReference) -> _Source:
     generates = selection.format is SourceFormat.GGUF or _DETOKENIZER in files
     name = f"hub {reference.repo}@{listing.revision}"
     return _Source(name, selection.format, files, generates, context, stored, listing.licence)
-
-
-def _of_files(reference: LocalReference) -> _Source:
-    path, source_format = reference.path, local_format(reference.path)
-    files = sizes(path) if path.is_dir() else {path.name: path.stat().st_size}
-    context, stored = _read_configs(path)
-    generates = source_format is SourceFormat.GGUF or _DETOKENIZER in files
-    return _Source(str(reference), source_format, files, generates, context, stored)
 
 
 def _read_configs(directory: Path) -> tuple[int | None, dict[str, Any]]:

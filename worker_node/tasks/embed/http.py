@@ -163,19 +163,9 @@ class OpenAIEmbeddingsBody(DialectBody):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
     truncate: bool | Literal["NONE", "END"] | None = None
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    truncate_prompt_tokens: Literal[-1] | None = None
     normalize: bool | None = None
     input_type: str | None = None
-
-    def truncates(self, limit: int) -> bool:
-        """Whether a text of more than `limit` tokens, the model's limit, is cut at its end. Raises BadRequest."""
-        most = self.truncate_prompt_tokens
-        if most is not None and 0 <= most < limit:
-            raise UnsupportedParameter(
-                f"truncate_prompt_tokens: texts can be cut to the model's {limit} tokens only; send -1 for that",
-                param="truncate_prompt_tokens",
-            )
-        return most is not None or self.truncate in (True, "END")
 
     def texts(self) -> tuple[str | tuple[int, ...], ...]:
         """The texts; a single one may come without a list around it."""
@@ -202,12 +192,11 @@ async def _openai_embeddings(request: web.Request) -> web.Response:
         raise UnsupportedParameter(
             f"normalize: the vectors of {model.id} are as it was trained to give them; leave it out", param="normalize"
         )
-    truncate = body.truncates(model.tokenizer.limit)
     wanted = EmbeddingRequest(
         context,
         texts,
         body.model,
-        truncate=truncate,
+        truncate=body.truncate in (True, "END") or body.truncate_prompt_tokens is not None,
         input_type=_input_type(request, body.input_type, model),
         dimensions=body.dimensions,
     )

@@ -39,7 +39,7 @@ class Device:
 
 
 def meter(device):
-    made = BusyMeter(device, device.clock)
+    made = BusyMeter(device.read, device.ran, device.clock)
     made.rest()
     return made
 
@@ -87,7 +87,8 @@ def test_a_counter_that_goes_backwards_or_vanishes_gives_no_number():
 def test_the_stand_in_counts_the_time_of_runs_of_all_engines_and_ends_with_its_owner():
     stand_in = StandInCounter()
     device = Device()
-    made = [BusyMeter(StandInWriter(stand_in.path), device.clock) for _ in range(2)]
+    writers = [StandInWriter(stand_in.path) for _ in range(2)]
+    made = [BusyMeter(writer.read, writer.ran, device.clock) for writer in writers]
     for one in made:
         one.begin()
         device.now += 0.25

