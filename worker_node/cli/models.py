@@ -89,29 +89,61 @@ def _of_store(name: str | None = None) -> list[dict[str, Any]]:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from worker_node.cli.node_client import model_path, on_node
+    from worker_node.cli.node_client import NodeCallFailed, model_path, on_node
     from worker_node.cli.output import megabytes, print_json, printable
+    from worker_node.core.errors import ModelNotFound
+    from worker_node.models.catalog import Catalog
 
-    facts = on_node(
-        args, lambda node: _facts(node.get(model_path(args.model))), lambda: _facts(_of_store(args.model)[0])
-    )
+    try:
+        facts = on_node(
+            args, lambda node: _facts(node.get(model_path(args.model))), lambda: _facts(_of_store(args.model)[0])
+        )
+    except (ModelNotFound, NodeCallFailed) as error:
+        entry = Catalog.load().find(args.model)
+        if entry is None or getattr(error, "http_status", 404) != 404:
+            raise
+        facts = _facts(_not_installed(entry))
     if args.json:
         print_json(facts)
         return 0
-    for name, value in (facts | {"size": megabytes(facts["size"])}).items():
+    sizes = {name: facts[name] and megabytes(facts[name]) for name in ("size", "download")}
+    for name, value in (facts | sizes).items():
         if value not in (None, []):
-            print(printable(f"{name:<14}{', '.join(value) if isinstance(value, list) else value}"))
+            print(printable(f"{name.replace('_', ' '):<14}{', '.join(value) if isinstance(value, list) else value}"))
     return 0
+
+
+def _not_installed(entry: CatalogEntry) -> dict[str, Any]:
+    """A model of the catalog as `describe` does; the hub has to be asked for a size that the catalog lacks."""
+    download = getattr(entry.source, "size", None)
+    asked = "" if download else f" (its size: npu-node pull --check {entry.id})"
+    return {
+        "id": entry.id,
+        "state": "not installed",
+        "reason": None,
+        "capabilities": [entry.kind],
+        "passport": {"quantization": entry.quantization, "family": entry.family, "licence": entry.licence},
+        "context": entry.context_limit,
+        "source": str(entry.source),
+        "aliases": list(entry.aliases),
+        "download": download,
+        "install": f"npu-node pull {entry.id}{asked}",
+    }
 
 
 def _facts(known: Mapping[str, Any]) -> dict[str, Any]:
     from worker_node.cli.output import serving_device
+    from worker_node.models.catalog import devices_for
 
     passport = known.get("passport") or {}
+    placed = [str(placement["device"]) for placement in known.get("devices") or ()]
     return {
         "name": known["id"],
         "state": known["state"],
+        "install": known.get("install"),
+        "download": known.get("download"),
         "device": serving_device(known),
+        "runs_on": placed or devices_for(known.get("capabilities"), passport.get("quantization")),
         "reason": known["reason"],
         "capabilities": known.get("capabilities"),
         "context": known.get("context"),
@@ -131,6 +163,7 @@ def _facts(known: Mapping[str, Any]) -> dict[str, Any]:
 def _models(args: argparse.Namespace) -> int:
     """The catalog's models first, then what else is in the store; a damaged model does not hide the others."""
     from worker_node.cli.output import megabytes, print_json, table
+    from worker_node.devices.npu import ACCEL_DEVICES
     from worker_node.models.store import ModelStore
 
     store = ModelStore()
@@ -140,7 +173,7 @@ def _models(args: argparse.Namespace) -> int:
     if args.json:
         print_json(rows)
         return 0
-    head = ("NAME", "KIND", "DOWNLOAD", "DISK", "WEIGHTS", "LICENCE")
+    head = ("NAME", "KIND", "DOWNLOAD", "DISK", "WEIGHTS", "NPU", "LICENCE")
     cells = [
         (
             row["name"],
@@ -148,19 +181,23 @@ def _models(args: argparse.Namespace) -> int:
             "unknown" if row["download"] is None else megabytes(row["download"]),
             megabytes(row["size"]),
             row["quantization"] or "",
+            "yes" if "NPU" in row["devices"] else "no",
             row["licence"],
         )
         for row in rows
     ]
     damaged = [f"{row['name']}: {row['state']}" for row in rows if row["state"].startswith("damaged")]
     print("\n".join([table(head, cells), *damaged]))
-    print("\nAn unknown download: npu-node pull --check NAME asks the hub. NPUs take no int4_asym weights.")
+    has = "has an NPU" if any(ACCEL_DEVICES.glob("accel*")) else "has no NPU"
+    print(f"\nNPU: whether an NPU takes the weights; all models run on a CPU. This machine {has}.")
+    print("An unknown download: npu-node pull --check NAME asks the hub.")
     print(f"store: {store.root}")
     return 0
 
 
 def _catalog_row(name: str, directory: Path | None, entry: CatalogEntry | None) -> dict[str, Any]:
     from worker_node.core.errors import ConfigurationError
+    from worker_node.models.catalog import devices_for
     from worker_node.models.directory import read_directory
 
     state, model = "available", None
@@ -177,6 +214,7 @@ def _catalog_row(name: str, directory: Path | None, entry: CatalogEntry | None) 
         "size": model.size if model else None,
         "context": known.context_limit if known else None,
         "quantization": str(known.quantization) if known else None,
+        "devices": devices_for([known.kind], known.quantization) if known else [],
         "aliases": entry.aliases if entry else (),
         "licence": known.licence if known else "unknown",
         "source": str(known.source) if known else "unknown",

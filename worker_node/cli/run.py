@@ -151,7 +151,7 @@ class Chat:
         device = f"{line['device']}: " if line.get("device") else ""  # older nodes do not name it
         speed = f", {line['eval_count'] / seconds:.1f} tokens/s" if seconds else ""
         print(
-            f"\n[{device}{line.get('prompt_eval_count')} + {line.get('eval_count')} tokens{speed}]",
+            f"\n[{device}{line.get('prompt_eval_count', 0)} + {line.get('eval_count', 0)} tokens{speed}]",
             file=sys.stderr,
         )
 

@@ -36,6 +36,13 @@ class Quantization(StrEnum):
 CONVERTED_FORMS = (Quantization.INT8_SYM, Quantization.INT4_SYM, Quantization.INT4_INT8)
 
 
+def devices_for(capabilities: Collection[str] | None, weights: str | None) -> list[str]:
+    """The devices that take a model of these weights; the voice detector of speech models always runs on the CPU."""
+    if capabilities and "voice-activity" in capabilities:
+        return ["CPU"]
+    return ["CPU", "GPU", *(["NPU"] if weights != Quantization.INT4_ASYM else [])]
+
+
 class SourceFormat(StrEnum):
     """What the published files are, and so which conversion they need; `task`: a task recognises them (`files`)."""
 

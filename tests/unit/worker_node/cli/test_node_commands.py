@@ -133,11 +133,45 @@ def test_ps_shows_where_and_until_when(api, capsys):
 
 def test_show_tells_the_facts_one_a_line(api, capsys):
     assert main(["show", "maker/tiny:Q4_K_M"]) == 0
-    facts = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    facts = {line[:14].strip(): line[14:] for line in capsys.readouterr().out.splitlines()}
     assert (facts["dimensions"], facts["source"], facts["licence"]) == ("32", "hub maker/tiny@main", "mit")
     assert (facts["state"], facts["aliases"]) == ("ready", "t")
     assert (facts["device"], facts["size"]) == ("NPU", "42 MB")
     assert api.asked[0][:2] == ("GET", "/models/maker/tiny:Q4_K_M")
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "more"),
+    [
+        ("phi-3.5-mini-npu", "CPU, GPU, NPU", {"weights": "int4_sym", "licence": "MIT"}),
+        (
+            "qwen3-1.7b",
+            "CPU, GPU",
+            {"install": "npu-node pull qwen3-1.7b (its size: npu-node pull --check qwen3-1.7b)"},
+        ),
+        ("smollm2", "CPU, GPU, NPU", {"install": "npu-node pull smollm2-135m-instruct", "download": "93 MB"}),
+        ("silero-vad", "CPU", {"state": "not installed"}),
+    ],
+)
+@pytest.mark.parametrize("running", [True, False])
+def test_show_knows_a_model_of_the_catalog_that_is_not_installed(
+    api, monkeypatch, tmp_path, capsys, name, devices, more, running
+):
+    monkeypatch.setenv("NPU_NODE_MODEL_STORE", str(tmp_path))
+    monkeypatch.setenv("NPU_NODE_URL", api.url if running else "none")
+    api.refuse = (404, "model not found")
+    assert main(["show", name]) == 0
+    facts = {line[:14].strip(): line[14:] for line in capsys.readouterr().out.splitlines()}
+    assert facts == facts | more | {"state": "not installed", "runs on": devices}
+    api.refuse = (401, "no key")
+    assert main(["show", name]) == int(running), "only a missing model is looked up in the catalog"
+
+
+@pytest.mark.parametrize(("placed", "devices"), [(DEVICES, "NPU, CPU"), ([], "CPU, GPU, NPU")])
+def test_show_names_the_devices_of_a_model_that_is_not_loaded(api, capsys, placed, devices):
+    api.text = json.dumps(MODEL | {"devices": placed})
+    assert main(["show", "tiny"]) == 0
+    assert f"runs on       {devices}\n" in capsys.readouterr().out
 
 
 def test_stop_and_rm_ask_the_node(api, capsys):

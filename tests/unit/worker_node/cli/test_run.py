@@ -16,7 +16,7 @@ class ScriptedNode:
     def __init__(self, *answers, capabilities=("completion",), missing=False):
         self.answers = list(answers)
         self.asked, self.pulled, self.closed = [], [], 0
-        self.capabilities, self.missing = list(capabilities), missing
+        self.capabilities, self.missing, self.last = list(capabilities), missing, {}
 
     def post(self, path, body):
         assert (path, body["texts"]) == ("/embeddings", ["a cat"])
@@ -44,7 +44,7 @@ class ScriptedNode:
             if isinstance(part, BaseException):
                 raise part
             yield {"message": {"content": part}, "done": False}
-        yield {"done": True, "device": "NPU", "prompt_eval_count": 7, "eval_count": 2, "eval_duration": 10**9}
+        yield {"done": True} | self.last
 
 
 def type_in(*lines):
@@ -78,6 +78,24 @@ def test_a_conversation_is_streamed_and_remembered():
         {"role": "assistant", "content": "Paris"},
         {"role": "user", "content": "river?"},
     ]
+
+
+@pytest.mark.parametrize(
+    ("last", "shown"),
+    [
+        (
+            {"device": "NPU", "prompt_eval_count": 7, "eval_count": 2, "eval_duration": 10**9},
+            "NPU: 7 + 2 tokens, 2.0 tokens/s",
+        ),
+        ({"prompt_eval_count": 7, "eval_count": 2, "eval_duration": 10**9}, "7 + 2 tokens, 2.0 tokens/s"),
+        ({"device": None}, "0 + 0 tokens"),
+    ],
+)
+def test_verbose_shows_of_an_answer_what_the_node_tells(capsys, last, shown):
+    node = ScriptedNode(["Paris"])
+    node.last = last
+    chat_with(node, verbose=True)[0].answer("capital?")
+    assert capsys.readouterr().err == f"\n[{shown}]\n"
 
 
 def test_bye_ends_it_and_clear_forgets(capsys):

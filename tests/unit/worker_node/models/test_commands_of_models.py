@@ -27,6 +27,13 @@ def test_a_damaged_model_is_shown_and_does_not_hide_the_others(in_process, store
     assert main(["models"]) == 0
     out = capsys.readouterr().out
     assert max(map(len, out.split("\n\n")[0].splitlines()[:-1])) <= 100
+    columns = {row[0]: row[-2] for line in out.splitlines()[1:] if len(row := line.split()) > 3}
+    assert (columns["qwen3-1.7b"], columns["phi-3.5-mini-instruct-npu"], columns["bge-small-en-v1.5"]) == (
+        "no",
+        "yes",
+        "yes",
+    )
+    assert "This machine has " in out
     assert "damaged" in out
     assert "npu-node.json" in out
     assert "smollm2-135m-instruct" in out
