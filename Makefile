@@ -123,10 +123,10 @@ site:               ## build the documentation as a site into build/site; a brok
 	@.venv-site/bin/python -m pip --quiet --quiet --disable-pip-version-check install --constraint constraints.txt mkdocs-material
 	NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --quiet --strict
 
-dist: install       ## build the sdist and the wheel into dist/, and check them
-	rm -f dist/npu_node-*
-	$(BIN)/python -m hatchling build -d dist
-	$(BIN)/python -m twine check --strict dist/npu_node-*
+dist:               ## build a release into dist/: wheel, sdist, Debian package (DEB=no: without), Containerfile, SBOM, SHA256SUMS
+	@test -x .venv-dist/bin/twine || $(PYTHON) -m venv .venv-dist
+	@.venv-dist/bin/python -m pip --quiet --quiet --disable-pip-version-check install --constraint constraints.txt hatchling twine cyclonedx-bom
+	packaging/dist.sh
 
 deb:                ## build the Debian package for the Debian that this runs on into dist/
 	packaging/deb/build.sh
@@ -143,4 +143,4 @@ bench: install      ## measure; prints ratios made in one run, plots in build/be
 	$(BIN)/python -m benchmarks --page build/bench $(PEERS)
 
 clean:              ## remove what install and the tools made
-	rm -rf $(VENV) $(OPS) .venv-bundle .venv-site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OPS) .venv-bundle .venv-dist .venv-site .mypy_cache .pytest_cache .ruff_cache .hypothesis

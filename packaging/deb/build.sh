@@ -52,7 +52,7 @@ for script in postinst prerm postrm; do install -m 755 "$root/packaging/deb/$scr
 install -m 644 "$root/packaging/deb/lintian-overrides" "$package/usr/share/lintian/overrides/npu-node"
 install -m 644 "$root/packaging/deb/copyright" "$package/usr/share/doc/npu-node/copyright"
 printf 'npu-node (%s-1~%s) unstable; urgency=medium\n\n  * Built from a checkout; see CHANGELOG.md.\n\n -- %s  %s\n' \
-    "$version" "$release" "$maintainer" "$(date -R)" | gzip -9n > "$package/usr/share/doc/npu-node/changelog.Debian.gz"
+    "$version" "$release" "$maintainer" "$(date -R --utc --date="@${SOURCE_DATE_EPOCH:-$(date +%s)}")" | gzip -9n > "$package/usr/share/doc/npu-node/changelog.Debian.gz"
 cat > "$package/DEBIAN/control" <<EOF
 Package: npu-node
 Version: $version-1~$release
