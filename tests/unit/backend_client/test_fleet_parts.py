@@ -58,21 +58,6 @@ def test_a_trial_that_was_given_up_leaves_room_for_another(breaker, clock):
     assert breaker.admits()
 
 
-def test_reports_from_before_it_opened_change_nothing(breaker, clock):
-    early = [breaker.begin() for _ in range(4)]
-    breaker.failed(early[0], FailureKind.CONNECTION)
-    breaker.failed(early[1], FailureKind.CONNECTION)
-    until = breaker.opens_in
-    breaker.failed(early[2], FailureKind.CONNECTION)
-    breaker.succeeded(early[3])
-    assert breaker.opens_in == until
-    clock.now += 2
-    trial = breaker.begin()
-    breaker.trip()
-    breaker.succeeded(trial)
-    assert breaker.state is BreakerState.OPEN
-
-
 def test_good_service_is_forgotten_bad(breaker, clock):
     for _ in range(4):
         breaker.trip()
