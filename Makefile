@@ -61,7 +61,7 @@ demo: $(NODE)       ## install, prepare the models, start a node, call it, kill 
 
 serve: $(NODE)      ## run a node on this machine with the embedded models
 	$(BIN)/python -m worker_node pull --embedded
-	$(BIN)/python -m worker_node serve
+	NPU_NODE_CONFIG=$${NPU_NODE_CONFIG-} $(BIN)/python -m worker_node serve
 
 # Here, and not in the one test that reads it: a download may take longer than a test has.
 $(SUITE): tests/unit/worker_node/structured_output/schema_suite.py | $(STAMP)

@@ -74,6 +74,7 @@ def node(name: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A node process on a free port of this machine, ended with the block. Yields it and its URL."""
     with subprocess.Popen(
         [sys.executable, "-m", "worker_node", "serve", "--port", "0", "--log-level", "error"],
+        env=os.environ | {"NPU_NODE_CONFIG": ""},  # not this machine's settings
         stdout=subprocess.PIPE,
         text=True,
     ) as process:

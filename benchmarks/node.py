@@ -36,7 +36,7 @@ class RunningNode:
 def start_node(*arguments, **environment):
     """A ready node on a free loopback port, stopped with the block. Sampling is greedy by default."""
     command = [sys.executable, "-m", "worker_node", "serve", "--port", "0", *arguments]
-    env = os.environ | {"NPU_NODE_SAMPLING_DEFAULTS": "greedy"} | environment
+    env = os.environ | {"NPU_NODE_SAMPLING_DEFAULTS": "greedy", "NPU_NODE_CONFIG": ""} | environment
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
         try:
             line = process.stdout.readline()

@@ -13,6 +13,8 @@ from tests.support.nodes import start_node
 from worker_node.models.store import ModelStore
 
 avx2.use_if_wanted()
+# Nodes and commands do not read the settings of this machine.
+os.environ["NPU_NODE_CONFIG"] = ""
 # Beside the run's own workers, which are as many as cores, engines of a lower priority would get little of any.
 os.environ.setdefault("NPU_NODE_ENGINE_NICE", "0")
 

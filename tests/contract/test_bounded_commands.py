@@ -1,4 +1,4 @@
-"""The commands of the bounded jobs as a black box: run, smoke, doctor, and a service that cannot start."""
+"""The commands of the bounded jobs as a black box: run, smoke, and a service that cannot start."""
 
 import json
 
@@ -62,20 +62,6 @@ def test_run_refuses_what_http_refuses():
     assert done.returncode == 1
     assert "from 1 to 256" in done.stderr
     assert not done.stdout
-
-
-def test_the_doctor_says_what_is_missing_here():
-    done = run_command("doctor", "--require", "npu", "--json")
-    report = json.loads(done.stdout)
-    errors = [finding for finding in report["findings"] if finding["severity"] == "error"]
-    assert report["ok"] is (not errors)
-    assert done.returncode == (1 if errors else 0)
-    assert all(finding["fix"] for finding in errors)
-    without = run_command("doctor")
-    assert without.stdout.startswith("ok       cpu: this machine can serve on its CPU")
-    assert "ERROR" not in without.stdout
-    assert without.returncode == 0
-    assert all(finding["found"] in without.stdout and finding["fix"] in without.stdout for finding in errors)
 
 
 def test_smoke_records_the_proof_without_the_prompt(tmp_path, quick_models):

@@ -8,6 +8,8 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from worker_node.cli.serve import add_config
+
 if TYPE_CHECKING:
     from worker_node.models.directory import InstalledModel
     from worker_node.settings import ModelSettings, NodeSettings
@@ -27,7 +29,7 @@ def add_compile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("model", metavar="MODEL", help="the name of an installed model, or a directory with one")
     parser.add_argument("--device", choices=("NPU",), default="NPU", help="what to compile for")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory for the blobs")
-    parser.add_argument("--config", type=Path, help="node.toml; its table for the model says how it is compiled")
+    add_config(parser)
     parser.add_argument("--model-store", type=Path, help="directory of the models")
     parser.add_argument(
         "--profile", choices=("node", "bounded"), default="node", help="bounded: with the lengths of that profile"

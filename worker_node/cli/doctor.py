@@ -1,14 +1,24 @@
-"""`npu-node doctor`: whether this machine can serve, and what its NPU lacks, each with its fix. It changes nothing.
+"""`npu-node doctor`: whether the node that is installed can serve here, and what its NPU lacks, each with its fix.
 
-Without --require a missing NPU is a warning: the node serves on its CPU.
+It changes nothing. Without --require a missing NPU is a warning: the node serves on its CPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import shlex
 import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from worker_node.cli.serve import add_config
 from worker_node.core.environment import native_environment
+from worker_node.core.errors import ConfigurationError, ModelNotFound
+
+if TYPE_CHECKING:
+    from worker_node.doctor.machine import Finding
+    from worker_node.models.store import ModelStore
+    from worker_node.settings import ModelSettings, NodeSettings
 
 _MARKS = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
 
@@ -18,6 +28,8 @@ def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "doctor", help="say whether this machine can serve, and what its NPU lacks", description=__doc__
     )
+    add_config(parser)
+    parser.add_argument("--profile", choices=("node", "bounded"), default="node", help="bounded: docs/bounded-jobs.md")
     parser.add_argument("--require", choices=("npu",), help="what the NPU lacks is an error")
     parser.add_argument("--json", action="store_true", help="the findings as JSON")
     parser.set_defaults(run=_doctor)
@@ -28,26 +40,18 @@ def _doctor(args: argparse.Namespace) -> int:
     import asyncio
     from dataclasses import asdict
 
-    from worker_node.bounded.service import choose_model
     from worker_node.cli.output import print_json
     from worker_node.cli.serve import load_bounded_settings
     from worker_node.devices.probe import probe
-    from worker_node.doctor.checks import examine, for_any_device, healthy
+    from worker_node.doctor.checks import as_warnings, check_cpu, examine, healthy
     from worker_node.doctor.machine import ExaminedMachine
-    from worker_node.models.store import ModelStore
 
-    settings = load_bounded_settings(args)
-    choice = choose_model(settings.model, ModelStore())
+    # The bounded profile's model is examined by `npu-node smoke`.
+    bounded = load_bounded_settings(args) if args.profile == "bounded" else None
+    node, cache = _node(args) if bounded is None else ([], bounded.cache.expanduser())
     found = asyncio.run(probe())
-    findings = examine(
-        ExaminedMachine(kernel_log=_kernel_log()),
-        found,
-        model=choice.path,
-        model_problem=choice.problem,
-        cache=settings.cache.expanduser(),
-    )
-    if args.require is None:
-        findings = for_any_device(findings, found)
+    npu = examine(ExaminedMachine(kernel_log=_kernel_log()), found, cache=cache)
+    findings = (check_cpu(found), *node, *(npu if args.require else as_warnings(npu)))
     if args.json:
         report = {"ok": healthy(findings), "findings": [asdict(finding) for finding in findings]}
         print_json(report)
@@ -59,6 +63,72 @@ def _doctor(args: argparse.Namespace) -> int:
         if args.require is None and healthy(findings):
             print("nothing keeps a node from serving here; with --require npu the NPU's warnings are errors")
     return 0 if healthy(findings) else 1
+
+
+def _node(args: argparse.Namespace) -> tuple[list[Finding], Path]:
+    """What is said of the node that `serve` would start, and its compile cache. Raises InvalidSettings."""
+    from dataclasses import replace
+
+    from worker_node.cli.serve import settings_source
+    from worker_node.doctor.checks import check_models, check_port, check_secret
+    from worker_node.doctor.machine import error, ok, warning
+    from worker_node.models.store import ModelStore
+    from worker_node.settings import InvalidSettings
+
+    source = settings_source(args)
+    findings = [ok("settings", str(source.config or "no file: defaults and NPU_NODE_*"))]
+    try:
+        settings = source.read()
+    except InvalidSettings as refused:
+        # Its keys may come from the environment of its unit.
+        settings = replace(source, flags={"allow_unauthenticated": True}).read()
+        fix = "none if the service's unit has the keys (systemctl cat npu-node); else set api_keys_file"
+        findings.append(warning("api-keys", refused.problems[0].message, fix))
+    try:
+        store = ModelStore(settings.model_store)
+        findings += check_models(store.root, {model.name: _problem(model, store) for model in settings.models})
+    except ConfigurationError as problem:
+        findings.append(error("model-store", problem.message, "run doctor as the node's user, or set model_store"))
+    secrets = (settings.api_keys_file, settings.tls_key or settings.tls_cert)
+    findings += [check_secret(file.expanduser()) for file in secrets if file is not None]
+    ports = [port for port in (settings.port, settings.ollama_port) if port is not None]
+    findings += [check_port(settings.host, port, answered=_answers(settings, port)) for port in ports]
+    return findings, settings.compile_cache.expanduser()
+
+
+def _problem(wanted: ModelSettings, store: ModelStore) -> tuple[str, str] | None:
+    """What keeps a model from being served, and the fix; an encoder's directory is prepared by the node, not here."""
+    try:
+        if wanted.path is None:
+            store.get(wanted.name)
+        elif not wanted.path.expanduser().is_dir():
+            return f"{wanted.name}: {wanted.path} is not a directory", "correct path in [[models]]"
+    except ModelNotFound:
+        fix = f"npu-node pull {wanted.name} --model-store {shlex.quote(str(store.root))}"
+        return f"{wanted.name} is not installed in {store.root}", fix
+    except ConfigurationError as damage:
+        return f"{wanted.name}: {damage.message}", f"npu-node rm {wanted.name}, then pull it again"
+    return None
+
+
+def _answers(settings: NodeSettings, port: int) -> bool:
+    """Whether a node serves on the port; its certificate is not examined, since no key is sent."""
+    import ssl
+
+    from worker_node.cli.node_client import NodeCallFailed, NodeClient
+    from worker_node.cli.serve import reachable
+
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    client = NodeClient(reachable(f"http{'s' * bool(settings.tls_cert)}://{host}:{port}"), None, context)
+    try:
+        return client.is_up()
+    except NodeCallFailed:
+        # Another scheme; or it asks for a client's certificate, as this node does then.
+        return settings.tls_client_ca is not None
+    finally:
+        client.close()
 
 
 def _kernel_log() -> str | None:

@@ -31,13 +31,23 @@ _LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 def add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the command and its flags; each flag overrides the environment and the file."""
     parser = commands.add_parser("serve", help="run a node", description="Run a node.")
-    parser.add_argument("--config", type=Path, help="TOML file with settings (see config/node.toml)")
+    add_config(parser)
     parser.add_argument("--host", help="address to bind; another than loopback needs an API key")
     parser.add_argument("--port", type=int, help="port to bind; 0 takes a free one")
     parser.add_argument("--model-store", type=Path, help="directory of the models")
     parser.add_argument("--profile", choices=("node", "bounded"), default="node", help="bounded: docs/bounded-jobs.md")
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     parser.set_defaults(run=_serve)
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """`--config`, for every command that needs the node's settings."""
+    parser.add_argument(
+        "--config",
+        type=Path,
+        help="TOML file with settings; default: NPU_NODE_CONFIG, else ~/.config/npu-node/node.toml, else "
+        "/etc/npu-node/node.toml",
+    )
 
 
 def _serve(args: argparse.Namespace) -> int:
@@ -65,6 +75,7 @@ def _node(args: argparse.Namespace) -> _Start:
 
     source = settings_source(args)
     settings = source.read()
+    log.info("settings: %s", source.config or "no file: defaults, NPU_NODE_* and flags")
     for notice in notices(os.environ):
         log.warning("%s", notice)
 
@@ -95,8 +106,9 @@ def load_settings(args: argparse.Namespace) -> NodeSettings:
 def settings_source(args: argparse.Namespace) -> SettingsSource:
     """Where the settings are read, now and at every reload."""
     from worker_node.settings import SettingsSource
+    from worker_node.settings.reading import find_file
 
-    return SettingsSource(args.config, _flags(args, "host", "port", "model_store"))
+    return SettingsSource(find_file(args.config), _flags(args, "host", "port", "model_store"))
 
 
 def load_bounded_settings(args: argparse.Namespace) -> BoundedSettings:
@@ -144,10 +156,10 @@ def announce_and_welcome(url: str, node: Node) -> None:
     """Print the URL; then `welcome` on a terminal, two lines in a log."""
     _announce(url, node)
     if sys.stderr.isatty() and log.isEnabledFor(logging.INFO):
-        print(welcome(_reachable(url), node), file=sys.stderr, flush=True)
+        print(welcome(reachable(url), node), file=sys.stderr, flush=True)
         return
     log.info("devices: %s", devices(node))
-    log.info("next: open %s/play; %s", _reachable(url), "; ".join(_commands(_reachable(url), node)))
+    log.info("next: open %s/play; %s", reachable(url), "; ".join(_commands(reachable(url), node)))
 
 
 def welcome(url: str, node: Node) -> str:
@@ -204,6 +216,6 @@ def _state(model: ServedModel) -> str:
     return f"{model.state().value} on {preferred.device}{emulated}"
 
 
-def _reachable(url: str) -> str:
+def reachable(url: str) -> str:
     """An address that can be called: a node on all of them is called by loopback here."""
     return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")

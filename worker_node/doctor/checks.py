@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+import socket
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,8 +50,8 @@ def check_kernel(machine: ExaminedMachine) -> list[Finding]:
     if npu is None:
         known = ", ".join(sorted(_NPUS))
         fix = (
-            "enable the NPU in the firmware setup; in a virtual machine pass the device through (usually "
-            "0000:00:0b.0); to try the node without one set NPU_NODE_NPU_EMULATION=1"
+            "if the processor has one (docs/npu-machine.md), enable it in the firmware setup; in a virtual machine "
+            "pass the device through (usually 0000:00:0b.0); to try the node without one set NPU_NODE_NPU_EMULATION=1"
         )
         return [*findings, error("npu-present", f"no Intel NPU on the PCI bus (8086: {known})", fix)]
     address, device = npu
@@ -233,45 +234,71 @@ def _openvino(probe: Probe, *, npu: bool) -> Finding:
     return ok("openvino", f"OpenVINO {probe.openvino} sees the NPU, driver {driver}")
 
 
-def check_model(path: Path, problem: str | None) -> Finding:
-    """`problem` is what keeps the model directory from being loaded, None if nothing does."""
-    if problem is None:
-        return ok("model-files", str(path))
-    return error("model-files", problem, "npu-node pull qwen2.5-1.5b-instruct, or set OV_GENAI_NPU_MODEL")
-
-
 def check_cache(root: Path) -> Finding:
     """Whether what is compiled can be kept."""
-    existing = next(path for path in (root, *root.parents) if path.exists())
-    if os.access(existing, os.W_OK | os.X_OK):
+    if _writable(root):
         return ok("cache-directory", str(root))
-    fix = f"sudo chown -R $USER {existing}, or set OV_GENAI_NPU_CACHE"
+    fix = f"sudo chown -R $USER {root}, or set compile_cache (bounded profile: OV_GENAI_NPU_CACHE)"
     return error("cache-directory", f"{root} cannot be written: each start would compile again, for minutes", fix)
 
 
-def examine(
-    machine: ExaminedMachine, probe: Probe, *, model: Path, model_problem: str | None, cache: Path
-) -> tuple[Finding, ...]:
-    """Return a finding for every check, those that found nothing wrong included."""
+def _writable(root: Path) -> bool:
+    return os.access(next(path for path in (root, *root.parents) if path.exists()), os.W_OK | os.X_OK)
+
+
+def check_models(store: Path, problems: Mapping[str, tuple[str, str] | None]) -> list[Finding]:
+    """The store, and for each configured model what keeps it from being served with the fix, None if nothing does."""
+    fix = f"sudo chown -R $USER {store}, or run pull as its owner"
+    wrong = warning if None in problems.values() else error
+    return [
+        ok("model-store", f"{store} can be written")
+        if _writable(store)
+        else warning("model-store", f"{store} cannot be written by this user: it can pull no model", fix),
+        *(
+            ok("model-files", f"{name} is there") if problem is None else wrong("model-files", *problem)
+            for name, problem in problems.items()
+        ),
+    ]
+
+
+def check_secret(file: Path) -> Finding:
+    """Whether a file with keys is for the node alone."""
+    if not os.access(file, os.R_OK):
+        return error(
+            "key-files",
+            f"{file} is missing, or closed to this user",
+            f"correct its setting, or sudo chown $USER {file}",
+        )
+    if file.stat().st_mode & 0o007:
+        return warning("key-files", f"{file} may be read or written by every user", f"chmod o= {file}")
+    return ok("key-files", f"{file} is for its owner and group")
+
+
+def check_port(host: str, port: int, *, answered: bool) -> Finding:
+    """Whether a node can listen there; `answered`: one does."""
+    if answered:
+        return ok("port", f"a node answers on port {port}")
+    try:
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError as problem:
+        reason = str(problem.strerror).partition(" (while")[0]
+        fix = f"ss -ltnp 'sport = :{port}' shows what holds it; or set another host, or a port from 1024 on"
+        return error("port", f"{host}, port {port} cannot be bound: {reason}", fix)
+    return ok("port", f"{host}, port {port} is free")
+
+
+def examine(machine: ExaminedMachine, probe: Probe, *, cache: Path) -> tuple[Finding, ...]:
+    """Return a finding for every check of the NPU, those that found nothing wrong included."""
     npu = pci_device(machine) is not None
-    return (
-        *check_kernel(machine),
-        *check_userspace(machine, probe, npu=npu),
-        check_model(model, model_problem),
-        check_cache(cache),
-    )
+    return (*check_kernel(machine), *check_userspace(machine, probe, npu=npu), check_cache(cache))
 
 
-def for_any_device(findings: Iterable[Finding], probe: Probe) -> tuple[Finding, ...]:
-    """The findings for a node that serves on whatever device there is: first whether its CPU can.
-
-    What the NPU lacks is then a warning: the node serves without it.
-    """
-    lesser = (
+def as_warnings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """What the NPU lacks, for a node that serves without it."""
+    return tuple(
         replace(finding, severity=Severity.WARNING) if finding.severity is Severity.ERROR else finding
         for finding in findings
     )
-    return check_cpu(probe), *lesser
 
 
 def check_cpu(probe: Probe) -> Finding:

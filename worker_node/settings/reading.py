@@ -154,8 +154,25 @@ def _message(detail: ErrorDetails) -> str:
 
 
 PREFIX = "NPU_NODE_"
-# Read by the commands that talk to a running node, not by the node.
-OF_COMMANDS = frozenset(PREFIX + name for name in ("URL", "API_KEY", "CA_FILE", "CLIENT_CERT", "CLIENT_KEY"))
+CONFIG_VARIABLE = PREFIX + "CONFIG"
+# Read by commands: where the settings are, and what those that talk to a running node need.
+OF_COMMANDS = frozenset(PREFIX + name for name in ("CONFIG", "URL", "API_KEY", "CA_FILE", "CLIENT_CERT", "CLIENT_KEY"))
+SYSTEM_FILE = Path("/etc/npu-node/node.toml")
+
+
+def find_file(given: Path | None) -> Path | None:
+    """`given`, else that of `NPU_NODE_CONFIG` (empty: none), else this user's file, else the machine's if readable."""
+    named = os.environ.get(CONFIG_VARIABLE)
+    if given is not None or named is not None:
+        return given or (Path(named) if named else None)
+    # A user without a home has none; Path.expanduser would raise.
+    home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111
+    own = Path(home, "npu-node", "node.toml")
+    if os.access(own, os.F_OK):
+        return own
+    return SYSTEM_FILE if os.access(SYSTEM_FILE, os.R_OK) else None
+
+
 # Kubernetes gives every container of a namespace such variables for a service that is called npu-node.
 _SERVICE_LINK = re.compile(r"(\w+_)?(SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
 

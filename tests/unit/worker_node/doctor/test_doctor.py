@@ -52,7 +52,6 @@ def packages(root, **versions):
 class Case:
     machine: ScriptedMachine
     probe: Probe
-    model_problem: str | None = None
 
     @property
     def root(self):
@@ -63,9 +62,7 @@ class Case:
         return self.root / "cache"
 
     def examine(self):
-        return examine(
-            self.machine, self.probe, model=self.root / "model", model_problem=self.model_problem, cache=self.cache
-        )
+        return examine(self.machine, self.probe, cache=self.cache)
 
     def wrong(self):
         return {finding.id: finding for finding in self.examine() if finding.severity is not Severity.OK}
@@ -213,8 +210,3 @@ def test_a_lost_device_and_a_log_that_cannot_be_read_are_warnings(good):
 def test_a_cache_that_cannot_be_written(good, monkeypatch):
     monkeypatch.setattr("worker_node.doctor.checks.os.access", lambda *_: False)
     only(good, "cache-directory", "OV_GENAI_NPU_CACHE")
-
-
-def test_a_model_that_cannot_be_loaded(good):
-    good.model_problem = "no openvino_model.xml"
-    assert only(good, "model-files", "npu-node pull").found == "no openvino_model.xml"

@@ -1,0 +1,80 @@
+"""`npu-node doctor` on this machine: the node of the settings, and the file that they are read from."""
+
+import json
+import os
+import socket
+
+import pytest
+
+from tests.support.nodes import run_node_command
+from worker_node.settings import reading
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def doctor(*arguments, **environment):
+    """Its exit status and its findings: severity and text by id, the last of an id."""
+    done = run_node_command(["doctor", "--json", *arguments], env=os.environ | environment, timeout=120)
+    assert done.stdout, done.stderr
+    findings = json.loads(done.stdout)["findings"]
+    assert all(finding["fix"] for finding in findings if finding["severity"] != "ok")
+    return done.returncode, {finding["id"]: (finding["severity"], finding["found"]) for finding in findings}
+
+
+def test_a_node_that_serves_on_the_cpu_is_healthy_and_one_that_must_have_an_npu_is_not(node, quick_models):
+    port = node.url.rpartition(":")[2]
+    status, found = doctor(**quick_models, NPU_NODE_PORT=port)
+    assert status == 0
+    assert {found[check][0] for check in ("cpu", "settings", "model-store", "model-files", "port")} == {"ok"}
+    assert found["port"][1] == f"a node answers on port {port}"
+    status, required = doctor("--require", "npu", **quick_models, NPU_NODE_PORT=port)
+    assert status == any(severity == "error" for severity, _ in required.values())
+    assert {check for check, (severity, _) in required.items() if severity == "error"} == {
+        check for check, (severity, _) in found.items() if severity == "warning" and check != "kernel-log"
+    }
+
+
+def test_what_keeps_the_configured_node_from_serving_is_an_error(tmp_path):
+    key, config = tmp_path / "key.pem", tmp_path / "node.toml"
+    key.write_text("a key")
+    key.chmod(0o644)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        config.write_text(
+            f'port = {port}\nmodel_store = "{tmp_path}"\ntls_cert = "{key}"\n[[models]]\nname = "smollm2"'
+        )
+        status, found = doctor("--config", str(config))
+    assert status == 1
+    assert found["settings"] == ("ok", str(config))
+    assert found["model-files"] == ("error", f"smollm2 is not installed in {tmp_path}")
+    assert found["key-files"] == ("warning", f"{key} may be read or written by every user")
+    assert found["port"] == ("error", f"127.0.0.1, port {port} cannot be bound: Address already in use")
+
+
+def test_a_node_for_others_may_have_its_keys_from_its_unit(tmp_path, quick_models, store):
+    config = tmp_path / "node.toml"
+    config.write_text('host = "0.0.0.0"\nport = 0\n[[models]]\nname = "all-minilm-l6-v2"')
+    status, found = doctor(**quick_models, HOME=str(tmp_path), NPU_NODE_CONFIG=str(config))
+    assert status == 0
+    assert found["api-keys"][0] == "warning"
+    assert "api-keys" not in doctor(**quick_models, NPU_NODE_CONFIG=str(config), NPU_NODE_API_KEYS="k")[1]
+
+
+def test_the_file_is_that_of_the_flag_then_the_variable_then_the_user_then_the_machine(tmp_path, monkeypatch):
+    own, machine = tmp_path / ".config" / "npu-node" / "node.toml", tmp_path / "machine.toml"
+    monkeypatch.setattr(reading, "SYSTEM_FILE", machine)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    assert reading.find_file(tmp_path / "given") == tmp_path / "given"
+    assert reading.find_file(None) is None, "the suite sets the variable to nothing"
+    monkeypatch.setenv("NPU_NODE_CONFIG", "named.toml")
+    assert str(reading.find_file(None)) == "named.toml"
+    monkeypatch.delenv("NPU_NODE_CONFIG")
+    assert reading.find_file(None) is None
+    machine.write_text("")
+    assert reading.find_file(None) == machine
+    own.parent.mkdir(parents=True)
+    own.write_text("port = 1\nprot = 2")
+    assert reading.find_file(None) == own
+    environment = {name: value for name, value in os.environ.items() if name != "NPU_NODE_CONFIG"}
+    assert f"{own}: prot: unknown key" in run_node_command(["serve"], env=environment, timeout=60).stderr
