@@ -113,7 +113,7 @@ format: install     ## put the source into shape
 	$(BIN)/ruff check --fix .
 
 docs: install       ## write the reference of all settings from their declarations
-	$(BIN)/python -m worker_node.settings.reference
+	$(BIN)/python docs/settings_reference.py
 	$(BIN)/python docs/client_reference.py
 	$(LICENCES) > $(VENV)/licences.md
 	sed -i -e '/^|/d' docs/licences.md && cat $(VENV)/licences.md >> docs/licences.md

@@ -1,30 +1,35 @@
 """The reference of settings is what the declarations say, and what it shows can be written into a file."""
 
+import importlib.util
 import re
 from pathlib import Path
 
 from worker_node.engines.options import declarations, options_of
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings, parse_settings
-from worker_node.settings.reference import DOCUMENT, SHIPPED_FILE, sections, update_all
 
 ROOT = Path(__file__).parents[2]
-SHIPPED = (ROOT / SHIPPED_FILE).read_text(encoding="utf-8")
+SPEC = importlib.util.spec_from_file_location("settings_reference", ROOT / "docs" / "settings_reference.py")
+REFERENCE = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(REFERENCE)
+SHIPPED = (ROOT / REFERENCE.SHIPPED_FILE).read_text(encoding="utf-8")
 # A commented setting with its default, at the begin of a line.
 SETTING = re.compile(r"^# (\w+) = ([^…\s].*?)  +# ", re.MULTILINE)
 
 
 def test_the_reference_is_current():
-    outdated = [str(path) for path, text in update_all(ROOT).items() if path.read_text(encoding="utf-8") != text]
+    outdated = [
+        str(path) for path, text in REFERENCE.update_all(ROOT).items() if path.read_text(encoding="utf-8") != text
+    ]
     assert not outdated, f"run `make docs`: {outdated}"
 
 
 def test_every_setting_says_what_it_does():
-    for _, entries in sections():
+    for _, entries in REFERENCE.sections():
         assert all(entry.text for entry in entries), [entry.key for entry in entries if not entry.text]
 
 
 def test_every_key_is_documented():
-    document = (ROOT / DOCUMENT).read_text(encoding="utf-8")
+    document = (ROOT / REFERENCE.DOCUMENT).read_text(encoding="utf-8")
     keys = NodeSettings.model_fields.keys() - {"models"} | ModelSettings.model_fields.keys() - {"options"}
     keys |= PlacementSettings.model_fields.keys() | {name for owner in declarations() for name in options_of(owner)}
     assert {key for key in keys if f"| `{key}` |" not in document} == set()

@@ -1,7 +1,7 @@
 """Every setting of a node: defaults, then a TOML file, then `NPU_NODE_*` in the environment, then flags.
 
 It may import `core`, `models` and the declarations of engines' options. Begin with `reading.py`; `node.py` and
-`model.py` declare the settings, `reference.py` documents them.
+`model.py` declare the settings, docs/settings_reference.py documents them.
 """
 
 from worker_node.settings.model import ModelSettings, PlacementSettings

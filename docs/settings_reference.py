@@ -1,9 +1,7 @@
-"""The reference of all settings, from their declarations: `python -m worker_node.settings.reference` (`make docs`).
+"""Writes the reference of all settings, from their declarations: `make docs`.
 
 It replaces what stands between two markers in docs/settings.md and config/node.toml; the rest is written by hand.
 """
-
-from __future__ import annotations
 
 import json
 import textwrap
