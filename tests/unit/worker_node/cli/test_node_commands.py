@@ -81,9 +81,11 @@ def scripted(tls=None):
     thread = threading.Thread(target=api.run, args=(started,))
     thread.start()
     assert started.wait(20)
-    yield api
-    api.loop.call_soon_threadsafe(api.stop.set)
-    thread.join(20)
+    try:
+        yield api
+    finally:  # a test that fails would leave the thread, and the run would never end
+        api.loop.call_soon_threadsafe(api.stop.set)
+        thread.join(20)
 
 
 @pytest.fixture
