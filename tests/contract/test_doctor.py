@@ -7,6 +7,7 @@ import socket
 import pytest
 
 from tests.support.nodes import run_node_command
+from worker_node.cli.main import main
 from worker_node.settings import reading
 
 pytestmark = pytest.mark.timeout(300)
@@ -51,10 +52,10 @@ def test_what_keeps_the_configured_node_from_serving_is_an_error(tmp_path):
     assert found["port"] == ("error", f"127.0.0.1, port {port} cannot be bound: Address already in use")
 
 
-def test_a_node_for_others_may_have_its_keys_from_its_unit(tmp_path, quick_models, store):
+def test_a_node_for_others_may_have_its_keys_from_its_unit(tmp_path, quick_models):
     config = tmp_path / "node.toml"
     config.write_text('host = "0.0.0.0"\nport = 0\n[[models]]\nname = "all-minilm-l6-v2"')
-    status, found = doctor(**quick_models, HOME=str(tmp_path), NPU_NODE_CONFIG=str(config))
+    status, found = doctor(**quick_models, NPU_NODE_CONFIG=str(config))
     assert status == 0
     assert found["api-keys"][0] == "warning"
     assert "api-keys" not in doctor(**quick_models, NPU_NODE_CONFIG=str(config), NPU_NODE_API_KEYS="k")[1]
@@ -78,3 +79,14 @@ def test_the_file_is_that_of_the_flag_then_the_variable_then_the_user_then_the_m
     assert reading.find_file(None) == own
     environment = {name: value for name, value in os.environ.items() if name != "NPU_NODE_CONFIG"}
     assert f"{own}: prot: unknown key" in run_node_command(["serve"], env=environment, timeout=60).stderr
+
+
+def test_the_file_of_the_machine_is_examined_with_the_store_of_its_unit(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(reading, "SYSTEM_FILE", tmp_path / "node.toml")
+    monkeypatch.setattr(reading, "SYSTEM_STORE", tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("NPU_NODE_CONFIG", "NPU_NODE_MODEL_STORE", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "node.toml").touch()
+    assert main(["doctor", "--json"]) == 1
+    assert f'is not installed in {tmp_path}"' in capsys.readouterr().out

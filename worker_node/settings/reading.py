@@ -158,6 +158,8 @@ CONFIG_VARIABLE = PREFIX + "CONFIG"
 # Read by commands: where the settings are, and what those that talk to a running node need.
 OF_COMMANDS = frozenset(PREFIX + name for name in ("CONFIG", "URL", "API_KEY", "CA_FILE", "CLIENT_CERT", "CLIENT_KEY"))
 SYSTEM_FILE = Path("/etc/npu-node/node.toml")
+# The store of the unit that runs with that file (config/systemd/npu-node.service).
+SYSTEM_STORE = Path("/var/lib/npu-node/models")
 
 
 def find_file(given: Path | None) -> Path | None:
