@@ -84,16 +84,3 @@ def test_the_unit_of_the_role_is_the_one_for_hands():
     assert "/config/systemd/npu-node.service" in configure
     assert not list(Path(ANSIBLE).rglob("npu-node.service"))
     assert (ROOT / "config" / "systemd" / "npu-node.service").is_file()
-
-
-@pytest.mark.parametrize(
-    ("settings", "limit"),
-    [({}, 8388608), ({"max_body_bytes": 9000000}, 9000000)]
-    + [({"max_body_bytes": size}, 8388608) for size in ("8 MiB", "8mb", "8M")],
-)
-def test_nginx_gets_the_limit_of_bodies_in_bytes(ansible, settings, limit):
-    template = (ANSIBLE / "roles" / "npu_node" / "templates" / "nginx.conf.j2").read_text(encoding="utf-8")
-    line = re.search("client_max_body_size .*;", template)[0]
-    variables = json.dumps({"npu_node_settings": settings})
-    shown = ("ansible", "localhost", "-m", "debug", "-a", json.dumps({"msg": line}), "-e", variables)
-    assert f"client_max_body_size {limit};" in command(ansible, *shown)
