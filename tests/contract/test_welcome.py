@@ -5,7 +5,6 @@ import re
 import shlex
 import sys
 import urllib.request
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -92,14 +91,6 @@ def test_the_model_that_is_recommended_suits_npu_and_cpu():
     toy, useful = map(Catalog.load().resolve, (TOY_MODEL, USEFUL_MODEL))
     assert (toy.kind, toy.embedded) == ("generation", True)
     assert (useful.kind, useful.quantization) == ("generation", "int4_sym")
-
-
-@pytest.mark.parametrize(
-    "file", ["README.md", "demo.py", "docs/models.md", "docs/npu-machine.md", "worker_node/http/playground.html"]
-)
-def test_the_same_useful_model_is_named_everywhere(file):
-    text = (Path(__file__).parents[2] / file).read_text()
-    assert f"npu-node pull {USEFUL_MODEL}" in text
 
 
 def test_the_call_to_try_is_answered(node):

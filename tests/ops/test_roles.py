@@ -4,7 +4,6 @@ import json
 import os
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 import yaml
@@ -77,10 +76,3 @@ def test_collections_are_pinned_to_those_of_the_package(ansible):
     listed = json.loads(command(ansible, "ansible-galaxy", "collection", "list", "--format=json"))
     shipped = {name: found["version"] for collections in listed.values() for name, found in collections.items()}
     assert {name: shipped.get(name) for name in wanted} == wanted
-
-
-def test_the_unit_of_the_role_is_the_one_for_hands():
-    configure = (ANSIBLE / "roles" / "npu_node" / "tasks" / "configure.yml").read_text(encoding="utf-8")
-    assert "/config/systemd/npu-node.service" in configure
-    assert not list(Path(ANSIBLE).rglob("npu-node.service"))
-    assert (ROOT / "config" / "systemd" / "npu-node.service").is_file()

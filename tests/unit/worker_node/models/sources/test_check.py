@@ -51,13 +51,6 @@ def test_what_does_not_fit_is_a_problem_and_status_1(hub, repository, store_root
     assert "memory: to convert it needs 0.5 GB, 0.4 GB are available" in out
 
 
-def test_what_a_pull_would_reject_is_rejected(hub, store_root):
-    hub.repositories["maker/t"] = Repository({"model.safetensors": b"x", "config.json": b"{}"})
-    store = ModelStore()
-    with pytest.raises(SourceRejected, match="optimum-cli"):
-        check(store.pull_spec("maker/t"), store.root)
-
-
 def test_packages_are_judged_by_their_form_and_local_files_are_not(store_root, make_gguf):
     store = ModelStore()
 

@@ -25,6 +25,9 @@ OPENVINO = {
     "README.md": b"not wanted",
     "pytorch_model.bin": b"not wanted",
     "onnx/model.onnx": b"not wanted",
+    "sub/openvino_model.bin": b"not wanted",
+    "model.safetensors": b"not wanted",
+    "chat_template.jinja": b"template",
 }
 REFERENCE = HubReference("maker/model")
 
@@ -59,7 +62,7 @@ def repository(hub):
 def test_an_openvino_directory_arrives_verified_and_without_anything_else(hub, repository, tmp_path):
     progress = Recorder()
     arrived = fetch_hub(REFERENCE, tmp_path / "d", progress)
-    wanted = {name for name in OPENVINO if name.startswith(("openvino_", "config"))}
+    wanted = {name for name in OPENVINO if name.startswith(("openvino_", "config", "chat_template"))}
     assert arrived.format is SourceFormat.OPENVINO
     assert arrived.hashes == {name: hashlib.sha256(OPENVINO[name]).hexdigest() for name in wanted}
     assert (tmp_path / "d/openvino_model.bin").read_bytes() == WEIGHTS

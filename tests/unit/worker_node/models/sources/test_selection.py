@@ -6,10 +6,6 @@ from worker_node.core.errors import SourceRejected
 from worker_node.models.catalog import SourceFormat
 from worker_node.models.sources.selection import Listing, RemoteFile, select
 
-GENERATION = [
-    f"openvino_{part}.{suffix}" for part in ("model", "tokenizer", "detokenizer") for suffix in ("xml", "bin")
-]
-
 
 def listing(*paths):
     return Listing("maker/model", "c0ffee", tuple(RemoteFile(path, 10) for path in paths))
@@ -18,13 +14,6 @@ def listing(*paths):
 def chosen(*paths, tag=None):
     selection = select(listing(*paths), tag)
     return selection.format, {file.path for file in selection.files}
-
-
-def test_an_openvino_directory_is_taken_without_what_it_does_not_need():
-    extra = ["README.md", "tokenizer_config.json", "chat_template.jinja", "pytorch_model.bin", "onnx/model.onnx"]
-    source_format, files = chosen(*GENERATION, *extra, "model.safetensors", "sub/openvino_model.bin")
-    assert source_format is SourceFormat.OPENVINO
-    assert files == {*GENERATION, "tokenizer_config.json", "chat_template.jinja"}
 
 
 def test_an_openvino_encoder_needs_a_tokenizer_of_its_own():
