@@ -31,10 +31,10 @@ async def chat(http, node, fields):
     tools = [{"type": "function", "function": {"name": name, "parameters": TOOLS[name]}} for name in TOOLS]
     wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": ANSWER}}
     body = {"model": MODEL, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 90} | fields
-    async with http.post(
-        node.url + "/v1/chat/completions", json=body | {"tools": tools, "response_format": wanted}
-    ) as reply:
+    body = {"tools": tools, "response_format": wanted} | body
+    async with http.post(node.url + "/v1/chat/completions", json=body) as reply:
         assert reply.status == 200
+        assert "X-NPU-Node-Ignored" not in reply.headers
         if not fields["stream"]:
             (choice,) = (await reply.json())["choices"]
             calls = [call["function"] for call in choice["message"].get("tool_calls") or []]
@@ -111,3 +111,53 @@ async def test_the_reply_is_a_call_or_an_answer_that_matches(http, whole_node, d
             jsonschema_rs.Draft202012Validator(ANSWER).validate(json.loads(text))
         return
     pytest.fail("no reply was complete")
+
+
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 12},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+    },
+    "required": ["city", "days"],
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_matches_its_schema_after_calls_that_did_not(http, whole_node, stream):
+    messages = []
+    for number, city in enumerate(("Rome", "Berlin", "Oslo")):
+        # A small model copies these where nothing holds it.
+        function = {"name": "weather", "arguments": json.dumps({"city": city, "note": "please", "days": "many"})}
+        messages += [
+            {"role": "user", "content": f"Weather in {city}?"},
+            {"role": "assistant", "tool_calls": [{"id": f"c{number}", "type": "function", "function": function}]},
+            {"role": "tool", "tool_call_id": f"c{number}", "content": "sunny"},
+        ]
+    messages.append({"role": "user", "content": "Weather in Paris?"})
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": WEATHER}}]
+    fields = {"messages": messages, "tools": tools, "response_format": None, "max_tokens": 60}
+    calls, _, _ = await chat(http, whole_node, fields | {"stream": stream, "temperature": 0})
+    assert calls
+    for name, arguments in calls:
+        assert name == "weather"
+        found = json.loads(arguments)
+        assert set(found) == {"city", "days"}
+        jsonschema_rs.Draft202012Validator(WEATHER).validate(found)
+
+
+@pytest.mark.parametrize(
+    ("part", "place"),
+    [
+        ({"type": "string", "pattern": "(?<=x)y"}, ".properties.a.pattern"),
+        # Over a bound: calls are left free.
+        ({"type": "string", "pattern": "^(.{1,60}){2}$"}, ""),
+    ],
+)
+async def test_a_schema_that_cannot_be_enforced_is_listed(http, whole_node, part, place):
+    parameters = {"type": "object", "properties": {"a": part}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi."}], "tools": tools, "max_tokens": 4}
+    async with http.post(whole_node.url + "/v1/chat/completions", json=body) as reply:
+        assert reply.status == 200
+        assert reply.headers["X-NPU-Node-Ignored"] == f"tools_0_.function.parameters{place}"
