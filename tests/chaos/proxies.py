@@ -65,7 +65,6 @@ class Proxy:
         await self._proxies.tell(self._index, do="listen", upstream=upstream)
 
     async def stop(self):
-        """Refuse connections and reset those that are open."""
         await self._proxies.tell(self._index, do="stop")
 
     async def set(self, **fault):

@@ -45,5 +45,4 @@ def linked_environment(home):
 
 
 def site_packages(home):
-    """Where the packages of an environment are."""
     return next(home.glob("lib/python*/site-packages"))

@@ -112,7 +112,6 @@ class Sidecar:
         )
 
     def wait_until(self, condition, timeout=240.0):
-        """Poll /healthz until `condition(body)` holds."""
         deadline = time.monotonic() + timeout
         while not condition(body := self.health()[1]):
             assert self.process.poll() is None, self.log.read_text()

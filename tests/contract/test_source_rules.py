@@ -17,7 +17,6 @@ SHARED = {
 
 
 def imports_of(path):
-    """The modules that a file imports."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -29,7 +29,6 @@ def write_model(directory):
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory):
-    """A real node with two models of the toy task."""
     root = tmp_path_factory.mktemp("toy")
     good = write_model(root / "good")
     config = root / "node.toml"

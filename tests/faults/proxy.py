@@ -140,7 +140,6 @@ class _Reply:
             self.sent, self.begun = 0, False
 
     async def forward(self, reader):
-        """Carry replies down."""
         while data := await reader.read(_CHUNK):
             fault = self.fault
             if fault.silent:

@@ -188,7 +188,6 @@ def choice(delta, reason=None):
 
 
 def data_event(data):
-    """An event without a name."""
     return event_bytes("", data)
 
 
@@ -202,7 +201,6 @@ sse = event_bytes
 
 
 def done_event():
-    """The end of an answer."""
     return generation(WRITER, "prompt", ANSWER).events[-1][1]
 
 

@@ -58,7 +58,6 @@ def machines_possible(containers_possible, ansible):
 
 
 def build_wheel(source, directory):
-    """Build the wheel of a source tree; return its path."""
     # With the backend of this environment: an isolated build would download it, each time.
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     pip += [f"--wheel-dir={directory}", str(source)]
@@ -131,7 +130,6 @@ class Fleet:
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory):
-    """A certificate for each machine, signed by itself."""
     directory = tmp_path_factory.mktemp("certificates")
     for distribution in (DEBIAN_12, DEBIAN_13):
         subject = ("-subj", f"/CN={distribution.name}", "-addext", f"subjectAltName=DNS:{distribution.name}")
@@ -242,11 +240,9 @@ def hardware(machines_possible, tmp_path_factory):
 
 @pytest.fixture
 def devices(hardware):
-    """A function that makes its devices anew."""
     return partial(script_devices, hardware)
 
 
 @pytest.fixture
 def apply(hardware, tmp_path):
-    """A function that runs one role on it."""
     return role_runner(tmp_path, hardware.variables())

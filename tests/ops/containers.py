@@ -83,7 +83,6 @@ def missing_tools():
 
 
 def run(*command, timeout=HANG_S, check=True, **options):
-    """Run a command to its end; its output is in the error when it fails."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, **options)
     if check and done.returncode:
         raise AssertionError(

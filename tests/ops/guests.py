@@ -96,7 +96,6 @@ class Guest:
     known_hosts: Path
 
     def ssh_options(self):
-        """What ssh needs to reach it and no other."""
         return (
             *("-o", f"UserKnownHostsFile={self.known_hosts}", "-o", "StrictHostKeyChecking=accept-new"),
             *("-o", "ConnectTimeout=10", "-o", "IdentitiesOnly=yes"),

@@ -90,7 +90,6 @@ def start(inventory, *arguments, playbook=ANSIBLE / "site.yml", **variables):
 
 
 def finish(process, timeout=HANG_S):
-    """Wait for a run and read its recap."""
     try:
         output, _ = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -107,7 +106,6 @@ def finish(process, timeout=HANG_S):
 
 
 def play(inventory, *arguments, timeout=HANG_S, **variables):
-    """Run site.yml, or another playbook, to its end."""
     return finish(start(inventory, *arguments, **variables), timeout)
 
 

@@ -20,8 +20,6 @@ pytestmark = pytest.mark.timeout(7200)
 
 @pytest.fixture(scope="module")
 def bundle(containers_possible, wheelhouse, wheel, build_wheels, tmp_path_factory):
-    """The directory that `make bundle` makes, from wheels at hand."""
-
     def download(part):
         run(sys.executable, "-m", "pip", "download", "--quiet", "--dest", part, PYINSTALLER)
 

@@ -63,7 +63,6 @@ def scripted_node(hardware):
 
 
 def serve(machine, code, status):
-    """Have the node answer this at /health."""
     body = {"status": status, "version": "1.2.3", "npu": {"emulated": True}, "models": [{"id": "m", "state": status}]}
     machine.run("sh", "-c", 'printf %s "$1" > /srv/health', "sh", f"{code}\n{json.dumps(body)}")
     if machine.run("systemctl", "is-active", "scripted-node", check=False).returncode:

@@ -25,7 +25,6 @@ NAME = "localhost/npu-ops-node"
 
 
 def build(base, mounts, *arguments, tag=NAME, check=True):
-    """Build the image from wheels at hand."""
     return run(
         *("podman", "build", "--format=docker", f"--tag={tag}", f"--file={HERE / 'Containerfile'}"),
         f"--build-arg=BASE={base}",
@@ -96,7 +95,6 @@ def container(built, store):
 
 
 def once(built, argument, *options, check=True):
-    """Run the image with one argument until it ends."""
     limits = ("--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024", "--health-interval=disable")
     return run("podman", "run", "--rm", "--runtime=runc", *limits, *options, built, argument, check=check)
 

@@ -54,7 +54,6 @@ class Looks:
 
 @contextmanager
 def shown(browser, scripted, looks):
-    """Open the scripted page while the block runs."""
     with served_in_thread(scripted) as url:
         try:
             browser.open(url + "/dashboard")

@@ -64,7 +64,6 @@ class Server:
         return [sample for sample in result if sample["value"][1] != "NaN"]
 
     def wait(self, condition, what):
-        """Ask `condition()` again and again until it is true."""
         deadline = time.monotonic() + HANG_S
         while not (found := condition()):
             assert self.process.poll() is None, "Prometheus ended"

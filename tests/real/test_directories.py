@@ -23,7 +23,6 @@ def state(directory):
 
 @pytest.fixture(scope="module")
 def served(store, tmp_path_factory):
-    """A node that serves three directories, and the directories."""
     room = tmp_path_factory.mktemp("directories")
     published = published_minilm()
     directories = {

@@ -57,7 +57,6 @@ def job(number, tokens, most=8, **options):
 
 
 def step(runner):
-    """What one step brings forth."""
     events = []
     runner.step(events.append, lambda: None)
     return [event for event in events if not isinstance(event, NativeCall)]

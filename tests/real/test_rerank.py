@@ -67,7 +67,6 @@ async def rank(reranking, http):
 
 @pytest.fixture(scope="module")
 def expected(store, models):
-    """The logits of QUERY with each of DOCUMENTS, by numpy."""
     tokenizer = Tokenizer.from_file(str(store.get("all-minilm-l6-v2").path / "tokenizer.json"))
     encodings = [tokenizer.encode(QUERY, document) for document in DOCUMENTS]
     return [float(bert_logits(models[1], HEADS, e.ids, e.type_ids)[0]) for e in encodings]

@@ -96,7 +96,6 @@ async def client(seeing):
 
 
 async def asked(client, *parts, device=None, **fields):
-    """The reply to a question about images, and its headers."""
     headers = {"X-NPU-Require-Device": device} if device else {}
     raw = await client.chat.completions.with_raw_response.create(
         model="colours", messages=question(*parts), max_tokens=12, extra_headers=headers, **SAMPLED | fields

@@ -43,7 +43,6 @@ def minilm_body(directory):
 
 
 def minilm_tensors(directory, labels=1, seed=1):
-    """Those of a BertForSequenceClassification over MiniLM's body."""
     random = np.random.default_rng(seed)
 
     def some(*shape, scale):

@@ -13,7 +13,6 @@ async def sse(response):
 
 
 async def ndjson(response):
-    """The objects of a newline-delimited JSON stream."""
     body = (await response.read()).decode()
     assert body.endswith("\n")
     return [json.loads(line) for line in body.splitlines()]

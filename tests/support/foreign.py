@@ -105,7 +105,6 @@ def pip(python: Path | str, *arguments: Path | str) -> None:
 
 
 def output_of(*command: Path | str, directory: Path | None = None, **env: str) -> str:
-    """What a program of others, which must end well, prints."""
     done = subprocess.run(
         [str(part) for part in command],
         cwd=directory,

@@ -22,7 +22,6 @@ def run_node_command(arguments, **options):
 
 
 def engine_processes(pid):
-    """The process ids of the engines of a process."""
     found = set()
     for child in psutil.Process(pid).children():
         with contextlib.suppress(psutil.Error):
@@ -64,7 +63,6 @@ class RunningNode:
             pause = min(0.3, pause * 1.2)
 
     def engine_pids(self):
-        """The node's engine processes by model id."""
         _, body = self.health()
         return {model["id"]: model["engines"][0]["pid"] for model in body["models"]}
 
@@ -72,7 +70,6 @@ class RunningNode:
         return engine_processes(self.process.pid)
 
     def terminate(self, timeout=30.0):
-        """Ask the node to end, and return its exit status."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout)
 

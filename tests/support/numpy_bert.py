@@ -34,14 +34,12 @@ def hidden_states(tensors, heads, ids, types, *, prefix="", first_position=0, ep
 
 
 def bert_logits(tensors, heads, ids, types, **options):
-    """Logits, f64 [labels], of BertForSequenceClassification."""
     hidden = hidden_states(tensors, heads, ids, types, prefix="bert.", **options)
     pooled = np.tanh(_linear(_reader(tensors, ""), "bert.pooler.dense", hidden[0]))
     return _linear(_reader(tensors, ""), "classifier", pooled)
 
 
 def roberta_logits(tensors, heads, ids, *, padding_id=1, **options):
-    """Logits, f64 [labels], of RobertaForSequenceClassification and XLMRobertaForSequenceClassification."""
     types = [0] * len(ids)
     first = padding_id + 1
     hidden = hidden_states(tensors, heads, ids, types, prefix="roberta.", first_position=first, **options)

@@ -30,7 +30,6 @@ class Repository:
     declared: dict[str, str] = field(default_factory=dict)
 
     def description(self, repo):
-        """The answer to GET /api/models/REPO."""
         siblings = []
         for path, content in self.files.items():
             entry = {"rfilename": path, "size": len(content), "blobId": self.declared.get(path, git_sha1(content))}

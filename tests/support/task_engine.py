@@ -11,7 +11,6 @@ from worker_node.engines.protocol import TOKEN_DTYPE, VECTOR_DTYPE, EngineState
 
 
 def encoded(vectors, *, busy_us=None, busy_shared=False, device_tokens=None):
-    """The result of a job with these vectors."""
     data = np.asarray(vectors, VECTOR_DTYPE).tobytes()
     return RowResult(0, data, time.monotonic(), 0.0, busy_us, busy_shared, device_tokens)
 

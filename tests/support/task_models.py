@@ -24,13 +24,11 @@ RANKER, HEARER, SEER = "ranker", "hearer", "seer"
 
 
 def ranker(store, placements, **more):
-    """A reranker with MiniLM's tokenizer."""
     installed = replace(store.get("all-minilm-l6-v2"), id=RANKER, kind="rerank", aliases=(), canary=None)
     return RerankModel(installed, placements, PairTokenizer(installed.path, installed.context_limit), **more)
 
 
 def hearer(store, placements, **more):
-    """A recogniser of English speech."""
     installed = replace(store.get("all-minilm-l6-v2"), id=HEARER, kind="transcription", aliases=(), canary=None)
     return TranscriptionModel(installed, placements, frozenset(), AudioOptions(), **more)
 
@@ -89,7 +87,6 @@ def request(name, text="dark", *, stream=False):
 
 
 def said(name, body):
-    """What a reply of `request` says."""
     if name == RANKER:
         return [(result["index"], round(result["relevance_score"], 6)) for result in body["results"]]
     return body["text"] if name == HEARER else body["choices"][0]["message"]["content"]

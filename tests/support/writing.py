@@ -54,7 +54,6 @@ def _built(store):
 
 
 def writing_models(store, engine):
-    """The writer and the embedder, both with this engine."""
     models = [with_engine(model, engine) for model in _built(store)]
     engine.tokenizer = models[0].tokenizer
     return models

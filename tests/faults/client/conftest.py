@@ -52,8 +52,6 @@ TEXTS = [f"text {index}" for index in range(64 * 12)]
 
 @pytest.fixture
 def embed_texts():
-    """One call of `embed_many_result`, by a client of its own."""
-
     async def call(urls, texts=TEXTS, *, spaces=None, options=None, **more):
         async with NPUClient(urls, spaces=spaces, options=options) as client:
             return await client.embed_many_result(texts, **more)

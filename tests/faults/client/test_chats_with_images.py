@@ -27,7 +27,6 @@ def fleet():
 
 
 def models(fleet):
-    """The model of each request, as it was sent."""
     return [request.body["model"] for request in fleet.requests]
 
 

@@ -28,7 +28,6 @@ def block_with(text):
 
 
 def run_recipe(text):
-    """The names that the recipe with this text defines."""
     names = {"__name__": "recipe"}
     exec(compile(block_with(text), "docs/recipes.md", "exec"), names)  # noqa: S102
     return names

@@ -16,7 +16,6 @@ ONE, TWO = {"space-a": "cloud-minilm"}, {"space-a": "cloud-minilm", "space-b": "
 
 
 def starting(url, cloud, mapped=ONE, **more):
-    """The client of a service that starts now."""
     settings = CloudSettings(base_url=cloud.url, api_key="sk-cloud", embedding_models=mapped)
     return InferenceClient(
         NPUClient([url], options=OFTEN, spaces=more.pop("spaces", None)), CloudClient(settings), **more

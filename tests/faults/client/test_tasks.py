@@ -102,7 +102,6 @@ async def test_a_translation_and_the_newer_form_of_rerank_go_over_the_fleet(flee
 
 
 async def until_retried(call):
-    """The first result that took more than one attempt."""
     while len((result := await call()).attempts) == 1:
         pass
     return result

@@ -44,7 +44,6 @@ def raw_request(route, **body):
 
 
 async def connect(node):
-    """A bare connection to the node."""
     host, port = node.url.removeprefix("http://").split(":")
     return await asyncio.open_connection(host, int(port))
 

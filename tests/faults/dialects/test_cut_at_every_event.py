@@ -83,7 +83,6 @@ class PausingEngine(WritingEngine):
             self.open -= 1
 
     async def pauses(self, answers):
-        """Wait until so many answers have come to their pause."""
         async with asyncio.timeout(10):
             for _ in range(answers):
                 await self.silent.acquire()
@@ -122,7 +121,6 @@ class Served:
                 await asyncio.sleep(0.001)
 
     async def send(self, form, prompt, *, stream=True):
-        """Ask for an answer over a connection of its own."""
         path, body, _ = FORMS[form]
         data = json.dumps({"model": WRITER, "stream": stream} | body(prompt)).encode()
         return await self.connect("POST", path, data)

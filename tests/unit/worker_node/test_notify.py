@@ -22,7 +22,6 @@ def manager_at(address):
 
 
 async def hear(sock):
-    """The lines of the next message."""
     return (await asyncio.get_running_loop().sock_recv(sock, 4096)).decode().split("\n")
 
 

@@ -26,7 +26,6 @@ def vector(text, space):
 
 
 def answer(prompt):
-    """The pieces that a node must answer."""
     number = zlib.crc32(prompt.encode())
     return [f"{number}:{index} " for index in range(number % 5 + 1)]
 

@@ -46,7 +46,6 @@ class _ErrorLog(logging.Handler):
 
 
 def simulate(seed):
-    """Run the scenario of a seed; returns its Outcome."""
     outcome = Outcome()
     errors = _ErrorLog()
     loggers = [logging.getLogger("backend_client"), logging.getLogger("asyncio")]

@@ -14,7 +14,6 @@ from worker_node.settings import NodeSettings
 
 @pytest.fixture
 async def serve():
-    """Start an application with one handler at /; what it returns is the server."""
     servers = []
 
     async def start(handler):

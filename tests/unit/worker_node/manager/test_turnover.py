@@ -58,7 +58,6 @@ class World:
         )
 
     async def request(self, name, work_s):
-        """What a request does with its model: find it, have it loaded, use it."""
         model = await self.manager.resolve(name, math.inf)
         with model.activity.working():
             placement = model.placements[0]

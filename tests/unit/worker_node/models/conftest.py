@@ -41,7 +41,6 @@ HIDDEN, HEADS, KV_HEADS, INNER, LAYERS = 64, 4, 2, 128, 2
 
 
 def add_hyperparameters(writer):
-    """The sizes of the tiny Llama."""
     writer.add_context_length(128)
     writer.add_embedding_length(HIDDEN)
     writer.add_block_count(LAYERS)
@@ -179,5 +178,4 @@ def in_process(monkeypatch):
 
 @pytest.fixture
 def python():
-    """The interpreter, for child processes."""
     return Path(sys.executable)

@@ -20,8 +20,6 @@ PAIRS = [("how tall is it", "the tower is 330 metres tall"), ("cats", "the cat s
 
 @pytest.fixture
 def converted(tmp_path):
-    """Converts a directory in this process, and reads the model."""
-
     def convert(source, **more):
         target, scratch = tmp_path / f"{source.name}-model", tmp_path / "scratch"
         target.mkdir()

@@ -36,7 +36,6 @@ def imported_once(make_gguf, tmp_path_factory):
 
 @pytest.fixture
 def imported(imported_once):
-    """The graph and the file of a tiny Llama."""
     directory, path = imported_once
     return ov.Core().read_model(directory / "scratch" / "openvino_model.xml"), GgufFile(path)
 

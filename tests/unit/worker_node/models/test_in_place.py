@@ -17,7 +17,6 @@ pytestmark = pytest.mark.slow
 
 
 def state(directory):
-    """Everything in the directory, with its size and times."""
     return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in [directory, *directory.rglob("*")]}
 
 

@@ -131,7 +131,6 @@ def pull(python, tmp_path, catalog):
 
 
 def run_until(process, stage):
-    """Let the pull go on until it is at that stage."""
     for line in process.stdout:
         if line.startswith(stage):
             return

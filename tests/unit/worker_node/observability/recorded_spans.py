@@ -21,7 +21,6 @@ class Recorded:
         return {span.name: span for span in self.exporter.get_finished_spans()}
 
     def tree(self):
-        """Each span's name with its parent's."""
         names = {span.context.span_id: span.name for span in self.exporter.get_finished_spans()}
         return {
             span.name: names.get(span.parent.span_id) if span.parent else None

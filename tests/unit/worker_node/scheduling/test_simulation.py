@@ -96,7 +96,6 @@ def test_long_answers_do_not_make_an_idle_engine_look_busy():
 
 
 def first_tokens(world):
-    """When each job got its first token, by job id."""
     at = {}
     emit = world.emit
 

@@ -67,7 +67,6 @@ class World:
         self.jobs = {}
 
     def call(self, caller, at=0.0):
-        """Start a caller at a time."""
         heapq.heappush(self._due, (at, next(self._order), caller, None))
 
     def arrive(self):

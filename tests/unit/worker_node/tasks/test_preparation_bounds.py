@@ -56,7 +56,6 @@ def bomb():
 
 
 def peak(pool):
-    """The most memory that one of the pool's processes has had, in bytes."""
     lines = [line for pid in pool.pids for line in Path(f"/proc/{pid}/status").read_text().splitlines()]
     return max(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 

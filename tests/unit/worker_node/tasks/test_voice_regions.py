@@ -19,7 +19,6 @@ def frames(*parts):
 
 
 def found(*parts, rules=BARE, total=None):
-    """Regions in frames."""
     probabilities = frames(*parts)
     total = len(probabilities) * FRAME if total is None else total
     return [(begin / FRAME, end / FRAME) for begin, end in speech_regions(probabilities, total, rules)]

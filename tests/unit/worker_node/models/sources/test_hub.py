@@ -47,7 +47,6 @@ class Recorder(Silent):
 
 @pytest.fixture(autouse=True)
 def waits(monkeypatch):
-    """The seconds that downloads would have waited between tries."""
     waited = []
     monkeypatch.setattr("time.sleep", waited.append)
     return waited

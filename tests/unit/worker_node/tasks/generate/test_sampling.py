@@ -23,7 +23,6 @@ DIALECTS = [
 
 
 def extremes(schema):
-    """The least and the greatest value of a number's JSON schema."""
     kind = next(form for form in schema.get("anyOf", [schema]) if form.get("type") in {"integer", "number"})
     whole = kind["type"] == "integer"
     if "minimum" in kind:
