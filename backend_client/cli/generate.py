@@ -23,9 +23,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 async def run(args: argparse.Namespace, settings: ClientSettings) -> int:
     """Print the answer on standard output, what it took on standard error."""
-    if not args.prompt and sys.stdin.isatty():
+    prompt = " ".join(args.prompt) or ("" if sys.stdin.isatty() else sys.stdin.read())
+    if not prompt.strip():
         args.parser.error("a prompt is needed: as arguments, or on standard input")
-    prompt = " ".join(args.prompt) if args.prompt else sys.stdin.read()
     options = sampling(args, "max_new_tokens", "raw")
     async with (
         InferenceClient.from_settings(settings) as client,

@@ -107,12 +107,12 @@ def test_generate_takes_its_prompt_from_a_pipe_and_never_waits_for_a_terminal(no
     monkeypatch.setattr(sys, "stdin", io.StringIO("from a pipe"))
     assert main(["generate"]) == 0
     assert capsys.readouterr().out == "".join(ANSWER) + "\n"
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
-    with pytest.raises(SystemExit, match="2"):
-        main(["generate"])
-    err = capsys.readouterr().err
-    assert err.startswith("usage: npu-client generate")
-    assert "a prompt is needed: as arguments, or on standard input" in err
+    for terminal in (True, False):
+        monkeypatch.setattr(sys, "stdin", io.StringIO("typed later" if terminal else " \n"))
+        monkeypatch.setattr(sys.stdin, "isatty", lambda terminal=terminal: terminal)
+        with pytest.raises(SystemExit, match="2"):
+            main(["generate"])
+        assert "a prompt is needed: as arguments, or on standard input" in capsys.readouterr().err
 
 
 def test_the_dashboard_ends_on_sigterm_as_the_first_process_of_a_container(tmp_path):
