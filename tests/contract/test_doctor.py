@@ -78,7 +78,9 @@ def test_the_file_is_that_of_the_flag_then_the_variable_then_the_user_then_the_m
     own.write_text("port = 1\nprot = 2")
     assert reading.find_file(None) == own
     environment = {name: value for name, value in os.environ.items() if name != "NPU_NODE_CONFIG"}
-    assert f"{own}: prot: unknown key" in run_node_command(["serve"], env=environment, timeout=60).stderr
+    refused = run_node_command(["serve"], env=environment, timeout=60)
+    assert (refused.returncode, f"{own}: prot: unknown key" in refused.stderr) == (1, True)
+    assert "Traceback" not in refused.stderr
 
 
 def test_the_file_of_the_machine_is_examined_with_the_store_of_its_unit(tmp_path, monkeypatch, capsys):

@@ -27,10 +27,6 @@ def read(path):
     return parser["Service"]
 
 
-def test_there_is_a_unit_for_the_node_and_one_for_the_sidecar():
-    assert [path.name for path in UNITS] == ["npu-node-bounded.service", "npu-node.service"]
-
-
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
 def test_units_stay_below_the_accepted_exposure(path):
     analyze = shutil.which("systemd-analyze")

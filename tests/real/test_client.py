@@ -52,16 +52,6 @@ async def test_the_deadline_ends_every_wait(client, proxies, fault):
     assert all(node.in_flight == 0 for node in client.status())
 
 
-async def test_nothing_is_retried_after_the_first_token(client, proxies):
-    for proxy in proxies:
-        proxy.fault = Fault(cut_after=900)
-    stream = client.stream("Count from one to fifty.", max_new_tokens=60)
-    with pytest.raises(StreamInterrupted) as caught:
-        [_ async for _ in stream]
-    assert caught.value.partial_text
-    assert sum(proxy.requests for proxy in proxies) == 1
-
-
 @pytest.fixture
 async def expected(client):
     """The vectors by single calls of a few texts, by index. They also give the client a few retries to spend."""

@@ -9,7 +9,7 @@ import aiohttp
 import psutil
 import pytest
 
-from tests.support.nodes import run_node_command, start_node
+from tests.support.nodes import start_node
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("store")]
 
@@ -68,20 +68,3 @@ def test_kill_9_of_the_node_leaves_no_process_and_no_file(tmp_path, quick_models
         _, alive = psutil.wait_procs(children, timeout=10)
         assert not alive
     assert not list(tmp_path.iterdir())
-
-
-def test_a_node_refuses_to_start_wrongly(tmp_path):
-    def refuse(*arguments, **environment):
-        done = run_node_command(["serve", "--port", "0", *arguments], env=os.environ | environment, timeout=60)
-        assert done.returncode == 1
-        assert "Traceback" not in done.stderr
-        return done.stderr
-
-    assert "NPU_NODE_API_KEYS" in refuse("--host", "0.0.0.0")  # noqa: S104  (which it refuses)
-    assert "npu-node pull" in refuse("--model-store", str(tmp_path))
-    assert "prot" in refuse(NPU_NODE_MODELS='[{"name": "all-minilm-l6-v2", "prot": 1}]')
-    secret = "sk-secret-key-1234"
-    assert secret not in refuse(NPU_NODE_API_KEYS=secret, NPU_NODE_PORT="-1", NPU_NODE_MAX_TEXTS=secret)
-    broken = tmp_path / "node.toml"
-    broken.write_text("port = = 1")
-    assert "node.toml" in refuse("--config", str(broken))

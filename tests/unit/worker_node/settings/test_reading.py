@@ -194,6 +194,7 @@ def test_variables_of_the_commands_and_of_kubernetes_services_are_ignored(monkey
 
 def test_no_value_is_ever_shown(monkeypatch):
     monkeypatch.setenv("NPU_NODE_API_KEY_FILES", "s3cret-path")
+    monkeypatch.setenv("NPU_NODE_MAX_TEXTS", "s3cret")
     assert "s3cret" not in "".join(problems('api_keys = 3\nhost = ["s3cret"]\ntracing = "s3cret"'))
 
 
