@@ -41,7 +41,8 @@ find "$package$home"/lib -name '*.py' -perm /111 -exec chmod a-x {} +
 ln -sfn ../../../bin/python3 "$package$home/bin/python3"
 ln -sfn python3 "$package$home/bin/python"
 chmod -R u+w,go-w,a+rX "$package$home"
-for command in npu-node npu-client; do ln -s "../lib/npu-node/bin/$command" "$package/usr/bin/$command"; done
+ln -s ../lib/npu-node/bin/npu-client "$package/usr/bin/npu-client"
+install -m 755 "$root/packaging/deb/npu-node" "$package/usr/bin/npu-node"
 
 sed -e "s#/opt/npu-node/current/bin/npu-node#$home/bin/npu-node#" -e '/^#/d' \
     "$root/config/systemd/npu-node.service" > "$package/lib/systemd/system/npu-node.service"

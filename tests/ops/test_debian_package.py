@@ -77,7 +77,10 @@ def main_pid(machine):
 def test_it_is_installed_serves_survives_an_upgrade_and_leaves_nothing(machine):
     install = ("apt-get", "install", "--quiet", "--yes", "--no-install-recommends")
     told = machine.run(*install, package(machine)).stdout
-    assert "npu-node pull --embedded" in told
+    assert all(f"  {step}" in told for step in ("npu-node pull --embedded", "systemctl start npu-node\n"))
+    # As where systemd does not run.
+    hidden = "mount --bind /mnt /run/systemd && /var/lib/dpkg/info/npu-node.postinst configure"
+    assert "systemd does not run here" in machine.run("unshare", "--mount", "sh", "-c", hidden).stdout
     assert machine.run("stat", "--format=%U %a", KEYS).stdout.split() == ["root", "600"]
     assert machine.run("systemctl", "is-enabled", "npu-node").stdout.strip() == "enabled"
     assert machine.run("npu-node", "--version").stdout.startswith("npu-node ")
@@ -85,11 +88,20 @@ def test_it_is_installed_serves_survives_an_upgrade_and_leaves_nothing(machine):
     machine.run("install", "-d", "-o", "npu-node", "-g", "npu-node", f"{STATE}/models")
     machine.run("cp", "-r", f"/srv/{EMBEDDER}", f"{STATE}/models/")
     machine.run("chown", "-R", "npu-node:npu-node", STATE)
+    # A command of root works as the service's user on its store.
+    machine.run("npu-node", "rm", EMBEDDER)
+    assert machine.run("ls", f"{STATE}/models").stdout == ""
+    machine.run("cp", "-r", f"/srv/{EMBEDDER}", f"{STATE}/models/")
+    machine.run("chown", "-R", "npu-node:npu-node", STATE)
     machine.run("sh", "-c", f"printf '[[models]]\\nname = \"{EMBEDDER}\"\\n' > {SETTINGS}")
     machine.run("systemctl", "start", "npu-node")
     wait_until_ready(machine)
     kept = machine.run("sha256sum", KEYS, SETTINGS).stdout
     before = main_pid(machine)
+    assert EMBEDDER in machine.run("npu-node", "ps").stdout
+    refused = machine.run("runuser", "-u", "nobody", "--", "npu-node", "pull", "--embedded", check=False)
+    assert (refused.returncode, "sudo npu-node pull --embedded" in refused.stderr) == (1, True)
+    assert machine.run("find", STATE, "!", "-user", "npu-node").stdout == ""
 
     machine.run(*install, "--reinstall", package(machine))
     wait_until_ready(machine)
