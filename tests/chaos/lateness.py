@@ -36,7 +36,6 @@ class Lateness:
             await asyncio.sleep(_TICK_S)
 
     def stalled(self, began, ended):
-        """Note that the loop was blocked on purpose."""
         self._stalls.append((began, ended))
 
     def excused(self, deadline, ended):

@@ -25,7 +25,6 @@ AT_ONCE = 2
 
 
 async def run(seed, seconds, root, store, *, rate=RATE, log=None):
-    """Run a seed for `seconds` in the directory `root`; returns the report."""
     report = Report(seed, seconds)
     faults = schedule(seed, seconds)
     async with world(root, store) as (nodes, proxies, port):
@@ -71,7 +70,6 @@ async def run(seed, seconds, root, store, *, rate=RATE, log=None):
 
 
 async def _machine(report):
-    """The load of the machine, as a mean over the run."""
     loads = []
     while True:
         loads.append(psutil.getloadavg()[0])

@@ -24,7 +24,6 @@ def vectors_for(texts, dimensions=8):
 
 
 def vectors_in(space, texts):
-    """The vectors of further embedding models, in a space of their own."""
     return vectors_for([f"{space}: {text}" for text in texts])
 
 
@@ -52,7 +51,6 @@ class ScriptedNode(FakeNode):
         self.models[name] = model_row(kind) | {"dimensions": 8} | row
 
     def alias(self, **names):
-        """Take these names, and no others, for the models."""
         for name, row in self.models.items():
             row["aliases"] = [alias for alias, meant in names.items() if meant == name]
 

@@ -48,7 +48,6 @@ class Seeing(ScriptedEngine):
 
 @asynccontextmanager
 async def serving(store, **settings):
-    """The application with a model that sees; yields a client, the node and the engine."""
     engine = Seeing(SEER, Machine())
     async with application([seer(store, [placement(SEER, engine)])], NodeSettings(**settings)) as (client, node):
         node.manager.start()

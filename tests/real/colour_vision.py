@@ -32,7 +32,6 @@ def words(colour):
 
 
 def build(source, target):
-    """Write the model made from the SmolLM2 directory `source` to `target`, which must not exist."""
     target.mkdir(parents=True)
     core = ov.Core()
     core.add_extension(str(_extension()))

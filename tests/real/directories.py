@@ -46,7 +46,6 @@ def exported_minilm(store, published, target):
 
 
 def exported_smollm(store, target, without=()):
-    """The generation model as optimum-intel exports it: the same files, and no manifest."""
     target.mkdir()
     for path in store.get("smollm2-135m-instruct").path.iterdir():
         if path.name not in {MANIFEST_FILE, *without}:

@@ -25,7 +25,6 @@ async def test_tokens_are_counted_as_the_answer_counts_them(node):
 
 @pytest.fixture
 async def proxies(node):
-    """Three ways to the same real node."""
     async with (
         FaultProxy(node.url).running() as one,
         FaultProxy(node.url).running() as two,

@@ -65,7 +65,6 @@ class Load:
         await self.until(lambda: len(self.results) >= goal)
 
     async def served_by(self, member):
-        """Wait for an answer of this node that comes after now."""
         since = len(self.results)
         await self.until(lambda: any(result.node == member.proxy.url for result in self.results[since:]))
 

@@ -27,7 +27,6 @@ STREAMS = {
 
 
 async def state_of(http, node, until, headers=None):
-    """The state, asked for again and again until `until(state)` holds."""
     async with asyncio.timeout(60):
         while True:
             async with http.get(node.url + "/dashboard/state", headers=headers) as reply:

@@ -63,7 +63,6 @@ def step(runner):
 
 
 def answers(runner, *jobs, until=None):
-    """The tokens and the log probabilities of each job, over all steps or so many."""
     tokens, logprobs = defaultdict(list), defaultdict(list)
     for each in jobs:
         runner.submit(each)

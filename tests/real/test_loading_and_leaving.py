@@ -32,8 +32,6 @@ REQUESTS = [
 
 
 def with_session(test):
-    """Run a test that takes a session and a node, on a node."""
-
     async def run(node):
         async with aiohttp.ClientSession() as http:
             await test(http, node)

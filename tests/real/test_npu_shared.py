@@ -43,7 +43,6 @@ class Counter:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory, quick_models):
-    """A node and the counter of its NPU."""
     directory = tmp_path_factory.mktemp("sysfs")
     counter = Counter(directory)
     config = directory / "node.toml"

@@ -32,7 +32,6 @@ def hub(tmp_path):
 
 @pytest.fixture
 def node(hub, tmp_path):
-    """A node without models and with a store of its own, whose hub is the scripted one."""
     environment = {
         "NPU_NODE_MODELS": "[]",
         "NPU_NODE_MODEL_STORE": str(tmp_path / "store"),

@@ -31,7 +31,6 @@ def _shortened(path, body):
 
 
 async def _refused(node, http, bodies):
-    """What the node says to those of the bodies that it refuses."""
     refused, latest = [], None
     for number, recorded in enumerate(bodies, start=1):
         path, body = recorded["path"], _shortened(recorded["path"], recorded["body"])

@@ -36,5 +36,4 @@ def built_models(store, *names, settings=None, **options):
 
 
 def with_engine(model, engine):
-    """The model with one engine on all of its placements."""
     return replace(model, placements=tuple(replace(place, engine=engine) for place in model.placements))

@@ -68,7 +68,6 @@ def write_minilm(directory, installed, *, labels=1, seed=1):
 
 
 def write_tiny(directory, *, architecture="BertForSequenceClassification", labels=1, seed=0, **options):
-    """Write a random cross-encoder of two layers; returns its tensors."""
     random = np.random.default_rng(seed)
     roberta = architecture != "BertForSequenceClassification"
     config = {**BERT, **({"type_vocab_size": 1, "pad_token_id": 1} if roberta else {}), **options}
@@ -105,7 +104,6 @@ def _write(directory, architecture, tensors, config, labels):
 
 
 def task_job(source, target, scratch, **more):
-    """The conversion of a directory that a task recognises."""
     return ConversionJob(
         source=str(source),
         target=str(target),

@@ -94,7 +94,6 @@ def start_node(*arguments, ready=True, **environment):
 
 @contextlib.contextmanager
 def started(command, env, stderr=None):
-    """The process of `npu-node …`, ended with the block; none below it may outlive it."""
     process = subprocess.Popen([*NPU_NODE, *command], stdout=subprocess.PIPE, stderr=stderr, text=True, env=env)
     try:
         yield process

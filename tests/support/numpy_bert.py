@@ -11,7 +11,6 @@ _erf = np.vectorize(math.erf)
 
 
 def hidden_states(tensors, heads, ids, types, *, prefix="", first_position=0, epsilon=1e-12, gelu=None):
-    """Token vectors, f64 [length, hidden], of one text."""
     get = _reader(tensors, prefix)
     x = get("embeddings.word_embeddings.weight")[ids]
     x = x + get("embeddings.position_embeddings.weight")[first_position : first_position + len(ids)]

@@ -14,7 +14,6 @@ SPEECH = {_ROOT / name: text for name, text in _LINE.findall((_ROOT / "README.md
 
 @functools.cache
 def pcm(file):
-    """The samples of a file, 16 kHz mono."""
     from worker_node.tasks.transcribe.audio import decode_audio
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -30,7 +29,6 @@ def reference_words(text):
 
 
 def word_errors(heard, text):
-    """Words to insert, remove or replace until what was heard is the text."""
     ours, theirs = reference_words(heard), reference_words(text)
     row = list(range(len(theirs) + 1))
     for i, mine in enumerate(ours, 1):

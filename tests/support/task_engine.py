@@ -16,7 +16,6 @@ def encoded(vectors, *, busy_us=None, busy_shared=False, device_tokens=None):
 
 
 async def vectors_of(engine, rows, *, deadline):
-    """What an engine gives for rows of token ids."""
     async with aclosing(engine.run(row_job(rows, deadline), RowResult)) as results:
         return (await anext(results)).rows(len(rows))
 

@@ -72,7 +72,6 @@ SPEECH, IMAGE = _speech(), _image()
 
 
 def request(name, text="dark", *, stream=False):
-    """The path and the body of a request to a model: keyword arguments of aiohttp's `post`."""
     if name == RANKER:
         return "/v2/rerank", {"json": {"model": RANKER, "query": text, "documents": ["a", "a longer document"]}}
     if name == HEARER:

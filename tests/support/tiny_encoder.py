@@ -37,7 +37,6 @@ BERT = {
 
 
 def bert_tensors(config, seed):
-    """Random weights of a BertModel, by the names that Hugging Face gives them."""
     random = np.random.default_rng(seed)
     size, inner = config["hidden_size"], config["intermediate_size"]
     shapes = {

@@ -16,7 +16,6 @@ def running():
 
 @pytest.fixture
 def fleet(running):
-    """Two nodes with nothing scripted and nothing sent."""
     yield running
     running.requests.clear()
     for node in running:

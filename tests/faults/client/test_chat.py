@@ -5,7 +5,7 @@ import pickle
 import pytest
 from pydantic import BaseModel
 
-from backend_client import InvalidArgument, NPUUnavailableError, StreamInterrupted
+from backend_client import InvalidArgument
 from backend_client.errors import InvalidAnswer
 from backend_client.testing import cut
 from tests.faults.scripted_node import ANSWER, TOOL, WRITER, answering, choice, streamed
@@ -51,7 +51,6 @@ async def test_tool_calls_are_typed(client):
 
 @pytest.fixture
 def filling(pair):
-    """The nodes answer with an object."""
     for node in pair:
         node.answer = '{"name": "Ada", "age": 36}'
 
@@ -118,23 +117,6 @@ async def test_reasoning_is_apart_from_the_text_streamed_or_not(client, pair):
     assert deltas == [("Let me ", ""), ("think.", ""), ("", "Bonn")]
     for result in (stream.result, await client.chat(QUESTION)):
         assert (result.choices[0].reasoning, result.text) == ("Let me think.", "Bonn")
-
-
-async def test_a_stream_cut_before_its_answer_began_is_retried_and_after_it_is_interrupted(client, pair):
-    for node in pair:
-        node.script(*[cut(0)] * 9)
-    with pytest.raises(NPUUnavailableError):
-        [delta async for delta in client.stream_chat(QUESTION, timeout=5)]
-    sent = len(bodies(pair))
-    assert sent >= 2
-    for node in pair:
-        node.clear()
-        node.script(cut(2))
-    await client.health()
-    with pytest.raises(StreamInterrupted) as caught:
-        [delta async for delta in client.stream_chat(QUESTION, timeout=5)]
-    assert caught.value.partial_text == "".join(ANSWER[:2])
-    assert len(bodies(pair)) == sent + 1
 
 
 async def test_a_whole_answer_is_retried_although_a_part_of_it_had_come(client, pair):

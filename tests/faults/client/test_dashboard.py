@@ -13,7 +13,6 @@ from tests.faults.scripted_node import ScriptedNode, answering
 
 
 async def settled(client, url, usable):
-    """Wait, from probe to probe, until the client sees the node so."""
     async with asyncio.timeout(10):
         while next(node for node in client.status() if node.url == url).usable is not usable:
             await asyncio.sleep(0.02)
@@ -55,7 +54,6 @@ async def test_a_node_that_dies_is_down_since_then_and_up_when_it_is_back(pair):
 
 
 def detailed(handler):
-    """A node whose /dashboard/state is `handler`."""
     return ScriptedNode(routes=[web.get("/dashboard/state", handler)]).running()
 
 

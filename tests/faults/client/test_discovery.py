@@ -80,7 +80,6 @@ async def test_a_name_is_a_node_for_each_host(monkeypatch, addresses, expected):
 
 @pytest.fixture
 def hanging(monkeypatch):
-    """The system's resolver hangs for npu.internal until the test ends."""
     released = threading.Event()
     resolving(monkeypatch, released)
     yield

@@ -14,7 +14,6 @@ TEXT = "".join(ANSWER)
 
 
 def in_turn(servers, *replies):
-    """The next requests to any of them get these replies, those after them the usual ones."""
     replies = list(replies)
     for server in servers:
         server.respond = answering(lambda: replies.pop(0) if replies else None)

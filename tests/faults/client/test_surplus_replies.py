@@ -87,7 +87,6 @@ def _reply(kind, body, more=""):
 
 
 def _answer(path, asked, identity):
-    """What a node answers: every answer repeats what was asked."""
     node = FakeNode(lambda _: None, 8)
     node.answer = lambda body: body.get("prompt") or body["messages"][0]["content"]
     _, answer = node.take(path, {}, json.dumps(asked).encode())

@@ -24,7 +24,6 @@ SPACES = {"model-a": "space-of-a", "model-b": "space-of-b"}
 
 @pytest.fixture
 async def nodes(pair):
-    """Two nodes that both have two models, and take `prod` for different ones."""
     for node, name in zip(pair, SPACES, strict=True):
         for model, space in SPACES.items():
             node.offer("embedding", model, space=space)
@@ -33,7 +32,6 @@ async def nodes(pair):
 
 
 def assert_one_space(result, texts=TEXTS):
-    """The rows are the vectors of the texts in the space that the result names."""
     assert result.space in SPACES.values()
     np.testing.assert_array_equal(result.vectors, vectors_in(result.space, texts))
 

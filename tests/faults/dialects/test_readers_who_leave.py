@@ -74,7 +74,6 @@ async def test_200_who_connect_and_drop_leave_nothing(http, node):
 
 
 async def returned_to(held, node):
-    """Wait until the node holds no more than that. Less: what an earlier test left may have gone since."""
     async with asyncio.timeout(30):
         while any(now > before for now, before in zip(held_by(node), held, strict=True)):
             await asyncio.sleep(0.1)

@@ -78,7 +78,6 @@ class Model:
         return output
 
     def let_go(self):
-        """Held engines take a step."""
         self._hold.unlink()
 
     async def kill(self, index=0, *, holding=1, number=signal.SIGKILL, let_go=True):

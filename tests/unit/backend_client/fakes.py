@@ -51,7 +51,6 @@ def _head(answer):
 
 
 def node_of(space, embedder=EMBEDDER):
-    """A fake node that writes and embeds; its vectors tell the length of their text."""
     node = testing.FakeNode(lambda _: None, 2)
     embedding = model_row("embedding") | {"dimensions": 2, "space": space}
     node.models = {embedder: embedding, WRITER: model_row("generation")}

@@ -12,7 +12,6 @@ from tests.unit.backend_client.virtual_time import in_virtual_time, now
 
 
 async def close_during(client, *calls):
-    """Start the calls, close the client while they are under way, and return what they raised."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     await asyncio.sleep(0.1)
     began = now()

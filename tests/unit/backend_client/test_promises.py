@@ -22,7 +22,6 @@ from tests.unit.backend_client.virtual_time import in_virtual_time, now
 
 
 async def load(client, *, every=0.01, seconds=5.0):
-    """Calls at a steady rate; returns the errors."""
     errors = []
 
     async def call():

@@ -209,7 +209,6 @@ async def test_what_is_left_of_a_client_is_reported(monkeypatch):
 
 @pytest.fixture
 def idle_node(tmp_path):
-    """A node and its process, both scripted: what they tell is what a test sets."""
     model = {"id": "m", "state": "ready", "in_flight": 0, "queue_depth": 0, "engines": []}
     process = SimpleNamespace(fds=20, rss=300_000_000, kids=[], children=lambda **_: process.kids)
     process.num_fds, process.memory_info = lambda: process.fds, lambda: SimpleNamespace(rss=process.rss)

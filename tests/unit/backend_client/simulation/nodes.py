@@ -77,7 +77,6 @@ class SimNode(FakeNode):
         return self.alias if model == ALIAS else model
 
     async def refusal(self, name, *, may_wait):
-        """How the fault refuses a request for a model; None: it does not."""
         while self.fault == f"killed {WRITER}" and name == WRITER:
             if not may_wait:
                 return status(503, "engine_unavailable", retry_after=2.0)
@@ -123,7 +122,6 @@ class SimNode(FakeNode):
             left = left - (now() - began) / slow if await self._until_changed(left * slow) else 0.0
 
     async def _until_changed(self, seconds=None):
-        """Whether the fault changed within that time."""
         changed = self._changed
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):

@@ -65,7 +65,6 @@ def models(store):
 
 @pytest.fixture
 async def explain(models, request):
-    """Ask a node, the state of whose engines is the parameter (ready), to explain a request."""
     engine = NoEngine(getattr(request, "param", EngineState.READY))
     async with application([with_engine(model, engine) for model in models]) as (client, _):
 

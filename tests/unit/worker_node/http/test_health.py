@@ -17,7 +17,6 @@ FAILED, QUARANTINED, UNLOADED = EngineState.FAILED, EngineState.QUARANTINED, Eng
 
 
 def node(draining=False, **models):
-    """A node whose models have one engine for each state given."""
     served = []
     for name, states in models.items():
         placements = [

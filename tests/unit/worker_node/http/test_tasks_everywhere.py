@@ -35,7 +35,6 @@ class Engine:
 
 @pytest.fixture
 async def client(store):
-    """A node that has answered one request of each task."""
     models = [make(store, [placement(name, Engine())]) for name, make in MODELS.items()]
     async with application(models) as (made, node):
         for name in MODELS:

@@ -32,11 +32,9 @@ class _JumpingSelector(selectors.DefaultSelector):
 
 
 def run_jumping(scenario):
-    """Run an async function, given nothing, on a loop whose clock jumps."""
     with asyncio.Runner(loop_factory=JumpingLoop) as runner:
         return runner.run(scenario())
 
 
 def manager_over(models, machine, clock, budget=None):
-    """A manager of scripted models on that machine, which builds no others."""
     return ModelManager(models, ModelStore(), pytest.fail, {"host": budget}, clock=clock, measure=machine.measure)

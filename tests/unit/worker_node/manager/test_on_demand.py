@@ -59,7 +59,6 @@ def disk(tmp_path):
 
 
 def simulate(scenario, disk, failed=()):
-    """Run a scenario with a manager of that disk's models, in time that jumps."""
     loop = JumpingLoop()
     try:
         manager = ModelManager(failed, disk.store, disk.build, clock=loop.time)

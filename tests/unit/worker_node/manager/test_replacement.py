@@ -60,7 +60,6 @@ class World:
         return asyncio.create_task(self.manager.turnover.replace(self.model, new))
 
     async def request(self, device=CPU, limit_s=1.0, work_s=0.0, needs=frozenset()):
-        """Run one request; returns the form that served it and the seconds it waited for a load."""
         model = await self.manager.resolve("m", self.clock() + limit_s)
         context = RequestContext("r", self.clock(), self.clock() + limit_s, require_device=device)
         demand = Demand("m", model.placements, 10, 10, require=device, needs=needs)

@@ -50,8 +50,6 @@ def state(model, index=0):
 
 
 def over_jumping_time(test):
-    """Run an async test on a loop whose clock jumps."""
-
     def run():
         async def main():
             case = Case(asyncio.get_running_loop())

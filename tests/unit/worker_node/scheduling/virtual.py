@@ -70,7 +70,6 @@ class World:
         heapq.heappush(self._due, (at, next(self._order), caller, None))
 
     def arrive(self):
-        """Let all callers act whose time has come."""
         if self.draining:
             self._due.clear()
         while self._due and self._due[0][0] <= self.now:

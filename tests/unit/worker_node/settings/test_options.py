@@ -88,7 +88,6 @@ def test_an_option_for_another_kind_of_model_is_reported_with_its_path():
 
 @pytest.fixture
 def toy(monkeypatch):
-    """An engine for embedding models on the GPU, as a package of its own would declare it."""
     declaration.declarations()  # imports those of the tasks: never into the dictionary of this test
     monkeypatch.setattr(declaration, "_DECLARED", {})
 

@@ -34,7 +34,6 @@ DRAFTS = (jsonschema_rs.Draft202012Validator, jsonschema_rs.Draft7Validator, jso
 
 
 def validator_of(schema):
-    """The validator of the newest draft that the schema is a schema of."""
     text = json.dumps(schema)
     if isinstance(schema, dict):
         schema = json.loads(text, object_hook=_without_annotations)
