@@ -17,7 +17,9 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, **_):
-    """Write the name of a file that is not part of the site instead of a link to it."""
+    """Write the name of a file that is not part of the site instead of a link to it; find guides before references."""
+    if page.file.src_uri.startswith(("client/", "lab/")):
+        page.meta["search"] = {"boost": 0.01}
 
     def plain(link):
         target = (Path(config.docs_dir) / page.file.src_uri).parent / link[2]
