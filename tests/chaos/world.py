@@ -81,7 +81,6 @@ class Node:
         self._documents_limit = 100
 
     def _settings(self, *, ranks=True):
-        """The text of the node's settings file."""
         models = [
             {"name": name, "streams": 1, "precision": "f32", "aliases": ["prod"] if name == self.alias_of else []}
             for name in (EMBEDDER, SECOND_ENCODER)

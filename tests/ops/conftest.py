@@ -233,7 +233,6 @@ def monitoring_variables(addresses):
 
 @pytest.fixture(scope="session")
 def hardware(machines_possible, tmp_path_factory):
-    """A machine whose devices are files."""
     with booted_scripted(tmp_path_factory.getbasetemp()) as machine:
         yield machine
 

@@ -30,7 +30,6 @@ print(json.dumps([call("/health")["status"], len(call("/embeddings", b'{"texts":
 
 @pytest.fixture(scope="module", params=[DEBIAN_12, DEBIAN_13], ids=lambda distribution: distribution.name)
 def machine(request, containers_possible, wheelhouse, build_wheels, store):
-    """A machine with the package built on it, below /srv/debs."""
     distribution = request.param
     mounts = (
         f"{ROOT}:/src:ro",

@@ -59,12 +59,3 @@ async def test_limits_and_stops_end_the_answer(node, http):
     assert stopped["finish_reason"] == "stop"
     pieces, _ = await streamed(http, node, **PARIS, stop=" Paris")
     assert "".join(pieces) == stopped["text"]
-
-
-async def test_a_prompt_over_the_context_is_refused_with_the_numbers(node, http):
-    for prompt in ("word " * 9000, "x" * 900_000):
-        async with http.post(node.url + "/inference", json={"prompt": prompt}) as reply:
-            assert reply.status == 400
-            error = (await reply.json())["error"]
-        assert error["code"] == "context_length_exceeded"
-        assert "8192" in error["message"]

@@ -72,7 +72,6 @@ def models(store):
 
 @pytest.fixture(scope="module")
 def seeing(models, tmp_path_factory):
-    """A node with the model on the CPU and the NPU, whose engine is loaded on demand."""
     config = tmp_path_factory.mktemp("vision") / "node.toml"
     config.write_text(
         f"""

@@ -63,7 +63,6 @@ class ScriptedHub:
     endpoint: str = ""
 
     def large_downloads(self):
-        """The (path, Range) of every GET for a large file."""
         large = (".bin", ".gguf", ".safetensors")
         return [
             (path.rpartition("/")[2], span) for how, path, span in self.asked if how == "GET" and path.endswith(large)

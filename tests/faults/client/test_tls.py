@@ -121,7 +121,6 @@ async def test_each_node_gets_its_own_key(pair):
 
 @pytest.fixture
 async def proxy():
-    """A proxy that answers everything itself; the value is its URL and the targets that it was asked for."""
     asked = []
 
     async def answer(request):

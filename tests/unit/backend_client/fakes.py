@@ -81,7 +81,6 @@ class FakeNode:
         self.revive()
 
     async def vectors(self, call):
-        """The vectors of whatever model is asked for."""
         node = node_of(self.space, call.model or EMBEDDER)
         node.url = self.url
         return await MemoryTransport([node]).exchange(self.url, call)

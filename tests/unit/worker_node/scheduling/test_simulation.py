@@ -17,8 +17,6 @@ SCENARIOS = os.environ.get("SIMULATED_SCENARIOS")
 
 
 def callers(world, count, make, rng, *, pause=0.001, until):
-    """Callers that ask again as soon as they are answered, or when they were told to."""
-
     def caller():
         while True:
             request = yield make(rng)

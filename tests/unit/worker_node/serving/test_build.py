@@ -47,7 +47,6 @@ class Built:
         return build_model(self.installed, ModelSettings(name="m", **wanted), self.machine).placements
 
     def cache(self, **wanted):
-        """Where the NPU's engine keeps what it compiles."""
         return Path(self.placements(**wanted)[0].engine.spec.options["cache_dir"])
 
 

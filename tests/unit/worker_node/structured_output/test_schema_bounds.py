@@ -152,7 +152,6 @@ def test_what_multiplies_in_the_translation_ends_at_the_bound_on_steps():
 
 
 def both(one, other):
-    """The keywords of both, side by side."""
     return one | other if isinstance(one, dict) and isinstance(other, dict) else one
 
 
