@@ -7,6 +7,7 @@ import os
 import re
 import ssl
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,6 +37,10 @@ _REMEDIES = {62: _ANOTHER_NAME, 64: _ANOTHER_NAME, 10: "renew it (tls_cert of th
 _TRUST = f"name the authority that issued it with --ca-file FILE or {CA_VARIABLE}"
 # A model may have to be loaded before the first byte; the node itself ends what takes too long.
 _TIMEOUT = httpx2.Timeout(10.0, connect=2.0, read=None)
+_READING = httpx2.Timeout(10.0, connect=2.0)
+# What answers may be another server: the rest of a body has so long after its head, and so many bytes; so has a line.
+_BODY_S = 10.0
+_MAX_BYTES = 32 * 1024 * 1024
 
 
 class NodeCallFailed(NodeError):
@@ -63,7 +68,8 @@ class NodeClient:
     def is_up(self) -> bool:
         """Whether a node answers at the address. Raises NodeCallFailed for a wrong scheme or certificate."""
         try:
-            return self._http.get("/health/live", timeout=2.0).status_code == 200
+            with self._http.stream("GET", "/health/live", timeout=2.0) as response:
+                return response.status_code == 200
         except httpx2.HTTPError as error:
             if (problem := _tls_problem(self.url, error)) is not None:
                 raise NodeCallFailed(problem) from error
@@ -86,8 +92,7 @@ class NodeClient:
         """The JSON lines of a streamed POST; leaving the block early cancels the request."""
         with self._explained(), self._http.stream("POST", path, json=body) as response:
             if response.status_code >= 400:
-                response.read()
-                raise _refused(response)
+                raise _refused(response.status_code, self._body(response))
             yield self._decoded(response)
 
     def pull(self, name: str, progress: Progress) -> None:
@@ -102,20 +107,38 @@ class NodeClient:
                     progress.update(line["completed"])
 
     def _decoded(self, response: httpx2.Response) -> Iterator[dict[str, Any]]:
-        for line in response.iter_lines():
-            if not line:
-                continue
+        for line in self._lines(response):
             decoded = orjson.loads(line)
             if isinstance(decoded, dict) and "error" in decoded:
                 raise NodeCallFailed(str(decoded["error"]), response.status_code)
             yield decoded
 
+    def _lines(self, response: httpx2.Response) -> Iterator[bytes]:
+        rest = b""
+        for piece in response.iter_bytes():
+            *lines, rest = (rest + piece).split(b"\n")
+            if len(rest) > _MAX_BYTES:
+                raise self.no_node()
+            yield from filter(None, lines)
+        if rest:
+            yield rest
+
+    def _body(self, response: httpx2.Response) -> bytes:
+        body = bytearray()
+        end = time.monotonic() + _BODY_S
+        for piece in response.iter_bytes():
+            body += piece
+            if len(body) > _MAX_BYTES or time.monotonic() > end:
+                raise self.no_node()
+        return bytes(body)
+
     def _call(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
-        with self._explained():
-            response = self._http.request(method, path, json=body)
+        timeout = _READING if method == "GET" else _TIMEOUT
+        with self._explained(), self._http.stream(method, path, json=body, timeout=timeout) as response:
+            content = self._body(response)
             if response.status_code >= 400:
-                raise _refused(response)
-            answer = orjson.loads(response.content)
+                raise _refused(response.status_code, content)
+            answer = orjson.loads(content)
         if not isinstance(answer, dict):
             raise self.no_node()
         return answer
@@ -204,6 +227,8 @@ def find_node(args: argparse.Namespace) -> NodeClient | None:
         return None
     if url and not _URL.match(url):
         raise ConfigurationError(f"{URL_VARIABLE}: {url!r} is not a URL such as {DEFAULT_URL}")
+    if re.match("https?://[^/?#]*@", url, re.IGNORECASE):
+        raise ConfigurationError(f"{URL_VARIABLE} must have no user and password: the key is {KEY_VARIABLE}")
     key = os.environ.get(KEY_VARIABLE)
     if key is not None and not (key.isascii() and key.isprintable()):
         raise ConfigurationError(
@@ -253,12 +278,12 @@ def _encoding() -> str:
     return (sys.stdin.encoding or "UTF-8").upper()
 
 
-def _refused(response: httpx2.Response) -> NodeCallFailed:
+def _refused(status: int, content: bytes) -> NodeCallFailed:
     try:
-        error = orjson.loads(response.content)["error"]
+        error = orjson.loads(content)["error"]
         message = error["message"] if isinstance(error, dict) else str(error)
     except (orjson.JSONDecodeError, KeyError, TypeError):
-        message = f"the node answered {response.status_code}"
-    if response.status_code == 401:
+        message = f"the node answered {status}"
+    if status == 401:
         message += f" (set {KEY_VARIABLE})"
-    return NodeCallFailed(message, response.status_code)
+    return NodeCallFailed(message, status)

@@ -22,16 +22,16 @@ from worker_node.settings.model import ModelSettings, custom_error
 _HOST_NAME = re.compile(r"\*|(?:\*\.)?[A-Za-z0-9_-][A-Za-z0-9._-]*|[0-9A-Fa-f:.]+")
 # Scheme, host and port as browsers send them.
 _ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#\s]+")
-_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*(?:([KMGT])(i?))?B?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*(?:([KMGT])(i?))?B?", re.IGNORECASE | re.ASCII)
 
 
 def _read_size(value: Any) -> Any:
     """`"2 GB"` and `"1.5 GiB"` as bytes; what is not text stays as it is. Raises ValueError."""
-    if not isinstance(value, str):
+    if not isinstance(value, str | bool):
         return value
-    found = _SIZE.fullmatch(value.strip())
+    found = _SIZE.fullmatch(str(value).strip())
     if found is None:
-        raise ValueError(f'must be a size such as "2 GB", "512 MiB" or 1048576 (bytes), not {value[:40]!r}')
+        raise ValueError(f'must be a size such as "2 GB", "512 MiB" or 1048576 (bytes), not {str(value)[:40]!r}')
     number, unit, binary = found.groups("")
     return int(float(number) * (1024 if binary else 1000) ** " KMGT".index(unit.upper() or " "))
 

@@ -95,7 +95,9 @@ class SettingProblem:
     message: str
 
     def __str__(self) -> str:
-        return ": ".join(part for part in (self.source, self.key, self.message) if part)
+        text = ": ".join(part for part in (self.source, self.key, self.message) if part)
+        # A key of the file may hold escape codes, which must not reach a terminal.
+        return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
 class InvalidSettings(ConfigurationError):

@@ -121,8 +121,9 @@ def test_a_size_may_have_a_unit(monkeypatch, given, size):
     assert parse_settings("").max_body_bytes == size
 
 
-@pytest.mark.parametrize("given", ["2 bananas", "GB", "-5", "2,5 GB", "", "1 GB 2", "2 iB", "9" * 400])
+@pytest.mark.parametrize("given", ["2 bananas", "GB", "-5", "2,5 GB", "", "1 GB 2", "2 iB", "9" * 400, "２GB"])
 def test_a_size_that_is_not_understood_is_refused_with_what_it_must_be(given):
+    assert "not 'True'" in problems("memory_budget = true")[0]
     assert problems('memory_budget = "0"') == ["node.toml: memory_budget: Input should be greater than 0"]
     (told,) = problems(f'memory_budget = "{given}"')
     assert told == (
