@@ -127,7 +127,7 @@ def _answers(settings: NodeSettings, port: int) -> bool:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     client = NodeClient(reachable(f"http{'s' * bool(settings.tls_cert)}://{host}:{port}"), None, context)
     try:
-        return client.is_up()
+        return client.live_status() == 200
     except NodeCallFailed:
         # Another scheme; or it asks for a client's certificate, as this node does then.
         return settings.tls_client_ca is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
 
 from worker_node.core.errors import ConfigurationError
 
@@ -36,7 +35,7 @@ def _ps(args: argparse.Namespace) -> int:
     from worker_node.cli.output import megabytes, print_json, serving_device, table
 
     with node_or_none(args) as node:
-        models: list[dict[str, Any]] = [] if node is None else node.get("/models")["models"]
+        models = [] if node is None else node.models()
         rows = [
             {
                 "name": model["id"],

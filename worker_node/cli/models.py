@@ -48,9 +48,7 @@ def _list(args: argparse.Namespace) -> int:
     from worker_node.cli.node_client import on_node
     from worker_node.cli.output import megabytes, print_json, table
 
-    rows = on_node(
-        args, lambda node: list(map(_row, node.get("/models")["models"])), lambda: list(map(_row, _of_store()))
-    )
+    rows = on_node(args, lambda node: list(map(_row, node.models())), lambda: list(map(_row, _of_store())))
     if args.json:
         print_json(rows)
         return 0
@@ -89,15 +87,13 @@ def _of_store(name: str | None = None) -> list[dict[str, Any]]:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from worker_node.cli.node_client import NodeCallFailed, model_path, on_node
+    from worker_node.cli.node_client import NodeCallFailed, on_node
     from worker_node.cli.output import megabytes, print_json, printable
     from worker_node.core.errors import ModelNotFound
     from worker_node.models.catalog import Catalog
 
     try:
-        facts = on_node(
-            args, lambda node: _facts(node.get(model_path(args.model))), lambda: _facts(_of_store(args.model)[0])
-        )
+        facts = on_node(args, lambda node: _facts(node.model(args.model)), lambda: _facts(_of_store(args.model)[0]))
     except (ModelNotFound, NodeCallFailed) as error:
         entry = Catalog.load().find(args.model)
         if entry is None or getattr(error, "http_status", 404) != 404:

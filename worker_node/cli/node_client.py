@@ -11,12 +11,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Required, TypedDict, TypeVar
 from urllib.parse import quote
 
 import httpx2
+import msgspec
 import orjson
 
+from worker_node.cli.output import printable
 from worker_node.core.errors import ConfigurationError, NodeError
 from worker_node.core.types import Progress
 
@@ -43,6 +45,33 @@ _BODY_S = 10.0
 _MAX_BYTES = 32 * 1024 * 1024
 
 
+class _Model(TypedDict, total=False):
+    """What commands read in a node's description of a model."""
+
+    id: Required[str]
+    state: Required[str]
+    reason: str | None
+    aliases: list[str]
+    loaded: bool
+    source: str
+    size: int | None
+    context: int | None
+    memory: dict[str, int | None]
+    devices: list[dict[str, Any]]
+    expires_in_s: float | None
+    capabilities: list[str]
+    passport: _Passport | None
+
+
+class _Passport(TypedDict, total=False):
+    quantization: str | None
+    family: str | None
+    licence: str | None
+    dimensions: int | None
+    prompts: dict[str, str] | None
+    matryoshka: list[int] | None
+
+
 class NodeCallFailed(NodeError):
     """A node answered a call with an error, or the connection to it broke; `http_status` 0 then."""
 
@@ -65,19 +94,31 @@ class NodeClient:
         """Close the connections."""
         self._http.close()
 
-    def is_up(self) -> bool:
-        """Whether a node answers at the address. Raises NodeCallFailed for a wrong scheme or certificate."""
+    def live_status(self) -> int:
+        """The status of a probe, 200 of a node; 0: no answer. Raises NodeCallFailed: wrong scheme or certificate."""
         try:
             with self._http.stream("GET", "/health/live", timeout=2.0) as response:
-                return response.status_code == 200
+                return response.status_code
         except httpx2.HTTPError as error:
             if (problem := _tls_problem(self.url, error)) is not None:
                 raise NodeCallFailed(problem) from error
-            return False
+            return 0
 
     def get(self, path: str) -> dict[str, Any]:
         """The JSON of a GET."""
         return self._call("GET", path, None)
+
+    def models(self) -> list[dict[str, Any]]:
+        """The models that the node can use, checked."""
+        models: list[dict[str, Any]] = self.get("/models")["models"]
+        msgspec.convert(models, list[_Model])
+        return models
+
+    def model(self, name: str) -> dict[str, Any]:
+        """One model, checked."""
+        model = self.get(model_path(name))
+        msgspec.convert(model, _Model)
+        return model
 
     def post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """The JSON of a POST."""
@@ -91,8 +132,8 @@ class NodeClient:
     def lines(self, path: str, body: dict[str, Any]) -> Iterator[Iterator[dict[str, Any]]]:
         """The JSON lines of a streamed POST; leaving the block early cancels the request."""
         with self._explained(), self._http.stream("POST", path, json=body) as response:
-            if response.status_code >= 400:
-                raise _refused(response.status_code, self._body(response))
+            if response.status_code >= 300:
+                raise self._refused(response.status_code, self._body(response))
             yield self._decoded(response)
 
     def pull(self, name: str, progress: Progress) -> None:
@@ -136,16 +177,34 @@ class NodeClient:
         timeout = _READING if method == "GET" else _TIMEOUT
         with self._explained(), self._http.stream(method, path, json=body, timeout=timeout) as response:
             content = self._body(response)
-            if response.status_code >= 400:
-                raise _refused(response.status_code, content)
+            if response.status_code >= 300:
+                raise self._refused(response.status_code, content)
             answer = orjson.loads(content)
         if not isinstance(answer, dict):
             raise self.no_node()
         return answer
 
-    def no_node(self) -> NodeCallFailed:
+    def no_node(self, problem: msgspec.ValidationError | None = None) -> NodeCallFailed:
         """The error for an answer that is not a node's."""
-        return NodeCallFailed(f"{self.url} answered, but not as a node does: check {URL_VARIABLE}")
+        detail = f" ({problem})" if problem else ""
+        return NodeCallFailed(f"{self.url} answered, but not as a node does{detail}: check {URL_VARIABLE}")
+
+    def _refused(self, status: int, content: bytes) -> NodeCallFailed:
+        try:
+            error = orjson.loads(content)["error"]
+            message = printable(str(error["message"] if isinstance(error, dict) else error))
+        except (orjson.JSONDecodeError, KeyError, TypeError):
+            return self.not_alive(status)
+        return NodeCallFailed(message + (f" (set {KEY_VARIABLE})" if status == 401 else ""), status)
+
+    def not_alive(self, status: int) -> NodeCallFailed:
+        """The error for a status that a proxy or another server answers with, not a node."""
+        remedy = f"check {URL_VARIABLE}, and the proxy if one stands before the node"
+        if 300 <= status < 400:
+            remedy = f"set {URL_VARIABLE} to the address that it redirects to"
+        elif status in {401, 403}:
+            remedy = f"set {KEY_VARIABLE} to a key that it takes, or {URL_VARIABLE} to the node itself"
+        return NodeCallFailed(f"{self.url} answered {status}, not as a node does: {remedy}", status)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -238,9 +297,12 @@ def find_node(args: argparse.Namespace) -> NodeClient | None:
         client = NodeClient(url or DEFAULT_URL, key, _tls_context(args))
     except httpx2.InvalidURL as error:
         raise ConfigurationError(f"{URL_VARIABLE}: {url!r} is not a URL ({error})") from error
-    if client.is_up():
+    status = client.live_status()
+    if status == 200:
         return client
     client.close()
+    if url and status:
+        raise client.not_alive(status)
     if url:
         raise ConfigurationError(f"no node answers at {url} ({URL_VARIABLE}); start it, or unset the variable")
     return None
@@ -252,10 +314,10 @@ def node_or_none(args: argparse.Namespace) -> Iterator[NodeClient | None]:
     client = find_node(args)
     try:
         yield client
-    except (LookupError, TypeError, AttributeError) as error:
+    except (LookupError, TypeError, AttributeError, msgspec.ValidationError) as error:
         if client is None:
             raise
-        raise client.no_node() from error
+        raise client.no_node(error if isinstance(error, msgspec.ValidationError) else None) from error
     finally:
         if client is not None:
             client.close()
@@ -276,14 +338,3 @@ def on_node(args: argparse.Namespace, work: Callable[[NodeClient], T], otherwise
 
 def _encoding() -> str:
     return (sys.stdin.encoding or "UTF-8").upper()
-
-
-def _refused(status: int, content: bytes) -> NodeCallFailed:
-    try:
-        error = orjson.loads(content)["error"]
-        message = error["message"] if isinstance(error, dict) else str(error)
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        message = f"the node answered {status}"
-    if status == 401:
-        message += f" (set {KEY_VARIABLE})"
-    return NodeCallFailed(message, status)

@@ -39,16 +39,17 @@ class ScriptedApi:
 
     def __init__(self, tls):
         self.tls, self.asked = tls, []
-        self.refuse = self.text = None
+        self.refuse, self.text, self.live = None, None, 200
 
     async def answer(self, request):
         body = await request.json() if request.can_read_body else None
         key = request.headers.get("Authorization")
         if request.path == "/health/live":
-            return web.json_response({"status": "alive"})
+            return web.json_response({"status": "alive"}, status=self.live)
         self.asked.append((request.method, request.path_qs, body, key))
         if self.refuse is not None:
-            return web.json_response({"error": self.refuse[1]}, status=self.refuse[0])
+            error = {} if self.refuse[1] is None else {"error": self.refuse[1]}
+            return web.json_response(error, status=self.refuse[0])
         if self.text is not None:
             return web.Response(text=self.text)
         if request.path == "/api/pull":
@@ -265,7 +266,29 @@ def test_a_password_in_the_url_is_refused_unprinted(monkeypatch, capsys):
 def test_what_is_not_a_nodes_answer_is_a_message(api, capsys, command, answer):
     api.text = answer
     assert main(command) == 1
-    assert capsys.readouterr().err == f"npu-node: {api.url} answered, but not as a node does: check NPU_NODE_URL\n"
+    said = capsys.readouterr().err
+    assert said.startswith(f"npu-node: {api.url} answered, but not as a node does")
+    assert said.endswith(": check NPU_NODE_URL\n")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ({"id": 5}, "str`, got `int"),
+        ({"size": "42"}, "int | null`, got `str"),
+        ({"memory": {"bytes": True}}, "int | null`, got `bool"),
+        ({"expires_in_s": "soon"}, "float | null`, got `str"),
+        ({"passport": {"licence": ["mit"]}}, "str | null`, got `array"),
+    ],
+)
+@pytest.mark.parametrize("command", [["list"], ["ps", "--json"], ["show", "x"]])
+def test_a_fact_of_another_type_is_named_and_not_shown(api, capsys, command, wrong, problem):
+    row = LOADED | wrong
+    api.text = json.dumps({"models": [row]} if command[0] in {"list", "ps"} else row)
+    assert main(command) == 1
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert f"answered, but not as a node does (Expected `{problem}` - at `$" in said.err
 
 
 def test_a_name_sends_no_command_to_the_terminal(api, capsys):
@@ -282,6 +305,24 @@ def test_without_a_node_the_commands_work_on_the_store(no_node, capsys):
     for command in (["show", "x"], ["rm", "x"], ["stop", "x"]):
         assert main(command) == 1
         assert capsys.readouterr().err.startswith("npu-node: ")
+
+
+@pytest.mark.parametrize(
+    ("status", "remedy"),
+    [
+        (307, "set NPU_NODE_URL to the address that it redirects to"),
+        (401, "set NPU_NODE_API_KEY to a key that it takes, or NPU_NODE_URL to the node itself"),
+        (500, "check NPU_NODE_URL, and the proxy if one stands before the node"),
+    ],
+)
+@pytest.mark.parametrize("live", [True, False])
+def test_a_status_that_is_not_a_nodes_is_said_with_what_to_do(api, capsys, status, remedy, live):
+    api.live = status if live else 200
+    api.refuse = status, None
+    for command in (["ps"], ["list"], ["run", "tiny", "hello"]):
+        assert main(command) == 1
+        said = f"npu-node: {api.url} answered {status}, not as a node does: {remedy}\n"
+        assert capsys.readouterr().err == said
 
 
 def test_a_node_that_was_named_and_does_not_answer_is_an_error(monkeypatch, capsys):
