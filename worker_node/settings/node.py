@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import json
 import re
@@ -351,9 +352,9 @@ class NodeSettings(BaseSettings):
         if given is None:
             return data
         try:
-            lines = [line.strip() for line in Path(given).expanduser().read_text(encoding="utf-8").splitlines()]
+            lines = [line.strip() for line in read_text(Path(given).expanduser()).splitlines()]
         except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"api_keys_file {given} cannot be read: {_reason(error)}") from None
+            raise ValueError(f"api_keys_file {given} cannot be read: {reason(error)}") from None
         keys = [line for line in lines if line and not line.startswith("#")]
         if not keys:
             raise ValueError(f"api_keys_file {given} holds no key: write one a line")
@@ -379,11 +380,15 @@ class NodeSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _never_open_by_accident(self) -> NodeSettings:
-        if not (self.api_keys or self.allow_unauthenticated or is_loopback(self.host)):
-            raise ValueError(
+        problem = "must be an address such as 127.0.0.1, or 0.0.0.0 for all; it is empty"
+        if self.host:
+            problem = (
                 f"binding {self.host} would serve anyone who can reach it: set NPU_NODE_API_KEYS or _API_KEYS_FILE, or "
                 "NPU_NODE_ALLOW_UNAUTHENTICATED=true if something else guards the port"
             )
+        if not self.host or not (self.api_keys or self.allow_unauthenticated or is_loopback(self.host)):
+            wrong = [custom_error("host", ("host",), problem)]
+            raise ValidationError.from_exception_data("host", wrong, hide_input=True)
         return self
 
 
@@ -393,6 +398,15 @@ def _names(model: ModelSettings) -> list[str]:
     return [model.name] if entry is None else [model.name, entry.id]
 
 
-def _reason(error: OSError | UnicodeDecodeError) -> str:
+def read_text(path: Path) -> str:
+    """The text of a file of at most 1 MB: another one, such as a device, is a mistake and may have no end."""
+    with path.open("rb") as file:
+        content = file.read(1_000_001)
+    if len(content) > 1_000_000:
+        raise OSError(errno.EFBIG, "it is larger than 1 MB")
+    return content.decode()
+
+
+def reason(error: OSError | UnicodeDecodeError) -> str:
     """Why a file cannot be read; never a part of what is in it."""
     return error.strerror or "it cannot be opened" if isinstance(error, OSError) else "it is not UTF-8"

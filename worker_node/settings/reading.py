@@ -22,7 +22,7 @@ from pydantic_settings import EnvSettingsSource, SettingsError
 
 from worker_node.core.errors import ConfigurationError
 from worker_node.settings.model import ModelSettings, PlacementSettings, known_options
-from worker_node.settings.node import NodeSettings
+from worker_node.settings.node import NodeSettings, read_text, reason
 
 # Keys of other servers (OpenVINO Model Server, vLLM, Text Embeddings Inference, Ollama), and what stands for them here.
 _OF_THE_NODE: Mapping[str, str] = {
@@ -273,10 +273,9 @@ class SettingsSource:
         if self.config is None:
             return parse_settings("", None, self.flags)
         try:
-            text = self.config.read_text(encoding="utf-8")
+            text = read_text(self.config)
         except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror or "cannot be opened" if isinstance(error, OSError) else "is not UTF-8"
-            raise InvalidSettings([SettingProblem(str(self.config), "", f"cannot be read: {reason}")]) from None
+            raise InvalidSettings([SettingProblem(str(self.config), "", f"cannot be read: {reason(error)}")]) from None
         return parse_settings(text, str(self.config), self.flags)
 
 

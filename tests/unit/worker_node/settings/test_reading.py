@@ -144,7 +144,10 @@ def test_a_file_that_is_not_toml_is_refused_with_the_line(text, line):
 
 
 def test_a_file_that_cannot_be_read_is_refused_with_the_reason(tmp_path):
-    for config, reason in ((tmp_path / "gone", "No such file or directory"), (tmp_path, "Is a directory")):
+    (tmp_path / "huge").write_text("#" * 1_000_001)
+    large = "it is larger than 1 MB"
+    reasons = {"gone": "No such file or directory", "": "Is a directory", "huge": large, "/dev/zero": large}
+    for config, reason in ((tmp_path / name, reason) for name, reason in reasons.items()):
         with pytest.raises(InvalidSettings, match=f"{config}: cannot be read: {reason}"):
             SettingsSource(config).read()
     (tmp_path / "node.toml").write_bytes(b"host = '\xff'")
@@ -211,7 +214,12 @@ def test_keys_of_a_file_add_to_those_given_otherwise(tmp_path):
 
 def test_an_address_that_others_reach_needs_a_key():
     (problem,) = problems("", host="0.0.0.0")  # noqa: S104
-    assert "would serve anyone" in problem
+    assert problem.startswith("--host: host: binding 0.0.0.0 would serve anyone")
+
+
+def test_an_empty_address_is_refused_where_it_was_given():
+    for source, found in ("--host", problems("", host="", api_keys="k")), ("node.toml", problems('host = ""')):
+        assert found == [f"{source}: host: must be an address such as 127.0.0.1, or 0.0.0.0 for all; it is empty"]
 
 
 @pytest.mark.parametrize(
