@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -243,12 +244,17 @@ def check_cache(root: Path) -> Finding:
 
 
 def _writable(root: Path) -> bool:
-    return os.access(next(path for path in (root, *root.parents) if path.exists()), os.W_OK | os.X_OK)
+    """Whether a file can be made there, shown by one that is gone at once: root has the right to /proc, too."""
+    try:
+        tempfile.TemporaryFile(dir=next(path for path in (root, *root.parents) if path.exists())).close()
+    except OSError:
+        return False
+    return True
 
 
 def check_models(store: Path, problems: Mapping[str, tuple[str, str] | None]) -> list[Finding]:
     """The store, and for each configured model what keeps it from being served with the fix, None if nothing does."""
-    fix = f"sudo chown -R $USER {store}, or run pull as its owner"
+    fix = f"sudo chown -R $USER {store}, run pull as its owner, or set model_store to another directory"
     wrong = warning if None in problems.values() else error
     return [
         ok("model-store", f"{store} can be written")

@@ -2,11 +2,12 @@
 
 import dataclasses
 import shutil
+from pathlib import Path
 
 import pytest
 
 from worker_node.devices.probe import DeviceInfo, Probe
-from worker_node.doctor.checks import examine, healthy
+from worker_node.doctor.checks import check_models, examine, healthy
 from worker_node.doctor.machine import ExaminedMachine, Severity
 
 ADDRESS = "0000:00:0b.0"
@@ -207,6 +208,8 @@ def test_a_lost_device_and_a_log_that_cannot_be_read_are_warnings(good):
     assert healthy(good.examine())
 
 
-def test_a_cache_that_cannot_be_written(good, monkeypatch):
-    monkeypatch.setattr("worker_node.doctor.checks.os.access", lambda *_: False)
+def test_directories_that_cannot_be_made_are_found_whatever_the_rights_say(good, monkeypatch):
+    # Root may write to /proc, where nothing can be made.
+    monkeypatch.setattr(type(good), "cache", Path("/proc/cache"))
     only(good, "cache-directory", "OV_GENAI_NPU_CACHE")
+    assert [check_models(path, {})[0].severity for path in (good.root / "new", Path("/proc/new"))] == ["ok", "warning"]
