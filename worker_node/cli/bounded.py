@@ -59,7 +59,7 @@ def add_bench(commands: _Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument("--jobs", action="store_true", required=True, help="the bounded jobs, cold and warm")
     parser.add_argument("--repeat", type=int, default=5, help="how often each job is run; default: 5")
     parser.add_argument("--json", action="store_true", help="the figures as JSON")
-    parser.set_defaults(run=_bench, parser=parser)
+    parser.set_defaults(run=_bench)
 
 
 def run_job(args: argparse.Namespace) -> int:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from worker_node import __version__
 from worker_node.core.errors import NodeError
@@ -17,14 +20,25 @@ _CALLING = ("run", "pull", "list", "ps", "show", "stop", "rm")
 _WORDS = ("prompt", "models", "names")
 
 
+class _Parser(argparse.ArgumentParser):
+    """Names the nearest command, option or choice in its errors, as argparse does from Python 3.14 on."""
+
+    def error(self, message: str) -> NoReturn:
+        if wrong := re.search(r"(?:invalid choice: '|unrecognized arguments: )([\w.-]+)(.*)", message):
+            choices = re.findall(r"[\w.-]+", wrong[2].partition("choose from")[2]) or self._option_string_actions
+            near = difflib.get_close_matches(wrong[1], choices, 1)
+            message += f"; did you mean {near[0]}?" if near else ""
+        super().error(message)
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line; commands in the order in which a user meets them."""
     from worker_node.cli import bounded, compile, doctor, loaded, models, pull, run, serve  # noqa: A004
 
-    parser = argparse.ArgumentParser(prog="npu-node", description="An inference node beside an Intel NPU.")
+    parser: argparse.ArgumentParser = _Parser(prog="npu-node", description="An inference node beside an Intel NPU.")
     parser.add_argument("--version", action="version", version=f"npu-node {__version__}")
     # Without a command the help is shown, with status 0.
-    parser.set_defaults(run=None)
+    parser.set_defaults(run=None, parser=parser)
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
     for add in (
         serve.add_serve,
@@ -44,6 +58,8 @@ def build_parser() -> argparse.ArgumentParser:
         bounded.add_bench,
     ):
         add(subparsers)
+    for command in subparsers.choices.values():
+        command.set_defaults(parser=command)
     for name in _CALLING:
         _add_tls_options(subparsers.choices[name])
     return parser
@@ -85,15 +101,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
-    parser = build_parser()
-    args, rest = parser.parse_known_args(_command_first(argv))
+    args, rest = build_parser().parse_known_args(_command_first(argv))
     words = next((found for name in _WORDS if isinstance(found := getattr(args, name, None), list)), None)
     if rest and (words is None or any(word.startswith("-") and " " not in word for word in rest)):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        args.parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if words is not None:
         words += rest
     if args.run is None:
-        parser.print_help()
+        args.parser.print_help()
         return 0
     status: int = args.run(args)
     return status

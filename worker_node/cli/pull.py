@@ -50,7 +50,7 @@ def add_pull(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     parser.add_argument("--insecure-no-hash", action="store_true", help="no effect: files are not pulled by URL")
     parser.add_argument("--model-store", type=Path, help="directory of the models")
-    parser.set_defaults(run=_pull, parser=parser)
+    parser.set_defaults(run=_pull)
 
 
 def add_convert(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

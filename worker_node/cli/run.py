@@ -36,7 +36,7 @@ def add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     parser.add_argument("--system", help="the system message")
     parser.add_argument("--verbose", action="store_true", help="after each answer: device, tokens and speed, on stderr")
     bounded.add_job_options(parser, required=False)
-    parser.set_defaults(run=_run, parser=parser)
+    parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -378,6 +378,23 @@ def test_tls_files_that_cannot_be_used_are_named(api, capsys, options, problem):
     assert problem in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("line", "usage", "meant"),
+    [
+        ("serv", "npu-node [", "; did you mean serve?"),
+        ("serve --prot 80", "npu-node serve", "; did you mean --port?"),
+        ("serve --log-level wraning", "npu-node serve", "; did you mean warning?"),
+        ("--verison", "npu-node [", "; did you mean --version?"),
+        ("ps tiny", "npu-node ps", "unrecognized arguments: tiny"),
+    ],
+)
+def test_a_mistyped_command_option_or_choice_is_answered_with_the_nearest(capsys, line, usage, meant):
+    with pytest.raises(SystemExit) as ended:
+        main(line.split())
+    said = capsys.readouterr().err
+    assert (ended.value.code, said.startswith(f"usage: {usage}"), said.endswith(f"{meant}\n")) == (2, True, True)
+
+
 @pytest.mark.parametrize("command", ["show", "rm", "pull"])
 def test_a_misspelt_model_is_answered_with_the_nearest(no_node, tmp_path, capsys, command):
     (tmp_path / "smollm2-135m-instruct").mkdir()
