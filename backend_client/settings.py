@@ -179,9 +179,9 @@ class ClientSettings(BaseSettings, ClientOptions):
         Raises ConfigurationError, with each problem on a line and no value in it.
         """
         _reject_unknown_variables(os.environ)
-        path = config or os.environ.get(CONFIG_VARIABLE)
-        if path is not None and not Path(path).is_file():
-            problem = "is not a file" if Path(path).exists() else "does not exist"
+        path = config or os.environ.get(CONFIG_VARIABLE) or None
+        if path is not None and not (Path(path).is_file() and Path(path).stat().st_size <= 1_000_000):
+            problem = "is not a file of at most 1 MB" if Path(path).exists() else "does not exist"
             raise ConfigurationError(f"the configuration file {path} {problem}")
 
         class FromFile(cls):  # type: ignore[valid-type, misc]

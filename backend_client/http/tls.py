@@ -85,13 +85,15 @@ def tls_context(
         raise ConfigurationError("ca_file, client_cert and client_key are paths")
     if key and not cert:
         raise ConfigurationError("client_key is given without client_cert")
+    given, demand = f"ca_file {ca_file}", "must be a PEM file of certificates"
     try:
         made = ssl.create_default_context(cafile=ca_file)
         if cert:
+            given, demand = "client_cert and client_key", "must be PEM files, and a pair"
             made.load_cert_chain(cert, key)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and not isinstance(error, ssl.SSLError) else None
-        problem = f"ca_file, client_cert or client_key cannot be used: {why or 'not PEM, or not a pair'}"
+        problem = f"{given} cannot be read: {why}" if why else f"{given} {demand}"
     else:
         return made
     raise ConfigurationError(problem)

@@ -265,14 +265,14 @@ def _tls_context(args: argparse.Namespace) -> ssl.SSLContext | None:
     ca_file, cert, key = files
     if key and not cert:
         raise ConfigurationError(f"--client-key is given without --client-cert ({CERT_VARIABLE})")
+    problem = f"--ca-file {ca_file} ({CA_VARIABLE}) must be a PEM file of certificates"
     try:
         context = ssl.create_default_context(cafile=ca_file)
         if cert:
+            problem = "--client-cert and --client-key must be PEM files, and a pair"
             context.load_cert_chain(cert, key)
     except (OSError, ValueError):
-        raise ConfigurationError(
-            "--ca-file, --client-cert or --client-key is not PEM, or they are not a pair"
-        ) from None
+        raise ConfigurationError(problem) from None
     return context
 
 

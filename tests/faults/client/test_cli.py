@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from backend_client import NPUClient
+from backend_client import ClientSettings, NPUClient
 from backend_client.cli import embed
 from backend_client.cli.main import main
 from tests.faults.scripted_node import (
@@ -165,12 +165,17 @@ def test_settings_may_stand_before_the_command_and_behind_it(tmp_path, capsys):
     ("content", "message"),
     [
         (None, "does not exist"),
+        (b"#" * 1_000_001, "is not a file of at most 1 MB"),
         (b"nodes = []\nx = = 3\n", "not valid TOML: Invalid value (at line 2, column 5)"),
         (b"nodes = '\xff'", "cannot be read: it is not UTF-8"),
     ],
 )
-def test_a_broken_settings_file_is_named(tmp_path, capsys, content, message):
+def test_a_broken_settings_file_is_named_and_an_empty_variable_names_none(
+    tmp_path, monkeypatch, capsys, content, message
+):
     file = tmp_path / "client.toml"
+    monkeypatch.setenv("NPU_CLIENT_CONFIG", "")
+    assert ClientSettings.load().cloud is None
     if content is not None:
         file.write_bytes(content)
     assert main(["--config", str(file), "health"]) == 1

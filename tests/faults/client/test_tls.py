@@ -90,15 +90,16 @@ def test_files_that_cannot_be_used_are_said_at_the_start(pki, tmp_path):
     for wrong in ((tmp_path / "none", None, None), (cert, client_key, None), (cert, None, None)):
         with pytest.raises(NodeConfigurationError, match="tls_cert"):
             ServerTls(*wrong)
-    for wrong in (
-        {"ca_file": tmp_path / "none"},
-        {"client_cert": cert, "client_key": client_key},
-        {"client_key": client_key},
-        {"ca_file": authority, "ssl_context": ssl.create_default_context()},
-        {"node_keys": {"ftp://a": "key"}},
-        {"node_keys": {"http://another:1": "key"}},
+    for wrong, said in (
+        ({"ca_file": tmp_path / "none"}, f"^ca_file {tmp_path}/none cannot be read: No such file or directory$"),
+        ({"ca_file": client_key}, f"^ca_file {client_key} must be a PEM file of certificates$"),
+        ({"client_cert": cert, "client_key": client_key}, "^client_cert and client_key must be PEM files, and a pair$"),
+        ({"client_key": client_key}, "without client_cert"),
+        ({"ca_file": authority, "ssl_context": ssl.create_default_context()}, "either"),
+        ({"node_keys": {"ftp://a": "key"}}, "node_keys"),
+        ({"node_keys": {"http://another:1": "key"}}, "node_keys"),
     ):
-        with pytest.raises(ConfigurationError) as caught:
+        with pytest.raises(ConfigurationError, match=said) as caught:
             NPUClient(["https://127.0.0.1:1"], **wrong)
         assert "key'" not in str(caught.value)
 

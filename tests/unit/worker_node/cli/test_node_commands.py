@@ -369,7 +369,11 @@ def test_a_wrong_certificate_or_scheme_is_said_with_what_to_set(
     ("options", "problem"),
     [
         (["--ca-file", "none.pem"], "--ca-file none.pem (NPU_NODE_CA_FILE) cannot be read: No such file"),
-        (["--client-cert", __file__], "is not PEM, or they are not a pair"),
+        (
+            ["--ca-file", __file__],
+            f"npu-node: --ca-file {__file__} (NPU_NODE_CA_FILE) must be a PEM file of certificates",
+        ),
+        (["--client-cert", __file__], "npu-node: --client-cert and --client-key must be PEM files, and a pair"),
         (["--client-key", __file__], "--client-key is given without --client-cert"),
     ],
 )
