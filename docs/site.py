@@ -6,6 +6,8 @@ from pathlib import Path
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[1]
+_CODE = re.compile(r"(?<=(?<!</span>)<code>)[^<]*")  # not that of blocks, which follows a </span>
+_WORD = re.compile(r"(?<!\S)(?=\S*[-/\[])\S{2,36}(?!\S)")  # longer ones may be wider than a phone
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s]+)(#[^)]*)?\)")
 
 
@@ -27,3 +29,8 @@ def on_page_markdown(markdown, page, config, **_):
         return f"`{link[1].strip('`')}`" if outside else link[0]
 
     return _LINK.sub(plain, markdown)
+
+
+def on_page_content(html, **_):
+    """Keep `--model-store` in one line: browsers break words after hyphens."""
+    return _CODE.sub(lambda code: _WORD.sub(r"<span>\g<0></span>", code[0]), html)
