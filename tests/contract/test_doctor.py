@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -92,3 +94,24 @@ def test_the_file_of_the_machine_is_examined_with_the_store_of_its_unit(tmp_path
     (tmp_path / "node.toml").touch()
     assert main(["doctor", "--json"]) == 1
     assert f'is not installed in {tmp_path}"' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_commands_without_a_node_work_on_the_store_of_its_settings(tmp_path, monkeypatch, capsys, quick_models, named):
+    """Though the keys of its service are closed to this user, or in the environment of its unit."""
+    store = Path(quick_models["NPU_NODE_MODEL_STORE"])
+    monkeypatch.setattr(reading, "SYSTEM_FILE", tmp_path / "node.toml")
+    monkeypatch.setattr(reading, "SYSTEM_STORE", tmp_path if named else store)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NPU_NODE_URL", "none")
+    for name in ("NPU_NODE_CONFIG", "NPU_NODE_MODEL_STORE", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    keys = f'host = "0.0.0.0"\napi_keys_file = "{tmp_path}/gone"\n'
+    (tmp_path / "node.toml").write_text(keys + named * f'model_store = "{store}"')
+    for command in ("list", "list --all", "show smollm2", "pull smollm2"):
+        assert main(command.split()) == 0
+        assert re.search(rf" installed|{store}", capsys.readouterr().out), command
+    (tmp_path / "node.toml").write_text(f'model_store = "{tmp_path}"')
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "npu-node.json").touch()
+    assert main(["rm", "broken"]) == 0

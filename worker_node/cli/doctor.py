@@ -6,7 +6,6 @@ It changes nothing. Without --require a missing NPU is a warning: the node serve
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import subprocess
 from pathlib import Path
@@ -70,11 +69,10 @@ def _node(args: argparse.Namespace) -> tuple[list[Finding], Path]:
     """What is said of the node that `serve` would start, and its compile cache. Raises InvalidSettings."""
     from dataclasses import replace
 
-    from worker_node.cli.serve import settings_source
+    from worker_node.cli.serve import node_store, settings_source
     from worker_node.doctor.checks import check_models, check_port, check_secret
     from worker_node.doctor.machine import error, ok, warning
-    from worker_node.models.store import ModelStore
-    from worker_node.settings import InvalidSettings, reading
+    from worker_node.settings import InvalidSettings
 
     source = settings_source(args)
     findings = [ok("settings", str(source.config or "no file: defaults and NPU_NODE_*"))]
@@ -86,10 +84,7 @@ def _node(args: argparse.Namespace) -> tuple[list[Finding], Path]:
         fix = "none if the service's unit has the keys (systemctl cat npu-node); else set api_keys_file"
         findings.append(warning("api-keys", refused.problems[0].message, fix))
     try:
-        unit = source.config == reading.SYSTEM_FILE and "model_store" not in settings.model_fields_set
-        store = ModelStore(
-            reading.SYSTEM_STORE if unit and os.access(reading.SYSTEM_STORE, os.R_OK) else settings.model_store
-        )
+        store = node_store(args)
         findings += check_models(store.root, {model.name: _problem(model, store) for model in settings.models})
     except ConfigurationError as problem:
         findings.append(error("model-store", problem.message, "run doctor as the node's user, or set model_store"))

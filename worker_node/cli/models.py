@@ -48,7 +48,7 @@ def _list(args: argparse.Namespace) -> int:
     from worker_node.cli.node_client import on_node
     from worker_node.cli.output import megabytes, print_json, table
 
-    rows = on_node(args, lambda node: list(map(_row, node.models())), lambda: list(map(_row, _of_store())))
+    rows = on_node(args, lambda node: list(map(_row, node.models())), lambda: list(map(_row, _of_store(args))))
     if args.json:
         print_json(rows)
         return 0
@@ -71,11 +71,11 @@ def _row(model: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _of_store(name: str | None = None) -> list[dict[str, Any]]:
+def _of_store(args: argparse.Namespace, name: str | None = None) -> list[dict[str, Any]]:
     """The installed models, or the one of that name, as a node without engines describes them."""
-    from worker_node.models.store import ModelStore
+    from worker_node.cli.serve import node_store
 
-    store = ModelStore()
+    store = node_store(args)
     found = store.installed() if name is None else [store.get(name)]
     here = {"state": "installed", "reason": None}
     return [
@@ -93,7 +93,9 @@ def _show(args: argparse.Namespace) -> int:
     from worker_node.models.catalog import Catalog
 
     try:
-        facts = on_node(args, lambda node: _facts(node.model(args.model)), lambda: _facts(_of_store(args.model)[0]))
+        facts = on_node(
+            args, lambda node: _facts(node.model(args.model)), lambda: _facts(_of_store(args, args.model)[0])
+        )
     except (ModelNotFound, NodeCallFailed) as error:
         entry = Catalog.load().find(args.model)
         if entry is None or getattr(error, "http_status", 404) != 404:
@@ -159,10 +161,10 @@ def _facts(known: Mapping[str, Any]) -> dict[str, Any]:
 def _models(args: argparse.Namespace) -> int:
     """The catalog's models first, then what else is in the store; a damaged model does not hide the others."""
     from worker_node.cli.output import megabytes, print_json, table
+    from worker_node.cli.serve import node_store
     from worker_node.devices.npu import ACCEL_DEVICES
-    from worker_node.models.store import ModelStore
 
-    store = ModelStore()
+    store = node_store(args)
     directories = {path.name: path for path in store.directories()}
     rows = [_catalog_row(entry.id, directories.pop(entry.id, None), entry) for entry in store.catalog]
     rows += [_catalog_row(name, path, None) for name, path in directories.items()]

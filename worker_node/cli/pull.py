@@ -15,7 +15,6 @@ from worker_node.cli.output import TOY_NOTE
 
 if TYPE_CHECKING:
     from worker_node.cli.node_client import NodeClient
-    from worker_node.models.catalog import Catalog
     from worker_node.models.prepare import PullSpec
     from worker_node.models.sources.check import Report
 
@@ -85,15 +84,14 @@ def _pull(args: argparse.Namespace) -> int:
     from worker_node.cli.node_client import on_node
     from worker_node.models.catalog import Catalog
 
-    catalog = Catalog.load()
-    names = [entry.id for entry in catalog.embedded() if args.embedded] + args.names
+    names = [entry.id for entry in Catalog.load().embedded() if args.embedded] + args.names
     if not names:
         args.parser.error("name at least one model, or give --embedded")
     if args.name is not None and len(names) > 1:
         args.parser.error("--name is for one model")
     if args.check or args.embedded or args.name or args.quantization or args.model_store:
-        return _pull_to_store(args, names, catalog)
-    return on_node(args, lambda node: _pull_by_node(node, names), lambda: _pull_to_store(args, names, catalog))
+        return _pull_to_store(args, names)
+    return on_node(args, lambda node: _pull_by_node(node, names), lambda: _pull_to_store(args, names))
 
 
 def _pull_by_node(node: NodeClient, names: list[str]) -> int:
@@ -109,12 +107,12 @@ def _pull_by_node(node: NodeClient, names: list[str]) -> int:
     return 0
 
 
-def _pull_to_store(args: argparse.Namespace, names: list[str], catalog: Catalog) -> int:
+def _pull_to_store(args: argparse.Namespace, names: list[str]) -> int:
     from worker_node.cli.output import progress_display
+    from worker_node.cli.serve import node_store
     from worker_node.models.catalog import Quantization
-    from worker_node.models.store import ModelStore
 
-    store = ModelStore(args.model_store, catalog)
+    store = node_store(args)
     specs = [
         store.pull_spec(
             name,
@@ -175,11 +173,11 @@ def _report_text(found: Report) -> str:
 
 def _convert(args: argparse.Namespace) -> int:
     from worker_node.cli.output import progress_display
+    from worker_node.cli.serve import node_store
     from worker_node.models.catalog import Quantization
-    from worker_node.models.store import ModelStore
 
     with progress_display(str(args.source)) as progress:
-        model = ModelStore().convert(
+        model = node_store(args).convert(
             args.source,
             args.name,
             progress,
@@ -194,7 +192,7 @@ def _rm(args: argparse.Namespace) -> int:
     """Remove each model in turn; the first that fails ends it."""
     from worker_node.cli.node_client import on_node
 
-    return on_node(args, lambda node: _remove_from_node(node, args), lambda: _remove_from_store(args.models))
+    return on_node(args, lambda node: _remove_from_node(node, args), lambda: _remove_from_store(args))
 
 
 def _remove_from_node(node: NodeClient, args: argparse.Namespace) -> int:
@@ -213,11 +211,11 @@ def _remove_from_node(node: NodeClient, args: argparse.Namespace) -> int:
     return 0
 
 
-def _remove_from_store(models: list[str]) -> int:
-    from worker_node.models.store import ModelStore
+def _remove_from_store(args: argparse.Namespace) -> int:
+    from worker_node.cli.serve import node_store
 
-    store = ModelStore()
-    for name in models:
+    store = node_store(args)
+    for name in args.models:
         store.remove(name)
         print(f"{name}: removed from {store.root}")
     return 0

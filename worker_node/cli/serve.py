@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from worker_node.core.errors import ConfigurationError
 if TYPE_CHECKING:
     from worker_node.bounded.settings import BoundedSettings
     from worker_node.manager.served import ServedModel
+    from worker_node.models.store import ModelStore
     from worker_node.node import Node
     from worker_node.settings import NodeSettings, SettingsSource
 
@@ -108,7 +110,25 @@ def settings_source(args: argparse.Namespace) -> SettingsSource:
     from worker_node.settings import SettingsSource
     from worker_node.settings.reading import find_file
 
-    return SettingsSource(find_file(args.config), _flags(args, "host", "port", "model_store"))
+    return SettingsSource(find_file(getattr(args, "config", None)), _flags(args, "host", "port", "model_store"))
+
+
+def node_store(args: argparse.Namespace) -> ModelStore:
+    """The store of the node that `serve` would run: of the flag, the variable, the file, or the machine's unit."""
+    from worker_node.models.store import STORE_VARIABLE, ModelStore
+    from worker_node.settings import reading
+
+    source = settings_source(args)
+    given = getattr(args, "model_store", None)
+    if given or os.environ.get(STORE_VARIABLE) or source.config is None:
+        return ModelStore(given)
+    # A service's keys are closed to others, or in the environment of its unit.
+    without_keys = {"allow_unauthenticated": True, "api_keys_file": None}
+    settings = replace(source, flags={**source.flags, **without_keys}).read()
+    unit = source.config == reading.SYSTEM_FILE and "model_store" not in settings.model_fields_set
+    return ModelStore(
+        reading.SYSTEM_STORE if unit and os.access(reading.SYSTEM_STORE, os.R_OK) else settings.model_store
+    )
 
 
 def load_bounded_settings(args: argparse.Namespace) -> BoundedSettings:
