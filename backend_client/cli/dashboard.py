@@ -37,7 +37,7 @@ Fetch = Callable[[str], Awaitable[dict[str, Any]]]
 class Fleet:
     """The nodes of a client, as the page shows them. `fetch` gets a node's own state and raises NodeError.
 
-    It sends no inference requests, so it costs the nodes nothing and moves no breaker by itself.
+    It sends no inference requests, so it costs the nodes nothing and makes none of them unavailable.
     """
 
     def __init__(self, client: NPUClient, fetch: Fetch, clock: Callable[[], float] = time.time) -> None:

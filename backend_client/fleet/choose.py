@@ -134,7 +134,7 @@ def _misfit(model: ModelReport, need: Requirement) -> tuple[RefusalReason, str] 
     if not (model.serving or model.loading):
         return RefusalReason.NOT_SERVING, f"has {model.id} in the state {model.state}"
     if need.device is not None and need.device not in model.placements:
-        return RefusalReason.LACKS_DEVICE, f"has no placement of {model.id} on {need.device}"
+        return RefusalReason.LACKS_DEVICE, f"does not run {model.id} on {need.device}"
     if need.space is not None and model.space != need.space and model.space is not None:
         return RefusalReason.OTHER_SPACE, f"answers for {model.id} in the vector space {model.space}"
     return None

@@ -57,13 +57,13 @@ async def test_garbage_keeps_a_device_from_being_ready_and_moves_traffic(store):
         npu, cpu = (placement.engine for placement in model.placements)
         assert model.state() is ModelState.LOADING
         status = await until(npu, EngineState.QUARANTINED)
-        assert status.reason == "canary failed: the answer to a known question lacks 'Paris'"
+        assert status.reason == "its known question was answered wrongly: the answer lacks 'Paris'"
         assert await until(cpu, EngineState.READY), "the next placement is made ready meanwhile"
         async with generate(services, request()) as run:
             assert (run.route.device, run.route.reason) == (Device.CPU, "device_quarantined")
             text = "".join([event.text async for _, event, _ in run.events if isinstance(event, Token)])
         assert "Paris" in text
         assert model.state() is ModelState.DEGRADED
-        with pytest.raises(DeviceUnavailable, match="canary failed"):
+        with pytest.raises(DeviceUnavailable, match="its known question was answered wrongly"):
             async with generate(services, request(require_device=Device.NPU)):
                 pass

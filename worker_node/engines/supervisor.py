@@ -238,13 +238,13 @@ class SupervisedEngine:
             if await self._serve(process, loaded):
                 return None
         except CanaryFailed as error:
-            process.kill(f"canary failed: {error}", blameless=True)
+            process.kill(f"its known question was answered wrongly: {error}", blameless=True)
             self._proof = None
             self._wrong += 1
             return self._pause_after(self._policy.failed_canary(await process.wait_closed()))
         except NodeError as error:
-            how = "could not run" if self._ready_at is None else "not answered"
-            process.kill(f"canary {how}: {error.message}", blameless=True)
+            how = "could not be run" if self._ready_at is None else "got no answer"
+            process.kill(f"its known question {how}: {error.message}", blameless=True)
         finally:
             watchdog.cancel()
         return self._pause_after_end(process, await process.wait_closed())
@@ -310,7 +310,7 @@ class SupervisedEngine:
             # Behind requests that came in between it may have had no turn; those are watched by themselves.
             if isinstance(error, DeadlineExceeded) and process.accepted - accepted <= 1:
                 raise
-            log.info("canary of %s postponed: %s", self._name, error.message)
+            log.info("the known question of %s is asked later: %s", self._name, error.message)
         else:
             self._proof = _proof(loaded)
 

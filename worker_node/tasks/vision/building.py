@@ -182,6 +182,6 @@ def vision_canary(tokenizer: ChatTokenizer, rules: ImageRules) -> Canary:
         async with aclosing(engine.run(job, TokenDelta)) as deltas:
             answered = [token async for delta in deltas for token in delta.tokens]
         if not answered:
-            raise CanaryFailed("a question about an image got no answer")
+            raise CanaryFailed("it asks about an image, and the answer is empty")
 
     return check

@@ -33,7 +33,7 @@ def value(status, name, **labels):
 
 
 def test_exactly_the_state_that_an_engine_is_in_is_one():
-    status = EngineStatus(EngineState.QUARANTINED, reason="canary failed", wrong=2, restarts=3)
+    status = EngineStatus(EngineState.QUARANTINED, reason="wrong answer", wrong=2, restarts=3)
     states = {state.value: value(status, "engine_state", state=state.value) for state in EngineState}
     assert states == {state.value: float(state is EngineState.QUARANTINED) for state in EngineState}
     assert value(status, "engine_ready") == 0
