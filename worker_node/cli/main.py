@@ -25,7 +25,8 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         if wrong := re.search(r"(?:invalid choice: '|unrecognized arguments: )([\w.-]+)(.*)", message):
-            choices = re.findall(r"[\w.-]+", wrong[2].partition("choose from")[2]) or self._option_string_actions
+            offered = re.findall(r"[\w.-]+", wrong[2].partition("choose from")[2])
+            choices = offered or re.findall(r"--[\w-]+", self.format_help())
             near = difflib.get_close_matches(wrong[1], choices, 1)
             message += f"; did you mean {near[0]}?" if near else ""
         super().error(message)
