@@ -49,7 +49,9 @@ def test_requests_of_any_dialect_wait_for_a_model_that_is_loading_and_no_more_th
         if after == "crash":
             for pid in node.engine_processes():
                 os.kill(pid, signal.SIGKILL)
-            await asyncio.to_thread(node.wait_for, lambda body: body["status"] != "ready")
+            await asyncio.to_thread(
+                node.wait_for, lambda body: all(model["state"] != "ready" for model in body["models"])
+            )
         states = {model["id"]: model for model in node.health()[1]["models"]}
         assert states[WRITER]["state"] == "loading"
         assert states[WRITER]["ready_in_s"] > 0
