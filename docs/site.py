@@ -7,7 +7,8 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[1]
 _CODE = re.compile(r"(?<=(?<!</span>)<code>)[^<]*")  # not that of blocks, which follows a </span>
-_WORD = re.compile(r"(?<!\S)(?=\S*[-/\[])\S{2,36}(?!\S)")  # longer ones may be wider than a phone
+_WORD = re.compile(r"(?<!\S)(?=\S*[-/\[])\S{2,}")
+_PHONE = 36  # characters of code in a line of a phone
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s]+)(#[^)]*)?\)")
 
 
@@ -32,5 +33,9 @@ def on_page_markdown(markdown, page, config, **_):
 
 
 def on_page_content(html, **_):
-    """Keep `--model-store` in one line: browsers break words after hyphens."""
-    return _CODE.sub(lambda code: _WORD.sub(r"<span>\g<0></span>", code[0]), html)
+    """Keep `--model-store` in one line: browsers break words after hyphens. Long words may break, except in tables."""
+
+    def whole(word):
+        return f"<span{' class=long' if len(word[0]) > _PHONE else ''}>{word[0]}</span>"
+
+    return _CODE.sub(lambda code: _WORD.sub(whole, code[0]), html)
