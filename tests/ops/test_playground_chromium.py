@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.real, pytest.mark.usefixtures("store"), pytest.mark.ti
 SHOWN = "const field = document.getElementById('message'); field.focus(); return document.activeElement === field"
 ANSWERED = "return !document.querySelector('.run.stop') && document.querySelector('#talk .model .about')?.innerText"
 SPEECH = Path(__file__).parents[1] / "data" / "speech" / "0870.ogg"
+PICTURE = Path(__file__).parents[2] / "docs" / "img" / "dashboard-phone.png"
 
 
 def snippet(browser, language):
@@ -30,7 +31,7 @@ def open_tab(browser, name):
     browser.run("document.getElementById(`tab-${arguments[0]}`).click()", name)
 
 
-def test_a_chat_is_streamed_and_stopped_by_escape_and_its_route_is_shown(browser, whole_node):
+def test_a_chat_is_streamed_and_stopped_by_key_or_button_and_its_route_is_shown(browser, whole_node):
     browser.open(whole_node.url + "/play")
     browser.wait(SHOWN)
     browser.run("document.getElementById('max-tokens').value = 8")
@@ -43,11 +44,14 @@ def test_a_chat_is_streamed_and_stopped_by_escape_and_its_route_is_shown(browser
         assert words in facts
     assert browser.text("#talk .model .words")
     browser.run("document.getElementById('max-tokens').value = 8000")
-    browser.press("Tell me a long story.", "ENTER")
-    browser.wait("return document.querySelector('.writing .words')?.innerText.length > 20")
-    assert browser.text("#chat .run") == "Stop"
-    browser.press("ESCAPE")
-    browser.wait("return document.querySelector('#talk li:last-child .about').innerText.endsWith('stopped by you')")
+    for stop in (lambda: browser.press("ESCAPE"), lambda: browser.run("document.querySelector('.run.stop').click()")):
+        browser.run("document.getElementById('again').click()")
+        browser.wait(SHOWN)
+        browser.press("Tell me a long story.", "ENTER")
+        browser.wait("return document.querySelector('.writing .words')?.innerText.length > 20")
+        assert browser.text("#chat .run") == "Stop"
+        stop()
+        browser.wait("return document.querySelector('#talk li:last-child .about').innerText.endsWith('stopped by you')")
     whole_node.wait_for(lambda body: all(model["in_flight"] == 0 for model in body["models"]))
     assert browser.leave() == []
 
@@ -79,7 +83,8 @@ def test_texts_are_compared_and_a_recording_is_transcribed(browser, whole_node):
 
 def test_the_same_call_runs_as_it_is_copied_and_holds_no_key(browser):
     with start_node(NPU_NODE_API_KEYS="right-key") as node:
-        browser.open(node.url + "/play")
+        # Another spelling of /play, as in a crafted link: the shell that runs the snippet must not see its end.
+        browser.open(node.url + "/pl%61y?;$(x)")
         browser.wait("return document.activeElement.id === 'key-field'")
         browser.press("wrong-key", "ENTER")
         browser.wait("return document.getElementById('key-refused').checkVisibility()")
@@ -91,6 +96,7 @@ def test_the_same_call_runs_as_it_is_copied_and_holds_no_key(browser):
             for language, command in (("curl", ["sh", "-c"]), ("python", [sys.executable, "-c"])):
                 code = snippet(browser, language)
                 assert "YOUR_KEY" in code
+                assert language == "python" or f" '{node.url}/v1/" in code.splitlines()[0]
                 assert "right-key" not in browser.run("return document.documentElement.outerHTML")
                 done = subprocess.run(
                     [*command, code.replace("YOUR_KEY", "right-key")],
@@ -123,14 +129,14 @@ def test_it_is_accessible_and_fits_at_every_width_and_by_keyboard(browser, node,
 
 
 class Scripted(ScriptedState):
-    """A node that has one model and answers a chat with `reply`: a coroutine function of the request."""
+    """A node that has one model, which sees, and answers a chat with `reply`: a coroutine function of the request."""
 
     def __init__(self, reply):
         super().__init__(state_of([model(HOSTILE, engine("ready"), state="ready")], status="ready"))
         self.routes = [web.get("/v1/models", self._models), web.post("/v1/chat/completions", reply)]
 
     async def _models(self, _request):
-        return web.json_response({"data": [{"id": HOSTILE, "capabilities": ["completion"], "loaded": True}]})
+        return web.json_response({"data": [{"id": HOSTILE, "capabilities": ["completion", "vision"], "loaded": True}]})
 
 
 def refused(status, code, message, **headers):
@@ -170,6 +176,12 @@ def test_an_answer_stays_text_and_one_that_breaks_off_is_said_to(browser):
     with served_in_thread(Scripted(reply)) as url:
         browser.open(url + "/play")
         browser.wait(SHOWN)
+        browser.driver.find_element("id", "image").send_keys(str(PICTURE))
+        browser.wait("return document.getElementById('attach').innerText === 'Remove the image'")
+        assert "data:image/png" in snippet(browser, "curl")
+        browser.run("document.getElementById('attach').click()")
+        assert browser.text("#attach") == "Attach an image"
+        assert "data:image/png" not in snippet(browser, "curl")
         browser.press("A question", "ENTER")
         browser.wait("return document.getElementById('failure').innerText.includes('The answer broke off')")
         assert browser.text("#talk .model .words") == HOSTILE
