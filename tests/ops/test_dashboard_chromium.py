@@ -252,6 +252,8 @@ def test_the_fleet_shows_a_killed_node_as_red_and_green_when_it_is_back(browser,
         browser.open(url)
         browser.wait(ALL_SERVE)
         browser.wait("return document.querySelector('#nodes').innerText.match(/50 %/g)?.length === 2")
+        assert browser.text("#verdict").startswith("All of 3 nodes serve")
+        assert browser.text("#nodes").count("available") == 3
         assert browser.violations(axe) == []
 
         # By keyboard to the second node: its inside is shown, and the focus goes there.
@@ -269,6 +271,7 @@ def test_the_fleet_shows_a_killed_node_as_red_and_green_when_it_is_back(browser,
         red = browser.wait(UNREACHABLE, nodes[1].url)
         assert is_red(red["background"])
         assert "since" in red["words"]
+        assert browser.text("#verdict").startswith("2 of 3 nodes serve")
         red_at = next(seen["at"] for seen in browser.recorded() if seen["level"] == "bad")
         assert not long or red_at - killed_at < SEEN_WITHIN_MS
         browser.wait("return document.getElementById('no-detail').checkVisibility()")
