@@ -41,13 +41,13 @@ def add_compile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def _compile(args: argparse.Namespace) -> int:
     """Compile, examine and write; print the record."""
     from worker_node.cli.output import print_json
-    from worker_node.cli.serve import load_settings
+    from worker_node.cli.serve import settings_source
     from worker_node.serving.compiling import compile_ahead
 
     logging.basicConfig(level="WARNING", format="%(message)s")
     # What it says of an engine that cannot be loaded is the error of this command.
     logging.getLogger("worker_node.engines.process").setLevel("CRITICAL")
-    settings = load_settings(args)
+    settings = settings_source(args).read()
     installed, wanted = _model(args, settings)
     record = asyncio.run(compile_ahead(installed, wanted, settings, args.out))
     sizes = {name: (args.out / name).stat().st_size for name in record.files}

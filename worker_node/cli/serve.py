@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from worker_node.manager.served import ServedModel
     from worker_node.models.store import ModelStore
     from worker_node.node import Node
-    from worker_node.settings import NodeSettings, SettingsSource
+    from worker_node.settings import SettingsSource
 
 log = logging.getLogger(__name__)
 
@@ -100,11 +100,6 @@ def _bounded(args: argparse.Namespace) -> _Start:
     return start
 
 
-def load_settings(args: argparse.Namespace) -> NodeSettings:
-    """Return the settings from flags, environment and file. Raises InvalidSettings with every problem."""
-    return settings_source(args).read()
-
-
 def settings_source(args: argparse.Namespace) -> SettingsSource:
     """Where the settings are read, now and at every reload."""
     from worker_node.settings import SettingsSource
@@ -132,7 +127,7 @@ def node_store(args: argparse.Namespace) -> ModelStore:
 
 
 def load_bounded_settings(args: argparse.Namespace) -> BoundedSettings:
-    """Return the settings of the bounded profile from flags and environment; errors as `load_settings`."""
+    """Return the settings of the bounded profile from flags and environment; errors as of `settings_source`."""
     from worker_node.bounded.settings import BoundedSettings
     from worker_node.settings import InvalidSettings
     from worker_node.settings.reading import check_variables
