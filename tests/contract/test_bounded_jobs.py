@@ -233,7 +233,7 @@ def test_no_log_holds_what_was_sent_or_generated(sidecar):
     assert (status, list(reply)) == (503, ["error"])
     assert sidecar.generate()[0] == 200
     log = sidecar.log.read_text()
-    assert "canary could not run" not in log
+    assert "its known question could not be run" not in log
     for status in (503, 413, "cancelled"):
         assert f"POST /v1/worker/generate {status}" in log
     assert CANARY not in log
