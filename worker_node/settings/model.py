@@ -32,13 +32,12 @@ from worker_node.engines.options import (
     options_of,
 )
 
-# Properties of the NPU that follow from settings with names of their own, or that would let another device take over.
-NAMED_PROPERTIES: Mapping[str, str] = {
+# Properties of the NPU that are settings here: they are moved there while the settings are read.
+_SETTING_OF: Mapping[str, str] = {
     "CACHE_DIR": "compile_cache",
     "GENERATE_HINT": "generate_hint",
     "MAX_PROMPT_LEN": "max_prompt_len",
     "MIN_RESPONSE_LEN": "min_response_len",
-    "NPUW_DEVICES": "nothing: another device would take over in silence; name it in placements",
     "NPUW_LLM_PREFILL_CHUNK_SIZE": "prefill_chunk_size",
     "PREFILL_HINT": "prefill_hint",
 }
@@ -80,13 +79,12 @@ class PlacementSettings(BaseModel):
     )
     plugin_config: dict[str, Any] = Field(default={}, description="properties for OpenVINO's plugin of the device")
 
-    @model_validator(mode="after")
-    def _no_managed_properties(self) -> PlacementSettings:
-        taken = sorted(NAMED_PROPERTIES.keys() & self.plugin_config.keys()) if self.device is Device.NPU else []
-        if taken:
-            instead = "; ".join(f"instead of {name} set {NAMED_PROPERTIES[name]}" for name in taken)
-            raise ValueError(f"plugin_config may not hold properties that the node sets: {instead}")
-        return self
+    @field_validator("plugin_config")
+    @classmethod
+    def _no_silent_fallback(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if "NPUW_DEVICES" in value:
+            raise ValueError("NPUW_DEVICES would let another device take over in silence; name it in placements")
+        return value
 
 
 class ModelSettings(BaseModel):  # noqa: PLW1641  (options is a dictionary)
@@ -152,10 +150,11 @@ class ModelSettings(BaseModel):  # noqa: PLW1641  (options is a dictionary)
         if not isinstance(data, Mapping):
             return handler(data)
         known = known_options()
+        wrong = [custom_error("extra_forbidden", ("options",), "unknown key")] if "options" in data else []
+        data = _named_as_here(data, wrong)
         core = {key: value for key, value in data.items() if key not in known and key != "options"}
         if "name" not in core and core.get("path"):
             core["name"] = Path(core["path"]).name.lower()
-        wrong = [custom_error("extra_forbidden", ("options",), "unknown key")] if "options" in data else []
         try:
             core["options"] = validated({key: value for key, value in data.items() if key in known})
         except ValidationError as error:
@@ -183,6 +182,31 @@ class ModelSettings(BaseModel):  # noqa: PLW1641  (options is a dictionary)
         if isinstance(value, list | tuple):
             return tuple({"device": item} if isinstance(item, str) else item for item in value)
         return value
+
+
+def _named_as_here(table: Mapping[str, Any], wrong: list[InitErrorDetails]) -> dict[str, Any]:
+    """The table with the NPU's properties in `plugin_config` moved to the settings of the same meaning.
+
+    OpenVINO Model Server has `plugin_config` beside one device; here it moves to the placement of that device.
+    """
+    found, places = dict(table), table.get("placements")
+    if not isinstance(places, list | tuple):
+        return found
+    tables = [{"device": place} if isinstance(place, str) else place for place in places]
+    if len(tables) == 1 and isinstance(tables[0], dict) and "plugin_config" in found:
+        tables[0] = {"plugin_config": found.pop("plugin_config"), **tables[0]}
+    for index, place in enumerate(tables):
+        config = place.get("plugin_config") if isinstance(place, dict) and place.get("device") == Device.NPU else None
+        if not isinstance(config, dict):
+            continue
+        for native in sorted(config.keys() & _SETTING_OF.keys()):
+            ours = _SETTING_OF[native]
+            if str(found.setdefault(ours, config[native])) != str(config[native]):
+                clash = f"is {config[native]} and {ours} of the model is {found[ours]}; both mean the same: remove one"
+                wrong.append(custom_error("twice", ("placements", index, "plugin_config", native), clash))
+        left = {name: value for name, value in config.items() if name not in _SETTING_OF}
+        tables[index] = place | {"plugin_config": left}
+    return found | {"placements": tables}
 
 
 def known_options() -> dict[str, Declared]:

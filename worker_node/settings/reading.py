@@ -65,7 +65,7 @@ _OF_A_MODEL: Mapping[str, str] = {
     "models_path": "path",
     "num_ctx": "max_prompt_len and min_response_len (NPU); a request may send num_ctx",
     "num_parallel": "max_num_seqs",
-    "plugin_config": 'a placement: placements = [{ device = "NPU", plugin_config = { … } }]',
+    "plugin_config": 'for one device: placements = [{ device = "NPU", plugin_config = { … } }]',
     "served_model_name": "aliases, a list",
     "target_device": 'placements, for example placements = ["NPU", "CPU"]',
 }
