@@ -65,6 +65,15 @@ def test_openai_completions(client):
     assert "".join(chunk.choices[0].text for chunk in streamed) == reply.choices[0].text
 
 
+def test_openai_best_of_returns_the_likeliest_first(client):
+    asked = {"prompt": ["The best of all cities is", "Once"], "max_tokens": 8, "temperature": 1.5, "logprobs": 0}
+    reply = client.completions.create(model=MODEL, n=3, best_of=6, extra_body={"ignore_eos": True}, **asked)
+    likely = [sum(choice.logprobs.token_logprobs) for choice in reply.choices]
+    assert [choice.index for choice in reply.choices] == [0, 1, 2, 3, 4, 5]
+    assert likely == [*sorted(likely[:3], reverse=True), *sorted(likely[3:], reverse=True)]
+    assert reply.usage.completion_tokens == 2 * 6 * 8, "those that are not returned count, too"
+
+
 def test_openai_embeddings_come_as_base64_by_themselves(client):
     packed = client.embeddings.create(model=EMBEDDER, input=["a text", "another"])
     plain = client.embeddings.create(model=EMBEDDER, input=["a text", "another"], encoding_format="float")

@@ -6,6 +6,7 @@ deadline may travel to an engine process. Durations in replies are milliseconds;
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -41,7 +42,7 @@ RouteReason = Literal[
     "model_loading",
 ]
 # What not every placement can do, by the name of the request's parameter.
-Feature = Literal["n", "logprobs", "language_detection"]
+Feature = Literal["n", "logprobs", "beam_search", "language_detection"]
 NOTHING: frozenset[Feature] = frozenset()
 
 
@@ -139,6 +140,8 @@ class Sampling:
     are subtracted from the logits of tokens that the answer holds already, once and once per occurrence;
     `repetition_penalty` divides those of the prompt and the answer. `logprobs` asks for the logarithm of each chosen
     token's probability. `choices` is how many answers to the prompt the caller wants; this is one of them.
+    With `beams` the likeliest answers are searched for, so many at a time, and this is the one at `rank`; a
+    `length_penalty` above 1 favours long ones.
     Within its first `min_tokens` tokens an answer does not end. `stop_token_ids` end it as stop sequences do.
 
     `open_fields` are the fields that the request says nothing of: there the model's own defaults count, unless its
@@ -160,6 +163,9 @@ class Sampling:
     choices: int = 1
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
+    beams: int = 0
+    rank: int = 0
+    length_penalty: float = 1.0
     open_fields: frozenset[str] = field(default=frozenset(), compare=False)
     dialect_defaults: Mapping[str, Any] | None = field(default=None, compare=False)
 
@@ -236,7 +242,7 @@ Piece = Token | Reasoning | ToolCallStarted | ToolCallArguments
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The end of a generation."""
+    """The end of a generation; `mean_logprob` is that of its tokens where log probabilities were asked for."""
 
     finish_reason: FinishReason
     usage: Usage
@@ -244,6 +250,7 @@ class Finished:
     npu_busy_delta_us: int | None = None
     npu_busy_shared: bool = False
     stop_sequence: str | None = None
+    mean_logprob: float = -math.inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -49,6 +50,7 @@ class Answer:
         self._prompt_tokens = prompt_tokens
         self._reasoning_tokens = 0
         self._busy_shared = False
+        self._logprob = 0.0
         self.tokens = 0
         self.unreported = 0
         self.busy_us: int | None = None
@@ -65,6 +67,7 @@ class Answer:
         self.stopped = self._text.ended
         taken = self.tokens - before
         self.unreported += len(delta.tokens)
+        self._logprob += sum(delta.logprobs[:taken]) if delta.logprobs else 0.0
         logprobs = self._logprobs(delta.tokens[:taken], delta.logprobs[:taken]) if delta.logprobs else ()
         pieces = self._reader.read(text, logprobs)
         self._reasoning_tokens += taken if self._reader.reasoning else 0
@@ -94,6 +97,7 @@ class Answer:
             npu_busy_delta_us=self.busy_us,
             npu_busy_shared=self._busy_shared,
             stop_sequence=self._text.matched,
+            mean_logprob=self._logprob / self.tokens if self.tokens else -math.inf,
         )
 
     def _finish_reason(self) -> FinishReason:

@@ -105,7 +105,14 @@ class _Generate(ServedTask):
         return Footprint()
 
     def lacks(self, options: EngineOptions) -> frozenset[Feature]:
-        return frozenset({"n", "logprobs"}) if isinstance(options, StatefulOptions) else NOTHING
+        match options:
+            case ContinuousOptions(enable_prefix_caching=False, prompt_lookup=False):
+                return NOTHING
+            case ContinuousOptions():
+                # GenAI 2026.4.1 puts a beam's blocks of the KV cache under wrong hashes: later prompts that begin with
+                # the text of a beam would be given them, and be answered wrong.
+                return frozenset({"beam_search"})
+        return frozenset({"n", "logprobs", "beam_search"})
 
     def notes(self, installed: InstalledModel, plan: EnginePlan) -> list[str]:
         """What a prompt limit above the usual one costs on the NPU, whose cache is taken whether used or not."""

@@ -119,7 +119,7 @@ class ContinuousRunner:
         chosen = choose_prompts(
             self._queue.ranked(self._step_tokens),
             self._step_tokens,
-            places=self._options.max_num_seqs - len(decoding),
+            places=max(0, self._options.max_num_seqs - self._decoding()),
             batch_places=self._batch_limit - sum(not job.interactive for job in decoding),
         )
         if not self._in_parts:
@@ -222,8 +222,8 @@ class ContinuousRunner:
         self._prefills.stepped(seconds, sum(taken), decoding)
 
     def _decoding(self) -> int:
-        """How many answers are being generated."""
-        return sum(running.started for running in self._running.values())
+        """How many answers are being generated; each beam is one."""
+        return sum(running.job.beams or 1 for running in self._running.values() if running.started)
 
     def _read(self, job_id: int, running: Running, deltas: list[TokenDelta]) -> Event | None:
         status = running.handle.get_status()
@@ -237,12 +237,16 @@ class ContinuousRunner:
         read = running.read()
         finished = status == genai.GenerationStatus.FINISHED
         if not read.tokens and not finished:
+            # Beams are read when all are complete; their prompt is computed before.
+            if running.job.beams and running.left == 1:
+                running.started = True
+                self._queue.remove(job_id)
             return None
         self._queue.generated(running.prompt, len(read.tokens))
         # From the first token on it is an answer, no longer a prompt.
         at = time.monotonic()
         begun = at if running.prompt.begun is None else running.prompt.begun
-        started = None if running.started else begun
+        started = None if running.answer else begun
         if not running.started:
             self._prefixes.computed(running.job.tokens)
         running.started = True
@@ -347,7 +351,8 @@ class Running:
         """The tokens of the answer that are ready."""
         ready = ReadTokens()
         while self.handle.can_read():
-            (output,) = self.handle.read().values()
+            outputs = sorted(self.handle.read().values(), key=lambda output: -output.score)
+            output = outputs[self.job.rank if self.job.beams else 0]
             ready.tokens += output.generated_ids
             if self.job.logprobs:
                 ready.logprobs += output.generated_log_probs

@@ -31,7 +31,8 @@ class GenerateJob(msgspec.Struct, frozen=True, tag="generate", array_like=True):
 
     Within `min_new_tokens` neither the model's end nor one of `stop_token_ids` is generated; the ids must be of the
     model's vocabulary. `grammar` is EBNF that the runtime is known to read: one that it cannot read would break the
-    pipeline for good. Engines that see take the prompt from `seen`; then `tokens` are those of its text.
+    pipeline for good. Engines that see take the prompt from `seen`; then `tokens` are those of its text. Of the
+    `beams` that are searched the answer at `rank` is returned.
     """
 
     id: int
@@ -53,6 +54,9 @@ class GenerateJob(msgspec.Struct, frozen=True, tag="generate", array_like=True):
     min_new_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     seen: ImagePrompt | None = None
+    beams: int = 0
+    rank: int = 0
+    length_penalty: float = 1.0
 
     @property
     def prompt_tokens(self) -> int:

@@ -90,7 +90,7 @@ class GenerationOptions(Options):
             default="the node's",
         ),
     ] = None
-    best_of_limit: Annotated[int, Ge(1), Option("answers that a request may ask for (n)")] = 20
+    best_of_limit: Annotated[int, Ge(1), Option("answers that a request may ask for, in n or best_of")] = 20
 
 
 MaxPromptLen = Annotated[

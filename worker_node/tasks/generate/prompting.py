@@ -98,6 +98,9 @@ class PreparedGeneration:
             min_new_tokens=sampling.min_tokens,
             stop_token_ids=sampling.stop_token_ids,
             seen=self.prompt.seen,
+            beams=sampling.beams,
+            rank=sampling.rank,
+            length_penalty=sampling.length_penalty,
         )
 
 
@@ -112,6 +115,11 @@ async def prepare_generation(
     grammar = request.grammar if isinstance(request.grammar, str) else None
     if (form := answer_form(model.installed.family, request)) is not None:
         grammar = await services.parts.of(schema_compiler).grammar(form, request.context)
+    if grammar is not None and request.sampling.beams:
+        raise UnsupportedParameter(
+            "use_beam_search: the form of an answer is not enforced; leave out tools and schemas, or this",
+            param="use_beam_search",
+        )
     request = replace(request, sampling=checked_sampling(model, request))
     prompt = await _Prompting(services, model, request, pixels).prompt()
     _check_amounts(model, request.sampling)
@@ -119,7 +127,11 @@ async def prepare_generation(
     # Room that the request could not use is no reason to leave a placement.
     room = min(request.context.min_new_tokens, sampling.max_new_tokens or request.context.min_new_tokens)
     _check_window(model, request, count + room)
-    wanted: dict[Feature, bool] = {"n": sampling.choices > 1, "logprobs": sampling.logprobs}
+    wanted: dict[Feature, bool] = {
+        "n": sampling.choices > 1,
+        "logprobs": sampling.logprobs,
+        "beam_search": sampling.beams > 0,
+    }
     demand = Demand(
         model.installed.id,
         model.placements,
@@ -328,10 +340,10 @@ def _check_amounts(model: GenerationModel, sampling: Sampling) -> None:
             f"{wanted} new tokens were asked for; {model.id} gives at most {model.max_tokens_limit} here",
             param="max_new_tokens",
         )
-    if sampling.choices > model.best_of_limit:
+    if (most := max(sampling.choices, sampling.beams)) > model.best_of_limit:
         raise BadRequest(
-            f"{sampling.choices} answers were asked for; {model.id} gives at most {model.best_of_limit} to one "
-            "request here",
+            f"{most} answers were asked for (n or best_of); {model.id} generates at most {model.best_of_limit} for one "
+            "request here (best_of_limit)",
             param="n",
         )
 

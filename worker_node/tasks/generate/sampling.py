@@ -45,6 +45,8 @@ def generation_config(
         if job.top_k:
             values["top_k"] = job.top_k
         values["rng_seed"] = job.seed if job.seed is not None else time.monotonic_ns() & 0x7FFFFFFF
+    if job.beams:
+        values |= {"num_beams": job.beams, "num_return_sequences": job.beams, "length_penalty": job.length_penalty}
     config = genai.GenerationConfig()
     for name, value in values.items():
         try:

@@ -269,7 +269,7 @@ def repeated(request: GenerationRequest, count: int) -> list[GenerationRequest]:
 
 def _choice(sampling: Sampling, index: int, count: int) -> Sampling:
     seed = None if sampling.seed is None else sampling.seed + index
-    return replace(sampling, seed=seed, choices=count)
+    return replace(sampling, seed=seed, choices=count, rank=index)
 
 
 @asynccontextmanager

@@ -66,7 +66,7 @@ class _VisionChat(ServedTask):
         return Footprint(_WEIGHTS)
 
     def lacks(self, options: EngineOptions) -> frozenset[Feature]:  # noqa: ARG002
-        return frozenset({"n", "logprobs"})
+        return frozenset({"n", "logprobs", "beam_search"})
 
     def parts(self, options: EngineOptions) -> Mapping[str, Device]:
         if isinstance(options, VisionNpuOptions):

@@ -133,6 +133,9 @@ class SamplingFields(GuidedFields, SamplingBody):
     repetition_penalty: RepetitionPenalty | None = None
     ignore_eos: bool | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    use_beam_search: bool | None = None
+    length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_SEQUENCES)] | None = None
     n_predict: Annotated[int, Field(ge=-1, le=1_000_000)] | None = None
@@ -149,8 +152,29 @@ class SamplingFields(GuidedFields, SamplingBody):
 
     def sampling(self, *, logprobs: bool, **override: Any) -> Sampling:
         """How to sample, with some fields overridden. Raises BadRequest."""
-        given = vars(self) | override
-        return parameters.sampling(parameters.OPENAI, given, logprobs=logprobs)
+        n, width, given = self.n or 1, self.best_of or self.n or 1, vars(self) | override
+        if width < n:
+            raise BadRequest(f"best_of: must be at least n, {n}, got {width}", param="best_of")
+        if self.stream and (width > n or self.use_beam_search):
+            raise BadRequest(
+                "stream: best_of and use_beam_search choose among whole answers; leave them out, or stream",
+                param="stream",
+            )
+        if not self.use_beam_search:
+            return parameters.sampling(parameters.OPENAI, given, logprobs=logprobs or width > n)
+        if width == 1:
+            raise BadRequest("use_beam_search: best_of must be the number of beams, at least 2", param="best_of")
+        # GenAI takes no repetition penalty with it, so a model's own does not count either.
+        given |= {"temperature": 0.0} | (
+            {} if self.repeat_penalty else {"repetition_penalty": self.repetition_penalty or 1}
+        )
+        more = {"beams": width, "length_penalty": 1.0 if self.length_penalty is None else self.length_penalty}
+        return parameters.sampling(parameters.OPENAI, given, logprobs=logprobs, **more)
+
+    @property
+    def generations(self) -> int:
+        """How many generations answer a prompt; more than `n` are ranked, and the `n` best returned."""
+        return (None if self.use_beam_search else self.best_of) or self.n or 1
 
 
 # Kinds of content and tools that OpenAI's API has and this node does not: refused with the reason, not as mistakes.
@@ -209,10 +233,10 @@ _SAMPLING: Table = {
     "bad_words": Unsupported(_TOKENS),
     "dry_multiplier": Unsupported(_SAMPLER),
     "dynatemp_range": Unsupported(_SAMPLER),
-    "early_stopping": Unsupported("this engine has no beam search"),
+    "early_stopping": Unsupported("a beam search ends when no better answer is likely"),
     **REFUSED,
     "include_stop_str_in_output": Unsupported("the answer ends before what ended it; add your stop string to it"),
-    "length_penalty": Unsupported("this engine has no beam search", (1,)),
+    "length_penalty": Unsupported("use /v1/chat/completions or /v1/completions", (1,)),
     "logit_bias": Unsupported(_TOKENS),
     "logits_processors": Unsupported(_TOKENS),
     "lora": Unsupported("adapters are not loaded here; install the merged model"),
@@ -232,7 +256,7 @@ _SAMPLING: Table = {
     "top_a": Unsupported(_SAMPLER),
     "top_n_sigma": Unsupported(_SAMPLER, (-1,)),
     "typical_p": Unsupported(_SAMPLER, (1,)),
-    "use_beam_search": Unsupported("this engine has no beam search; use n for several answers"),
+    "use_beam_search": Unsupported("use /v1/chat/completions or /v1/completions"),
     "xtc_probability": Unsupported(_SAMPLER),
     "repeat_last_n": Unsupported("this engine's penalties count the whole answer", (-1, 64)),
 }

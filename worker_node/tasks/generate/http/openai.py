@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from secrets import token_hex
 from typing import Annotated, Any, ClassVar, Literal
@@ -101,7 +101,7 @@ class _Rendered(Renderer):
     def __init__(self, body: SamplingFields, choices: Choices) -> None:
         options = body.stream_options or StreamOptions()
         self._choices = choices
-        self._choices_per_prompt = body.n or 1
+        self._choices_per_prompt, self._returned = body.generations, body.n or 1
         self._with_usage = bool(options.include_usage)
         self._usage_in_chunks = bool(options.continuous_usage_stats)
         self._fields = {
@@ -138,7 +138,8 @@ class _Rendered(Renderer):
 
     def whole(self, events: Sequence[ChoiceEvent]) -> dict[str, Any]:
         answers, ends = whole_answers(events, len(self._choices.runs))
-        choices = [self._whole(index, answer, ends[index]) for index, answer in enumerate(answers)]
+        kept = _best(ends, self._choices_per_prompt, self._returned)
+        choices = [self._whole(index, answers[best], ends[best]) for index, best in enumerate(kept)]
         return self._object(self.kind, choices) | {"usage": self._usage(ends)}
 
     def _opening(self, index: int) -> dict[str, Any] | None:  # noqa: ARG002
@@ -168,6 +169,13 @@ class _Rendered(Renderer):
         # As the engine counted them: before, those of images are an estimate.
         prompt = sum(end.usage.prompt_tokens for end in finished) // self._choices_per_prompt
         return _token_usage(prompt, sum(end.usage.completion_tokens for end in finished))
+
+
+def _best(ends: Sequence[Finished], per_prompt: int, count: int) -> Iterator[int]:
+    """Those to return of the generations of each prompt: as OpenAI ranks them, by the log probability of a token."""
+    for first in range(0, len(ends), per_prompt):
+        group = range(first, first + per_prompt)
+        yield from sorted(group, key=lambda one: -ends[one].mean_logprob)[:count] if per_prompt > count else group
 
 
 def _token_usage(prompt: int, completion: int) -> dict[str, int]:
@@ -217,7 +225,7 @@ class ChatBody(SamplingFields):
             context=self.urgency(context),
             sampling=self.sampling(logprobs=bool(self.logprobs)),
         )
-        return repeated(request, self.n) if self.n and self.n > 1 else [request]
+        return repeated(request, self.generations) if self.generations > 1 else [request]
 
     def _tool_use(self) -> ToolUse | None:
         if self.tools is None and self.tool_choice is None:
@@ -332,7 +340,6 @@ class CompletionsBody(SamplingFields):
     prompt: str | Annotated[list[str], Field(min_length=1)] | Ids | Annotated[list[Ids], Field(min_length=1)]
     # 0 is refused with what to do.
     max_tokens: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
-    best_of: Annotated[int, Field(ge=1)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
     def prompts(self) -> list[str | TokenIds]:
@@ -350,11 +357,7 @@ class CompletionsBody(SamplingFields):
 
     def requests(self, context: RequestContext) -> list[GenerationRequest]:
         """One domain request for each prompt and choice, those of a prompt together."""
-        count = self.n or 1
-        if self.best_of not in {None, count}:
-            raise BadRequest(
-                "best_of: choices are not ranked here; leave it out or make it equal to n", param="best_of"
-            )
+        count = self.generations
         if self.max_tokens == 0:
             raise BadRequest(
                 "max_tokens: must be 1 or more, got 0; /tokenize counts the tokens of a prompt", param="max_tokens"

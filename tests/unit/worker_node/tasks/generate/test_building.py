@@ -11,7 +11,8 @@ from worker_node.models.directory import Manifest, write_manifest
 from worker_node.models.store import ModelStore
 from worker_node.serving.build import check_options, estimate_bytes, plan_engine
 from worker_node.settings import ModelSettings, NodeSettings
-from worker_node.tasks.generate.building import kv_cache_bytes
+from worker_node.tasks.generate.building import GENERATE, kv_cache_bytes
+from worker_node.tasks.generate.options import ContinuousOptions, StatefulOptions
 
 NPU = NpuSource(emulated=True, busy_counter=Path("/proc/1/fd/3"), stand_in=True)
 SHAPE = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
@@ -94,3 +95,16 @@ def test_what_is_not_told_is_not_guessed(tmp_path, content):
     (tmp_path / "config.json").write_text(content)
     assert kv_cache_bytes(tmp_path, 1) is None
     assert kv_cache_bytes(tmp_path / "missing", 1) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "able"),
+    [
+        (ContinuousOptions(enable_prefix_caching=False), True),
+        (ContinuousOptions(), False),
+        (ContinuousOptions(enable_prefix_caching=False, prompt_lookup=True), False),
+        (StatefulOptions(), False),
+    ],
+)
+def test_beams_are_searched_where_they_leave_nothing_wrong_in_the_prefix_cache(options, able):
+    assert ("beam_search" not in GENERATE.lacks(options)) is able
