@@ -236,7 +236,6 @@ _SAMPLING: Table = {
     "early_stopping": Unsupported("a beam search ends when no better answer is likely"),
     **REFUSED,
     "include_stop_str_in_output": Unsupported("the answer ends before what ended it; add your stop string to it"),
-    "length_penalty": Unsupported("use /v1/chat/completions or /v1/completions", (1,)),
     "logit_bias": Unsupported(_TOKENS),
     "logits_processors": Unsupported(_TOKENS),
     "lora": Unsupported("adapters are not loaded here; install the merged model"),
@@ -256,7 +255,6 @@ _SAMPLING: Table = {
     "top_a": Unsupported(_SAMPLER),
     "top_n_sigma": Unsupported(_SAMPLER, (-1,)),
     "typical_p": Unsupported(_SAMPLER, (1,)),
-    "use_beam_search": Unsupported("use /v1/chat/completions or /v1/completions"),
     "xtc_probability": Unsupported(_SAMPLER),
     "repeat_last_n": Unsupported("this engine's penalties count the whole answer", (-1, 64)),
 }
@@ -288,6 +286,7 @@ RESPONSES: Table = {
     "conversation": Unsupported("none are stored here; use previous_response_id, or send the earlier turns as input"),
     "prompt": Unsupported("no prompts are stored here"),
     "top_logprobs": Unsupported("use /v1/chat/completions"),
+    "use_beam_search": Unsupported("use /v1/chat/completions"),
 }
 
 TOKENIZE: Table = {"chat_template": Unsupported(_TEMPLATE), "tools": Unsupported("send them with a request")}
