@@ -96,7 +96,8 @@ _LABEL = re.compile(r"^(?:title|summary|here(?: is|'s) (?:a|the)[^:]{0,40})\s*:\
 _DANGLING = frozenset(
     ("a", "an", "and", "as", "at", "by", "for", "from", "in", "is", "of", "on", "or", "the", "to", "was", "with")
 )
-_MARKS = re.compile(r"</?text>")
+# Marks of the prompt, and those that models put around a title; the last one may be cut.
+_MARKS = re.compile(r"</?(?:text|title|h[1-6]|p|b|i|em|strong)\s*/?>|</?[a-z0-9]{0,8}$", re.IGNORECASE)
 # Apostrophes stay: they belong to words.
 _QUOTES = str.maketrans("", "", '"“”„«»‟"')
 
@@ -104,7 +105,7 @@ _QUOTES = str.maketrans("", "", '"“”„«»‟"')
 def title(text: str) -> str:
     """One line of at most eight words, without markdown and quotes; empty if the text holds no word."""
     for line in _plain(text).splitlines():
-        words = _without_label(_bare(line)).translate(_QUOTES).split()
+        words = _without_label(_bare(line.translate(_QUOTES))).split()
         if _has_word(line) and words:
             kept = words[:MAX_TITLE_WORDS]
             while len(words) > MAX_TITLE_WORDS and len(kept) > 1 and kept[-1].lower() in _DANGLING:
@@ -187,7 +188,7 @@ class BoundedJob:
     """One kind of work. `shape` makes the answer's text; a job with a `form`, a schema for a budget, answers in JSON.
 
     `repetition_penalty` keeps small models from writing one phrase over and over; JSON, which repeats its own marks,
-    is spoiled by it.
+    is spoiled by it. An answer of which `shape` leaves nothing is asked for once more if it may be `retried`.
     """
 
     name: str
@@ -197,6 +198,7 @@ class BoundedJob:
     shape: Callable[[str], str] = str.strip
     form: Callable[[int], Schema] | None = None
     repetition_penalty: float = 1.05
+    retried: bool = True
 
     def messages(self, text: str) -> tuple[Message, ...]:
         """The conversation that asks for this job on a text. The text is data: it stands between marks of its own."""
@@ -257,7 +259,7 @@ JOBS: dict[str, BoundedJob] = {
     )
 }
 # What the smoke test asks: not offered over HTTP.
-SMOKE = BoundedJob("smoke", 24, "You answer in one short sentence.", "Answer what the text asks.")
+SMOKE = BoundedJob("smoke", 24, "You answer in one short sentence.", "Answer what the text asks.", retried=False)
 
 ALIASES = {"memory": "memory_candidate"}
 

@@ -63,7 +63,7 @@ class _Parts:
     def __init__(self, settings: BoundedSettings, *, examined: bool) -> None:
         self._settings = settings
         self._examined = examined
-        self._choice = choose_model(settings.model, ModelStore())
+        self._choice = choose_model(settings.model, ModelStore(), settings.weights.split(","))
         self._lock = DeviceLock(settings.lock, settings.lock_wait_s)
         log.info("the model is %s (%s)", self._choice.path, self._choice.why)
         if (problem := reservation(self._choice)) is not None:

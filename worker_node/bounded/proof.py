@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from worker_node.bounded.jobs import JOBS, JobRequest, make_request
-from worker_node.bounded.service import REFERENCE_MODEL, JobService
+from worker_node.bounded.service import PUBLISHED_NAME, JobService
 from worker_node.core.errors import EngineUnavailable
 from worker_node.devices.npu import npu_users
 
@@ -125,7 +125,7 @@ async def measure_jobs(service: JobService, repeat: int) -> JobsReport:
             "json_null": nulls,
         }
     problems = failures + judge(cold_s, jobs)
-    evidence = service.model_id == REFERENCE_MODEL and not service.npu.emulated
+    evidence = service.model_id == PUBLISHED_NAME and not service.npu.emulated
     figures = {
         "model": service.model_id,
         "emulated": service.npu.emulated,

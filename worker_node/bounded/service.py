@@ -5,10 +5,12 @@ The proof is the NPU's busy counter, read before and after the generation, under
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,8 @@ from worker_node.devices.npu import NpuSource, Reading
 from worker_node.engines.process import Canary
 from worker_node.engines.protocol import CanaryProof, EngineState, JobEngine
 from worker_node.manager.placement import Placement
-from worker_node.models.directory import InstalledModel, read_directory
+from worker_node.models.catalog import Catalog
+from worker_node.models.directory import WEIGHTS_FILE, InstalledModel, peek_config, read_directory
 from worker_node.models.store import ModelStore
 from worker_node.serving.build import Machine, build_model
 from worker_node.serving.run import Services
@@ -28,6 +31,7 @@ from worker_node.tasks.generate.model import GenerationModel, GenerationRequest
 from worker_node.tasks.generate.service import generate
 
 REFERENCE_MODEL = "qwen2.5-1.5b-instruct"
+PUBLISHED_NAME = "OpenVINO/Qwen2.5-1.5B-Instruct-int4-ov"
 SMALL_MODEL = "smollm2-135m-instruct"
 
 
@@ -68,7 +72,9 @@ class JobService:
 
     @property
     def model_id(self) -> str:
-        """The model's name, or its directory's where it cannot be read."""
+        """The published name where the weights are known, else the model's own, or its directory's."""
+        if self.choice.identity is Identity.PUBLISHED:
+            return PUBLISHED_NAME
         return self.choice.installed.id if self.choice.installed else self.choice.path.name
 
     def problem(self) -> str | None:
@@ -92,7 +98,8 @@ class JobService:
 
     def cache_exists(self) -> bool:
         """Whether anything compiled is kept there, so that loading is quick."""
-        return any(path.suffix == ".blob" for path in Path(self.cache_dir).glob(f"{self.model_id}/*/*"))
+        name = "" if self.choice.installed is None else self.choice.installed.id
+        return any(path.suffix == ".blob" for path in Path(self.cache_dir).glob(f"{name or '-'}/*/*"))
 
     def proof(self) -> CanaryProof | None:
         """Device, driver and runtime of the engine that is loaded; None before."""
@@ -134,12 +141,14 @@ class JobService:
             before = self.busy_time()
             started = time.monotonic()
             extra: dict[str, Any] = {}
-            text = None
-            if before.value is not None:
-                text, extra = await self._generate(request, began, deadline)
+            text = shaped = None
+            # The second time not greedily: that would be the same answer again.
+            for temperature in (0.0, 0.7) if request.job.retried else (0.0,):
+                if before.value is not None and not shaped:
+                    text, extra = await self._generate(request, began, deadline, temperature)
+                    shaped = request.job.shape(text)
             generate_s = time.monotonic() - started
             after = self.busy_time() if before.value is not None else before
-        shaped = None if text is None else request.job.shape(text)
         payload: dict[str, Any] = {
             "model": self.model_id,
             "device": Device.NPU.value,
@@ -159,7 +168,9 @@ class JobService:
         }
         return BoundedResult(payload | extra | self.label(), _verdict(before, after, shaped))
 
-    async def _generate(self, request: JobRequest, began: float, deadline: float) -> tuple[str, dict[str, Any]]:
+    async def _generate(
+        self, request: JobRequest, began: float, deadline: float, temperature: float
+    ) -> tuple[str, dict[str, Any]]:
         job, placement = request.job, self._placement
         limit = min(placement.prompt_limit, placement.total_limit - request.max_new_tokens)
         text, kept = fit(request.text, self._counter(request), limit)
@@ -175,7 +186,11 @@ class JobService:
                 restart_wait_s=0.0,
             ),
             job.messages(text),
-            Sampling(max_new_tokens=request.max_new_tokens, repetition_penalty=job.repetition_penalty),
+            Sampling(
+                max_new_tokens=request.max_new_tokens,
+                repetition_penalty=job.repetition_penalty,
+                temperature=temperature,
+            ),
             grammar=job.grammar(request.max_new_tokens),
         )
         pieces: list[str] = []
@@ -248,6 +263,30 @@ def _ms(seconds: float) -> float:
     return round(seconds * 1e3, 1)
 
 
+class Identity(StrEnum):
+    """What a model is beside the reference model: by its content, whatever its directory is called."""
+
+    PUBLISHED = "the published reference model"
+    COMPATIBLE = "compatible with the reference model, weights unknown"
+    OTHER = "not the reference model"
+
+
+def identify(installed: InstalledModel, weights: Container[str] = ()) -> Identity:
+    """Compare the model with the catalog's reference. `weights` are further sha256 of its weights.
+
+    Reads the file of weights where the architecture is the same: about a second for each gigabyte.
+    """
+    reference = Catalog.load().resolve(REFERENCE_MODEL)
+    if not reference.describes(peek_config(installed.path / "config.json")):
+        return Identity.OTHER
+    with (installed.path / WEIGHTS_FILE).open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    # What was pulled was compared with the hub's own hashes when it arrived.
+    pulled = installed.source_sha256.values() if installed.source == str(reference.source) else ()
+    known = found in reference.weights or found in weights or found in pulled
+    return Identity.PUBLISHED if known else Identity.COMPATIBLE
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """The model directory, why it is this one, and the model in it; None with the `problem` where there is none."""
@@ -256,23 +295,26 @@ class Choice:
     why: str
     installed: InstalledModel | None
     problem: str | None = None
+    identity: Identity = Identity.OTHER
 
 
-def choose_model(given: Path | None, store: ModelStore) -> Choice:
+def choose_model(given: Path | None, store: ModelStore, weights: Container[str] = ()) -> Choice:
     """Return the model of `OV_GENAI_NPU_MODEL`, else the reference model of the store, else its small embedded one."""
     if given is not None:
-        return _read(given.expanduser(), "OV_GENAI_NPU_MODEL")
-    for name, why in ((REFERENCE_MODEL, "the reference model"), (SMALL_MODEL, "the reference model is not installed")):
+        return _read(given.expanduser(), "OV_GENAI_NPU_MODEL", weights)
+    # By the name of its published directory, which `convert` keeps.
+    published = PUBLISHED_NAME.rpartition("/")[2]
+    for name, why in ((published, "installed"), (SMALL_MODEL, "the reference model is not installed")):
         try:
             path = store.get(name).path
         except ModelNotFound:
             continue
         except ConfigurationError as error:
             return Choice(store.root / name, why, None, error.message)
-        return _read(path, why)
+        return _read(path, why, weights)
     return Choice(
         store.root / REFERENCE_MODEL,
-        "the reference model",
+        "not installed",
         None,
         f"no model is installed: run npu-node pull {REFERENCE_MODEL}, or set OV_GENAI_NPU_MODEL to a model directory",
     )
@@ -280,15 +322,21 @@ def choose_model(given: Path | None, store: ModelStore) -> Choice:
 
 def reservation(choice: Choice) -> str | None:
     """What to report at start-up when the model is not the one that the jobs were accepted with."""
-    if choice.installed is None or choice.installed.id == REFERENCE_MODEL:
+    if choice.installed is None or choice.identity is Identity.PUBLISHED:
         return None
+    if choice.identity is Identity.COMPATIBLE:
+        return (
+            f"{choice.path} has the architecture of {PUBLISHED_NAME} and weights that are not known: the quality and "
+            f"times of the jobs were accepted for the published ones; run npu-node pull {REFERENCE_MODEL}, or add the "
+            f"sha256 of {WEIGHTS_FILE} to OV_GENAI_NPU_WEIGHTS"
+        )
     return (
         f"{choice.installed.id} is not the reference model {REFERENCE_MODEL}: the quality and times of the jobs were "
         f"accepted for that one alone; run npu-node pull {REFERENCE_MODEL}, or unset OV_GENAI_NPU_MODEL"
     )
 
 
-def _read(path: Path, why: str) -> Choice:
+def _read(path: Path, why: str, weights: Container[str]) -> Choice:
     if not path.is_dir():
         return Choice(path, why, None, f"{path} is not a directory; set OV_GENAI_NPU_MODEL to a model directory")
     try:
@@ -303,7 +351,8 @@ def _read(path: Path, why: str) -> Choice:
             "set OV_GENAI_NPU_MODEL to another model directory"
         )
         return Choice(path, why, None, problem)
-    return Choice(path, why, installed)
+    identity = identify(installed, weights)
+    return Choice(path, f"{why}; {identity}", installed, identity=identity)
 
 
 def build(

@@ -16,6 +16,7 @@ from worker_node.core.environment import native_environment
 from worker_node.core.errors import ConfigurationError, ModelNotFound
 
 if TYPE_CHECKING:
+    from worker_node.bounded.settings import BoundedSettings
     from worker_node.doctor.machine import Finding
     from worker_node.models.store import ModelStore
     from worker_node.settings import ModelSettings, NodeSettings
@@ -46,9 +47,7 @@ def _doctor(args: argparse.Namespace) -> int:
     from worker_node.doctor.checks import as_warnings, check_cpu, examine, healthy
     from worker_node.doctor.machine import ExaminedMachine
 
-    # The bounded profile's model is examined by `npu-node smoke`.
-    bounded = load_bounded_settings(args) if args.profile == "bounded" else None
-    node, cache = _node(args) if bounded is None else ([], bounded.cache.expanduser())
+    node, cache = _node(args) if args.profile == "node" else _bounded(load_bounded_settings(args))
     found = asyncio.run(probe())
     npu = examine(ExaminedMachine(kernel_log=_kernel_log()), found, cache=cache)
     findings = (check_cpu(found), *node, *(npu if args.require else as_warnings(npu)))
@@ -93,6 +92,23 @@ def _node(args: argparse.Namespace) -> tuple[list[Finding], Path]:
     ports = [port for port in (settings.port, settings.ollama_port) if port is not None]
     findings += [check_port(settings.host, port, answered=_answers(settings, port)) for port in ports]
     return findings, settings.compile_cache.expanduser()
+
+
+def _bounded(settings: BoundedSettings) -> tuple[list[Finding], Path]:
+    """What is said of the bounded profile's model, and its compile cache; `npu-node smoke` runs the model."""
+    from worker_node.bounded.service import choose_model, reservation
+    from worker_node.doctor.machine import error, ok, warning
+    from worker_node.models.store import ModelStore
+
+    choice = choose_model(settings.model, ModelStore(), settings.weights.split(","))
+    found = f"{choice.path} ({choice.why})"
+    if choice.problem is not None:
+        finding = error("model-files", choice.problem, "pull the model, or correct OV_GENAI_NPU_MODEL")
+    elif (doubt := reservation(choice)) is not None:
+        finding = warning("model-files", doubt, "npu-node pull qwen2.5-1.5b-instruct")
+    else:
+        finding = ok("model-files", found)
+    return [finding], settings.cache.expanduser()
 
 
 def _problem(wanted: ModelSettings, store: ModelStore) -> tuple[str, str] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import resources
@@ -94,7 +94,8 @@ class CatalogEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One model; `context_limit` counts tokens, `family` names its chat and tool-call format.
 
     `prompts` (before a query or a document) and `matryoshka` sizes are those of the model's card, where its files
-    declare none. `run_here` says what of it was run in this project, and on which devices.
+    declare none. `run_here` says what of it was run in this project, and on which devices. `config` are the values of
+    `config.json` by which its architecture is recognised, `weights` known sha256 of its `openvino_model.bin`.
     """
 
     id: str
@@ -114,6 +115,12 @@ class CatalogEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prompts: dict[str, str] = {}
     matryoshka: tuple[int, ...] = ()
     run_here: str = "nothing"
+    config: dict[str, int | str] = {}
+    weights: tuple[str, ...] = ()
+
+    def describes(self, config: Mapping[str, object]) -> bool:
+        """Whether a model with this `config.json` has the entry's architecture and sizes."""
+        return bool(self.config) and all(config.get(key) == value for key, value in self.config.items())
 
 
 class _CatalogFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

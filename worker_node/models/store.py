@@ -14,7 +14,7 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -29,6 +29,7 @@ from worker_node.models.directory import (
     MODEL_FILE,
     InstalledModel,
     has_manifest,
+    peek_config,
     read_directory,
     read_facts,
 )
@@ -75,6 +76,13 @@ def _refuse_file(root: Path) -> None:
         )
     if not os.access(root, os.R_OK | os.X_OK):
         raise ConfigurationError(f"the model store: {storage_problem(forbidden(root))}")
+
+
+def _described(config: Mapping[str, object]) -> str:
+    """What a `config.json` says that a model is."""
+    sizes = {"layers": config.get("num_hidden_layers"), "wide": config.get("hidden_size")}
+    found = [str(config.get("model_type", "another model")), *(f"{n} {what}" for what, n in sizes.items() if n)]
+    return ", ".join(found)[:200]
 
 
 class ModelStore:
@@ -165,10 +173,14 @@ class ModelStore:
             )
         owner = self.catalog.find(chosen)
         if owner is not None and owner is not reference:
-            raise BadRequest(
-                f"the name {chosen} belongs to a model of the catalog; choose another with npu-node pull --name",
-                param="name",
-            )
+            config = peek_config(reference.path / "config.json") if isinstance(reference, LocalReference) else {}
+            # The directory of a published model keeps the name that it was published under, never the catalog's own.
+            if model_id is not None or not owner.describes(config):
+                raise BadRequest(
+                    f"the name {chosen} belongs to {owner.source} of the catalog, and {name[:200]} is "
+                    f"{_described(config)}; choose another name with npu-node pull --name",
+                    param="name",
+                )
         return PullSpec(reference, chosen, kind, quantization, name)
 
     def is_installed(self, spec: PullSpec) -> bool:

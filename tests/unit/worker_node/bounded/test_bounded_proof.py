@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from worker_node.bounded.proof import WARM_LIMIT_S, measure_jobs
-from worker_node.bounded.service import REFERENCE_MODEL, BoundedResult
+from worker_node.bounded.service import PUBLISHED_NAME, BoundedResult
 
 
 class TimedService:
@@ -13,7 +13,7 @@ class TimedService:
 
     initial_load_ms = 9.0
 
-    def __init__(self, model_id=REFERENCE_MODEL, *, emulated=False, total=100.0, error=None):
+    def __init__(self, model_id=PUBLISHED_NAME, *, emulated=False, total=100.0, error=None):
         self.model_id = model_id
         self.npu = SimpleNamespace(emulated=emulated)
         self.total, self.error = total, error
@@ -41,7 +41,7 @@ async def test_every_job_is_measured_as_often_as_asked_after_a_cold_one():
     }
 
 
-@pytest.mark.parametrize("scripted", [{"model_id": "smollm2-135m-instruct"}, {"emulated": True}])
+@pytest.mark.parametrize("scripted", [{"model_id": "qwen2.5-1.5b-instruct"}, {"emulated": True}])
 async def test_another_model_or_an_emulated_npu_is_no_evidence(scripted):
     report = await measure_jobs(TimedService(**scripted), 1)
     assert report.accepted is None

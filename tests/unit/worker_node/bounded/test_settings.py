@@ -2,15 +2,27 @@
 
 import argparse
 import fcntl
+import hashlib
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
-from worker_node.bounded.service import choose_model
+from worker_node.bounded.jobs import BoundedJob, bounded
+from worker_node.bounded.profile import job_service
+from worker_node.bounded.service import (
+    PUBLISHED_NAME,
+    REFERENCE_MODEL,
+    Identity,
+    choose_model,
+    identify,
+    reservation,
+)
 from worker_node.bounded.settings import BoundedSettings, DeviceLock
 from worker_node.cli.serve import load_bounded_settings
-from worker_node.core.errors import ConfigurationError, EngineUnavailable
+from worker_node.core.errors import BadRequest, ConfigurationError, EngineUnavailable
+from worker_node.models.catalog import Catalog
 from worker_node.models.directory import MANIFEST_FILE
 from worker_node.models.store import ModelStore
 
@@ -37,8 +49,12 @@ def test_the_defaults_are_those_of_the_contract():
 def test_the_environment_is_the_contracts(monkeypatch, tmp_path):
     for name, value in {"MODEL": tmp_path / "m", "CACHE": tmp_path / "c", "HOST": "localhost", "PORT": 1234}.items():
         monkeypatch.setenv(f"OV_GENAI_NPU_{name}", str(value))
+    monkeypatch.setenv("NPU_NODE_COMPILE_CACHE", str(tmp_path / "node"))
     settings = BoundedSettings()
     assert (settings.model, settings.cache) == (tmp_path / "m", tmp_path / "c")
+    monkeypatch.delenv("OV_GENAI_NPU_CACHE")
+    assert BoundedSettings().cache == tmp_path / "node"
+    monkeypatch.setenv("OV_GENAI_NPU_CACHE", str(tmp_path / "c"))
     node = settings.node_settings()
     assert (node.host, node.port, node.compile_cache) == ("127.0.0.1", 1234, tmp_path / "c")
 
@@ -79,7 +95,68 @@ def test_the_reference_model_comes_first(store, tmp_path):
         (tmp_path / name).symlink_to(store.get("smollm2-135m-instruct").path)
     choice = choose_model(None, ModelStore(tmp_path))
     assert choice.path.name == "qwen2.5-1.5b-instruct"
-    assert choice.why == "the reference model"
+    # The name alone proves nothing.
+    assert choice.identity is Identity.OTHER
+
+
+def as_reference(source, directory, **config):
+    """A copy of a model without a manifest that calls itself what the reference model is."""
+    shutil.copytree(source, directory)
+    (directory / MANIFEST_FILE).unlink()
+    said = json.loads((directory / "config.json").read_text())
+    known = Catalog.load().resolve(REFERENCE_MODEL).config
+    (directory / "config.json").write_text(json.dumps(said | known | config))
+    return directory
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("config", "known", "identity"),
+    [
+        ({}, True, Identity.PUBLISHED),
+        ({}, False, Identity.COMPATIBLE),
+        ({"num_hidden_layers": 24}, True, Identity.OTHER),
+    ],
+)
+def test_a_model_is_the_reference_by_its_content(store, tmp_path, config, known, identity):
+    directory = as_reference(store.get("smollm2-135m-instruct").path, tmp_path / "anything", **config)
+    found = hashlib.sha256((directory / "openvino_model.bin").read_bytes()).hexdigest()
+    choice = choose_model(directory, store, [found if known else "0" * 64])
+    assert choice.identity is identity
+    assert (reservation(choice) is None) is (identity is Identity.PUBLISHED)
+    pulled = replace(choice.installed, source=f"hub {PUBLISHED_NAME}@main", source_sha256={"openvino_model.bin": found})
+    assert identify(pulled) is (Identity.OTHER if config else Identity.PUBLISHED)
+
+
+@pytest.mark.real
+def test_the_published_directory_is_converted_under_its_name_and_found(store, tmp_path):
+    source = store.get("smollm2-135m-instruct").path
+    mine = ModelStore(tmp_path / "store")
+    other = tmp_path / "other" / "Qwen2.5-1.5B-Instruct-int4-ov"
+    shutil.copytree(source, other)
+    with pytest.raises(BadRequest, match="is llama, 30 layers, 576 wide"):
+        mine.convert(other)
+    named = as_reference(source, tmp_path / "Qwen2.5-1.5B-Instruct-int4-ov")
+    with pytest.raises(BadRequest, match="belongs to hub OpenVINO"):
+        mine.convert(named, "qwen2.5-1.5b-instruct")
+    mine.convert(named)
+    choice = choose_model(None, mine)
+    assert choice.identity is Identity.COMPATIBLE
+    assert choice.installed.id == "qwen2.5-1.5b-instruct-int4-ov"
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(("retried", "answers"), [(True, 2), (False, 1)])
+async def test_an_unusable_answer_is_asked_for_once_more(store, tmp_path, monkeypatch, retried, answers):
+    monkeypatch.setenv("NPU_NODE_NPU_EMULATION", "1")
+    settings = BoundedSettings(model=store.get("smollm2-135m-instruct").path, cache=tmp_path, lock=tmp_path / "lock")
+    seen = []
+    job = BoundedJob("title", 32, "Answer.", "Answer.", lambda text: seen.append(text) or "", retried=retried)
+    async with job_service(settings) as service:
+        result = await service.run(bounded(job, "Rain", 4))
+    assert len(seen) == answers
+    assert result.payload["npu_busy_delta_us"] > 0
+    assert "no usable text" in result.error
 
 
 @pytest.mark.real

@@ -34,3 +34,9 @@ def test_bench_exits_by_what_is_accepted_and_what_failed(answers, capsys, accept
     printed = capsys.readouterr()
     assert all(failure in printed.out for failure in failures)
     assert ("no evidence" in printed.err) is (accepted is None)
+
+
+def test_a_no_go_that_is_no_failure_says_why_in_its_last_line(answers, capsys):
+    answers(JobsReport(None, FIGURES | {"problems": ["no-go: title has a p95 of 20.0 s, over 15"]}))
+    assert main(["bench", "--jobs"]) == 0
+    assert "no failure (exit status 0)" in capsys.readouterr().err.splitlines()[-1]
