@@ -6,10 +6,11 @@ The running node (NPU_NODE_URL) pulls and removes; where none runs, or an option
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from worker_node.cli.output import TOY_NOTE
 
@@ -89,9 +90,42 @@ def _pull(args: argparse.Namespace) -> int:
         args.parser.error("name at least one model, or give --embedded")
     if args.name is not None and len(names) > 1:
         args.parser.error("--name is for one model")
+    graphs = [_graph(name, args.name) for name in names]
     if args.check or args.embedded or args.name or args.quantization or args.model_store:
-        return _pull_to_store(args, names)
-    return on_node(args, lambda node: _pull_by_node(node, names), lambda: _pull_to_store(args, names))
+        failed = _pull_to_store(args, names)
+    else:
+        failed = on_node(args, lambda node: _pull_by_node(node, names), lambda: _pull_to_store(args, names))
+    print("".join(graphs), end="")
+    return failed
+
+
+def _graph(name: str, model_id: str | None) -> str:
+    """What `graph.pbtxt` in a directory of OpenVINO Model Server is in node.toml. Raises ConfigurationError."""
+    from worker_node.core.errors import BadRequest
+    from worker_node.models.sources.reference import LocalReference, foreign_reference
+    from worker_node.settings.graph import GRAPH_FILE, read_graph
+
+    reference = foreign_reference(name)
+    if not isinstance(reference, LocalReference):
+        return ""
+    found, ignored = read_graph(reference.path)
+    if "path" in found:
+        raise BadRequest(
+            f"{reference.path / GRAPH_FILE} says that the model is in {found['path']}: pull that directory, or set "
+            f'path = "{reference.path.resolve()}" in [[models]] to serve it with the graph\'s options'
+        )
+    keys = {"name": model_id or reference.model_id} | found
+    lines = [f"# {reference.path / GRAPH_FILE}", "[[models]]", *(f"{key} = {_toml(keys[key])}" for key in keys)]
+    lines += [f"# without a counterpart here: {', '.join(ignored)}"] if ignored else []
+    return "\n".join(["", *lines, ""]) if found or ignored else ""
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{json.dumps(key)} = {_toml(one)}' for key, one in value.items())} }}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _pull_by_node(node: NodeClient, names: list[str]) -> int:

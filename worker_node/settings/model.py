@@ -33,7 +33,7 @@ from worker_node.engines.options import (
 )
 
 # Properties of the NPU that are settings here: they are moved there while the settings are read.
-_SETTING_OF: Mapping[str, str] = {
+SETTING_OF: Mapping[str, str] = {
     "CACHE_DIR": "compile_cache",
     "GENERATE_HINT": "generate_hint",
     "MAX_PROMPT_LEN": "max_prompt_len",
@@ -199,12 +199,12 @@ def _named_as_here(table: Mapping[str, Any], wrong: list[InitErrorDetails]) -> d
         config = place.get("plugin_config") if isinstance(place, dict) and place.get("device") == Device.NPU else None
         if not isinstance(config, dict):
             continue
-        for native in sorted(config.keys() & _SETTING_OF.keys()):
-            ours = _SETTING_OF[native]
+        for native in sorted(config.keys() & SETTING_OF.keys()):
+            ours = SETTING_OF[native]
             if str(found.setdefault(ours, config[native])) != str(config[native]):
                 clash = f"is {config[native]} and {ours} of the model is {found[ours]}; both mean the same: remove one"
                 wrong.append(custom_error("twice", ("placements", index, "plugin_config", native), clash))
-        left = {name: value for name, value in config.items() if name not in _SETTING_OF}
+        left = {name: value for name, value in config.items() if name not in SETTING_OF}
         tables[index] = place | {"plugin_config": left}
     return found | {"placements": tables}
 

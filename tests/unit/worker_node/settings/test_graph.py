@@ -1,0 +1,136 @@
+"""`graph.pbtxt` of an OpenVINO Model Server installation is read where a model is."""
+
+import json
+import logging
+
+import pytest
+
+from worker_node.cli.main import main
+from worker_node.core.errors import ConfigurationError
+from worker_node.settings import InvalidSettings, parse_settings
+from worker_node.settings.graph import read_graph
+
+GRAPH = """# Written by hand
+input_stream: "HTTP_REQUEST_PAYLOAD:input"
+node: {
+  calculator: "HttpLLMCalculator"
+  input_stream_info: { tag_index: 'LOOPBACK:0', back_edge: true }
+  node_options: {
+      [type.googleapis.com / mediapipe.LLMCalculatorOptions]: {
+          models_path: "./",
+          OPTIONS
+      }
+  }
+  input_stream_handler { options < [mediapipe.SyncSetInputStreamHandlerOptions.ext] { sync_set { tag: -1.5 } } > }
+}
+"""
+
+
+@pytest.fixture
+def directory(tmp_path):
+    def make(options, graph=GRAPH):
+        (tmp_path / "graph.pbtxt").write_text(graph.replace("OPTIONS", options), encoding="utf-8")
+        return tmp_path
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("options", "settings", "ignored"),
+    [
+        ("", {}, []),
+        (
+            "max_num_seqs: 8 cache_size: 2, best_of_limit: 5;",
+            {"max_num_seqs": 8, "cache_size_gb": 2, "best_of_limit": 5},
+            [],
+        ),
+        (
+            "enable_prefix_caching: false dynamic_split_fuse: true",
+            {"enable_prefix_caching": False, "dynamic_split_fuse": True},
+            [],
+        ),
+        ("max_tokens_limit: 9 max_num_batched_tokens: 64", {"max_tokens_limit": 9, "max_num_batched_tokens": 64}, []),
+        ('device: "GPU"', {"placements": ["GPU"]}, []),
+        (
+            """device: "NPU" plugin_config: '{"MAX_PROMPT_LEN": 2048, "OTHER": "YES"}'""",
+            {"max_prompt_len": 2048, "placements": [{"device": "NPU", "plugin_config": {"OTHER": "YES"}}]},
+            [],
+        ),
+        (
+            r'plugin_config: "{\"NUM_STREAMS\": 4}"',
+            {"placements": [{"device": "CPU", "plugin_config": {"NUM_STREAMS": 4}}]},
+            [],
+        ),
+        ('device: "AUTO" plugin_config: "{\\"A\\": 1}"', {}, ["device AUTO", "plugin_config"]),
+        (
+            'target_device: "CPU" pooling: CLS normalize_embeddings: true truncate: true',
+            {"placements": ["CPU"], "pooling": "cls", "normalize": True},
+            ["truncate"],
+        ),
+        (
+            'tool_parser: "hermes3" cache_eviction_config { start_size: 32 }',
+            {},
+            ["tool_parser", "cache_eviction_config"],
+        ),
+    ],
+)
+def test_options_become_settings_and_others_are_named(directory, options, settings, ignored):
+    assert read_graph(directory(options)) == (settings, ignored)
+
+
+@pytest.mark.parametrize(
+    ("graph", "why"),
+    [
+        ("node {", "it ends before a }"),
+        ('node {\n "text" }', "must be a field with a value"),
+        ("node: }", "node must be a field with a value"),
+        ("a\n§: 1", "line 2 is not text protobuf"),
+        ("a: 'open", "line 1 is not text protobuf"),
+        ("#" * 70_000, "more than 65536 characters"),
+        ("# " * 30_000 + "\n§", "line 2 is not text protobuf"),
+        ("a { " * 9_000, "must be a field with a value"),
+        (r"models_path: '\x'", "escape"),
+        ("models_path: '.' plugin_config: '[1]'", "plugin_config must be a JSON object, got [1]"),
+        ("models_path: '.' plugin_config: '{'", "cannot be read"),
+        (f"models_path: '.' plugin_config: '{'[' * 60_000}'", "cannot be read"),
+    ],
+)
+def test_a_damaged_graph_is_refused_with_its_place(directory, graph, why):
+    with pytest.raises(ConfigurationError) as caught:
+        read_graph(directory("", graph))
+    assert caught.value.message.startswith(f"{directory('', graph) / 'graph.pbtxt'} cannot be read: ")
+    assert why in caught.value.message
+
+
+def test_a_path_brings_its_graph_and_the_settings_count_more(directory, caplog, monkeypatch):
+    caplog.set_level(logging.WARNING)
+    path = directory('device: "NPU" plugin_config: \'{"MAX_PROMPT_LEN": 2048}\' max_num_seqs: 4 tool_parser: "x"')
+    (path / "1").mkdir()
+    (wanted,) = parse_settings(f'[[models]]\npath = "{path}"\nmax_prompt_len = 512').models
+    assert (wanted.name, wanted.path, wanted.options) == (path.name, path, {"max_prompt_len": 512, "max_num_seqs": 4})
+    (record,) = caplog.records
+    assert record.message == (
+        f"{path}/graph.pbtxt: taken: placements, max_num_seqs; options without a counterpart: tool_parser"
+    )
+    directory("", GRAPH.replace('"./"', '"./1"'))
+    monkeypatch.setenv("NPU_NODE_MODELS", json.dumps([{"path": str(path)}]))
+    (wanted,) = parse_settings("").models
+    assert (wanted.name, wanted.path) == (path.name, path / "1")
+    directory("}")
+    with pytest.raises(InvalidSettings, match=r"NPU_NODE_MODELS: models\[0\].path: .* cannot be read: "):
+        parse_settings("")
+
+
+def test_pulling_a_directory_prints_its_graph_as_settings(directory, capsys, monkeypatch):
+    monkeypatch.setattr("worker_node.cli.pull._pull_to_store", lambda *_: 0)
+    path = directory("""device: "NPU" plugin_config: '{"A": "é"}' max_num_seqs: 4 tool_parser: "x" """)
+    assert main(["pull", str(path), "--name", "mine"]) == 0
+    printed = capsys.readouterr().out
+    (wanted,) = parse_settings(printed).models
+    assert (wanted.name, wanted.options) == ("mine", {"max_num_seqs": 4})
+    assert wanted.placements[0].plugin_config == {"A": "é"}
+    assert printed.endswith("\n# without a counterpart here: tool_parser\n")
+    (path / "1").mkdir()
+    directory("", GRAPH.replace('"./"', '"./1"'))
+    assert main(["pull", str(path)]) != 0
+    assert f"the model is in {path / '1'}: pull that directory" in capsys.readouterr().err
