@@ -17,6 +17,7 @@ from worker_node.http.middleware import (
     errors_as,
     inference,
     log_requests,
+    name_as_npu_proxy,
     traced,
 )
 from worker_node.http.request_state import NODE
@@ -45,6 +46,8 @@ def make_app(node: Node) -> web.Application:
     app[NODE] = node
     app[API_KEYS] = keys
     app.on_response_prepare.extend((begin_reply, describe_request, origins.add_headers))
+    if node.settings.npu_proxy_names:
+        app.on_response_prepare.append(name_as_npu_proxy)
 
     async def close_manager(_app: web.Application) -> None:
         await node.manager.close()

@@ -117,6 +117,9 @@ def _run(argv: Sequence[str]) -> int:
 
 def _command_first(argv: Sequence[str]) -> Sequence[str]:
     """Options before the command are moved behind it: `npu-node --verbose run smollm2`."""
+    if argv and argv[0].partition("=")[0] in {"--host", "--port"} and "serve" not in argv:
+        # As npu-proxy and other servers are started.
+        return ["serve", *argv]
     place = next((place for place, word in enumerate(argv) if word in _CALLING), 0)
     return [argv[place], *argv[:place], *argv[place + 1 :]] if place and argv[0].startswith("-") else argv
 

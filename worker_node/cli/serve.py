@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _Start = Callable[[], Coroutine[Any, Any, None]]
+_LOG_LEVELS = ("debug", "info", "warning", "error")
 _LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
@@ -37,8 +38,13 @@ def add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser.add_argument("--host", help="address to bind; another than loopback needs an API key")
     parser.add_argument("--port", type=int, help="port to bind; 0 takes a free one")
     parser.add_argument("--model-store", type=Path, help="directory of the models")
-    parser.add_argument("--profile", choices=("node", "bounded"), default="node", help="bounded: docs/bounded-jobs.md")
-    parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    parser.add_argument(
+        "--profile",
+        choices=("node", "bounded", "npu-proxy"),
+        default="node",
+        help="bounded: docs/bounded-jobs.md; npu-proxy: docs/coming-from.md",
+    )
+    parser.add_argument("--log-level", choices=_LOG_LEVELS, help="default: NPU_NODE_LOG_LEVEL, else info")
     parser.set_defaults(run=_serve)
 
 
@@ -54,7 +60,7 @@ def add_config(parser: argparse.ArgumentParser) -> None:
 
 def _serve(args: argparse.Namespace) -> int:
     """Serve until a signal stops the node."""
-    logging.basicConfig(level=args.log_level.upper(), format=_LOG_FORMAT, stream=sys.stderr)
+    logging.basicConfig(level=_log_level(args.log_level), format=_LOG_FORMAT, stream=sys.stderr)
     # First, so that a mistake in them is reported before the slow imports.
     start = _bounded(args) if args.profile == "bounded" else _node(args)
     # Imports make some hundred thousand objects and no garbage: the collector would look through them again and again,
@@ -72,8 +78,18 @@ def _serve(args: argparse.Namespace) -> int:
     return 0
 
 
+def _log_level(given: str | None) -> str:
+    """The flag, else the variable, ours before npu-proxy's. Raises ConfigurationError for another word."""
+    for name in ("NPU_NODE_LOG_LEVEL", "NPU_PROXY_LOG_LEVEL"):
+        value = os.environ.get(name, "")
+        if not given and value and value.lower() not in _LOG_LEVELS:
+            raise ConfigurationError(f"{name} must be one of {', '.join(_LOG_LEVELS)}, got {value[:40]!r}")
+        given = given or value
+    return (given or "info").upper()
+
+
 def _node(args: argparse.Namespace) -> _Start:
-    from worker_node.settings.reading import notices
+    from worker_node.settings.npu_proxy import notices
 
     source = settings_source(args)
     settings = source.read()
@@ -105,7 +121,9 @@ def settings_source(args: argparse.Namespace) -> SettingsSource:
     from worker_node.settings import SettingsSource
     from worker_node.settings.reading import find_file
 
-    return SettingsSource(find_file(getattr(args, "config", None)), _flags(args, "host", "port", "model_store"))
+    flags = _flags(args, "host", "port", "model_store")
+    npu_proxy = getattr(args, "profile", None) == "npu-proxy"
+    return SettingsSource(find_file(getattr(args, "config", None)), flags, npu_proxy)
 
 
 def node_store(args: argparse.Namespace) -> ModelStore:

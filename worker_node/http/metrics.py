@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -36,6 +36,10 @@ class EngineMetrics:
         for model in manager.models:
             for placement in model.placements:
                 self._read(model.id, placement)
+            loaded = [place for place in model.placements if place.engine.status.state is EngineState.READY]
+            self._gauge(
+                "loaded_models", "Devices on which the model is loaded", (model.id,), len(loaded), by=("model",)
+            )
 
     def families(self) -> Iterable[Metric]:
         """All metrics that have a sample."""
@@ -77,6 +81,8 @@ class EngineMetrics:
     def _admission(self, key: tuple[str, str], placement: Placement) -> None:
         admission = placement.admission
         self._gauge("admission_outstanding", "Requests or texts admitted and not finished", key, admission.outstanding)
+        if seconds := admission.decode_rate.seconds(1):
+            self._gauge("tokens_per_second", "Tokens a second of the latest generations", key, 1 / seconds)
         text = "Requests or texts that may be admitted at once; more are refused"
         self._gauge("admission_limit", text, key, admission.limits.max_outstanding)
         for priority in Priority:
@@ -102,10 +108,18 @@ class EngineMetrics:
         self._gauge("engine_resident_memory_bytes", "Resident memory of the engine process", key, memory)
         self._gauge("engine_open_fds", "Open file descriptors of the engine process", key, files)
 
-    def _gauge(self, name: str, text: str, key: tuple[str, ...], value: float | None, *more: str) -> None:
-        """Add a sample; `more` are the labels whose values `key` has after the model and the device."""
+    def _gauge(
+        self,
+        name: str,
+        text: str,
+        key: tuple[str, ...],
+        value: float | None,
+        *more: str,
+        by: tuple[str, ...] = _BY,
+    ) -> None:
+        """Add a sample; `more` are the labels whose values `key` has after those of `by`."""
         if value is not None:
-            labels = (*_BY, *more)
+            labels = (*by, *more)
             family = self._gauges.setdefault(name, GaugeMetricFamily(f"npu_node_{name}", text, labels=labels))
             family.add_metric(key, float(value))
 
@@ -128,8 +142,55 @@ def process_footprint(pid: int | None) -> tuple[int | None, int | None]:
     return (None, None) if memory is None else (memory, files)  # it may end between the two reads
 
 
+# npu-proxy's names, and the labels that it has of ours.
+_NPU_PROXY = {
+    "npu_node_http_requests": ("npu_proxy_requests", {"route": "endpoint", "status": "status"}),
+    "npu_node_request_inference_time_seconds": (
+        "npu_proxy_inference_duration_seconds",
+        {"model": "model", "device": "device"},
+    ),
+    "npu_node_time_to_first_token_seconds": ("npu_proxy_time_to_first_token_seconds", {"model": "model"}),
+    "npu_node_inter_token_latency_seconds": ("npu_proxy_inter_token_latency_seconds", {"model": "model"}),
+    "npu_node_tokens_per_second": ("npu_proxy_tokens_per_second", {"model": "model"}),
+    "npu_node_loaded_models": ("npu_proxy_loaded_models", {"model": "model"}),
+    "npu_node_generation_tokens": ("npu_proxy_tokens_generated", {"model": "model"}),
+}
+
+
+class NpuProxyCollector(Collector):
+    """Metrics of a registry under npu-proxy's names; samples that differ in labels which it lacks are added up."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def describe(self) -> Iterable[Metric]:
+        """Return no metrics: they are known only when they are read."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the metrics that npu-proxy had."""
+        for family in self._registry.collect():
+            if family.name not in _NPU_PROXY:
+                continue
+            name, labels = _NPU_PROXY[family.name]
+            sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+            for sample in family.samples:
+                kept = {labels.get(label, label): of for label, of in sample.labels.items() if label in {*labels, "le"}}
+                key = (name + sample.name.removeprefix(family.name), tuple(kept.items()))
+                sums[key] = sums.get(key, 0.0) + sample.value
+            renamed = Metric(name, family.documentation, family.type)
+            for (sample_name, found), value in sums.items():
+                renamed.add_sample(sample_name, dict(found), value)
+            yield renamed
+
+
 async def _metrics(request: web.Request) -> web.Response:
-    text = generate_latest(request.app[NODE].telemetry.registry)
+    node = request.app[NODE]
+    text = generate_latest(node.telemetry.registry)
+    if node.settings.npu_proxy_names:
+        as_proxy = CollectorRegistry()
+        as_proxy.register(NpuProxyCollector(node.telemetry.registry))
+        text += generate_latest(as_proxy)
     return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 

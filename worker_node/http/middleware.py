@@ -60,6 +60,13 @@ async def begin_reply(request: web.Request, response: web.StreamResponse) -> Non
     response.headers["Server"] = SERVER
 
 
+async def name_as_npu_proxy(_request: web.Request, response: web.StreamResponse) -> None:
+    """For `on_response_prepare`: npu-proxy's names of the headers beside ours."""
+    for name in ("Device", "Route-Reason", "Token-Count"):
+        if (value := response.headers.get(f"X-NPU-Node-{name}")) is not None:
+            response.headers[f"X-NPU-Proxy-{name}"] = value
+
+
 async def describe_request(request: web.Request, response: web.StreamResponse) -> None:
     """For `on_response_prepare`: name the request's id, and list its ignored fields, which are counted."""
     state = request.get(STATE)

@@ -72,7 +72,8 @@ class Machine:
 
     def devices(self) -> tuple[Device, ...]:
         """The devices that a model may be placed on, in order of preference."""
-        return tuple(device for device in Device if self.emulates(device) or self.probe.find(device) is not None)
+        wanted = self.settings.devices or Device
+        return tuple(device for device in wanted if self.emulates(device) or self.probe.find(device) is not None)
 
     def emulates(self, device: Device) -> bool:
         """Whether the device is an emulated NPU."""
@@ -226,7 +227,7 @@ def build_placements(
         places = tuple(PlacementSettings(device=device) for device in machine.devices())
     if not places:
         raise ConfigurationError(
-            f"{installed.id}: OpenVINO sees no device here ({machine.probe.error or 'none listed'})"
+            f"{installed.id}: OpenVINO sees no device that it may use ({machine.probe.error or 'see devices'})"
         )
     model = _PlacedModel(task, installed, wanted, machine, canary, [place.device for place in places])
     # Unless the settings say otherwise, only the first is loaded at start: the others serve what it cannot.

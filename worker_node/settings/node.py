@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, SecretStr, ValidationE
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from worker_node.core.environment import cache_home
+from worker_node.core.types import Device
 from worker_node.models.catalog import Catalog, normalise_name
 from worker_node.models.store import default_store_root
 from worker_node.settings.model import ModelSettings, custom_error
@@ -155,6 +156,14 @@ class NodeSettings(BaseSettings):
     models: tuple[ModelSettings, ...] = Field(
         default=tuple(ModelSettings(name=name) for name in EMBEDDED_MODELS),
         description="what to serve: a table [[models]] for each model",
+    )
+    devices: Annotated[tuple[Device, ...], NoDecode] = Field(
+        default=(),
+        description="devices for models without placements of their own, in the order of preference; default: all that "
+        "there are, NPU before GPU before CPU",
+    )
+    npu_proxy_names: bool = Field(
+        default=False, description="npu-proxy's headers and metrics beside this node's own (docs/coming-from.md)"
     )
     compile_cache: Path = Field(
         default_factory=default_compile_cache,
@@ -325,7 +334,7 @@ class NodeSettings(BaseSettings):
             ImageHost.parse(entry)
         return value
 
-    @field_validator("api_keys", "allowed_hosts", "cors_origins", "allow_image_hosts", mode="before")
+    @field_validator("api_keys", "allowed_hosts", "cors_origins", "allow_image_hosts", "devices", mode="before")
     @classmethod
     def _list(cls, value: Any) -> Any:
         """`NPU_NODE_API_KEYS=a,b` is two keys, and so is `["a", "b"]`."""

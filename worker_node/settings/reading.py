@@ -25,6 +25,7 @@ from worker_node.core.errors import ConfigurationError
 from worker_node.settings.graph import GRAPH_FILE, read_graph
 from worker_node.settings.model import ModelSettings, PlacementSettings, known_options
 from worker_node.settings.node import NodeSettings, read_text, reason
+from worker_node.settings.npu_proxy import translated
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +166,9 @@ def _message(detail: ErrorDetails) -> str:
 PREFIX = "NPU_NODE_"
 CONFIG_VARIABLE = PREFIX + "CONFIG"
 # Read by commands: where the settings are, and what those that talk to a running node need.
-OF_COMMANDS = frozenset(PREFIX + name for name in ("CONFIG", "URL", "API_KEY", "CA_FILE", "CLIENT_CERT", "CLIENT_KEY"))
+OF_COMMANDS = frozenset(
+    PREFIX + name for name in ("CONFIG", "URL", "API_KEY", "CA_FILE", "CLIENT_CERT", "CLIENT_KEY", "LOG_LEVEL")
+)
 SYSTEM_FILE = Path("/etc/npu-node/node.toml")
 # The store of the unit that runs with that file (config/systemd/npu-node.service).
 SYSTEM_STORE = Path("/var/lib/npu-node/models")
@@ -215,55 +218,6 @@ def _as_variable(hint: str) -> str:
     return f"did you mean {PREFIX}{near[1].upper()}?" if near else hint
 
 
-NPU_PROXY_PREFIX = "NPU_PROXY_"
-# What means the same in the same unit.
-_SAME = {
-    "HOST": "host",
-    "PORT": "port",
-    "TOKEN_LIMIT": "npu_token_limit",
-    "COMPILE_CACHE_DIR": "compile_cache",
-    "ALLOWED_HOSTS": "allowed_hosts",
-    "INFERENCE_TIMEOUT": "request_timeout_s",
-    "LOAD_TIMEOUT": "load_timeout_s",
-    "EMBEDDING_CACHE_SIZE": "embedding_cache",
-}
-_INSTEAD = {
-    "DEVICE": 'placements = ["NPU", "CPU"] of a model, in their order',
-    "PREFERRED_DEVICE": 'placements = ["NPU", "CPU"] of a model, in their order',
-    "FALLBACK_DEVICE": 'placements = ["NPU", "CPU"] of a model, in their order',
-    "EMBEDDING_DEVICE": 'placements = ["NPU"] of the embedding model',
-    "EMBEDDING_MODEL": "[[models]] with its name, after npu-node pull NAME",
-    "MAX_PROMPT_LEN": "max_prompt_len in the settings of a model",
-    "REAL_INFERENCE": "nothing: a node never makes answers up",
-    "EMBEDDING_FALLBACK_MODE": "nothing: a node never makes vectors up",
-    "LOG_LEVEL": "npu-node serve --log-level",
-    "MODEL_DIR": "NPU_NODE_MODEL_STORE, after npu-node convert DIRECTORY for each model",
-}
-
-
-def inherited(environment: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """Variable and value by the name of the setting, for those that are taken over; empty values set nothing."""
-    return {
-        setting: (NPU_PROXY_PREFIX + name, value)
-        for name, setting in _SAME.items()
-        if (value := environment.get(NPU_PROXY_PREFIX + name, ""))
-    }
-
-
-def notices(environment: Mapping[str, str]) -> list[str]:
-    """A line for each variable of npu-proxy: what it became, or what to write instead."""
-    lines = []
-    for name in sorted(environment):
-        if not name.startswith(NPU_PROXY_PREFIX) or not environment[name]:
-            continue
-        key = name.removeprefix(NPU_PROXY_PREFIX)
-        if key in _SAME:
-            lines.append(f"{name} is npu-proxy's; it is understood as NPU_NODE_{_SAME[key].upper()}: rename it")
-        else:
-            lines.append(f"{name} is npu-proxy's and has no effect; here it is {_INSTEAD.get(key, 'not needed')}")
-    return lines
-
-
 _FIELD = re.compile(r'field "(\w+)"')
 _NO_FLAGS: Mapping[str, Any] = {}
 
@@ -274,23 +228,26 @@ class SettingsSource:
 
     config: Path | None = None
     flags: Mapping[str, Any] = field(default_factory=dict)
+    npu_proxy: bool = False
 
     def read(self) -> NodeSettings:
         """Read and validate everything, now. Raises InvalidSettings, which names each file and key."""
         if self.config is None:
-            return parse_settings("", None, self.flags)
+            return parse_settings("", None, self.flags, npu_proxy=self.npu_proxy)
         try:
             text = read_text(self.config)
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidSettings([SettingProblem(str(self.config), "", f"cannot be read: {reason(error)}")]) from None
-        return parse_settings(text, str(self.config), self.flags)
+        return parse_settings(text, str(self.config), self.flags, npu_proxy=self.npu_proxy)
 
 
-def parse_settings(text: str, file: str | None = None, flags: Mapping[str, Any] = _NO_FLAGS) -> NodeSettings:
+def parse_settings(
+    text: str, file: str | None = None, flags: Mapping[str, Any] = _NO_FLAGS, *, npu_proxy: bool = False
+) -> NodeSettings:
     """Return the settings that a TOML text, the environment and `flags` give.
 
-    `file` names the text in errors. Reads nothing but the environment, the file of `api_keys_file`, and `graph.pbtxt`
-    in the directories of models.
+    `file` names the text in errors; with `npu_proxy` npu-proxy's defaults are the weakest. Reads nothing but the
+    environment, the file of `api_keys_file`, and `graph.pbtxt` in directories of models.
     Raises InvalidSettings with every problem.
     """
     document = _parse(text, file or "settings")
@@ -299,7 +256,9 @@ def parse_settings(text: str, file: str | None = None, flags: Mapping[str, Any] 
     variables = given_variables(os.environ)
     taken = {
         name: found
-        for name, found in inherited(os.environ).items()
+        for name, found in translated(
+            os.environ, profile=npu_proxy, store=flags.get("model_store") or document.get("model_store")
+        ).items()
         if not (name in document or name in variables or name in flags)
     }
     variables |= {name: variable for name, (variable, _) in taken.items()}

@@ -3,7 +3,6 @@
 import pytest
 
 from worker_node.settings import InvalidSettings, NodeSettings, SettingsSource, parse_settings
-from worker_node.settings.reading import notices
 
 
 @pytest.fixture(autouse=True)
@@ -235,33 +234,6 @@ def test_a_file_without_a_key_stops_the_node_and_shows_nothing_of_it(tmp_path, c
     assert "s3cret" not in problem
 
 
-# Variables of npu-proxy.
-
-
-def test_what_means_the_same_is_taken_over(monkeypatch):
-    monkeypatch.setenv("NPU_PROXY_PORT", "8099")
-    monkeypatch.setenv("NPU_PROXY_TOKEN_LIMIT", "1500")
-    monkeypatch.setenv("NPU_PROXY_ALLOWED_HOSTS", "npu.example,other.example")
-    settings = parse_settings("")
-    assert (settings.port, settings.npu_token_limit) == (8099, 1500)
-    assert settings.allowed_hosts == ("npu.example", "other.example")
-
-
-@pytest.mark.parametrize(
-    ("text", "variables", "flags"), [("port = 1", {}, {}), ("", {"NPU_NODE_PORT": "1"}, {}), ("", {}, {"port": 1})]
-)
-def test_our_own_words_are_stronger(monkeypatch, text, variables, flags):
-    monkeypatch.setenv("NPU_PROXY_PORT", "8099")
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert parse_settings(text, flags=flags).port == 1
-
-
-def test_a_problem_of_our_own_setting_is_not_laid_to_a_weaker_variable(monkeypatch):
-    monkeypatch.setenv("NPU_PROXY_PORT", "8099")
-    assert problems("port = 70000") == ["node.toml: port: Input should be less than or equal to 65535"]
-
-
 @pytest.mark.parametrize("name", ["allow_image_hosts", "cors_origins", "api_keys"])
 @pytest.mark.parametrize("text", ["https://a.example,https://b.example", '["https://a.example", "https://b.example"]'])
 def test_a_list_in_the_environment_has_commas_or_is_json(monkeypatch, name, text):
@@ -278,12 +250,3 @@ def test_an_empty_key_is_refused(text):
 
 def test_no_time_is_infinite():
     assert problems("request_timeout_s = inf") == ["node.toml: request_timeout_s: Input should be a finite number"]
-
-
-def test_each_variable_gets_one_notice():
-    lines = notices(
-        {"NPU_PROXY_PORT": "1", "NPU_PROXY_DEVICE": "NPU", "NPU_PROXY_NEW": "x", "NPU_PROXY_HOST": "", "A": "b"}
-    )
-    assert len(lines) == 3
-    assert "NPU_PROXY_PORT is npu-proxy's; it is understood as NPU_NODE_PORT: rename it" in lines
-    assert any("placements" in line for line in lines)
