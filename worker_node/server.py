@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import errno
 import logging
-import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -19,7 +18,7 @@ from aiohttp import web
 from worker_node.app import make_app
 from worker_node.core.errors import ConfigurationError
 from worker_node.core.notify import ServiceManager
-from worker_node.core.operating_system import allow_files
+from worker_node.core.operating_system import allow_files, on_reload, stop_signals
 from worker_node.devices.npu import npu_source
 from worker_node.devices.probe import probe
 from worker_node.http.connection import ConnectionLimits, Connections
@@ -94,20 +93,15 @@ async def run(
     _allow_files(settings.max_connections + _OTHER_FILES)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    # Its default action is to end the process.
-    loop.add_signal_handler(signal.SIGHUP, log.warning, "SIGHUP: this node's settings are read at start; restart it")
-    try:
+    with stop_signals(loop, stop.set):
+        # Its default action is to end the process.
+        on_reload(loop, log.warning, "SIGHUP: this node's settings are read at start; restart it")
         async with running_node(settings, profile, source) as (node, url), _reloading(node, source):
             on_listening(url, node)
             async with manager.attended(lambda: _status_text(node)):
                 await stop.wait()
                 manager.stopping()
                 await _drain(node)
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.remove_signal_handler(number)
 
 
 @asynccontextmanager
@@ -207,7 +201,7 @@ async def _reloading(node: Node, source: SettingsSource | None) -> AsyncIterator
         yield
         return
     hangup = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hangup.set)
+    on_reload(asyncio.get_running_loop(), hangup.set)
     following = asyncio.create_task(follow_changes(source.config, reloader, hangup), name="follow the settings")
     try:
         yield

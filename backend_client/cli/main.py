@@ -7,7 +7,6 @@ import asyncio
 import errno
 import importlib
 import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -57,7 +56,7 @@ def reported(work: Callable[[], int]) -> int:
     except BrokenPipeError:
         # As `npu-client embed | head`: the reader of our output has seen enough.
         _drop_output()
-        return 128 + signal.SIGPIPE
+        return 141  # as the shell says of one that SIGPIPE ended
     except OSError as error:
         try:
             sys.stdout.flush()

@@ -19,7 +19,7 @@ from tests.real.inference import ask
 from tests.support.nodes import run_node_command, start_node
 from worker_node.core.types import Device
 from worker_node.devices.blobs import RECORD_FILE, BlobRejected, read_record, write_record
-from worker_node.devices.emulated_npu import StandInCounter
+from worker_node.devices.emulated_npu import stand_in_counter
 from worker_node.encoders.jobs import RowJob, RowResult
 from worker_node.encoders.static import StaticEncoder
 from worker_node.engines.protocol import EngineSpec
@@ -59,8 +59,8 @@ class Engine:
     """A runner of an emulated NPU in this process, not yet loaded."""
 
     def __init__(self, runner, path, **options):
-        self.counter = StandInCounter()
-        own = {"busy_counter": str(self.counter.path), "stand_in": True}
+        self.counter = stand_in_counter()
+        own = {"busy_counter": str(self.counter.__enter__()), "stand_in": True}
         self.runner = runner(EngineSpec("model", "a kind", str(path), Device.NPU, "", own | options, emulated=True))
 
     def loaded(self):

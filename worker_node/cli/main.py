@@ -6,7 +6,6 @@ import argparse
 import difflib
 import os
 import re
-import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -131,7 +130,7 @@ def _say(message: str) -> None:
 def _reader_gone() -> int:
     """The reader closed the pipe, as in `npu-node list | head`: send what is still buffered to /dev/null at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 128 + signal.SIGPIPE
+    return 141  # as the shell says of one that SIGPIPE ended
 
 
 def _output_problem(error: OSError) -> str | None:

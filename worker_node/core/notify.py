@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import logging
 import os
-import socket
 from collections.abc import AsyncIterator, Callable, MutableMapping
 from contextlib import asynccontextmanager
+
+from worker_node.core.operating_system import send_datagram
 
 log = logging.getLogger(__name__)
 
@@ -70,9 +71,7 @@ class ServiceManager:
             return
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
         try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
-                sock.setblocking(False)
-                sock.sendto("\n".join(assignments).encode(), address)
+            send_datagram(address, "\n".join(assignments).encode())
         except OSError as error:
             # The node serves on without it.
             log.warning("the service manager at %s cannot be notified of %s: %s", self._address, assignments[0], error)

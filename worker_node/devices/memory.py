@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import os
+import mmap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from worker_node.core.operating_system import cores
 
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -82,7 +84,7 @@ def resident_memory(pid: int, proc: Path = _PROC) -> int | None:
         pages = int(Path(f"{proc}/{pid}/statm").read_bytes().split()[1])
     except OSError:
         return None
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    return pages * mmap.PAGESIZE
 
 
 def _groups(proc: Path, cgroups: Path) -> Iterator[str]:
@@ -133,7 +135,7 @@ def _statistic(path: str, name: bytes) -> int | None:
 def usable_cores(cpus: Path = _CPUS) -> int:
     """Cores of this process's affinity mask; threads of one core count as one, where the kernel reports them."""
     siblings = set()
-    for cpu in os.sched_getaffinity(0):
+    for cpu in cores():
         try:
             siblings.add((cpus / f"cpu{cpu}/topology/thread_siblings_list").read_text())
         except OSError:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from worker_node.devices.emulated_npu import StandInCounter, StandInWriter
+from worker_node.devices.emulated_npu import StandInWriter, stand_in_counter
 
 ACCEL_CLASS = Path("/sys/class/accel")
 ACCEL_DEVICES = Path("/dev/accel")
@@ -128,11 +128,8 @@ def npu_source(directory: Path | None, *, emulated: bool) -> Iterator[NpuSource]
     if directory is not None or not emulated:
         yield NpuSource(emulated, (directory or find_npu()) / BUSY_TIME_FILE, stand_in=False)
         return
-    counter = StandInCounter()
-    try:
-        yield NpuSource(True, counter.path, stand_in=True)
-    finally:
-        counter.close()
+    with stand_in_counter() as path:
+        yield NpuSource(True, path, stand_in=True)
 
 
 def busy_meter(counter: str | None, *, stand_in: bool) -> BusyMeter:

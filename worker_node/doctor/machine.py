@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import getpass
-import grp
 import os
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+
+from worker_node.core.operating_system import group_name, user
 
 # Where distributions and Intel's packages put libraries.
 LIBRARY_DIRECTORIES = ("usr/lib/x86_64-linux-gnu", "usr/lib64", "usr/lib", "usr/local/lib", "lib/x86_64-linux-gnu")
@@ -66,10 +66,7 @@ class ExaminedMachine:
 
     def user(self) -> str:
         """The name of the user who asks."""
-        try:
-            return getpass.getuser()
-        except (KeyError, OSError):
-            return str(os.getuid())
+        return user()
 
     def group_of(self, path: str) -> str | None:
         """The name, or the number, of the group that owns a file."""
@@ -77,10 +74,7 @@ class ExaminedMachine:
             number = (self.root / path).stat().st_gid
         except OSError:
             return None
-        try:
-            return grp.getgrgid(number).gr_name
-        except KeyError:
-            return str(number)
+        return group_name(number)
 
     def may_use(self, path: str) -> bool:
         """Whether this process may read and write a file."""

@@ -4,7 +4,8 @@ Texts of one length, of any requests, run together, on every stream of the devic
 
 from __future__ import annotations
 
-import os
+import contextlib
+import socket
 import time
 from collections import deque
 from dataclasses import dataclass, field, replace
@@ -67,10 +68,12 @@ class DynamicEncoder:
         self._slots: list[_Slot] = []
         self._idle: list[_Slot] = []
         self._lone: _Slot | None = None
-        # deque.append is atomic, so OpenVINO's threads hand over finished slots without a lock; the descriptor
-        # wakes the engine's loop.
+        # deque.append is atomic, so OpenVINO's threads hand over finished slots without a lock; the socket
+        # wakes the engine's loop: on Windows `select` takes nothing else.
         self._finished: deque[_Slot] = deque()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wake, self._waker = socket.socketpair()
+        self._wake.setblocking(False)
+        self._waker.setblocking(False)
 
     @property
     def has_work(self) -> bool:
@@ -78,7 +81,7 @@ class DynamicEncoder:
 
     @property
     def wake_fd(self) -> int:
-        return self._wake
+        return self._wake.fileno()
 
     def stats(self) -> EngineStats:
         now = time.monotonic()
@@ -143,7 +146,8 @@ class DynamicEncoder:
     def _on_finished(self, slot: _Slot) -> None:
         # Runs in a thread of OpenVINO's, where an exception would end the process: it only takes notes.
         self._finished.append(slot)
-        os.eventfd_write(self._wake, 1)
+        with contextlib.suppress(BlockingIOError):  # full: it wakes anyway
+            self._waker.send(b"1")
 
     def submit(self, job: RowJob) -> None:
         self._jobs.add(job)
@@ -173,7 +177,7 @@ class DynamicEncoder:
 
     def _collect(self, emit: Outbox) -> None:
         try:
-            os.eventfd_read(self._wake)
+            self._wake.recv(4096)
         except BlockingIOError:
             return
         outcomes: list[Outcome] = []
@@ -192,4 +196,5 @@ class DynamicEncoder:
         for slot in (*self._slots, self._lone):
             if slot is not None:
                 slot.request.wait()
-        os.close(self._wake)
+        self._wake.close()
+        self._waker.close()

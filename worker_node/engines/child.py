@@ -1,9 +1,9 @@
 """The engine process: one thread, one pipeline, one loop.
 
-    python -m worker_node.engines.child FD
+    python -m worker_node.engines.child LINK PARENT_PID
 
-`FD` is its end of the socket pair. The first frame is the `EngineSpec`; then commands come in and events go out
-until the edge process closes the pair, dies (the kernel then kills this process too) or says `Shutdown`."""
+`LINK` is for `link_to_parent`. The first frame is the `EngineSpec`; then commands come in and events go out
+until the edge process closes the link, dies (this process then ends too) or says `Shutdown`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ import importlib
 import logging
 import select
 import signal
-import socket
 import sys
 import time
 import traceback
 
 import msgspec
 
-from worker_node.core.operating_system import end_with_parent, lower_priority
+from worker_node.core.operating_system import link_to_parent, lower_priority
 from worker_node.engines.protocol import (
     Broken,
     Cancel,
@@ -122,12 +121,12 @@ class Loop:
             self._emit(Heartbeat(stats, idle and stats.oldest_run is None))
 
 
-def main(fd: int, parent_pid: int) -> int:
-    """Run an engine on the socket `fd` until the edge process goes away; return the exit status."""
-    end_with_parent(parent_pid)
+def main(link: int, parent_pid: int) -> int:
+    """Run an engine until the edge process goes away; return the exit status."""
+    sock = link_to_parent(link, parent_pid)
     # The edge process decides when an engine ends; a Ctrl-C in its terminal reaches us too and must not.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    channel = ChildChannel(socket.socket(fileno=fd))
+    channel = ChildChannel(sock)
     try:
         spec = decode_spec(channel.receive(wait=True)[0])
     except (EOFError, ConnectionError):

@@ -1,6 +1,6 @@
 """One engine process as the edge process sees it, from spawn to exit.
 
-It knows which jobs the engine holds. When the process dies, its end of the socket pair closes; its exit status and the
+It knows which jobs the engine holds. When the process dies, its end of the link closes; its exit status and the
 kernel's count of kills for memory show the cause, and every job that it held ends at once.
 
 An engine may still compute a job whose caller has left or whose deadline has passed, because a native call cannot be
@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import signal
 import subprocess
 import time
 from collections import deque
@@ -137,14 +136,15 @@ class EngineProcess(asyncio.Protocol):
     ) -> EngineProcess:
         """Start the process, which waits for `load`."""
         self = cls(spec, limits, suspects, memory)
-        self._process, ours = start_module("worker_node.engines.child")
-        ours.setblocking(False)
+        self._process, link = start_module("worker_node.engines.child")
         try:
-            await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
+            ours = await asyncio.to_thread(link)
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: self, ours)
         except BaseException:
             self.kill("the node was stopped while it started")
-            ours.close()
             await self.reap()
+            with contextlib.suppress(OSError):
+                link().close()
             raise
         return self
 
@@ -213,7 +213,7 @@ class EngineProcess(asyncio.Protocol):
         self._kill_reason = reason
         self._blameless = blameless
         if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(signal.SIGKILL)
+            self._process.kill()
 
     def kill_hung(self, reason: str) -> None:
         """As `kill`, for a process that is silent.

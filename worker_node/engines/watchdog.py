@@ -11,6 +11,8 @@ import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from worker_node.core.operating_system import ENDED_BY_OTHERS
+
 # What a token of a call or run may take on the slowest device that is usable, busy with other work besides.
 _SLOWEST_TOKEN_S = 0.1
 # A look that comes later than this finds events unread, since the edge process itself did not run.
@@ -119,8 +121,6 @@ def stopped(pid: int | None, proc: Path = Path("/proc")) -> bool:
 
 
 _STOPPED = frozenset("Tt")
-# What others send and no request raises.
-_FROM_OUTSIDE = frozenset({-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ def cause_of_death(status: int | None, *, out_of_memory: bool) -> Death:
     `out_of_memory`: the kernel has killed a process for lack of memory in its lifetime, most likely this one, and for
     what a request made it take. Other requests that break their engine end it by another signal or an exit status.
     """
-    if status not in _FROM_OUTSIDE:
+    if status not in ENDED_BY_OTHERS:
         return Death("the engine process died" + _how(status))
     if out_of_memory:
         return Death(f"the engine process was killed{_how(status)}: the kernel has killed for lack of memory")

@@ -1,10 +1,11 @@
 """Frames between the edge process and an engine process.
 
-A frame is a 4-byte little-endian length and a msgpack body (`msgspec`), over a socket pair that has no name in the
+A frame is a 4-byte little-endian length and a msgpack body (`msgspec`), over a socket that has no name in the
 file system: nothing is left behind by any kind of exit, and the end of either process is the end of the stream."""
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 from typing import TypeVar
@@ -130,11 +131,9 @@ class ChildChannel:
         """Return the frames that have arrived (at least one if `wait`); EOFError when the edge process is gone."""
         frames: list[bytes] = []
         while True:
-            flags = 0 if wait and not frames else socket.MSG_DONTWAIT
-            try:
-                data = self._sock.recv(_RECEIVE_BYTES, flags)
-            except BlockingIOError:
+            if (frames or not wait) and not select.select([self._sock], [], [], 0)[0]:
                 return frames
+            data = self._sock.recv(_RECEIVE_BYTES)
             if not data:
                 raise EOFError
             frames += self._buffer.feed(data)

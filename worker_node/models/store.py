@@ -21,7 +21,7 @@ from typing import IO
 
 from worker_node.core.environment import cache_home
 from worker_node.core.errors import BadRequest, ConfigurationError, ConversionFailed, DownloadFailed, ModelNotFound
-from worker_node.core.operating_system import lock, try_lock
+from worker_node.core.operating_system import flush, lock, try_lock
 from worker_node.core.types import Progress, Silent
 from worker_node.models.catalog import Catalog, CatalogEntry, Quantization, SourceFormat, normalise_name
 from worker_node.models.directory import (
@@ -328,10 +328,10 @@ def remove_empty(directory: Path) -> None:
 def publish(directory: Path, target: Path) -> None:
     """Flush a finished directory to disk and give it its name, in one step."""
     for path in sorted(directory.rglob("*"), reverse=True):
-        _flush(path)
-    _flush(directory)
+        flush(path)
+    flush(directory)
     directory.rename(target)
-    _flush(target.parent)
+    flush(target.parent)
 
 
 def discard(target: Path, model_id: str) -> None:
@@ -372,11 +372,3 @@ def _lock_file(root: Path, model_id: str) -> IO[str]:
     # The file stays for good: removing it would let two processes lock two files of one name.
     (root / _LOCKS).mkdir(parents=True, exist_ok=True)
     return (root / _LOCKS / f"{model_id}.lock").open("a")
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import subprocess
 import threading
 import time
@@ -24,7 +23,7 @@ from worker_node.core.errors import (
     Overloaded,
     reported_error,
 )
-from worker_node.core.operating_system import start_module
+from worker_node.core.operating_system import ENDED_BY_OTHERS, OUT_OF_TIME, start_module
 from worker_node.sandbox.worker import Call, CallFailed, CallRefused, OutOfMemory, Reply, Returned, encode, replies
 
 log = logging.getLogger(__name__)
@@ -40,12 +39,12 @@ class ProcessEnded(Exception):
     @property
     def out_of_time(self) -> bool:
         """Whether the call used up its CPU time."""
-        return self.status == -signal.SIGPROF
+        return self.status == OUT_OF_TIME
 
     @property
     def killed_from_outside(self) -> bool:
         """Whether somebody else ended it: the kernel for want of memory, an operator, or its status is not known."""
-        return self.status in {-signal.SIGKILL, -signal.SIGTERM, 0}
+        return not self.out_of_time and self.status in {*ENDED_BY_OTHERS, 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +66,8 @@ class _Process:
     """A process that serves one call at a time; used by one thread, but for `kill`."""
 
     def __init__(self, memory_bytes: int, modules: Sequence[str]) -> None:
-        self.popen, ours = start_module("worker_node.sandbox.worker", memory_bytes, *modules)
-        self._connection = Connection(ours.detach())
+        self.popen, link = start_module("worker_node.sandbox.worker", memory_bytes, *modules)
+        self._connection = Connection(link().detach())
 
     def call(self, body: bytes, wall_s: float) -> Reply | None:
         """Send one call and wait for its reply; None, and the process is killed, if there is none in time.

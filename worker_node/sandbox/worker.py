@@ -1,8 +1,8 @@
 """A preparation process: one call after the other, until the edge process closes the socket or dies.
 
-    python -m worker_node.sandbox.worker FD PARENT_PID MEMORY_BYTES MODULE…
+    python -m worker_node.sandbox.worker LINK PARENT_PID MEMORY_BYTES MODULE…
 
-The modules are imported before the first call. A call that exceeds its CPU time ends the process with SIGPROF, even
+The modules are imported before the first call. A call that exceeds its CPU time ends the process (`limit_cpu`), even
 inside native code that never returns to Python. Messages are msgpack; arguments and results are plain values (None,
 bool, int, float, str, bytes, list, dict)."""
 
@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from worker_node.core.errors import NodeError
-from worker_node.core.operating_system import end_with_parent, limit_memory
+from worker_node.core.operating_system import limit_cpu, limit_memory, link_to_parent
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True):
@@ -68,7 +68,7 @@ def encode(message: Call | Reply) -> bytes:
 
 def run(call: Call) -> Reply:
     """Run one call."""
-    signal.setitimer(signal.ITIMER_PROF, call.cpu_s)
+    limit_cpu(call.cpu_s)
     try:
         return Returned(_function(call.function)(*call.arguments))
     except NodeError as error:
@@ -78,18 +78,18 @@ def run(call: Call) -> Reply:
     except Exception as error:  # noqa: BLE001  (a bug, which the edge logs; the process can go on)
         return CallFailed(_place(error))
     finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        limit_cpu(0)
 
 
-def main(fd: int, parent: int, memory_bytes: int, modules: Sequence[str]) -> None:
-    """Serve calls on the socket `fd`."""
-    end_with_parent(parent)
+def main(link: int, parent: int, memory_bytes: int, modules: Sequence[str]) -> None:
+    """Serve calls until the edge process goes away."""
+    sock = link_to_parent(link, parent)
     # The edge process decides when this one ends; a Ctrl-C in its terminal reaches us too and must not.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     limit_memory(memory_bytes)
     for module in modules:
         importlib.import_module(module)
-    with Connection(fd) as channel, contextlib.suppress(EOFError):  # the edge process has closed its end
+    with Connection(sock.detach()) as channel, contextlib.suppress(EOFError):  # the edge process has closed its end
         while True:
             channel.send_bytes(encode(run(calls.decode(channel.recv_bytes()))))
 

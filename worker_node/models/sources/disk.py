@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import getpass
 import os
 import shutil
 from pathlib import Path
 
 from worker_node.core.errors import DownloadFailed
+from worker_node.core.operating_system import user
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM})
@@ -58,7 +58,7 @@ def storage_problem(error: OSError) -> str | None:
     if error.errno == errno.EROFS:
         return f"the file system is read-only{where}; {_ELSEWHERE}"
     if error.errno in _FORBIDDEN and error.filename:
-        return f"user {_user()} may not use {error.filename} ({(error.strerror or 'denied').lower()}); {_ELSEWHERE}"
+        return f"user {user()} may not use {error.filename} ({(error.strerror or 'denied').lower()}); {_ELSEWHERE}"
     return None
 
 
@@ -71,13 +71,6 @@ def check_listable(directory: Path) -> None:
 def forbidden(path: Path) -> PermissionError:
     """The error of a path that this user may not use, for `storage_problem`."""
     return PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())
 
 
 def in_gigabytes(size: int) -> str:

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from worker_node.devices.emulated_npu import StandInCounter, StandInWriter
+from worker_node.devices.emulated_npu import StandInWriter, stand_in_counter
 from worker_node.devices.npu import (
     TOLERANCE_US,
     Busy,
@@ -85,19 +85,17 @@ def test_a_counter_that_goes_backwards_or_vanishes_gives_no_number():
 
 
 def test_the_stand_in_counts_the_time_of_runs_of_all_engines_and_ends_with_its_owner():
-    stand_in = StandInCounter()
     device = Device()
-    writers = [StandInWriter(stand_in.path) for _ in range(2)]
-    made = [BusyMeter(writer.read, writer.ran, device.clock) for writer in writers]
-    for one in made:
-        one.begin()
-        device.now += 0.25
-        assert one.end().us == 250_000
-    counters = NpuSource(True, stand_in.path, stand_in=True).read()
-    assert counters.busy_time_us.value == 500_000
-    assert counters.memory_bytes.reason == "the NPU is emulated"
-    path = stand_in.path
-    stand_in.close()
+    with stand_in_counter() as path:
+        writers = [StandInWriter(path) for _ in range(2)]
+        made = [BusyMeter(writer.read, writer.ran, device.clock) for writer in writers]
+        for one in made:
+            one.begin()
+            device.now += 0.25
+            assert one.end().us == 250_000
+        counters = NpuSource(True, path, stand_in=True).read()
+        assert counters.busy_time_us.value == 500_000
+        assert counters.memory_bytes.reason == "the NPU is emulated"
     assert not os.path.lexists(path)
 
 

@@ -40,12 +40,12 @@ PULL = textwrap.dedent(
         def update(self, done):
             pass
 
-    flush = staging._flush
+    flush = staging.flush
     def flush_with_a_word(path):
         Steps().stage("flushing")
-        staging._flush = flush
+        staging.flush = flush
         flush(path)
-    staging._flush = flush_with_a_word
+    staging.flush = flush_with_a_word
 
     root, catalog = Path(sys.argv[1]), Path(sys.argv[2])
     model = ModelStore(root, Catalog.parse(catalog.read_text())).pull("tiny", Steps())

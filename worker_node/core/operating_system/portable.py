@@ -1,0 +1,280 @@
+"""The same names as `linux` for Windows, and for Linux with NPU_NODE_PORTABLE=1, which shows there what can be shown.
+
+What Windows alone has is in branches for win32. It has not been run: this project has no such machine."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import functools
+import getpass
+import hmac
+import os
+import secrets
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from worker_node.core.environment import native_environment
+
+if TYPE_CHECKING:
+    import asyncio
+
+# TerminateProcess of Python, taskkill and Task Manager; Ctrl-C. OUT_OF_TIME is faulthandler's.
+ENDED_BY_OTHERS = frozenset({1, 0xC000013A})
+OUT_OF_TIME = 1
+_STOPS = [signal.SIGINT, signal.SIGTERM]
+_LOCK_LOOK_S = 0.005
+_LINK_S, _LINK_LOOK_S = 60.0, 0.05
+_NO_WINDOW = 0
+# Wall time in place of CPU time, which a busy machine stretches.
+_WALL_PER_CPU = 4
+
+if sys.platform == "win32":
+    import ctypes
+    import msvcrt
+
+    _STOPS.append(signal.SIGBREAK)
+    # A console of its own: none appears, and Ctrl-C is for the node, which decides when its children end.
+    _NO_WINDOW = subprocess.CREATE_NO_WINDOW
+    _EXTENDED_LIMITS, _KILL_ON_JOB_CLOSE, _PROCESS_MEMORY = 9, 0x2000, 0x100
+
+    class _JobLimits(ctypes.Structure):
+        """JOBOBJECT_EXTENDED_LIMIT_INFORMATION; the counters and limits between are not used."""
+
+        _fields_ = (
+            ("times", ctypes.c_int64 * 2),
+            ("flags", ctypes.c_uint32),
+            ("unused", ctypes.c_size_t * 5),
+            ("io", ctypes.c_uint64 * 6),
+            ("process_memory", ctypes.c_size_t),
+            ("job_memory_and_peaks", ctypes.c_size_t * 3),
+        )
+
+    def _lock_byte(file: IO[str] | int, how: int) -> None:
+        descriptor = file if isinstance(file, int) else file.fileno()
+        # Behind what any file holds: no other process can read a byte that is locked.
+        os.lseek(descriptor, 1 << 30, os.SEEK_SET)
+        msvcrt.locking(descriptor, how, 1)
+
+    def _enter_job(memory: int = 0) -> None:
+        """Put this process and what it starts into a new job: they end when it does, however that happens."""
+        kernel = ctypes.WinDLL("kernel32", use_last_error=True)
+        kernel.CreateJobObjectW.restype = kernel.GetCurrentProcess.restype = ctypes.c_void_p
+        job = ctypes.c_void_p(kernel.CreateJobObjectW(None, None))  # closed by the end of this process alone
+        flags = _KILL_ON_JOB_CLOSE | (_PROCESS_MEMORY if memory else 0)
+        limits = _JobLimits(flags=flags, process_memory=memory)
+        process = ctypes.c_void_p(kernel.GetCurrentProcess())
+        if not (
+            kernel.SetInformationJobObject(job, _EXTENDED_LIMITS, ctypes.byref(limits), ctypes.sizeof(limits))
+            and kernel.AssignProcessToJobObject(job, process)
+        ):
+            raise ctypes.WinError(ctypes.get_last_error())
+
+else:
+    import fcntl
+
+    ENDED_BY_OTHERS = frozenset({-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT})
+
+    def _enter_job(memory: int = 0) -> None:
+        """Nothing outside Windows."""
+
+
+_tie_children = functools.cache(_enter_job)
+
+
+def start_module(module: str, *arguments: object) -> tuple[subprocess.Popen[bytes], Callable[[], socket.socket]]:
+    """See `linux`. The link is a connection on the loopback that shows a secret, written to the child's stdin.
+
+    That pipe stays open for as long as this process lives: the child ends with it.
+    """
+    _tie_children()
+    token = secrets.token_hex(32).encode()
+    listener = socket.socket()
+    if sys.platform == "win32":
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)  # else another process may bind it too
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    listener.setblocking(False)
+    theirs, ours = os.pipe()
+    command = [sys.executable, "-m", module, *map(str, (listener.getsockname()[1], os.getpid(), *arguments))]
+    try:
+        process = subprocess.Popen(  # noqa: S603  (this interpreter and a module of ours)
+            command, stdin=theirs, env=native_environment(), creationflags=_NO_WINDOW
+        )
+    except BaseException:
+        listener.close()
+        os.close(ours)
+        raise
+    finally:
+        os.close(theirs)
+    weakref.finalize(process, os.close, ours)
+    with contextlib.suppress(OSError):  # it has ended already
+        os.write(ours, token + b"\n")
+    return process, functools.partial(_accept, process, listener, token, ours)
+
+
+def _accept(process: subprocess.Popen[bytes], listener: socket.socket, token: bytes, pipe: int) -> socket.socket:
+    """The connection that shows the token, once; others are closed and delay nothing. Raises OSError."""
+    until = time.monotonic() + _LINK_S
+    with selectors.DefaultSelector() as selector, contextlib.ExitStack() as peers, listener:
+        selector.register(listener, selectors.EVENT_READ, listener)
+        while process.poll() is None and time.monotonic() < until:
+            for key, _ in selector.select(_LINK_LOOK_S):
+                peer: socket.socket = key.data
+                with contextlib.suppress(OSError):  # of one peer
+                    if peer is listener:
+                        peer, (host, _port) = listener.accept()
+                        peers.enter_context(peer).setblocking(False)
+                        if host == "127.0.0.1":
+                            selector.register(peer, selectors.EVENT_READ, peer)
+                        continue
+                    selector.unregister(peer)
+                    # As one piece: the child sends it at once.
+                    if hmac.compare_digest(peer.recv(len(token)), token):
+                        os.write(pipe, b"linked\n")
+                        peer.setblocking(True)
+                        return socket.socket(fileno=peer.detach())
+                    peer.close()
+    raise ConnectionError(f"a child process (status {process.poll()}) did not connect within {_LINK_S:.0f} s")
+
+
+def link_to_parent(place: int, parent: int) -> socket.socket:  # noqa: ARG001  (as in `linux`)
+    """See `linux`."""
+    with os.fdopen(os.dup(0), "rb", buffering=0) as pipe:
+        token = pipe.readline().strip()
+        link = socket.create_connection(("127.0.0.1", place), _LINK_S)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        link.sendall(token)
+        # Only the parent can write it: whoever else listens at that port now has learned a token that is of no use.
+        if pipe.readline() != b"linked\n":
+            sys.exit("the parent process is gone")
+    link.settimeout(None)
+    threading.Thread(target=lambda: os.read(0, 1) or os._exit(1), daemon=True).start()
+    return link
+
+
+def tethered(command: Sequence[str]) -> list[str]:
+    """See `linux`: on Windows the job ends the command. Portable mode on Linux has nothing in its place."""
+    _tie_children()
+    return list(command)
+
+
+def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    """See `linux`."""
+    import asyncio  # noqa: PLC0415  (children need none)
+
+    return asyncio.new_event_loop
+
+
+@contextlib.contextmanager
+def stop_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], object]) -> Iterator[None]:
+    """See `linux`. On Windows: Ctrl-C and Ctrl-Break."""
+    before = {number: signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop)) for number in _STOPS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def on_reload(loop: asyncio.AbstractEventLoop, reload: Callable[..., object], *arguments: object) -> None:
+    """Nothing: POST /admin/reload and a changed file reload."""
+
+
+def lock(file: IO[str] | int) -> None:
+    """See `linux`."""
+    while not try_lock(file):
+        time.sleep(_LOCK_LOOK_S)
+
+
+def try_lock(file: IO[str] | int) -> bool:
+    """See `linux`."""
+    try:
+        if sys.platform == "win32":
+            _lock_byte(file, msvcrt.LK_NBLCK)
+        else:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def unlock(file: IO[str] | int) -> None:
+    """See `linux`."""
+    if sys.platform == "win32":
+        _lock_byte(file, msvcrt.LK_UNLCK)
+    else:
+        fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def limit_memory(count: int) -> None:
+    """Limit the memory of this process to `count` bytes, on Windows alone."""
+    _enter_job(count)
+
+
+def limit_cpu(seconds: float) -> None:
+    """End this process with `OUT_OF_TIME` after CPU seconds, taken as wall time, even inside native code; 0: never."""
+    faulthandler.cancel_dump_traceback_later()
+    if seconds:
+        faulthandler.dump_traceback_later(seconds * _WALL_PER_CPU, exit=True)
+
+
+def allow_files(count: int) -> int:
+    """Windows has no limit of sockets to raise."""
+    return count
+
+
+def lower_priority(nice: int) -> None:
+    """Nothing: all threads have the priority that they were started with."""
+
+
+def cores() -> set[int]:
+    """See `linux`."""
+    return set(range(os.cpu_count() or 1))
+
+
+def user() -> str:
+    """See `linux`."""
+    try:
+        return getpass.getuser()
+    except (ImportError, KeyError, OSError):
+        return "of this process"
+
+
+def group_name(number: int) -> str:
+    """The number of a group: Windows has no names for them."""
+    return str(number)
+
+
+def flush(path: Path) -> None:
+    """See `linux`. Directories cannot be flushed."""
+    if path.is_file():
+        with path.open("r+b") as file:
+            os.fsync(file)
+
+
+def send_datagram(address: str, data: bytes) -> None:
+    """Raises OSError: Python for Windows has no sockets of the file system."""
+    raise OSError(f"{address}: this system has no such sockets for {len(data)} bytes")
+
+
+@contextlib.contextmanager
+def shared_file() -> Iterator[Path]:
+    """See `linux`. A temporary file stays if this process is killed."""
+    descriptor, name = tempfile.mkstemp()
+    os.close(descriptor)
+    try:
+        yield Path(name)
+    finally:
+        with contextlib.suppress(OSError):
+            Path(name).unlink()
