@@ -59,7 +59,7 @@ _PARAMS = frozenset({
     "prediction", "presence_penalty", "previous_response_id", "prompt", "query", "raw", "reasoning_effort",
     "repetition_penalty", "response_format", "seed", "service_tier", "stop", "stop_token_ids", "store", "stream",
     "stream_options", "suffix", "temperature", "text", "texts", "tokens", "tool_choice", "tools", "top_k",
-    "top_logprobs", "top_n", "top_p", "truncate", "user", "web_search_options",
+    "top_logprobs", "top_n", "top_p", "truncate", "use_beam_search", "user", "web_search_options",
 })  # fmt: skip
 # Errors inside a stream come without a status; these are the ones that their codes have elsewhere, 503 the rest.
 _STATUS_OF = {

@@ -72,6 +72,9 @@ def test_openai_best_of_returns_the_likeliest_first(client):
     assert [choice.index for choice in reply.choices] == [0, 1, 2, 3, 4, 5]
     assert likely == [*sorted(likely[:3], reverse=True), *sorted(likely[3:], reverse=True)]
     assert reply.usage.completion_tokens == 2 * 6 * 8, "those that are not returned count, too"
+    several = client.completions.create(model=MODEL, n=10, **asked | {"prompt": "Once"}).choices
+    likely = [sum(choice.logprobs.token_logprobs) / len(choice.logprobs.tokens) for choice in several]
+    assert likely != sorted(likely, reverse=True), "without best_of they stay in the order of their seeds"
 
 
 def test_openai_embeddings_come_as_base64_by_themselves(client):

@@ -142,6 +142,7 @@ async def test_a_seed_repeats_and_choices_differ(http, node):
         ({"best_of": 2, "stream": True}, "stream", "invalid_request"),
         ({"best_of": 1, "n": 2}, "best_of", "invalid_request"),
         ({"best_of": 21}, "n", "invalid_request"),
+        ({"best_of": 21, "use_beam_search": True}, "n", "invalid_request"),
         ({"messages": []}, "messages", "invalid_request"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0]", "invalid_request"),
         ({"stop": ["x"] * 17}, "stop", "invalid_request"),

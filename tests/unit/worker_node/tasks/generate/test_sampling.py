@@ -79,3 +79,10 @@ def test_a_value_that_the_engine_has_no_room_for_is_refused_by_its_name(name):
     )
     with pytest.raises(SamplingRefused, match="rng_seed" if name == "seed" else name):
         generation_config(job, genai.GenerationConfig())
+
+
+def test_beams_are_searched_with_their_penalty_of_length():
+    job = msgspec.structs.replace(job_for(parameters.sampling(parameters.OPENAI, {})), beams=4, length_penalty=0.5)
+    config = generation_config(job, genai.GenerationConfig())
+    config.validate()
+    assert (config.num_beams, config.num_return_sequences, config.length_penalty) == (4, 4, 0.5)
