@@ -59,7 +59,7 @@ def _settings(directory: Path, options: dict[str, Any]) -> tuple[dict[str, Any],
     if not isinstance(properties, dict):
         raise ValueError(f"plugin_config must be a JSON object, got {config[:80]}")
     theirs = options.pop("target_device", "CPU" if properties else "")
-    device = options.pop("device", theirs)
+    device = str(options.pop("device", theirs))
     if device == Device.NPU:
         found |= {SETTING_OF[name]: properties.pop(name) for name in SETTING_OF if name in properties}
     if device in set(Device):
@@ -107,7 +107,7 @@ def _value(token: str) -> Any:
     if token[0] in "\"'":
         return str(ast.literal_eval(token))
     try:
-        return json.loads(token.lower())
+        return token if token[0] == "[" else json.loads(token.lower())
     except ValueError:
         return token.lower() if token.isalpha() else token
 

@@ -351,8 +351,9 @@ class Running:
         """The tokens of the answer that are ready."""
         ready = ReadTokens()
         while self.handle.can_read():
-            outputs = sorted(self.handle.read().values(), key=lambda output: -output.score)
-            output = outputs[self.job.rank if self.job.beams else 0]
+            output, *others = self.handle.read().values()
+            if self.job.beams:
+                output = sorted([output, *others], key=lambda each: -each.score)[self.job.rank]
             ready.tokens += output.generated_ids
             if self.job.logprobs:
                 ready.logprobs += output.generated_log_probs

@@ -51,6 +51,7 @@ def directory(tmp_path):
         ),
         ("max_tokens_limit: 9 max_num_batched_tokens: 64", {"max_tokens_limit": 9, "max_num_batched_tokens": 64}, []),
         ('device: "GPU"', {"placements": ["GPU"]}, []),
+        ("device { a: [1, 2] } b: [1, 2] b { }", {}, ["b", "device [{'a': '[1, 2]'}]"]),
         (
             """device: "NPU" plugin_config: '{"MAX_PROMPT_LEN": 2048, "OTHER": "YES"}'""",
             {"max_prompt_len": 2048, "placements": [{"device": "NPU", "plugin_config": {"OTHER": "YES"}}]},
