@@ -34,9 +34,14 @@ for path in sys.argv[1:]:
 
 
 @pytest.fixture(scope="module")
-def errors_of():
+def python():
+    """The Python of an environment with the grammar and with uv."""
+    return environment(Path(__file__).with_name("windows.txt"))
+
+
+@pytest.fixture(scope="module")
+def errors_of(python):
     """A function that gives the places where scripts break PowerShell's grammar."""
-    python = environment(Path(__file__).with_name("powershell.txt"))
 
     def errors(*paths):
         return subprocess.run(
@@ -54,6 +59,27 @@ def test_scripts_follow_the_grammar_and_say_that_they_were_not_run(errors_of, tm
     broken = tmp_path / "broken.ps1"
     broken.write_text(scripts[0].read_text().replace("{", "", 1))
     assert errors_of(broken)
+
+
+def test_a_task_starts_the_node_without_further_rights_and_without_a_key():
+    """Its command line is read by every program of the user."""
+    script = (WINDOWS / "install.ps1").read_text()
+    assert "-Argument 'serve'" in script
+    assert "-RunLevel Limited" in script
+    assert not re.search(r"New-NetFirewallRule|netsh|api.?key\s*=", script, re.IGNORECASE)
+    task = re.search(r"\$task = '(.+)'", script)[1]
+    assert f"Unregister-ScheduledTask -TaskName '{task}'" in (WINDOWS / "uninstall.ps1").read_text()
+
+
+def test_every_dependency_of_a_node_has_a_wheel_for_windows(python):
+    root = WINDOWS.parents[1]
+    command = [python.with_name("uv"), "pip", "compile", "--python-platform", "windows", "--only-binary", ":all:"]
+    command += ["--extra", "node", "--extra", "convert", "--constraint", root / "constraints.txt", "--no-header"]
+    done = subprocess.run([*command, root / "pyproject.toml"], check=False, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    found = done.stdout.split()
+    assert any(requirement.startswith("openvino-genai==") for requirement in found)
+    assert not any(requirement.startswith("uvloop==") for requirement in found)
 
 
 def test_manifests_agree_with_each_other_and_with_the_archive(tmp_path):
