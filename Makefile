@@ -80,10 +80,11 @@ test-integrations: install ## other projects' clients, frameworks and suites aga
 	$(PYTEST) tests/integrations
 
 # The second run is that of a laptop's CPU: docs/contributing.md, "Other CPUs".
-test-all: install $(SUITE)  ## the suite with its long forms (chaos, fuzz, benchmarks), with integrations, once more as on AVX2, and coverage
+test-all: install $(SUITE)  ## the suite with its long forms (chaos, fuzz, benchmarks), with integrations, coverage, and once more each as on AVX2 and in portable mode
 	$(PULL)
 	$(PYTEST) --long --cov --cov-report=term tests/integrations tests/real tests/contract tests/faults tests/unit
 	ONEDNN_MAX_CPU_ISA=AVX2 $(PYTEST)
+	NPU_NODE_PORTABLE=1 $(PYTEST)
 
 test-ops: $(VENV)/.installed-ops $(OPS)/.installed   ## provision machines with Ansible, alert, draw dashboards: what needs more than Python
 	$(PULL)
@@ -105,6 +106,7 @@ check: install      ## format, lint, layers, dependencies, types and licences
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/deptry worker_node backend_client
 	$(BIN)/mypy
+	$(BIN)/mypy --platform win32
 	@$(LICENCES) > $(VENV)/licences.md
 	@sed -n '/^|/p' docs/licences.md | diff - $(VENV)/licences.md || { echo 'docs/licences.md must be what pip-licenses says: make docs' >&2; exit 1; }
 

@@ -302,6 +302,7 @@ def threads_of(pid):
     return [int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()]
 
 
+@pytest.mark.linux
 async def test_every_thread_of_an_engine_has_a_lower_priority_than_the_edge():
     async with running(nice=7) as engine:
         status = await until(engine, EngineState.READY)

@@ -64,6 +64,7 @@ def test_kills_for_want_of_memory_are_counted_by_the_machine_and_by_our_control_
     assert oom_kills(proc, cgroups) == 6
 
 
+@pytest.mark.linux
 @pytest.mark.parametrize(
     ("mask", "siblings", "cores"),
     [

@@ -209,6 +209,7 @@ def test_a_package_that_is_not_the_catalogs_is_refused(catalog, tmp_path, change
     assert store.directories() == []
 
 
+@pytest.mark.linux
 def test_pip_dies_with_the_pull_that_started_it(pull, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.delenv("PIP_NO_INDEX")
@@ -225,6 +226,7 @@ def test_pip_dies_with_the_pull_that_started_it(pull, monkeypatch):
         asked.close()
 
 
+@pytest.mark.linux
 def test_a_tethered_command_does_not_start_when_its_parent_is_gone(python):
     command = tethered([str(python), "-c", "print('started')"])
     command[command.index(str(os.getpid()))] = "1"

@@ -43,7 +43,12 @@ async def until_written(path):
 
 
 @pytest.mark.parametrize(
-    ("function", "bound"), [(prepared.spin, "CPU time"), (prepared.take_memory, "memory"), (prepared.crash, "crashed")]
+    ("function", "bound"),
+    [
+        (prepared.spin, "CPU time"),
+        pytest.param(prepared.take_memory, "memory", marks=pytest.mark.linux),
+        (prepared.crash, "crashed"),
+    ],
 )
 async def test_a_call_over_a_bound_is_refused_and_the_next_one_runs(pool, function, bound):
     with pytest.raises(BadRequest, match=bound):
