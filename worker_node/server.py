@@ -18,7 +18,7 @@ from aiohttp import web
 from worker_node.app import make_app
 from worker_node.core.errors import ConfigurationError
 from worker_node.core.notify import ServiceManager
-from worker_node.core.operating_system import allow_files, on_reload, stop_signals
+from worker_node.core.operating_system import allow_files, on_reload, own_address, stop_signals
 from worker_node.devices.npu import npu_source
 from worker_node.devices.probe import probe
 from worker_node.http.connection import ConnectionLimits, Connections
@@ -219,7 +219,7 @@ def _allow_files(count: int) -> None:
 def _bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    own_address(sock)
     try:
         sock.bind((host, port))
     except OSError as error:

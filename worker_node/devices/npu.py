@@ -81,6 +81,8 @@ def read_counter(path: Path) -> Reading:
         return Reading(int(path.read_bytes()))
     except FileNotFoundError:
         what = "this kernel does not have it" if path.parent.is_dir() else f"no NPU at {path.parent}"
+        if not Path("/sys").is_dir():
+            what = "this system shows no counters of an NPU"
         return Reading(None, what)
     except OSError as error:
         return Reading(None, f"cannot be read: {error.strerror}")

@@ -64,7 +64,8 @@ def test_the_token_is_in_neither_the_arguments_nor_the_environment_of_the_child(
     assert process.wait(30) == 0
 
 
-def test_a_child_that_ends_before_it_connects_ends_the_wait():
+def test_a_child_that_ends_before_it_connects_ends_the_wait(monkeypatch):
+    monkeypatch.setattr(portable, "_LINK_S", 1000.0)
     process, link = portable.start_module("worker_node.no_such_module")
     with pytest.raises(ConnectionError, match="status 1"):
         link()

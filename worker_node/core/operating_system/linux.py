@@ -183,6 +183,11 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
+def own_address(sock: socket.socket) -> None:
+    """Before `bind`: also where connections of a process before us linger, and shared with no other process."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+
 def send_datagram(address: str, data: bytes) -> None:
     """Send to a socket of the file system, without waiting. Raises OSError."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:

@@ -100,8 +100,7 @@ def start_module(module: str, *arguments: object) -> tuple[subprocess.Popen[byte
     _tie_children()
     token = secrets.token_hex(32).encode()
     listener = socket.socket()
-    if sys.platform == "win32":
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)  # else another process may bind it too
+    own_address(listener)
     listener.bind(("127.0.0.1", 0))
     listener.listen()
     listener.setblocking(False)
@@ -261,6 +260,14 @@ def flush(path: Path) -> None:
     if path.is_file():
         with path.open("r+b") as file:
             os.fsync(file)
+
+
+def own_address(sock: socket.socket) -> None:
+    """See `linux`. On Windows SO_REUSEADDR would let another process take the connections."""
+    if sys.platform == "win32":
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
+    else:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
 
 def send_datagram(address: str, data: bytes) -> None:
