@@ -9,6 +9,7 @@ from tests.support.nodes import start_node
 pytestmark = pytest.mark.real
 
 
+@pytest.mark.linux
 def test_listening_alive_ready_stopping(store, tmp_path):
     address = str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:

@@ -11,6 +11,8 @@ import pytest
 
 from worker_node.core.notify import ServiceManager
 
+pytestmark = pytest.mark.linux
+
 
 @contextmanager
 def manager_at(address):
