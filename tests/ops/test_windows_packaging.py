@@ -73,7 +73,9 @@ def test_a_task_starts_the_node_without_further_rights_and_without_a_key():
 
 def test_every_dependency_of_a_node_has_a_wheel_for_windows(python):
     root = WINDOWS.parents[1]
-    command = [python.with_name("uv"), "pip", "compile", "--python-platform", "windows", "--only-binary", ":all:"]
+    # pip trusts the authorities of the system, and so must uv, where an index is reached through a proxy of the house.
+    command = [python.with_name("uv"), "pip", "compile", "--system-certs"]
+    command += ["--python-platform", "windows", "--only-binary", ":all:"]
     command += ["--extra", "node", "--extra", "convert", "--constraint", root / "constraints.txt", "--no-header"]
     done = subprocess.run([*command, root / "pyproject.toml"], check=False, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
