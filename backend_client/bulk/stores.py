@@ -145,7 +145,8 @@ class LocalStore(Store):
             raise
         finally:
             temporary.unlink(missing_ok=True)
-        _sync(final.parent)
+        if os.name != "nt":  # there a directory cannot be opened, and NTFS keeps its names in its journal
+            _sync(final.parent)
         return True
 
     def sweep(self) -> None:
@@ -170,7 +171,8 @@ class LocalStore(Store):
 
 
 def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+    # A file must be open for writing to be synced on Windows, a directory for reading on Linux.
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(descriptor)
     finally:

@@ -1,5 +1,8 @@
 """Stores: the first writer of a name wins, and a store that cannot promise it is refused."""
 
+import os
+from types import SimpleNamespace
+
 import fsspec
 import pytest
 
@@ -47,6 +50,9 @@ def test_only_what_cannot_be_made_again_waits_for_the_disk(tmp_path, monkeypatch
     assert len(synced) == 0
     store.create("job.json", b"1")
     assert len(synced) == 2, "the file and its directory"
+    monkeypatch.setattr(stores, "os", SimpleNamespace(**{**vars(os), "name": "nt"}))
+    store.create("other.json", b"1")
+    assert len(synced) == 3, "Windows cannot open a directory"
 
 
 def test_a_store_that_replaces_is_refused(monkeypatch):
