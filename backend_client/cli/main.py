@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import difflib
 import errno
 import importlib
 import os
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from backend_client.errors import ConfigurationError, NPUError
 from backend_client.settings import CONFIG_VARIABLE, ClientSettings
@@ -80,8 +82,25 @@ def _fail(message: str, status: int = 1) -> int:
 COMMANDS = ("health", "dashboard", "embed", "generate", "dataset", "bench")
 
 
+class _Parser(argparse.ArgumentParser):
+    """Names the nearest command, option or choice in its errors, as argparse does from Python 3.14 on.
+
+    What a command does not know is the whole parser's error, so that one looks at the options of all `commands`.
+    """
+
+    commands: Mapping[str, argparse.ArgumentParser] = {}
+
+    def error(self, message: str) -> NoReturn:
+        if wrong := re.search(r"(?:invalid choice: '|unrecognized arguments: )([\w.-]+)(.*)", message):
+            offered = re.findall(r"[\w.-]+", wrong[2].partition("choose from")[2])
+            helps = "".join(parser.format_help() for parser in (self, *self.commands.values()))
+            near = difflib.get_close_matches(wrong[1], offered or re.findall(r"--[\w-]+", helps), 1)
+            message += f"; did you mean {near[0]}?" if near else ""
+        super().error(message)
+
+
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="npu-client",
         description="Call NPU nodes. Settings come from flags, then NPU_CLIENT_* in the environment, then the file.",
     )
@@ -92,6 +111,7 @@ def build_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name in COMMANDS:
         importlib.import_module(f"backend_client.cli.{name}").add_parser(subparsers)
+    parser.commands = subparsers.choices
     for command in subparsers.choices.values():
         _add_settings(command.add_argument_group("settings, here or before the command"), "_behind")
     return parser

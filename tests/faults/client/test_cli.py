@@ -47,6 +47,17 @@ def node(scripted_node):
     return scripted_node.url
 
 
+@pytest.mark.parametrize(
+    ("arguments", "nearest"), [("helth", "health"), ("health --jsno", "--json"), ("health --nothing-like-it", None)]
+)
+def test_an_unknown_word_is_answered_with_the_nearest_one(arguments, nearest, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments.split())
+    assert ended.value.code == 2
+    message = capsys.readouterr().err
+    assert f"did you mean {nearest}?" in message if nearest else "did you mean" not in message
+
+
 def test_health_is_a_table_of_nodes_and_models(node, capsys):
     assert main(["health"]) == 0
     head, first, second = capsys.readouterr().out.splitlines()
