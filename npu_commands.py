@@ -28,6 +28,16 @@ def client() -> int:
     return main()
 
 
+def gateway() -> int:
+    """`npu-gateway`: see `backend_client.gateway.cli.main`."""
+    _complete_streams()
+    try:
+        from backend_client.gateway.cli import main
+    except KeyboardInterrupt:
+        return _interrupted("npu-gateway")
+    return main()
+
+
 def _complete_streams() -> None:
     """Streams that the caller closed (`>&-`, some service managers) lead to nowhere, and no character fails a print.
 

@@ -244,14 +244,14 @@ class InferenceClient(BaseClient):
         self._cloud = cloud
         self._local_only = local_only
         self.ledger = cloud.ledger if cloud else Ledger({})
-        backend = FallbackBackend(
+        self.backend = FallbackBackend(
             npu.backend,
             cloud.backend if cloud else None,
             self.ledger,
             npu.options.fallback,
             local_only=local_only,
         )
-        super().__init__(backend, npu.backend, npu.options, clock)
+        super().__init__(self.backend, npu.backend, npu.options, clock)
 
     @classmethod
     def from_settings(cls, settings: ClientSettings | None = None, **options: Any) -> Self:

@@ -45,16 +45,16 @@ class WrongUsage(ConfigurationError):
     """The values of a command's flags make no sense."""
 
 
-def reported(work: Callable[[], int]) -> int:
+def reported(work: Callable[[], int], program: str = "npu-client") -> int:
     """The status of `work`, or that of the error it raised: 1 with a message, 2 for WrongUsage, 130 interrupted."""
     try:
         return work()
     except WrongUsage as error:
-        return _fail(error.message, 2)
+        return _fail(program, error.message, 2)
     except NPUError as error:
-        return _fail(error.message)
+        return _fail(program, error.message)
     except KeyboardInterrupt:
-        return _fail("interrupted", 130)
+        return _fail(program, "interrupted", 130)
     except BrokenPipeError:
         # As `npu-client embed | head`: the reader of our output has seen enough.
         _drop_output()
@@ -64,15 +64,15 @@ def reported(work: Callable[[], int]) -> int:
             sys.stdout.flush()
         except OSError:  # such as a full disk: what is left of the output would be written again at exit
             _drop_output()
-        return _fail(sentence(error))
+        return _fail(program, sentence(error))
 
 
 def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _fail(message: str, status: int = 1) -> int:
-    print(f"npu-client: {message}", file=sys.stderr)
+def _fail(program: str, message: str, status: int = 1) -> int:
+    print(f"{program}: {message}", file=sys.stderr)
     return status
 
 

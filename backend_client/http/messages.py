@@ -224,6 +224,7 @@ class Exchange(Job):
 
     `body` is JSON without `model`; with a `file` (name and bytes) its fields and the file are sent as a form. `node`:
     only this one can serve it. `refused` gets the replies of nodes that refused it, for callers who hand them on.
+    With `content`, of a type, nodes get these very bytes, and `body` is what they say.
     """
 
     path: str
@@ -233,9 +234,13 @@ class Exchange(Job):
     file: tuple[str, bytes] | None = field(default=None, repr=False)
     node: str | None = None
     refused: list[Reply] = field(default_factory=list, repr=False)
+    content: bytes | None = field(default=None, repr=False)
+    content_type: str = "application/json"
 
     def __post_init__(self) -> None:
         """Raise InvalidArgument for a wrong number, or an option of the call among the fields of the body."""
+        if self.content is not None:
+            return  # the node refuses it in the words of the caller's dialect
         for given in self.body or ():
             if not isinstance(given, str):
                 named = type(given).__name__
@@ -266,6 +271,17 @@ def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
     common = {name: value for name, value in options.items() if name in _COMMON and name != "timeout"}
     others = {name: value for name, value in options.items() if name not in _COMMON}
     return common, others
+
+
+def plain_texts(data: Mapping[str, Any]) -> list[str] | None:
+    """The texts of an embedding request that asks for nothing else; None for any other."""
+    given = data.get("input")
+    texts = [given] if isinstance(given, str) else given
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+        return None
+    if {name for name, value in data.items() if value is not None} - {"input", "encoding_format", "user"}:
+        return None
+    return texts if data.get("encoding_format") in {None, "float", "base64"} else None
 
 
 @lru_cache(1024)

@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from backend_client.errors import BadReply, ConnectionLost, NodeError, NodeUnreachable, NPUError
 from backend_client.http import messages
 from backend_client.http.answers import read_json
+from backend_client.http.forwarding import STREAMS
 from backend_client.http.health import HealthReport
 from backend_client.http.messages import Reply, WireCall, new_request_id
 from backend_client.http.sse import Event, EventParser, MalformedStream
@@ -55,6 +56,13 @@ class Transport(ABC):
 
         A reply with another status than 200 has its body in the head, and no events.
         """
+
+    def parts(self, node: str, call: WireCall, *, streamed: bool) -> AsyncGenerator[Reply | bytes, None]:
+        """A request to `call.path`: the whole reply, or the head of a stream and its bytes as they come.
+
+        A `streamed` one must not fall silent.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     async def close(self) -> None:
@@ -318,6 +326,29 @@ class HttpTransport(Transport):
         except (aiohttp.ClientError, OSError, ValueError) as error:
             problem = connection_error(node, error)
         # Raised out here, so that the error which came up inside, and holds the request's headers, is not its context.
+        raise problem
+
+    async def parts(self, node: str, call: WireCall, *, streamed: bool) -> AsyncGenerator[Reply | bytes, None]:
+        problem: NPUError
+        timeout = self._stream_timeout if streamed else self._timeout
+        try:
+            async with self._request(
+                self._session, node, call.method, call.path, call.encoded or None, call.headers(), timeout
+            ) as response:
+                self._check_id(node, call.request_id, response)
+                if response.status != 200 or response.content_type not in STREAMS:
+                    yield await _reply(response, self._max_reply if response.status == 200 else _SMALL)
+                    return
+                yield Reply(200, _headers(response))
+                size = 0
+                async for chunk in response.content.iter_any():
+                    size += len(chunk)
+                    if size > self._max_reply:
+                        raise _TooLong("it is too long")
+                    yield chunk
+                return
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            problem = connection_error(node, error)
         raise problem
 
     def _request(

@@ -21,6 +21,7 @@ from backend_client.fleet.node import Lease, Requirement
 from backend_client.http import forms, messages
 from backend_client.http.answers import read_answer, read_json
 from backend_client.http.errors import event_error, status_error
+from backend_client.http.forwarding import StreamWatch, asks_for_stream, in_our_words
 from backend_client.http.health import ModelReport
 from backend_client.http.messages import EmbedJob, Exchange, Reply, Vectors, WireCall, plain_name
 from backend_client.http.stream_forms import (
@@ -234,6 +235,114 @@ class FleetBackend:
             yield event
         yield _raw_reply(call, lease, opened.head, said, None)
 
+    async def forward(self, job: Exchange, opened_by: Deadline | None = None) -> Forwarded:
+        """The reply of a node to `job.content`, its bytes unchanged: whole, or as they come once the answer has begun.
+
+        Raises as `exchange` and `open_exchange`.
+        """
+        running = self.runtime.start()
+        job = await placed(job, self.runtime.pool, self.runtime.known, self._whole)
+        short = job.kind in {"embedding", "rerank"}
+        call = running.dispatcher.begin(job, _need(job), self._options.timeouts.attempt if short else None)
+        call.deadline = opened_by or job.deadline
+
+        async def send(lease: Lease) -> tuple[Reply, bytes, StreamWatch, AsyncGenerator[Reply | bytes, None]]:
+            wired = await _encoded(job, call, None)
+            parts = running.transport.parts(lease.node.url, wired, streamed=asks_for_stream(job))
+            try:
+                return await self._begin(lease, job, wired, parts)
+            except BaseException:
+                await parts.aclose()
+                raise
+
+        (head, begun, watch, parts), lease = await running.dispatcher.run(call, send, settle=False)
+        call.deadline = job.deadline
+        if watch.ended:
+            running.dispatcher.settle(call, lease, None)
+            await parts.aclose()
+            return Forwarded(head, lease.node.url, call, watch, begun)
+        return Forwarded(head, lease.node.url, call, watch, self._pass_on(running, call, lease, watch, begun, parts))
+
+    async def _begin(
+        self, lease: Lease, job: Exchange, wired: WireCall, parts: AsyncGenerator[Reply | bytes, None]
+    ) -> tuple[Reply, bytes, StreamWatch, AsyncGenerator[Reply | bytes, None]]:
+        """The head of the reply, and all of it or what came until the answer began."""
+        node = lease.node.url
+        watch = StreamWatch(job)
+        begun = b""
+        head: Reply | None = None
+        async for part in parts:
+            if isinstance(part, bytes):
+                begun += messages.read_from(node, watch.feed, part)
+                if watch.failure is not None:
+                    raise event_error(node, watch.failure, wired.model)
+                if head is not None and watch.begun:
+                    self.runtime.pool.heard(lease)
+                    return head, begun, watch, parts
+                continue
+            head = part
+            if head.status != 200:
+                job.refused.append(head)
+                raise status_error(node, in_our_words(head, job.path), wired.model)
+            _check(lease, job, head.headers)
+            if not watch.streamed(head):
+                vectors = messages.read_from(node, watch.whole, head)
+                if job.kind == "embedding":
+                    self._check_space(lease, head, vectors, (job.body or {}).get("dimensions"))
+                return head, head.body, watch, parts
+        raise ConnectionLost("the stream ended before the answer began", node=node)
+
+    async def _pass_on(
+        self,
+        running: Running,
+        call: Call,
+        lease: Lease,
+        watch: StreamWatch,
+        begun: bytes,
+        parts: AsyncGenerator[Reply | bytes, None],
+    ) -> AsyncGenerator[bytes, None]:
+        """The bytes of a stream up to its end. Raises StreamInterrupted when it fails; it is not retried."""
+        node = lease.node.url
+        ended: BaseException | None = asyncio.CancelledError()
+        try:
+            yield begun
+            while not watch.ended:
+                async with self.runtime.calls.open():
+                    part = await running.dispatcher.guard(call, lease, anext(parts, None))
+                if not isinstance(part, bytes):
+                    raise ConnectionLost("the stream ended before the answer did", node=node)
+                self.runtime.pool.heard(lease)
+                if complete := messages.read_from(node, watch.feed, part):
+                    yield complete
+                if watch.failure is not None:
+                    # The caller has it, in the node's own words.
+                    raise event_error(node, watch.failure, call.need.model)
+            ended = None
+        except NPUError as error:
+            ended = error
+        finally:
+            running.dispatcher.settle(call, lease, ended)
+            await parts.aclose()
+        if isinstance(ended, NPUError):
+            raise StreamInterrupted.after([], ended, attempts=call.attempts, request_id=call.request_id)
+
+    async def ask_all(self, method: str, path: str, content: bytes, deadline: Deadline) -> list[tuple[str, Reply]]:
+        """What each node that can be reached replies with 200 to a request that costs it little."""
+        await self.runtime.known()
+        transport = self.runtime.start().transport
+
+        async def ask(node: str) -> tuple[str, Reply] | None:
+            call = WireCall(content, deadline, messages.new_request_id(), method=method, path=path)
+            try:
+                async with self.runtime.calls.open(), asyncio.timeout(deadline.remaining()):
+                    reply = await transport.exchange(node, call)
+            except (NPUError, TimeoutError):
+                return None
+            return (node, reply) if reply.status == 200 else None
+
+        nodes = [node.url for node in self.runtime.pool.nodes.values() if node.report is not None]
+        return [found for found in await asyncio.gather(*map(ask, nodes)) if found is not None]
+
     def _check_space(self, lease: Lease, reply: Reply, dimensions: int, asked: int | None) -> None:
         """Raises SpaceChanged for vectors of another space than the one that was requested, or is bound."""
         space = reply.headers.get("x-space")
@@ -241,6 +350,20 @@ class FleetBackend:
         if not space:
             raise BadReply("the reply lacks X-Space: this is not a node's /v1/embeddings", node=lease.node.url)
         self.runtime.bindings.check(lease, model=model, space=space, dimensions=dimensions, asked=asked)
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarded:
+    """A node's reply for a caller of the same dialect: `content` whole, or its stream as it comes.
+
+    `watch` knows the tokens that it says it used, of a stream once that has ended.
+    """
+
+    head: Reply
+    node: str
+    call: Call
+    watch: StreamWatch
+    content: bytes | AsyncGenerator[bytes, None]
 
 
 @dataclass(slots=True)
@@ -384,8 +507,8 @@ async def _encoded(job: Exchange, call: Call, form: StreamForm | None) -> WireCa
 
 
 def _encode(job: Exchange, call: Call, form: StreamForm | None) -> WireCall:
-    content, content_type = b"", "application/json"
-    if job.body is not None:
+    content, content_type = job.content or b"", job.content_type
+    if job.content is None and job.body is not None:
         body = form.request(job.body) if form else dict(job.body)
         body |= {"model": call.need.model} if call.need.model else {}
         if job.file is None:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from backend_client.cloud.ledger import Ledger
 from backend_client.errors import CloudError, CloudRejected, NPUUnavailableError
-from backend_client.http.messages import EmbedJob, Exchange, J, Job
+from backend_client.http.forwarding import asks_for_stream
+from backend_client.http.messages import EmbedJob, Exchange, J, Job, plain_texts
 from backend_client.http.stream_forms import EventStream
 from backend_client.lifetime import Deadline
 from backend_client.options import FallbackOptions
 from backend_client.results import Attempt, EmbedBatch, RawReply
-from backend_client.routing.backend import FleetBackend
+from backend_client.routing.backend import FleetBackend, Forwarded
 
 if TYPE_CHECKING:
     from backend_client.cloud.backend import CloudBackend
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 A = TypeVar("A", EmbedBatch, RawReply)
 R = TypeVar("R")
+C = TypeVar("C")
+Attempts = tuple[Attempt, ...]
 
 
 class FallbackBackend:
@@ -65,6 +68,25 @@ class FallbackBackend:
         """A request on a node; a chat or a prompt else in the cloud."""
         return await self._whole(job, self._fleet.exchange, lambda cloud, wanted: cloud.exchange(wanted))
 
+    async def forward(self, job: Exchange) -> tuple[Forwarded | EmbedBatch | RawReply | EventStream, Attempts]:
+        """A node's reply with its bytes unchanged, else what the cloud replied; and the attempts before it."""
+        texts = plain_texts(job.body or {}) if job.path == "/v1/embeddings" else None
+        found: Forwarded | EmbedBatch | RawReply | EventStream
+        if texts is None:
+            found, before = await self._first(job, self._fleet.forward, _chat_in_cloud)
+        else:
+            common = {field.name: getattr(job, field.name) for field in fields(Job)}
+            found, before = await self._first(
+                EmbedJob(texts=texts, **common),
+                lambda shared, until: self._fleet.forward(
+                    replace(job, cloud_takes_over=shared.cloud_takes_over), until
+                ),
+                lambda cloud, wanted: cloud.embed(wanted),
+            )
+        if isinstance(found, Forwarded) and isinstance(found.content, bytes):
+            self._ledger.kept_local(found.watch.usage)
+        return found, before
+
     async def open_exchange(self, job: Exchange, opened_by: Deadline | None = None) -> EventStream:
         """The same as a stream; whichever sends the first part of the answer sends all."""
         # Only the opening leaves time for the cloud: an answer that has begun may take all there is.
@@ -94,8 +116,8 @@ class FallbackBackend:
         self,
         job: J,
         on_fleet: Callable[[J, Deadline], Awaitable[R]],
-        in_cloud: Callable[[CloudBackend, J], Awaitable[R]],
-    ) -> tuple[R, tuple[Attempt, ...]]:
+        in_cloud: Callable[[CloudBackend, J], Awaitable[C]],
+    ) -> tuple[R | C, Attempts]:
         """The fleet's answer by a part of the deadline, else the cloud's by the whole; and the attempts before it.
 
         Raises the fleet's error, which then says why the cloud did not help, or CloudRejected.
@@ -158,6 +180,11 @@ class FallbackBackend:
 
     def _until(self, deadline: Deadline) -> Deadline:
         return deadline.earlier(min(self._options.longest, deadline.remaining() * self._options.share))
+
+
+async def _chat_in_cloud(cloud: CloudBackend, wanted: Exchange) -> RawReply | EventStream:
+    wanted = replace(wanted, content=None)
+    return await (cloud.open_exchange(wanted) if asks_for_stream(wanted) else cloud.exchange(wanted))
 
 
 def _warn_of_embeddings(spaces: Collection[str], bound: Collection[str]) -> None:

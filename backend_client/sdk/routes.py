@@ -23,7 +23,7 @@ from backend_client.errors import (
 )
 from backend_client.http.forms import read_form, writing_kind
 from backend_client.http.health import ModelKind, ModelReport
-from backend_client.http.messages import EmbedJob, Exchange, Reply
+from backend_client.http.messages import EmbedJob, Exchange, Reply, plain_texts
 from backend_client.http.stream_forms import FORMS, EventStream, StreamEvent
 from backend_client.lifetime import Deadline, OneLoop, in_daemon_thread
 from backend_client.results import EmbedBatch, RawReply
@@ -71,7 +71,7 @@ class OpenAIRoutes:
             if method != "POST" or path not in PATHS:
                 return error_reply(404, "not_found", f"the fleet serves no {method} {path}")
             if path not in _UPLOADS:
-                return await self._send(path, _options(headers), timeout, refused, _json_object(body))
+                return await self._send(path, _options(headers), timeout, refused, json_object(body))
             # A recording is in memory whole, so that another node can get it while none has replied.
             kind = {name.lower(): value for name, value in headers.items()}.get("content-type", "")
             form, file = await in_daemon_thread(lambda: read_form(body, kind), "read a form")
@@ -103,7 +103,7 @@ class OpenAIRoutes:
             stream = _first(fields.get("stream")) not in _NOT_STREAMED
             if not stream or file is None:
                 fields.pop("stream", None)
-        if path == "/v1/embeddings" and (texts := _plain_texts(fields or {})) is not None:
+        if path == "/v1/embeddings" and (texts := plain_texts(fields or {})) is not None:
             batch = await self._core.backend.embed(EmbedJob(texts=texts, deadline=deadline, **options))
             return embedding_reply(batch, (fields or {}).get("encoding_format"))
         kind = "transcription" if path in _UPLOADS else _KINDS.get(path) or writing_kind(fields or {})
@@ -117,7 +117,7 @@ class OpenAIRoutes:
         )
         events = await self._core.backend.open_exchange(job)
         kept = {"content-type": "text/event-stream; charset=utf-8", "x-request-id": job.request_id}
-        return HttpReply(200, kept, OneLoop(_stream(events, with_usage=with_usage)))
+        return HttpReply(200, kept, OneLoop(stream_bytes(events, with_usage=with_usage)))
 
     async def _models(self, wanted: str) -> HttpReply:
         reports = await self._core.nodes.models()
@@ -198,24 +198,13 @@ def _reject_constant(_: str) -> None:
     raise ValueError
 
 
-def _json_object(body: bytes) -> dict[str, Any]:
+def json_object(body: bytes) -> dict[str, Any]:
     data = None
     with contextlib.suppress(ValueError, RecursionError):
         data = json.loads(body, parse_constant=_reject_constant)
     if not isinstance(data, dict):
         raise RequestRejected("the body is not a JSON object", status=400, code="invalid_request")
     return data
-
-
-def _plain_texts(data: Mapping[str, Any]) -> list[str] | None:
-    """The texts of an embedding request that asks for nothing else; None for any other."""
-    given = data.get("input")
-    texts = [given] if isinstance(given, str) else given
-    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
-        return None
-    if {name for name, value in data.items() if value is not None} - {"input", "encoding_format", "user"}:
-        return None
-    return texts if data.get("encoding_format") in {None, "float", "base64"} else None
 
 
 def embedding_reply(batch: EmbedBatch, encoding: object) -> HttpReply:
@@ -250,7 +239,7 @@ def _kept(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if name not in _HOP and name != "content-type"}
 
 
-async def _stream(events: EventStream, *, with_usage: bool) -> AsyncGenerator[bytes, None]:
+async def stream_bytes(events: EventStream, *, with_usage: bool) -> AsyncGenerator[bytes, None]:
     """The events for the SDK. A failure in the middle is its last event: the SDK raises it as an APIError."""
     try:
         async for item in events:

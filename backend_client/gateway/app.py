@@ -1,0 +1,125 @@
+"""The gateway's HTTP server: who may ask, the errors of each dialect, health and metrics; the rest is in `forward`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import time
+from collections.abc import AsyncIterator
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from backend_client.client import InferenceClient
+from backend_client.errors import NPUError
+from backend_client.gateway.forward import TEAM, Forwarder, Refusal, dialect_of, refused
+from backend_client.gateway.keys import KeyStore, Team
+from backend_client.gateway.metrics import Metrics
+from backend_client.gateway.settings import GatewaySettings, is_loopback
+from backend_client.http.messages import new_request_id
+
+log = logging.getLogger("npu_gateway")
+_OPEN = frozenset({"/", "/health"})
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+_ANYBODY = Team("anybody")
+
+
+def make_app(settings: GatewaySettings, client: InferenceClient) -> web.Application:
+    """The application; it closes the client when it ends. Raises ConfigurationError for a file of keys that is none."""
+    keys = KeyStore(settings.keys) if settings.keys is not None else None
+    metrics = Metrics(client)
+    app = web.Application(middlewares=[_answering(settings, keys, metrics)], client_max_size=settings.max_body_bytes)
+    app.router.add_route("GET", "/health", lambda _: _health(client))
+    app.router.add_route("GET", "/metrics", lambda _: _metrics(metrics))
+    app.router.add_route("*", "/{path:.*}", Forwarder(client, metrics).handle)
+
+    async def running(_: web.Application) -> AsyncIterator[None]:
+        # The nodes are known before the first request asks for one.
+        first = asyncio.create_task(_look(client))
+        yield
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        await client.close()
+        if keys is not None:
+            keys.close()
+
+    app.cleanup_ctx.append(running)
+    return app
+
+
+async def _look(client: InferenceClient) -> None:
+    with contextlib.suppress(NPUError):
+        await client.npu.health()
+
+
+async def _health(client: InferenceClient) -> web.Response:
+    state = client.healthz()
+    found = {"status": "ready" if state.serving else "unavailable", "nodes_usable": state.nodes_usable}
+    found["cloud"] = state.cloud or "none"
+    return web.json_response(found, status=200 if state.serving else 503)
+
+
+async def _metrics(metrics: Metrics) -> web.Response:
+    return web.Response(body=generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+def _answering(settings: GatewaySettings, keys: KeyStore | None, metrics: Metrics) -> Middleware:
+    @web.middleware
+    async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+        began = time.monotonic()
+        given = request.headers.get("X-Request-ID", "")
+        request["id"] = given if _REQUEST_ID.fullmatch(given) else new_request_id()
+        dialect, status = dialect_of(request.path, request.headers), 499
+        try:
+            try:
+                _check_host(request, settings, guarded=keys is None)
+                request[TEAM] = _team(request, keys)
+                response = await handler(request)
+            except Refusal as error:
+                response = refused(dialect, error)
+            except web.HTTPRequestEntityTooLarge:
+                limit = settings.max_body_bytes
+                response = refused(dialect, Refusal(413, "payload_too_large", f"a body may have {limit} bytes at most"))
+            except (web.HTTPException, ConnectionError):
+                raise
+            except Exception:
+                # By its kind and place alone: its text may hold a prompt.
+                log.exception("%s: a bug of the gateway", request["id"])
+                response = refused(dialect, Refusal(500, "internal_error", "internal error; the log has it by its id"))
+            status = response.status
+            if not response.prepared:
+                response.headers.setdefault("X-Request-ID", request["id"])
+                response.headers["Server"] = "npu-gateway"
+            return response
+        finally:
+            team = request.get(TEAM, _ANYBODY).name
+            metrics.requests.labels(dialect, team, str(status)).inc()
+            log.info("%s %s %d %.1f ms %s", dialect, team, status, (time.monotonic() - began) * 1e3, request["id"])
+
+    return answer
+
+
+def _check_host(request: web.Request, settings: GatewaySettings, *, guarded: bool) -> None:
+    """Raise Refusal for a browser's request from another site, or for a name that was made to point here."""
+    if not guarded:
+        return
+    host = re.sub(r":\d+$", "", request.host or "").strip("[]").lower()
+    if not is_loopback(host) and host not in {name.lower() for name in settings.allowed_hosts}:
+        raise Refusal(403, "forbidden", "the Host header does not name this gateway; add the name to allowed_hosts")
+    origin = request.headers.get("Origin")
+    if origin is not None and origin.partition("://")[2].lower() != (request.host or "").lower():
+        raise Refusal(403, "forbidden", "requests from pages of other sites are refused")
+
+
+def _team(request: web.Request, keys: KeyStore | None) -> Team:
+    if keys is None or (request.path in _OPEN and request.method in {"GET", "HEAD"}):
+        return _ANYBODY
+    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+    key = given.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+    team = keys.find(key)
+    if team is None:
+        raise Refusal(401, "invalid_api_key", "send a key of this gateway as Authorization: Bearer KEY, or x-api-key")
+    return team

@@ -1,0 +1,133 @@
+"""`npu-gateway`: `serve` the fleet under one address, and make the `keys` of its teams."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+from collections.abc import Sequence
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+
+from aiohttp import web
+
+from backend_client.client import InferenceClient
+from backend_client.errors import ConfigurationError
+from backend_client.gateway.app import make_app
+from backend_client.gateway.keys import KeyStore
+from backend_client.gateway.settings import GatewaySettings
+from backend_client.settings import ClientSettings
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="npu-gateway", description="One address for a fleet of NPU nodes. Settings: NPU_GATEWAY_*, NPU_CLIENT_*."
+    )
+    parser.set_defaults(run=None)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    serve = commands.add_parser("serve", help="serve the fleet under one address")
+    serve.add_argument("--host", help="address to listen on (127.0.0.1)")
+    serve.add_argument("--port", type=int, help="port to listen on (8090)")
+    serve.add_argument("--node", dest="nodes", action="append", metavar="URL", help="a node; may be given again")
+    serve.set_defaults(run=_serve)
+    keys = commands.add_parser("keys", help="make, list and end the keys of teams")
+    keys.add_argument("--keys", type=Path, help="their file (NPU_GATEWAY_KEYS)")
+    actions = keys.add_subparsers(title="actions", metavar="ACTION", required=True)
+    add = actions.add_parser("add", help="make a key for a team; it is shown once")
+    add.add_argument("team")
+    add.add_argument(
+        "--model", dest="models", action="append", default=[], help="only these models; may be given again"
+    )
+    add.add_argument("--no-cloud", action="store_true", help="its requests never leave the nodes")
+    add.set_defaults(run=_add)
+    actions.add_parser("list", help="all keys, without the keys themselves").set_defaults(run=_list)
+    for name, what, run in (
+        ("revoke", "end a key at once", _revoke),
+        ("rotate", "replace a key by a new one", _rotate),
+    ):
+        action = actions.add_parser(name, help=what)
+        action.add_argument("prefix", help="as `list` shows it")
+        action.set_defaults(run=run)
+        if name == "rotate":
+            action.add_argument("--overlap", type=float, default=0.0, metavar="S", help="the old one holds so long (0)")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns its exit status: 0 done, 1 failed with a message, 2 wrong usage."""
+    from backend_client.cli.main import reported  # noqa: PLC0415  (the commands of npu-client, for its errors alone)
+
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    if args.run is None:
+        parser.print_help()
+        return 0
+    return reported(lambda: args.run(args), "npu-gateway")
+
+
+def _serve(args: argparse.Namespace) -> int:
+    settings = GatewaySettings.load(host=args.host, port=args.port)
+    values = {"nodes": args.nodes} if args.nodes else {}
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    asyncio.run(_run(settings, ClientSettings.load(None, **values)))
+    return 0
+
+
+async def _run(settings: GatewaySettings, fleet: ClientSettings) -> None:
+    runner = web.AppRunner(
+        make_app(settings, InferenceClient.from_settings(fleet)),
+        access_log=None,
+        handler_cancellation=True,
+        auto_decompress=False,
+    )
+    await runner.setup()
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    try:
+        site = web.TCPSite(runner, settings.host, settings.port)
+        await site.start()
+        host, port = runner.addresses[0][:2]
+        keys = "keys of teams" if settings.keys else "no keys, this machine only"
+        print(f"npu-gateway listens on http://{host}:{port} ({keys}); nodes: {', '.join(fleet.nodes)}", flush=True)
+        await stop.wait()
+    finally:
+        await runner.cleanup()
+
+
+def _store(args: argparse.Namespace) -> KeyStore:
+    path = args.keys or GatewaySettings.load().keys
+    if path is None:
+        raise ConfigurationError("the file of the keys must be named: --keys FILE, or NPU_GATEWAY_KEYS")
+    return KeyStore(path)
+
+
+def _add(args: argparse.Namespace) -> int:
+    with closing(_store(args)) as store:
+        print(store.add(args.team, args.models, cloud=not args.no_cloud))
+    return 0
+
+
+def _list(args: argparse.Namespace) -> int:
+    with closing(_store(args)) as store:
+        for entry in store.list():
+            team = entry.team
+            ends = "-" if entry.until is None else f"{datetime.fromtimestamp(entry.until, UTC):%Y-%m-%d %H:%M}"
+            cloud = "cloud" if team.cloud else "no cloud"
+            models = ", ".join(sorted(team.models)) or "all models"
+            print(f"{entry.prefix}  {team.name:24}  {cloud:8}  ends {ends:16}  {models}")
+    return 0
+
+
+def _revoke(args: argparse.Namespace) -> int:
+    with closing(_store(args)) as store:
+        store.revoke(args.prefix)
+    return 0
+
+
+def _rotate(args: argparse.Namespace) -> int:
+    with closing(_store(args)) as store:
+        print(store.rotate(args.prefix, args.overlap))
+    return 0

@@ -1,0 +1,327 @@
+"""Requests of every dialect, byte for byte to the node that the client chooses, and its reply back."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+from aiohttp import web
+
+from backend_client.client import InferenceClient
+from backend_client.errors import (
+    AuthenticationFailed,
+    CloudError,
+    DeadlineExceeded,
+    FleetOverloaded,
+    ModelNotFound,
+    NPUError,
+    RequestRejected,
+)
+from backend_client.gateway.keys import Team
+from backend_client.gateway.metrics import Metrics
+from backend_client.http.forms import read_form, writing_kind
+from backend_client.http.health import ModelKind
+from backend_client.http.messages import Exchange, Reply
+from backend_client.lifetime import Deadline, in_daemon_thread
+from backend_client.results import Attempt, EmbedBatch, RawReply
+from backend_client.routing.backend import Forwarded
+from backend_client.sdk.routes import OpenAIRoutes, embedding_reply, json_object, stream_bytes, whole_reply
+
+TEAM = web.RequestKey("team", Team)
+_KINDS: Mapping[str, ModelKind] = {
+    "/v1/embeddings": "embedding", "/embeddings": "embedding",
+    "/api/embed": "embedding", "/api/embeddings": "embedding",
+    "/v1/rerank": "rerank", "/v2/rerank": "rerank", "/rerank": "rerank",
+    "/v1/audio/transcriptions": "transcription", "/v1/audio/translations": "transcription",
+}  # fmt: skip
+_WRITING = frozenset({
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens",
+    "/inference", "/tokenize", "/detokenize", "/api/chat", "/api/generate",
+})  # fmt: skip
+_UPLOADS = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
+# Asked of every node: what each lists is joined by name.
+_LISTS = {"/api/tags": "models", "/api/ps": "models"}
+_SENT_ON = ("x-npu-", "anthropic-", "x-priority", "traceparent", "tracestate")
+_NOT_SENT_ON = frozenset({"x-npu-require-device", "x-npu-local-only", "x-npu-restart-wait-ms"})
+_HOP = frozenset({"content-length", "transfer-encoding", "connection", "keep-alive", "date", "server", "x-request-id"})
+_LOOK_S = 5.0
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
+
+
+class Refusal(Exception):
+    """A request that the gateway itself refuses, in the words that every dialect carries."""
+
+    def __init__(self, status: int, code: str, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message, self.retry_after = status, code, message, retry_after
+
+
+def dialect_of(path: str, headers: Mapping[str, str]) -> str:
+    """The dialect in which a path, known or not, is answered."""
+    if path.startswith("/v1/messages") or (path.startswith("/v1/models") and "anthropic-version" in headers):
+        return "anthropic"
+    return "ollama" if path.startswith("/api/") else "openai"
+
+
+_ANTHROPIC = {
+    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+    413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error",
+}  # fmt: skip
+
+
+def error_body(dialect: str, error: Refusal) -> dict[str, Any]:
+    """An error in the form of a dialect."""
+    if dialect == "anthropic":
+        kind = _ANTHROPIC.get(error.status, "api_error")
+        return {"type": "error", "error": {"type": kind, "message": error.message}}
+    if dialect == "ollama":
+        return {"error": error.message}
+    kind = "invalid_request_error" if error.status < 500 and error.status != 429 else "server_error"
+    return {"error": {"message": error.message, "type": kind, "code": error.code, "param": None}}
+
+
+def refused(dialect: str, error: Refusal) -> web.Response:
+    """A refusal as a reply; the client has retried already, so callers need not."""
+    response = web.json_response(error_body(dialect, error), status=error.status)
+    response.headers["x-should-retry"] = "false"
+    if error.retry_after is not None:
+        response.headers["Retry-After"] = str(max(1, round(error.retry_after)))
+        response.headers["retry-after-ms"] = str(int(error.retry_after * 1000))
+    return response
+
+
+def _refusal_of(error: NPUError) -> Refusal:
+    retry_after = getattr(error, "retry_after", None)
+    if isinstance(error, DeadlineExceeded):
+        return Refusal(504, "deadline_exceeded", error.message)
+    if isinstance(error, ModelNotFound):
+        return Refusal(404, "model_not_found", error.message)
+    if isinstance(error, AuthenticationFailed):
+        # The gateway's own key is wrong there: nothing that the caller could mend.
+        return Refusal(503, "unavailable", error.message)
+    if isinstance(error, RequestRejected):
+        return Refusal(error.status or 400, error.code or "invalid_request", error.message)
+    if isinstance(error, FleetOverloaded):
+        return Refusal(429, "overloaded", error.message, retry_after)
+    return Refusal(503, "unavailable", error.message, retry_after)
+
+
+class Forwarder:
+    """Answers every path but the gateway's own."""
+
+    def __init__(self, client: InferenceClient, metrics: Metrics) -> None:
+        self._client = client
+        self._metrics = metrics
+        self._lists = OpenAIRoutes(client)
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Raises Refusal."""
+        path, method = request.path, request.method
+        if path == "/" and method in {"GET", "HEAD"}:
+            return web.Response(text="npu-gateway is running")
+        with self._metrics.in_flight.track_inprogress():
+            if method == "GET" and (path == "/v1/models" or path.startswith("/v1/models/")):
+                return await self._models(request)
+            if method == "GET" and path in _LISTS:
+                return await self._joined(path)
+            if path in {"/api/version", "/api/show"}:
+                return await self._of_any(request)
+            stored = path.startswith("/v1/responses/")
+            if not (stored and method in {"GET", "POST", "DELETE"}) and not (
+                method == "POST" and (path in _WRITING or path in _KINDS)
+            ):
+                raise Refusal(404, "not_found", f"the fleet serves no {method} {path[:200]}")
+            return await self._forward(request, await request.read())
+
+    async def _forward(self, request: web.Request, content: bytes) -> web.StreamResponse:
+        dialect = dialect_of(request.path, request.headers)
+        job = await self._job(request, content)
+        try:
+            found, before = await self._client.backend.forward(job)
+        except NPUError as error:
+            last = job.refused[-1] if job.refused else None
+            rejected = isinstance(error, RequestRejected) and not isinstance(error, CloudError | AuthenticationFailed)
+            if rejected and last is not None and 400 <= last.status < 500:
+                return _as_it_came(last)
+            raise _refusal_of(error) from None
+        if isinstance(found, Forwarded):
+            return await self._from_node(request, dialect, found, before)
+        self._metrics.answers.labels("cloud").inc()
+        headers = {"X-NPU-Gateway-Source": "cloud", "X-NPU-Gateway-Attempts": str(len(before) + 1)}
+        if isinstance(found, EmbedBatch | RawReply):
+            self._count(request, found.usage.prompt_tokens, found.usage.completion_tokens)
+            encoding = (job.body or {}).get("encoding_format")
+            reply = embedding_reply(found, encoding) if isinstance(found, EmbedBatch) else whole_reply(found)
+            body = reply.content if isinstance(reply.content, bytes) else b""
+            return web.Response(body=body, status=reply.status, headers={**_kept(reply.headers), **headers})
+        asked = (job.body or {}).get("stream_options")
+        usage = isinstance(asked, dict) and bool(asked.get("include_usage"))
+        parts = stream_bytes(found, with_usage=usage or job.path == "/inference")
+        head = {"Content-Type": "text/event-stream; charset=utf-8", **headers}
+        return await self._stream(request, dialect, head, parts)
+
+    async def _job(self, request: web.Request, content: bytes) -> Exchange:
+        """The request as the client takes it. Raises Refusal for what the team may not do, or no body at all."""
+        path, team = request.path, request[TEAM]
+        fields: dict[str, Any] = {}
+        if path in _UPLOADS:
+            try:
+                form, _ = await in_daemon_thread(
+                    lambda: read_form(content, request.headers.get("Content-Type", "")), "read a form"
+                )
+            except RequestRejected as error:
+                raise _refusal_of(error) from None
+            fields = {name: values[0] for name, values in form.items() if values}
+        elif request.method == "POST" and (content or not path.startswith("/v1/responses/")):
+            try:
+                fields = json_object(content)
+            except RequestRejected as error:
+                raise _refusal_of(error) from None
+        model = fields.pop("model", None)
+        if not isinstance(model, str | None):
+            raise Refusal(400, "invalid_request", "model must be the name of a model, as a string")
+        if team.models and (model is None or model.removesuffix(":latest") not in team.models):
+            named = ", ".join(sorted(team.models))
+            raise Refusal(
+                403, "forbidden", f"this key is for {named}, and the request names {(model or 'no model')[:100]}"
+            )
+        device = request.headers.get("X-NPU-Require-Device", "").strip().upper() or None
+        if device not in {None, "NPU", "GPU", "CPU"}:
+            raise Refusal(400, "invalid_request", "X-NPU-Require-Device must be NPU, GPU or CPU")
+        local = _FLAGS.get(request.headers.get("X-NPU-Local-Only", "false").strip().lower())
+        if local is None:
+            raise Refusal(400, "invalid_request", "X-NPU-Local-Only must be true or false")
+        times = self._client.npu.options.timeouts
+        kind = _KINDS.get(path) or ("vision" if _has_image(fields) else writing_kind(fields))
+        seconds = times.embed if kind in {"embedding", "rerank"} else times.generate
+        given = request.headers.get("X-Request-Timeout-Ms", "")
+        if given.isascii() and given.isdigit() and len(given) < 10:
+            seconds = min(seconds, int(given) / 1000)
+        return Exchange(
+            path=path,
+            method=request.method,
+            kind=kind,
+            body=fields,
+            content=content,
+            content_type=request.headers.get("Content-Type", "application/json"),
+            model=model or None,
+            deadline=Deadline.after(seconds, self._client.core.clock),
+            request_id=request["id"],
+            priority="batch" if request.headers.get("X-Priority", "").lower() == "batch" else "interactive",
+            require_device=device,
+            local_only=local or not team.cloud,
+            extra_headers={
+                name: value
+                for name, value in request.headers.items()
+                if name.lower().startswith(_SENT_ON)
+                and name.lower() not in _NOT_SENT_ON
+                and name.lower() != "x-priority"
+            },
+        )
+
+    async def _from_node(
+        self, request: web.Request, dialect: str, found: Forwarded, before: tuple[Attempt, ...]
+    ) -> web.StreamResponse:
+        attempts = len(before) + len(found.call.attempts) + (not isinstance(found.content, bytes))
+        self._metrics.answers.labels("node").inc()
+        self._metrics.attempts.inc(attempts)
+        headers = {
+            **_kept(found.head.headers),
+            "X-NPU-Gateway-Source": "node",
+            "X-NPU-Gateway-Node": found.node,
+            "X-NPU-Gateway-Attempts": str(attempts),
+        }
+        if isinstance(found.content, bytes):
+            self._count(request, found.watch.usage.prompt_tokens, found.watch.usage.completion_tokens)
+            return web.Response(body=found.content, headers=headers)
+        try:
+            return await self._stream(request, dialect, headers, found.content)
+        finally:
+            self._count(request, found.watch.usage.prompt_tokens, found.watch.usage.completion_tokens)
+
+    async def _stream(
+        self, request: web.Request, dialect: str, headers: dict[str, str], parts: AsyncGenerator[bytes, None]
+    ) -> web.StreamResponse:
+        """The parts as they come; a failure in the middle is the last of them, in the form of the dialect."""
+        response = web.StreamResponse(headers={**headers, "Server": "npu-gateway", "X-Request-ID": request["id"]})
+        # A caller may leave at any time: the generator's end then cancels the node's request.
+        with contextlib.suppress(ConnectionError):
+            try:
+                await response.prepare(request)
+                try:
+                    async for part in parts:
+                        await response.write(part)
+                except NPUError as error:
+                    body = json.dumps(error_body(dialect, Refusal(503, "stream_interrupted", error.message)))
+                    lines = f"{body}\n" if dialect == "ollama" else f"event: error\ndata: {body}\n\n"
+                    if dialect == "openai" and request.path != "/inference":
+                        lines = f"data: {body}\n\n"
+                    await response.write(lines.encode())
+                await response.write_eof()
+            finally:
+                await parts.aclose()
+        return response
+
+    async def _models(self, request: web.Request) -> web.Response:
+        reply = await self._lists.handle("GET", request.path.rstrip("/"), {}, b"", None)
+        body = json.loads(reply.content if isinstance(reply.content, bytes) else b"{}")
+        allowed = request[TEAM].models
+        if allowed and "data" in body:
+            body["data"] = [model for model in body["data"] if model["id"] in allowed]
+        if "anthropic-version" in request.headers and reply.status == 200:
+            rows = [_anthropic_model(model["id"]) for model in body.get("data", [body])]
+            ends = (
+                {"first_id": rows[0]["id"], "last_id": rows[-1]["id"]} if rows else {"first_id": None, "last_id": None}
+            )
+            body = {"data": rows, "has_more": False, **ends} if "data" in body else rows[0]
+        return web.json_response(body, status=reply.status)
+
+    async def _joined(self, path: str) -> web.Response:
+        found: dict[str, Any] = {}
+        for _, reply in await self._client.npu.backend.ask_all("GET", path, b"", Deadline.after(_LOOK_S)):
+            with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError):
+                for row in json.loads(reply.body)[_LISTS[path]]:
+                    found.setdefault(str(row["name"]), row)
+        return web.json_response({_LISTS[path]: list(found.values())})
+
+    async def _of_any(self, request: web.Request) -> web.Response:
+        """The reply of a node that has one, which says the same as the others."""
+        content = await request.read()
+        deadline = Deadline.after(_LOOK_S)
+        for _, reply in await self._client.npu.backend.ask_all(request.method, request.path, content, deadline):
+            return _as_it_came(reply)
+        raise Refusal(404 if request.path == "/api/show" else 503, "unavailable", "no node has an answer to this")
+
+    def _count(self, request: web.Request, prompt: int, completion: int) -> None:
+        team = request[TEAM].name
+        self._metrics.tokens.labels(team, "prompt").inc(prompt)
+        self._metrics.tokens.labels(team, "completion").inc(completion)
+
+
+def _has_image(fields: Mapping[str, Any]) -> bool:
+    """Whether a request has images as Ollama or Anthropic send them."""
+    if fields.get("images"):
+        return True
+    messages = fields.get("messages")
+    for message in messages if isinstance(messages, list) else ():
+        if not isinstance(message, dict):
+            continue
+        content = message.get("content")
+        parts = content if isinstance(content, list) else ()
+        if message.get("images") or any(isinstance(part, dict) and part.get("type") == "image" for part in parts):
+            return True
+    return False
+
+
+def _kept(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if name.lower() not in _HOP}
+
+
+def _as_it_came(reply: Reply) -> web.Response:
+    return web.Response(body=reply.body, status=reply.status, headers=_kept(reply.headers))
+
+
+def _anthropic_model(name: str) -> dict[str, Any]:
+    return {"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
