@@ -15,7 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from backend_client.client import InferenceClient
 from backend_client.errors import NPUError
-from backend_client.gateway.forward import TEAM, Forwarder, Refusal, dialect_of, refused
+from backend_client.gateway.forward import ID, TEAM, Forwarder, Refusal, dialect_of, refused
 from backend_client.gateway.keys import KeyStore, Team
 from backend_client.gateway.metrics import Metrics
 from backend_client.gateway.settings import GatewaySettings, is_loopback
@@ -32,8 +32,17 @@ def make_app(settings: GatewaySettings, client: InferenceClient) -> web.Applicat
     keys = KeyStore(settings.keys) if settings.keys is not None else None
     metrics = Metrics(client)
     app = web.Application(middlewares=[_answering(settings, keys, metrics)], client_max_size=settings.max_body_bytes)
-    app.router.add_route("GET", "/health", lambda _: _health(client))
-    app.router.add_route("GET", "/metrics", lambda _: _metrics(metrics))
+
+    async def health(_: web.Request) -> web.Response:
+        state = client.healthz()
+        found = {"status": "ready" if state.serving else "unavailable", "nodes_usable": state.nodes_usable}
+        return web.json_response(found | {"cloud": state.cloud or "none"}, status=200 if state.serving else 503)
+
+    async def scraped(_: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    app.router.add_get("/health", health)
+    app.router.add_get("/metrics", scraped)
     app.router.add_route("*", "/{path:.*}", Forwarder(client, metrics).handle)
 
     async def running(_: web.Application) -> AsyncIterator[None]:
@@ -55,23 +64,12 @@ async def _look(client: InferenceClient) -> None:
         await client.npu.health()
 
 
-async def _health(client: InferenceClient) -> web.Response:
-    state = client.healthz()
-    found = {"status": "ready" if state.serving else "unavailable", "nodes_usable": state.nodes_usable}
-    found["cloud"] = state.cloud or "none"
-    return web.json_response(found, status=200 if state.serving else 503)
-
-
-async def _metrics(metrics: Metrics) -> web.Response:
-    return web.Response(body=generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-
 def _answering(settings: GatewaySettings, keys: KeyStore | None, metrics: Metrics) -> Middleware:
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         began = time.monotonic()
         given = request.headers.get("X-Request-ID", "")
-        request["id"] = given if _REQUEST_ID.fullmatch(given) else new_request_id()
+        request[ID] = given if _REQUEST_ID.fullmatch(given) else new_request_id()
         dialect, status = dialect_of(request.path, request.headers), 499
         try:
             try:
@@ -87,17 +85,17 @@ def _answering(settings: GatewaySettings, keys: KeyStore | None, metrics: Metric
                 raise
             except Exception:
                 # By its kind and place alone: its text may hold a prompt.
-                log.exception("%s: a bug of the gateway", request["id"])
+                log.exception("%s: a bug of the gateway", request[ID])
                 response = refused(dialect, Refusal(500, "internal_error", "internal error; the log has it by its id"))
             status = response.status
             if not response.prepared:
-                response.headers.setdefault("X-Request-ID", request["id"])
+                response.headers.setdefault("X-Request-ID", request[ID])
                 response.headers["Server"] = "npu-gateway"
             return response
         finally:
             team = request.get(TEAM, _ANYBODY).name
             metrics.requests.labels(dialect, team, str(status)).inc()
-            log.info("%s %s %d %.1f ms %s", dialect, team, status, (time.monotonic() - began) * 1e3, request["id"])
+            log.info("%s %s %d %.1f ms %s", dialect, team, status, (time.monotonic() - began) * 1e3, request[ID])
 
     return answer
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import logging
 import signal
 from collections.abc import Sequence
 from contextlib import closing
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
-
-from aiohttp import web
 
 from backend_client.client import InferenceClient
 from backend_client.errors import ConfigurationError
-from backend_client.gateway.app import make_app
 from backend_client.gateway.keys import KeyStore
 from backend_client.gateway.settings import GatewaySettings
 from backend_client.settings import ClientSettings
@@ -25,6 +24,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="npu-gateway", description="One address for a fleet of NPU nodes. Settings: NPU_GATEWAY_*, NPU_CLIENT_*."
     )
+    parser.add_argument("--version", action="version", version=f"npu-gateway {version('npu-node')}")
     parser.set_defaults(run=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     serve = commands.add_parser("serve", help="serve the fleet under one address")
@@ -69,6 +69,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _serve(args: argparse.Namespace) -> int:
     settings = GatewaySettings.load(host=args.host, port=args.port)
+    try:
+        importlib.import_module("prometheus_client")
+    except ModuleNotFoundError:
+        raise ConfigurationError("the gateway's packages are missing: pip install 'npu-node[gateway]'") from None
     values = {"nodes": args.nodes} if args.nodes else {}
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     asyncio.run(_run(settings, ClientSettings.load(None, **values)))
@@ -76,6 +80,10 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 async def _run(settings: GatewaySettings, fleet: ClientSettings) -> None:
+    from aiohttp import web  # noqa: PLC0415  (as below: only `serve` needs what the extra installs)
+
+    from backend_client.gateway.app import make_app  # noqa: PLC0415
+
     runner = web.AppRunner(
         make_app(settings, InferenceClient.from_settings(fleet)),
         access_log=None,

@@ -30,6 +30,7 @@ from backend_client.routing.backend import Forwarded
 from backend_client.sdk.routes import OpenAIRoutes, embedding_reply, json_object, stream_bytes, whole_reply
 
 TEAM = web.RequestKey("team", Team)
+ID = web.RequestKey("id", str)
 _KINDS: Mapping[str, ModelKind] = {
     "/v1/embeddings": "embedding", "/embeddings": "embedding",
     "/api/embed": "embedding", "/api/embeddings": "embedding",
@@ -208,7 +209,7 @@ class Forwarder:
             content_type=request.headers.get("Content-Type", "application/json"),
             model=model or None,
             deadline=Deadline.after(seconds, self._client.core.clock),
-            request_id=request["id"],
+            request_id=request[ID],
             priority="batch" if request.headers.get("X-Priority", "").lower() == "batch" else "interactive",
             require_device=device,
             local_only=local or not team.cloud,
@@ -245,7 +246,7 @@ class Forwarder:
         self, request: web.Request, dialect: str, headers: dict[str, str], parts: AsyncGenerator[bytes, None]
     ) -> web.StreamResponse:
         """The parts as they come; a failure in the middle is the last of them, in the form of the dialect."""
-        response = web.StreamResponse(headers={**headers, "Server": "npu-gateway", "X-Request-ID": request["id"]})
+        response = web.StreamResponse(headers={**headers, "Server": "npu-gateway", "X-Request-ID": request[ID]})
         # A caller may leave at any time: the generator's end then cancels the node's request.
         with contextlib.suppress(ConnectionError):
             try:

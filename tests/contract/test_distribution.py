@@ -71,7 +71,7 @@ def installed(wheel, tmp_path_factory):
     return home / "bin"
 
 
-@pytest.mark.parametrize("command", ["npu-node", "npu-client"])
+@pytest.mark.parametrize("command", ["npu-node", "npu-client", "npu-gateway"])
 def test_the_installed_commands_say_their_version(installed, wheel, command):
     done = run(installed / command, "--version", cwd=installed)
     assert (done.returncode, done.stdout) == (0, f"{command} {wheel.name.split('-')[1]}\n"), done.stderr

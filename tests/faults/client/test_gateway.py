@@ -1,0 +1,303 @@
+"""npu-gateway over scripted nodes and a scripted cloud: bytes as they came, the client's promises, keys of teams."""
+
+import asyncio
+import json
+import stat
+from contextlib import asynccontextmanager
+
+import aiohttp
+import numpy as np
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from backend_client import CloudClient, InferenceClient, NPUClient
+from backend_client.errors import ConfigurationError
+from backend_client.gateway.app import make_app
+from backend_client.gateway.cli import main
+from backend_client.gateway.keys import KeyStore
+from backend_client.gateway.settings import GatewaySettings
+from backend_client.testing import cut
+from backend_client.testing.node import EMBEDDER, WRITER, route_headers
+from tests.faults.client.test_fallback import settings as cloud_settings
+from tests.faults.scripted_node import answering, error_response, vectors_for
+
+CHAT = {"model": WRITER, "messages": [{"role": "user", "content": "Hi"}]}
+STREAM = {**CHAT, "stream": True}
+
+
+@asynccontextmanager
+async def gateway(*nodes, cloud=None, local_only=False, **values):
+    npu = NPUClient([node.url for node in nodes], spaces={EMBEDDER: "space-a"})
+    behind = CloudClient(cloud_settings(cloud, chat_models={WRITER: "cloud-chat"})) if cloud else None
+    app = make_app(GatewaySettings.load(**values), InferenceClient(npu, behind, local_only=local_only))
+    server = TestServer(app, host="127.0.0.1", handler_cancellation=True)
+    async with server, aiohttp.ClientSession(server.make_url("/")) as session:
+        yield session
+
+
+CHOICE = {"index": 0, "message": {"role": "assistant", "content": "Paris."}, "finish_reason": "stop"}
+USAGE = {"prompt_tokens": 3, "completion_tokens": 2}
+WHOLE = json.dumps({"id": "x", "model": WRITER, "choices": [CHOICE], "usage": USAGE}, indent=3).encode()
+
+
+async def test_a_body_goes_to_the_node_and_its_reply_comes_back_byte_for_byte(scripted):
+    got = []
+
+    async def respond(request):
+        got.append((await request.read(), dict(request.headers)))
+        return web.Response(body=WHOLE, content_type="application/json", headers=route_headers(WRITER))
+
+    scripted.respond = respond
+    sent = b'{ "model" : "fake-writer",\n "messages":[{"role":"user","content":"\\u0048i"}], "odd": 1.50 }'
+    headers = {"Authorization": "Bearer theirs", "Cookie": "a=b", "X-Priority": "batch", "X-NPU-Restart-Wait-Ms": "9"}
+    async with gateway(scripted) as http:
+        reply = await http.post("/v1/chat/completions", data=sent, headers={**headers, "X-Request-ID": "mine"})
+        assert reply.status == 200
+        assert await reply.read() == WHOLE
+        assert (reply.headers["X-NPU-Gateway-Source"], reply.headers["X-NPU-Gateway-Node"]) == ("node", scripted.url)
+        assert (reply.headers["X-Request-ID"], reply.headers["X-Model"]) == ("mine", WRITER)
+    ((body, given),) = got
+    assert body == sent
+    assert (given["X-Priority"], given["X-Request-ID"]) == ("batch", "mine")
+    assert not {"Authorization", "Cookie", "X-NPU-Restart-Wait-Ms"} & given.keys()
+
+
+async def test_a_stream_comes_as_the_node_sends_it(scripted):
+    async with gateway(scripted) as http, aiohttp.ClientSession() as direct:
+        through = await http.post("/v1/chat/completions", json=STREAM)
+        at_once = await direct.post(f"{scripted.url}/v1/chat/completions", json=STREAM)
+        assert through.headers["Content-Type"] == at_once.headers["Content-Type"]
+        assert await through.read() == await at_once.read()
+        metrics = await (await http.get("/metrics")).text()
+        assert 'npu_gateway_requests_total{dialect="openai",status="200",team="anybody"} 1.0' in metrics
+
+
+async def test_another_node_takes_over_before_the_first_token_and_none_after_it(pair):
+    first, second = pair
+    async with gateway(first, second) as http:
+        for node in pair:
+            node.script(cut(0))
+        reply = await http.post("/v1/chat/completions", json=STREAM)
+        # One of them cut twice before its first token at most: each is asked once.
+        assert "error" in (await reply.text()) or reply.status in {200, 503}
+        for node in pair:
+            node.clear()
+        first.script(cut(2))
+        second.script(cut(2))
+        before = len(first.requests) + len(second.requests)
+        reply = await http.post("/v1/chat/completions", json=STREAM)
+        lines = [line for line in (await reply.text()).split("\n\n") if line]
+        assert reply.status == 200
+        assert json.loads(lines[-1].removeprefix("data: "))["error"]["code"] == "stream_interrupted"
+        assert len(first.requests) + len(second.requests) == before + 1
+
+
+async def test_a_dead_node_is_passed_over(pair):
+    first, second = pair
+    for node in pair:
+        node.respond = answering(lambda: error_response(503, "engine_unavailable")) if node is first else None
+    async with gateway(first, second) as http:
+        for _ in range(4):
+            reply = await http.post("/v1/chat/completions", json=STREAM)
+            assert reply.status == 200
+            assert reply.headers["X-NPU-Gateway-Node"] == second.url
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/chat/completions", CHAT), ("/v1/chat/completions", STREAM), ("/v1/embeddings", {"input": ["a", "b"]})],
+)
+async def test_the_cloud_answers_what_no_node_can_unless_that_is_forbidden(scripted, cloud, path, body):
+    scripted.respond = answering(lambda: error_response(503, "draining"))
+    scripted.health_status = "draining"
+    async with gateway(scripted, cloud=cloud) as http:
+        reply = await http.post(path, json=body)
+        assert (reply.status, reply.headers["X-NPU-Gateway-Source"]) == (200, "cloud")
+        if "input" in body:
+            rows = [row["embedding"] for row in (await reply.json())["data"]]
+            np.testing.assert_allclose(rows, vectors_for(body["input"]), rtol=1e-5)
+        asked = len(cloud.requests)
+        kept = await http.post(path, json=body, headers={"X-NPU-Local-Only": "true"})
+        assert kept.status == 503
+        assert "local_only" in (await kept.json())["error"]["message"]
+        assert len(cloud.requests) == asked
+
+
+async def test_vectors_of_another_space_are_never_forwarded(scripted):
+    async with gateway(scripted) as http:
+        scripted.respond = answering(
+            lambda: web.json_response(
+                {"object": "list", "model": EMBEDDER, "data": [{"index": 0, "embedding": [1.0] * 8}]},
+                headers={**route_headers(EMBEDDER), "X-Space": "space-b"},
+            )
+        )
+        reply = await http.post("/v1/embeddings", json={"model": EMBEDDER, "input": ["a"], "dimensions": None})
+        assert reply.status == 503
+        assert "space" in (await reply.json())["error"]["message"]
+
+
+@pytest.mark.parametrize("rows", [[], [[0.0] * 8], [["x"] * 8], [[1.0] * 8, [1.0] * 8]])
+@pytest.mark.parametrize("path", ["/api/embed", "/embeddings"])
+async def test_embeddings_of_every_dialect_are_checked(scripted, path, rows):
+    headers = {**route_headers(EMBEDDER), "X-Space": "space-a"}
+    scripted.respond = answering(lambda: web.json_response({"embeddings": rows}, headers=headers))
+    async with gateway(scripted) as http:
+        reply = await http.post(path, json={"model": EMBEDDER, "input": "a", "texts": ["a"]})
+        assert reply.status == 503
+
+
+async def test_the_lines_of_ollama_are_forwarded_and_their_end_is_missed(scripted):
+    lines = b'{"message":{"content":"Hi"},"done":false}\n{"done":true,"eval_count":1}\n'
+
+    async def respond(request):
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", **route_headers(WRITER)})
+        await response.prepare(request)
+        await response.write(lines if len(scripted.requests) == 1 else lines[:42])
+        return response
+
+    scripted.respond = respond
+    async with gateway(scripted) as http:
+        assert await (await http.post("/api/chat", json=CHAT)).read() == lines
+        broken = (await (await http.post("/api/chat", json=CHAT)).read()).split(b"\n")
+        assert broken[0] == lines.split(b"\n")[0]
+        assert "ended before" in json.loads(broken[1])["error"]
+
+
+async def test_a_caller_that_leaves_ends_its_request_on_the_node(scripted):
+    left = asyncio.Event()
+
+    async def respond(request):
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", **route_headers(WRITER)})
+        await response.prepare(request)
+        try:
+            while True:
+                await response.write(b'{"message":{"content":"Hi"},"done":false}\n')
+                await asyncio.sleep(0.01)
+        finally:
+            left.set()
+
+    scripted.respond = respond
+    async with gateway(scripted) as http:
+        async with http.post("/api/chat", json=CHAT) as reply:
+            await reply.content.readline()
+        async with asyncio.timeout(10):
+            await left.wait()
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("/v1/chat/completions", lambda body: body["error"]["code"] == "model_not_found"),
+        ("/api/chat", lambda body: isinstance(body["error"], str)),
+        ("/v1/messages", lambda body: body["error"]["type"] == "not_found_error" and body["type"] == "error"),
+    ],
+)
+async def test_errors_have_the_form_of_the_dialect(scripted, path, told):
+    async with gateway(scripted, max_body_bytes=5000) as http:
+        reply = await http.post(path, json={**CHAT, "model": "no-such-model"})
+        assert reply.status == 404
+        assert told(await reply.json())
+        for body, status in [(b"{", 400), (b"[]", 400), (b'{"model": 3}', 400), (b"x" * 6000, 413)]:
+            reply = await http.post(path, data=body)
+            assert reply.status == status
+            assert (await reply.json())["error"]
+        assert (await http.get(path)).status == 404
+    assert not scripted.requests
+
+
+async def test_a_refusal_of_a_node_is_forwarded_in_its_own_words(scripted):
+    scripted.respond = answering(
+        lambda: web.json_response({"error": "messages: must be a list", "extra": 1}, status=400)
+    )
+    async with gateway(scripted) as http:
+        reply = await http.post("/api/chat", json=CHAT)
+        assert (reply.status, await reply.json()) == (400, {"error": "messages: must be a list", "extra": 1})
+    assert len(scripted.requests) == 1
+
+
+async def test_a_key_is_asked_for_and_limits_models_and_the_cloud(scripted, cloud, tmp_path):
+    store = KeyStore(tmp_path / "keys.db")
+    free, bound, kept = store.add("free"), store.add("bound", ["other"]), store.add("kept", cloud=False)
+
+    def as_holder(key):
+        return {"Authorization": f"Bearer {key}"}
+
+    async with gateway(scripted, cloud=cloud, keys=tmp_path / "keys.db") as http:
+        for headers in ({}, as_holder(free[:-1]), as_holder(""), {"x-api-key": "npugw_x"}):
+            assert (await http.post("/v1/chat/completions", json=CHAT, headers=headers)).status == 401
+            assert (await http.get("/metrics", headers=headers)).status == 401
+        assert (await http.get("/health")).status == 200
+        assert (await http.post("/v1/chat/completions", json=STREAM, headers=as_holder(free))).status == 200
+        assert (await http.post("/v1/chat/completions", json=STREAM, headers={"x-api-key": free})).status == 200
+        assert (await http.post("/v1/chat/completions", json=STREAM, headers=as_holder(bound))).status == 403
+        assert (await (await http.get("/v1/models", headers=as_holder(bound))).json())["data"] == []
+        scripted.respond = answering(lambda: error_response(503, "draining"))
+        assert (await http.post("/v1/chat/completions", json=CHAT, headers=as_holder(kept))).status == 503
+        assert not cloud.requests
+        assert (await http.post("/v1/chat/completions", json=CHAT, headers=as_holder(free))).status == 200
+        metrics = await (await http.get("/metrics", headers=as_holder(free))).text()
+        assert 'status="403",team="bound"' in metrics
+        assert free.split("_")[2] not in metrics
+        store.revoke(free.split("_")[1])
+        assert (await http.post("/v1/chat/completions", json=CHAT, headers=as_holder(free))).status == 401
+    store.close()
+
+
+def test_keys_are_made_listed_rotated_and_ended_by_commands(tmp_path, capsys):
+    file = tmp_path / "keys.db"
+
+    def run(*words):
+        assert main(["keys", "--keys", str(file), *words]) == 0
+        return capsys.readouterr().out.strip()
+
+    key = run("add", "team-a", "--model", "m", "--no-cloud")
+    prefix = key.split("_")[1]
+    listed = run("list")
+    assert prefix in listed
+    assert "team-a" in listed
+    assert key.split("_", 2)[2] not in listed
+    now = [1000.0]
+    store = KeyStore(file, clock=lambda: now[0])
+    assert store.find(key).name == "team-a"
+    assert store.find(key).models == {"m"}
+    following = run("rotate", prefix, "--overlap", "0")
+    assert store.find(following).cloud is False
+    now[0] = 10.0**11
+    assert store.find(key) is None
+    run("revoke", following.split("_")[1])
+    assert store.find(following) is None
+    store.close()
+    assert main(["keys", "--keys", str(file), "revoke", "nothing"]) == 1
+    assert "npu-gateway: there is no key 'nothing'" in capsys.readouterr().err
+    for path in (file, tmp_path / "keys.db.secret"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert key.split("_", 2)[2].encode() not in path.read_bytes()
+
+
+def test_without_keys_it_listens_on_loopback_alone():
+    assert GatewaySettings.load(host="::1").host == "::1"
+    with pytest.raises(
+        ConfigurationError, match=r"host must be a loopback address while there are no keys, got 192\.0\.2\.1"
+    ):
+        GatewaySettings.load(host="192.0.2.1")
+
+
+@pytest.mark.parametrize("headers", [{"Host": "evil.example"}, {"Origin": "http://evil.example"}])
+async def test_without_keys_no_foreign_page_reaches_it(scripted, headers):
+    async with gateway(scripted) as http:
+        assert (await http.get("/v1/models", headers=headers)).status == 403
+
+
+async def test_the_lists_of_the_nodes_are_joined(pair):
+    for index, node in enumerate(pair):
+        rows = [{"name": "both"}, {"name": f"own-{index}"}]
+        node.respond = answering(lambda rows=rows: web.json_response({"models": rows}))
+    async with gateway(*pair) as http:
+        models = (await (await http.get("/api/tags")).json())["models"]
+        assert sorted(row["name"] for row in models) == ["both", "own-0", "own-1"]
+        ids = [row["id"] for row in (await (await http.get("/v1/models")).json())["data"]]
+        assert sorted(ids) == sorted([EMBEDDER, WRITER])
+        form = await (await http.get("/v1/models", headers={"anthropic-version": "2023-06-01"})).json()
+        assert form["has_more"] is False
+        assert form["first_id"] == form["data"][0]["id"]
