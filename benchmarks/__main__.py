@@ -18,6 +18,7 @@ from benchmarks import (
     embeddings,
     event_loop,
     footprint,
+    gateway,
     generation,
     overload,
     page,
@@ -42,6 +43,7 @@ BENCHMARKS = {
     "peers": peers.run,
     "client-overhead": client_overhead.run,
     "client-selection": client_selection.run,
+    "gateway": gateway.run,
     **curves.RUNS,
 }
 # Those that start nodes of their own, or need none.

@@ -146,6 +146,9 @@ class Forwarder:
             rejected = isinstance(error, RequestRejected) and not isinstance(error, CloudError | AuthenticationFailed)
             if rejected and last is not None and 400 <= last.status < 500:
                 return _as_it_came(last)
+            if dialect == "ollama" and isinstance(error, ModelNotFound):
+                # Its clients look for these words.
+                raise Refusal(404, "model_not_found", f"model '{(job.model or '')[:200]}' not found") from None
             raise _refusal_of(error) from None
         if isinstance(found, Forwarded):
             return await self._from_node(request, dialect, found, before)

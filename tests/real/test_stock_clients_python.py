@@ -1,9 +1,12 @@
 """The stock Python clients, openai and ollama, against a real node on real weights."""
 
+from types import SimpleNamespace
+
 import openai
 import pytest
 from pydantic import BaseModel
 
+from tests.support.gateway import start_gateway
 from tests.support.later import Later
 
 ollama = Later("ollama")
@@ -21,10 +24,14 @@ class City(BaseModel):
     people: int
 
 
-@pytest.fixture(scope="session")
-def node(whole_node):
-    """What is asked here is answered in words."""
-    return whole_node
+@pytest.fixture(scope="module", params=["the node", "through the gateway"])
+def node(request, whole_node):
+    """What is asked here is answered in words, by the node itself, and through the gateway in front of it."""
+    if request.param == "the node":
+        yield whole_node
+    else:
+        with start_gateway(whole_node.url) as url:
+            yield SimpleNamespace(url=url)
 
 
 def get_weather(city: str) -> str:
@@ -135,11 +142,16 @@ def test_ollama_embeddings(local):
     assert len(local.embeddings(model=EMBEDDER, prompt="a text").embedding) == 384
 
 
+def test_ollama_pulls_of_a_node_itself(whole_node):
+    client = ollama.Client(host=whole_node.url)
+    assert list(client.pull("smollm2", stream=True))[-1].status == "success"
+    client._client.close()
+
+
 def test_ollama_models_and_errors(local):
     assert {"smollm2-135m-instruct:latest"} <= {model.model for model in local.list().models}
     assert {model.model for model in local.ps().models} <= {model.model for model in local.list().models}
     assert local.show(MODEL).capabilities == ["completion", "tools"]
-    assert list(local.pull("smollm2", stream=True))[-1].status == "success"
     with pytest.raises(ollama.ResponseError) as missing:
         local.chat(model="no-such-model", messages=CAPITAL)
     assert (missing.value.status_code, missing.value.error) == (404, "model 'no-such-model' not found")
