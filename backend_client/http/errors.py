@@ -71,7 +71,7 @@ _STATUS_OF = {
     "request_breaks_engine": 400,
     "unsupported_parameter": 400,
 }
-_NODE_ERRORS = {408: NodeNotServing, 429: NodeOverloaded, 503: NodeNotServing}
+_NODE_ERRORS = {408: NodeNotServing, 429: NodeOverloaded, 503: NodeNotServing, 529: NodeNotServing}
 # What these mean does not depend on who answers: a wrong key, a slow or large request, a rate limit. Any other 4xx
 # comes from a node only if it has the error body of one.
 _MEANT_BY_ANYBODY = frozenset({401, 403, 408, 413, 429})

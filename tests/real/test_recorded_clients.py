@@ -19,6 +19,8 @@ def _bodies(client):
 
 def _shortened(path, body):
     """The body with a limit of one new token: what is tested is that it is accepted."""
+    if path.startswith("/v1/messages"):
+        return {**body, "max_tokens": 1} if "max_tokens" in body else body
     if path.startswith("/api/"):
         if path in {"/api/chat", "/api/generate"}:
             body["options"] = {**(body.get("options") or {}), "num_predict": 1}

@@ -68,9 +68,19 @@ class BadRequest(NodeError):
 
 
 class ContextLengthExceeded(BadRequest):
-    """The prompt, or prompt and output together, fit no placement of the model."""
+    """The prompt, or prompt and output together, fit no placement of the model.
+
+    `tokens` is the prompt's length, of which `limit` would be taken, where both are known.
+    """
 
     code = "context_length_exceeded"
+
+    def __init__(
+        self, message: str, *, param: str | None = None, tokens: int | None = None, limit: int | None = None
+    ) -> None:
+        super().__init__(message, param=param)
+        self.tokens = tokens
+        self.limit = limit
 
 
 class RequestBreaksEngine(BadRequest):

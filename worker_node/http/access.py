@@ -52,17 +52,16 @@ class ApiKeys:
     def check(self, request: web.Request) -> None:
         """Raise Unauthorized for a request without one of the keys, except on the paths that are open to all."""
         if request.path not in OPEN_PATHS and not self.authorize(request):
-            raise Unauthorized("send one of this node's API keys as Authorization: Bearer KEY")
+            raise Unauthorized("send one of this node's API keys as Authorization: Bearer KEY, or as x-api-key: KEY")
 
     def authorize(self, request: web.Request) -> bool:
         """Whether the request may do what key holders may. Compared in constant time, by digest."""
         if not self._digests:
             return True
-        scheme = request.headers.get("Authorization", "").partition(" ")[0]
         digest = _given(request)
         # All are compared, so that the time tells neither which key matched nor whether one did.
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        return scheme.lower() == "bearer" and any(matches)
+        return any(matches)
 
     def owner(self, request: web.Request) -> bytes:
         """The owner of a request: equal for all requests with one key, different for each key. Only for authorized
@@ -72,8 +71,12 @@ class ApiKeys:
 
 
 def _given(request: web.Request) -> bytes:
-    """The digest of the key that a request carries."""
-    _, _, given = request.headers.get("Authorization", "").partition(" ")
+    """The digest of the key that a request carries; Anthropic's clients send it as x-api-key."""
+    given = request.headers.get("x-api-key", "")
+    if (authorization := request.headers.get("Authorization")) is not None:
+        scheme, _, given = authorization.partition(" ")
+        if scheme.lower() != "bearer":
+            return b""
     return hashlib.sha256(given.strip().encode("utf-8", "surrogateescape")).digest()
 
 

@@ -1,4 +1,4 @@
-"""Errors as replies: in the native form, OpenAI's and Ollama's.
+"""Errors as replies: in the native form, OpenAI's, Anthropic's and Ollama's.
 
 A request that never reached a handler (no such URL, wrong key, too large) is answered in the form that the clients of
 that part of the API understand, so the form follows from the path alone: see `renderer`.
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from worker_node.core.errors import ModelNotFound, NodeError, Overloaded
+from worker_node.core.errors import ContextLengthExceeded, ModelNotFound, NodeError, Overloaded
 from worker_node.http.replies import json_response
 
 Renderer = Callable[[NodeError], web.Response]
@@ -78,11 +78,43 @@ def ollama_error_response(error: NodeError) -> web.Response:
     return json_response({"error": message(error)}, status, retry_headers(error))
 
 
+# Anthropic's types of errors by status. What is 503 here is 529 there.
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def anthropic_error(error: NodeError) -> dict[str, object]:
+    """The body of an error: `code` and `param` are this node's own."""
+    text = error.message
+    if isinstance(error, ContextLengthExceeded) and error.tokens is not None:
+        # Clients know by these words that they must shorten the prompt or send it elsewhere.
+        text = f"prompt is too long: {error.tokens} tokens > {error.limit} maximum"
+    kind = _ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": text, "code": error.code, "param": error.param}}
+
+
+def anthropic_error_response(error: NodeError) -> web.Response:
+    """The reply to a request that failed; as in OpenAI's dialect it says whether another try may help."""
+    status = 529 if error.status == 503 else error.status
+    response = json_response(anthropic_error(error), status, retry_headers(error))
+    response.headers["x-should-retry"] = "true" if error.retry_after is not None else "false"
+    return response
+
+
 OPENAI_PREFIX = "/v1/"
 # OpenVINO Model Server has OpenAI's routes there.
 OVMS_PREFIX = "/v3/"
 
 _BY_PREFIX: tuple[tuple[str, Renderer], ...] = (
+    (OPENAI_PREFIX + "messages", anthropic_error_response),
+    (OVMS_PREFIX + "messages", anthropic_error_response),
     (OPENAI_PREFIX, openai_error_response),
     (OVMS_PREFIX, openai_error_response),
     ("/api/", ollama_error_response),

@@ -10,6 +10,7 @@ import itertools
 import secrets
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from aiohttp import web
@@ -38,6 +39,8 @@ from worker_node.manager.served import ModelState, ServedModel
 from worker_node.models.directory import InstalledModel
 from worker_node.registry import Task, task_of, tasks
 
+# With this header the lists of models are in Anthropic's form.
+_ANTHROPIC = "anthropic-version"
 # How many ended pulls are kept.
 _KEPT = 100
 
@@ -127,13 +130,30 @@ async def _openai_list(request: web.Request) -> web.Response:
     node = request.app[NODE]
     served = {model.id: model for model in node.manager.models}
     usable = chat_first(await node.manager.installed(deadline_of(request)))
+    if _ANTHROPIC in request.headers:
+        data = [_anthropic_model(model) for model in usable if "completion" in capabilities(model)]
+        first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+        return json_response({"data": data, "has_more": False, "first_id": first, "last_id": last})
     return json_response({"object": "list", "data": [_openai_model(model, served.get(model.id)) for model in usable]})
 
 
 async def _openai_one(request: web.Request) -> web.Response:
     node = request.app[NODE]
     model = await node.manager.resolve(request.match_info["id"], deadline_of(request))
+    if _ANTHROPIC in request.headers:
+        return json_response(_anthropic_model(model.installed))
     return json_response(_openai_model(model.installed, model))
+
+
+def _anthropic_model(model: InstalledModel) -> dict[str, Any]:
+    return {
+        "type": "model",
+        "id": model.id,
+        "display_name": model.id,
+        "lifecycle": "active",
+        "created_at": datetime.fromtimestamp(int(model.installed_at), UTC).isoformat().replace("+00:00", "Z"),
+        "max_input_tokens": model.context_limit,
+    }
 
 
 def _openai_model(model: InstalledModel, served: ServedModel | None) -> dict[str, Any]:

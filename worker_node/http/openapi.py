@@ -44,7 +44,7 @@ def document(described: tuple[ApiOperation, ...]) -> dict[str, Any]:
     """The description of these routes, as OpenAPI 3.1. Making it takes the event loop 70 ms, and it never changes."""
     bodies = [(operation.body, "validation") for operation in described if operation.body is not None]
     answers = [(model, "serialization") for operation in described for model in operation.replies.values() if model]
-    errors = [(replies.Error, "serialization"), (replies.OllamaError, "serialization")]
+    errors = [(each, "serialization") for each in (replies.Error, replies.OllamaError, replies.AnthropicError)]
     names, schemas = models_json_schema(
         [*bodies, *answers, *errors],  # type: ignore[list-item]
         ref_template="#/components/schemas/{model}",
@@ -66,15 +66,18 @@ def document(described: tuple[ApiOperation, ...]) -> dict[str, Any]:
 
 
 def _describe(operation: ApiOperation, refs: Mapping[Model, Any]) -> dict[str, Any]:
-    ollama = operation.path.startswith("/api/")
-    error = {JSON: {"schema": refs[replies.OllamaError if ollama else replies.Error]}}
+    kind: Model = replies.OllamaError if operation.path.startswith("/api/") else replies.Error
+    statuses = _REFUSALS
+    if operation.path.startswith("/v1/messages"):
+        kind, statuses = replies.AnthropicError, {529 if it == 503 else it: why for it, why in _REFUSALS.items()}
+    error = {JSON: {"schema": refs[kind]}}
     success: dict[str, Any] = {"description": "done"}
     if operation.replies:
         success["content"] = {
             kind: {"schema": refs[model] if model is not None else {}} for kind, model in operation.replies.items()
         }
     answers: dict[str, Any] = {str(operation.status): success}
-    answers |= {str(status): {"description": why, "content": error} for status, why in _REFUSALS.items()}
+    answers |= {str(status): {"description": why, "content": error} for status, why in statuses.items()}
     if operation.path in {"/health", "/health/ready"}:
         # They tell of a node that cannot serve in the same form.
         answers["503"] = {"description": "it cannot serve now", "content": success["content"]}

@@ -125,6 +125,11 @@ OLLAMA: Mapping[str, Parameter] = _SHARED | {
     "num_predict": Parameter("max_new_tokens", _max_new_tokens),
     "repeat_penalty": Parameter("repetition_penalty", _as_it_is),
 }
+ANTHROPIC: Mapping[str, Parameter] = {
+    **{name: _SHARED[name] for name in ("temperature", "top_p", "top_k")},
+    "max_tokens": Parameter("max_new_tokens", _max_new_tokens),
+    "stop_sequences": Parameter("stop", _stop),
+}
 # What counts in Ollama's dialect where the request leaves a parameter open, whatever the model's own defaults are.
 OLLAMA_DEFAULTS: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "repetition_penalty": 1.1}
 NATIVE: Mapping[str, Parameter] = _SHARED | {"max_new_tokens": Parameter("max_new_tokens", _max_new_tokens)}

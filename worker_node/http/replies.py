@@ -39,6 +39,13 @@ class Error(Reply):
     error: ErrorFields
 
 
+class AnthropicError(Reply):
+    """An error of the Anthropic dialect."""
+
+    type: Literal["error"]
+    error: ErrorFields
+
+
 class OllamaError(Reply):
     """An error of the Ollama dialect."""
 
@@ -96,6 +103,24 @@ class OpenAIModels(Reply):
 
     object: Literal["list"]
     data: list[OpenAIModel]
+
+
+class AnthropicModel(Reply):
+    """One model, where the request has `anthropic-version`."""
+
+    type: Literal["model"]
+    id: str
+    display_name: str
+    created_at: str
+
+
+class AnthropicModels(Reply):
+    """GET /v1/models, where the request has `anthropic-version`."""
+
+    data: list[AnthropicModel]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
 
 
 class OpenAIUsage(Reply):

@@ -232,6 +232,8 @@ def _refusal(demand: Demand, allowed: Sequence[PlacementStatus], blocked: Placem
         f"the prompt has {demand.prompt_tokens} tokens{room}; {demand.model} on {widest.device} takes at most "
         f"{widest.prompt_limit} in the prompt and {widest.total_limit} in all",
         param="prompt",
+        tokens=demand.prompt_tokens,
+        limit=min(widest.prompt_limit, widest.total_limit - demand.min_new_tokens),
     )
 
 

@@ -144,6 +144,12 @@ async def prepare_generation(
     return PreparedGeneration(request, model, prompt, grammar, demand)
 
 
+async def count_prompt(services: Services, model: GenerationModel, request: GenerationRequest) -> int:
+    """The tokens of a request's prompt; those of images are an estimate. Raises as `prepare_generation`."""
+    pixels = await _decode_images(services, model, request)
+    return (await _Prompting(services, model, request, pixels).prompt()).count
+
+
 @dataclass(frozen=True, slots=True)
 class _Prompting:
     """Makes the prompt of a request. `pixels` are those of its images, by the fields that hold them."""

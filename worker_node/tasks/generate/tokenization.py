@@ -83,9 +83,10 @@ class ChatTokenizer:
 
     def _silent_limit(self) -> int:
         """How many tokens the tokenizer returns at most: some graphs truncate longer texts silently."""
-        return len(self._encode("a " * (self.context_limit + 2), special=False))
+        return len(self.encode_any("a " * (self.context_limit + 2), special=False))
 
-    def _encode(self, text: str, *, special: bool) -> list[int]:
+    def encode_any(self, text: str, *, special: bool) -> list[int]:
+        """The token ids of a text of any length, or as many as the tokenizer returns at most."""
         tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=special).input_ids.data[0].tolist()
         return tokens
 
@@ -95,11 +96,16 @@ class ChatTokenizer:
         With `special` the tokens that the model wants around a text are added. Raises ContextLengthExceeded.
         """
         self.reject_oversized(len(prompt))
-        tokens = self._encode(prompt, special=special)
+        return self.check_count(self.encode_any(prompt, special=special))
+
+    def check_count(self, tokens: list[int]) -> list[int]:
+        """The tokens of a prompt. Raises ContextLengthExceeded for more than the model's context has."""
         if len(tokens) >= self._counts_up_to:
             raise ContextLengthExceeded(
                 f"the prompt has {len(tokens)} tokens or more and the model's context is {self.context_limit}",
                 param="prompt",
+                tokens=len(tokens),
+                limit=self.context_limit - 1,
             )
         return tokens
 
@@ -122,7 +128,7 @@ class ChatTokenizer:
 
     def opening(self) -> str:
         """The text of what the tokenizer puts before a text, as the beginning of a sequence; empty where it is none."""
-        bare, whole = (self._encode("a", special=special) for special in (False, True))
+        bare, whole = (self.encode_any("a", special=special) for special in (False, True))
         at = next((n for n in range(len(whole)) if whole[n : n + len(bare)] == bare), 0)
         return self.decode(whole[:at], skip_special_tokens=False) if at else ""
 
@@ -164,6 +170,8 @@ class ChatTokenizer:
                 f"the conversation has {len(messages)} messages, which cannot fit the model's context of "
                 f"{self.context_limit} tokens",
                 param="messages",
+                tokens=len(messages),
+                limit=self.context_limit,
             )
         self.reject_oversized(sum(len(m.content) for m in messages))
 
@@ -180,6 +188,9 @@ class ChatTokenizer:
                 f"the prompt has {characters} characters, which cannot fit the model's context of "
                 f"{self.context_limit} tokens",
                 param="prompt",
+                # At least so many.
+                tokens=-(-characters // self._longest_piece),
+                limit=self.context_limit,
             )
 
     def detokenizer(self) -> Detokenizer:
@@ -251,8 +262,8 @@ def _tokenizer(directory: str, context_limit: int) -> ChatTokenizer:
 
 
 def encode(directory: str, context_limit: int, text: str, special: bool) -> list[int]:
-    """The token ids of a text. Raises as `ChatTokenizer.encode_prompt`."""
-    return _tokenizer(directory, context_limit).encode_prompt(text, special=special)
+    """The token ids of a text of any length, as `ChatTokenizer.encode_any` has them."""
+    return _tokenizer(directory, context_limit).encode_any(text, special=special)
 
 
 def render(directory: str, context_limit: int, arguments: dict[str, Any]) -> str:
@@ -300,7 +311,7 @@ class LargeTexts:
             return tokenizer.encode_prompt(text, special=special)
         tokenizer.reject_oversized(len(text))
         ids: list[int] = await self._run(encode, tokenizer, text, special, deadline=deadline, param="prompt")
-        return ids
+        return tokenizer.check_count(ids)
 
     async def render(
         self,

@@ -28,6 +28,7 @@ BODIES = {
     "/v1/completions": {"model": WRITER, "prompt": TEXT},
     "/v1/chat/completions": {"model": WRITER, "messages": MESSAGES},
     "/v1/responses": {"model": WRITER, "input": TEXT},
+    "/v1/messages": {"model": WRITER, "messages": MESSAGES, "max_tokens": 8},
     "/api/embed": {"model": EMBEDDER, "input": TEXT},
     "/api/embeddings": {"model": EMBEDDER, "prompt": TEXT},
     "/api/chat": {"model": WRITER, "messages": MESSAGES},

@@ -6,7 +6,7 @@ from aiohttp import web
 
 from worker_node.http.task import TaskApi
 from worker_node.node import Node
-from worker_node.tasks.generate.http import native, ollama, openai, responses, tokenize
+from worker_node.tasks.generate.http import anthropic, native, ollama, openai, responses, tokenize
 from worker_node.tasks.generate.http.remote_images import fetch_remote_images
 from worker_node.tasks.generate.http.response_store import ResponseStore, StoreLimits
 from worker_node.tasks.generate.metrics import declare_generation_metrics
@@ -22,7 +22,9 @@ def _prepare(app: web.Application, node: Node) -> None:
 
 API = TaskApi(
     operations=tuple(
-        operation for module in (native, openai, responses, tokenize, ollama) for operation in module.OPERATIONS
+        operation
+        for module in (native, openai, responses, anthropic, tokenize, ollama)
+        for operation in module.OPERATIONS
     ),
     prepare=_prepare,
     metrics=declare_generation_metrics,

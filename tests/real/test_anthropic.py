@@ -1,0 +1,182 @@
+"""Anthropic's Messages API: its stock Python client against a real node, and what a coding agent sends."""
+
+import json
+
+import anthropic
+import pytest
+
+from tests.support.nodes import start_node
+
+pytestmark = pytest.mark.real
+
+MODEL = "smollm2"
+CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}}, "required": ["city"]}
+WEATHER = {"name": "weather", "description": "The weather of a city.", "input_schema": SCHEMA}
+PNG = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aaaa"}}
+
+
+def client_of(node, key="unused"):
+    return anthropic.Anthropic(base_url=node.url, api_key=key, max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def client(whole_node):
+    with client_of(whole_node) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def guarded(quick_models):
+    with start_node(NPU_NODE_API_KEYS="right", NPU_NODE_MAX_BODY_BYTES="20000", **quick_models) as node:
+        yield node
+
+
+def ask(client, **fields):
+    return client.messages.create(**{"model": MODEL, "max_tokens": 32, "messages": CAPITAL} | fields)
+
+
+def test_a_stream_holds_the_whole_answer_in_the_documented_events(client):
+    whole = ask(client, system="Be short.")
+    assert "Paris" in whole.content[0].text
+    assert (whole.stop_reason, whole.stop_sequence) == ("end_turn", None)
+    raw = client.messages.with_raw_response.create(
+        model=MODEL, max_tokens=32, messages=CAPITAL, system="Be short.", stream=True
+    )
+    names = [line.removeprefix("event: ") for line in raw.http_response.iter_lines() if line.startswith("event: ")]
+    begun, ended = (
+        ["message_start", "ping", "content_block_start"],
+        ["content_block_stop", "message_delta", "message_stop"],
+    )
+    assert names[:3] + names[-3:] == begun + ended
+    assert set(names[3:-3]) == {"content_block_delta"}
+    with client.messages.stream(model=MODEL, max_tokens=32, messages=CAPITAL, system="Be short.") as stream:
+        final = stream.get_final_message()
+    assert final.content[0].text == whole.content[0].text
+    assert final.usage == whole.usage
+    counted = client.messages.count_tokens(model=MODEL, messages=CAPITAL, system="Be short.")
+    assert counted.input_tokens == whole.usage.input_tokens
+
+
+def test_a_billing_line_in_the_instructions_is_not_part_of_the_prompt(client):
+    plain = [{"type": "text", "text": "Be short.", "cache_control": {"type": "ephemeral"}}]
+    billed = [{"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1; cch=1a2b3;"}, *plain]
+    counts = [
+        client.messages.count_tokens(model=MODEL, messages=CAPITAL, system=system).input_tokens
+        for system in ("Be short.", plain, billed, "x-anthropic-billing-header: 1\nBe short.")
+    ]
+    assert len(set(counts)) == 1
+
+
+def test_an_answer_stops_at_a_sequence_and_continues_a_last_turn_of_the_assistant(client):
+    reply = ask(
+        client, messages=[*CAPITAL, {"role": "assistant", "content": "The capital of"}], stop_sequences=["Paris"]
+    )
+    assert reply.content[0].text.strip() == "France is"
+    assert (reply.stop_reason, reply.stop_sequence) == ("stop_sequence", "Paris")
+    assert ask(client, max_tokens=1).stop_reason == "max_tokens"
+
+
+def test_tools_are_called_and_their_results_read(client):
+    forced = {"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "weather"}, "max_tokens": 64}
+    reply = ask(client, **forced)
+    (call,) = reply.content
+    assert (reply.stop_reason, call.type, call.name, set(call.input)) == ("tool_use", "tool_use", "weather", {"city"})
+    with client.messages.stream(model=MODEL, messages=CAPITAL, **forced) as stream:
+        (streamed,) = stream.get_final_message().content
+    assert (streamed.name, streamed.input) == (call.name, call.input)
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "sunny"}]}
+    turns = [*CAPITAL, {"role": "assistant", "content": reply.content}, {"role": "user", "content": [result]}]
+    without, with_it = (
+        client.messages.count_tokens(model=MODEL, messages=messages, tools=[WEATHER]).input_tokens
+        for messages in (turns[:1], turns)
+    )
+    assert with_it > without
+    assert ask(client, messages=turns, tools=[WEATHER]).content
+    assert "weather" not in [block.type for block in ask(client, tools=[WEATHER], tool_choice={"type": "none"}).content]
+
+
+def test_an_answer_is_held_to_a_schema(client):
+    schema = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris", "Rome"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    reply = ask(client, output_config={"format": {"type": "json_schema", "schema": schema}})
+    assert json.loads(reply.content[0].text)["city"] in {"Paris", "Rome"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "message"),
+    [
+        ({"model": "claude-none"}, "not_found_error", "claude-none"),
+        ({"messages": [{"role": "user", "content": "word " * 9000}]}, "invalid_request_error", "prompt is too long: "),
+        ({"messages": [{"role": "user", "content": "word " * 90000}]}, "invalid_request_error", "prompt is too long: "),
+        ({"messages": [{"role": "user", "content": [PNG]}]}, "invalid_request_error", "does not read images"),
+        (
+            {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+            "invalid_request_error",
+            "runs no tools of its own",
+        ),
+        ({"tool_choice": {"type": "tool", "name": "other"}, "tools": [WEATHER]}, "invalid_request_error", "'other'"),
+        ({"messages": []}, "invalid_request_error", "messages"),
+        ({"extra_body": {"max_tokens": None}}, "invalid_request_error", "max_tokens"),
+        ({"extra_body": {"mcp_servers": [{"url": "http://x"}]}}, "invalid_request_error", "mcp_servers"),
+        ({"extra_headers": {"X-NPU-Require-Device": "NPU"}}, "overloaded_error", "NPU"),
+    ],
+)
+def test_refusals_are_in_anthropics_form(client, fields, kind, message):
+    with pytest.raises(anthropic.APIStatusError) as refused:
+        ask(client, **fields)
+    body = refused.value.body
+    assert (body["type"], body["error"]["type"]) == ("error", kind)
+    assert message in body["error"]["message"]
+    if message.startswith("prompt is too long"):
+        tokens, _, most = (
+            body["error"]["message"].removeprefix(message).removesuffix(" maximum").partition(" tokens > ")
+        )
+        assert int(tokens) > int(most)
+    assert (refused.value.status_code == 529) == (kind == "overloaded_error")
+
+
+def test_refusals_before_a_handler_are_in_anthropics_form(guarded):
+    for key, fields, kind in (
+        ("wrong", {}, "authentication_error"),
+        ("right", {"system": "x" * 30_000}, "request_too_large"),
+        ("right", {"extra_headers": {"Host": "a b"}}, "invalid_request_error"),
+    ):
+        with client_of(guarded, key) as client, pytest.raises(anthropic.APIStatusError) as refused:
+            ask(client, **fields)
+        assert refused.value.body["error"]["type"] == kind
+    with client_of(guarded, "right") as client:
+        assert ask(client, max_tokens=2).usage.output_tokens == 2
+        assert client.get("/v1/models", cast_to=object)["data"]
+        with pytest.raises(anthropic.NotFoundError) as missing:
+            client.messages.batches.list()
+    assert missing.value.body["error"]["type"] == "not_found_error"
+
+
+async def test_a_full_node_says_rate_limit(http, quick_models):
+    narrow = json.dumps([{"name": "smollm2-135m-instruct", "max_outstanding": 1}])
+    with start_node(NPU_NODE_MODELS=narrow, **quick_models) as node:
+        held = {"model": MODEL, "messages": CAPITAL, "max_tokens": 4000, "ignore_eos": True, "stream": True}
+        async with http.post(node.url + "/v1/chat/completions", json=held) as reply:
+            await reply.content.readline()
+            body = {"model": MODEL, "messages": CAPITAL, "max_tokens": 4}
+            async with http.post(node.url + "/v1/messages?beta=true", json=body) as refused:
+                assert refused.status == 429
+                assert int(refused.headers["Retry-After"]) >= 1
+                assert (await refused.json())["error"]["type"] == "rate_limit_error"
+            reply.close()
+
+
+def test_models_are_listed_in_anthropics_form(client):
+    (listed,) = client.models.list(limit=1000)
+    assert client.models.retrieve(listed.id) == listed
+    assert listed.id == "smollm2-135m-instruct"
+
+
+async def test_the_root_answers_a_head_request(http, node):
+    async with http.head(node.url + "/") as reply:
+        assert reply.status == 200

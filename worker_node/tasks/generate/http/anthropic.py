@@ -1,0 +1,429 @@
+"""Anthropic's POST /v1/messages and /v1/messages/count_tokens: the chat path in the form of Anthropic's clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from secrets import token_hex
+from typing import Annotated, Any, ClassVar, Literal
+
+from aiohttp import web
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from worker_node.core.errors import BadRequest, NodeError
+from worker_node.core.types import (
+    AnswerSchema,
+    Finished,
+    FinishReason,
+    Image,
+    Message,
+    Reasoning,
+    Rendering,
+    RequestContext,
+    Token,
+    Tool,
+    ToolCall,
+    ToolCallStarted,
+    ToolUse,
+)
+from worker_node.http import parameters
+from worker_node.http.body import DialectBody, read_body
+from worker_node.http.context import busy_fields, request_context
+from worker_node.http.errors import anthropic_error
+from worker_node.http.leniency import Table, Unsupported
+from worker_node.http.replies import Reply, json_response
+from worker_node.http.request_state import NODE
+from worker_node.http.sse import event_frame
+from worker_node.http.task import EVENTS, JSON, ApiOperation
+from worker_node.tasks.generate.http.conversation import MAX_TOOLS, past_arguments, tool_use
+from worker_node.tasks.generate.http.fields import NumberOf
+from worker_node.tasks.generate.http.replies import Ask, Renderer, answering, whole_answers
+from worker_node.tasks.generate.images import image_of_base64, image_of_url
+from worker_node.tasks.generate.model import IMAGE_TYPES, GenerationModel, GenerationRequest, generation_model
+from worker_node.tasks.generate.prompting import count_prompt
+from worker_node.tasks.generate.service import ChoiceEvent, Choices
+
+# Coding agents begin their instructions with such a line; it differs in every request, so no prefix cache would hold.
+_BILLING = "x-anthropic-billing-header"
+_STOP_REASONS = {FinishReason.LENGTH: "max_tokens", FinishReason.TOOL_CALLS: "tool_use"}
+
+
+class TextBlock(DialectBody):
+    """Text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ImageBlock(DialectBody):
+    """An image, as base64 or as a URL, which is fetched if the settings allow it."""
+
+    class ImageSource(DialectBody):
+        type: Literal["base64", "url"]
+        media_type: str | None = None
+        data: str | None = None
+        url: str | None = None
+
+    type: Literal["image"]
+    source: ImageSource
+
+
+class ToolUseBlock(DialectBody):
+    """A call that the model made."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class ToolResultBlock(DialectBody):
+    """What a called tool returned."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | list[Annotated[TextBlock | ImageBlock, Field(discriminator="type")]] | None = None
+    is_error: bool | None = None
+
+
+class ThinkingBlock(DialectBody):
+    """What the model thought in an earlier turn; it is not shown to the model again."""
+
+    type: Literal["thinking", "redacted_thinking"]
+    thinking: str | None = None
+    signature: str | None = None
+    data: str | None = None
+
+
+Block = Annotated[TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock, Field(discriminator="type")]
+
+
+class AnthropicMessage(DialectBody):
+    """A turn of the conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class AnthropicTool(DialectBody):
+    """A tool that the model may call, and the JSON schema of its arguments."""
+
+    type: Literal["custom"] | None = None
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+
+
+def _only_custom(tool: Any) -> Any:
+    """The tool as it was sent. Raises PydanticCustomError for one that Anthropic's servers run or define."""
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if isinstance(kind, str) and kind != "custom":
+        reason = (
+            "{kind}: this node runs no tools of its own and takes tools with an input_schema, which the caller runs"
+        )
+        raise PydanticCustomError("unsupported_tool", reason, {"kind": kind[:60]})
+    return tool
+
+
+class ToolChoice(DialectBody):
+    """Whether a tool is called: as the model decides, any of them, the one of that name, or none."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(DialectBody):
+    """Whether the model thinks before it answers; it thinks as long as it likes."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None
+
+
+class OutputConfig(DialectBody):
+    """The form of the answer."""
+
+    class OutputFormat(DialectBody):
+        type: Literal["json_schema"]
+        json_schema: Annotated[dict[str, Any], Field(alias="schema")]
+
+    format: OutputFormat | None = None
+
+
+class CountTokensBody(DialectBody):
+    """Body of POST /v1/messages/count_tokens: what becomes the prompt."""
+
+    rules: ClassVar[Table] = {
+        "container": Unsupported("this node runs no code"),
+        "mcp_servers": Unsupported("this node calls no servers; offer their tools as tools"),
+    }
+    takes_images: ClassVar[bool] = True
+
+    model: str
+    messages: Annotated[list[AnthropicMessage], Field(min_length=1)]
+    system: str | list[TextBlock] | None = None
+    tools: (
+        Annotated[list[Annotated[AnthropicTool, BeforeValidator(_only_custom)]], Field(max_length=MAX_TOOLS)] | None
+    ) = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputConfig.OutputFormat | None = None
+
+    def request(self, context: RequestContext, model: GenerationModel) -> GenerationRequest:
+        """The domain request. Raises BadRequest, PayloadTooLarge for an image."""
+        think = self.thinking is not None and self.thinking.type != "disabled"
+        if think and not model.tokenizer.can_think:
+            context.note_ignored("thinking")
+        last = self.messages[-1]
+        return GenerationRequest(
+            context,
+            self._conversation(),
+            parameters.sampling(parameters.ANTHROPIC, vars(self)),
+            model.id,
+            tool_use=self._tool_use(),
+            grammar=self._schema(),
+            think=think and model.tokenizer.can_think,
+            split_reasoning=True,
+            # Where the last turn is the assistant's, the answer continues it.
+            rendering=Rendering(continue_last=last.role == "assistant"),
+        )
+
+    def _conversation(self) -> tuple[Message, ...]:
+        system = self.system if isinstance(self.system, str) else _text(self.system or ())
+        system = "\n".join(line for line in system.split("\n") if not line.startswith(_BILLING))
+        turns = [Message("system", system)] if system.strip() else []
+        called: dict[str, str] = {}
+        for number, message in enumerate(self.messages):
+            where = f"messages[{number}].content"
+            if isinstance(message.content, str):
+                turns.append(Message(message.role, message.content))
+                continue
+            calls = [block for block in message.content if isinstance(block, ToolUseBlock)]
+            called |= {call.id: call.name for call in calls}
+            for index, block in enumerate(message.content):
+                if isinstance(block, ToolResultBlock):
+                    result, images = _text_and_images(block.content or "", f"{where}[{index}].content")
+                    turns.append(Message("tool", result, (), called.get(block.tool_use_id), images))
+            text, images = _text_and_images(message.content, where)
+            if text or images or calls or message.role == "assistant":
+                past = tuple(ToolCall(call.name, call.input) for call in calls)
+                turns.append(Message(message.role, text, past, images=images))
+        return tuple(turns)
+
+    def _tool_use(self) -> ToolUse | None:
+        tools = [
+            Tool(
+                tool.name,
+                tool.description or "",
+                tool.input_schema,
+                f"tools[{index}].input_schema",
+                tool.strict is True,
+            )
+            for index, tool in enumerate(self.tools or [])
+        ]
+        choice = self.tool_choice or ToolChoice(type="auto")
+        if choice.type == "tool" and choice.name is None:
+            raise BadRequest("tool_choice.name: it is missing; name the tool to call", param="tool_choice.name")
+        mode = "required" if choice.type in {"any", "tool"} else choice.type
+        names = [choice.name] if choice.type == "tool" and choice.name is not None else None
+        return tool_use(tools, mode, names, single=bool(choice.disable_parallel_tool_use))
+
+    def _schema(self) -> AnswerSchema | None:
+        if self.output_config is not None and self.output_config.format is not None:
+            return AnswerSchema(self.output_config.format.json_schema, "output_config.format.schema")
+        return (
+            None if self.output_format is None else AnswerSchema(self.output_format.json_schema, "output_format.schema")
+        )
+
+
+class MessagesBody(CountTokensBody):
+    """Body of POST /v1/messages."""
+
+    max_tokens: NumberOf
+    stream: bool | None = None
+    stop_sequences: list[str] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=1_000_000)] | None = None
+
+
+def _text(blocks: Sequence[Block]) -> str:
+    return "\n".join(block.text for block in blocks if isinstance(block, TextBlock))
+
+
+def _text_and_images(content: str | Sequence[Block], where: str) -> tuple[str, tuple[Image, ...]]:
+    """The text of a content, and the images in it. Raises BadRequest, PayloadTooLarge."""
+    if isinstance(content, str):
+        return content, ()
+    images: list[Image] = []
+    for index, block in enumerate(content):
+        if isinstance(block, ImageBlock):
+            images.append(_image(block.source, len(_text(content[:index])), f"{where}[{index}].source"))
+    return _text(content), tuple(images)
+
+
+def _image(source: ImageBlock.ImageSource, at: int, where: str) -> Image:
+    if source.type == "url":
+        return image_of_url(source.url or "", at, f"{where}.url")
+    if source.media_type is not None and source.media_type.lower() not in IMAGE_TYPES:
+        kinds = ", ".join(sorted(IMAGE_TYPES))
+        raise BadRequest(f"{where}.media_type: must be one of {kinds}", param=f"{where}.media_type")
+    return image_of_base64(source.data or "", at, f"{where}.data")
+
+
+async def _messages(request: web.Request) -> Ask:
+    context = request_context(request)
+    body = await read_body(request, MessagesBody)
+    return Ask([body.request(context, await _model(request, context, body))], _Rendered, bool(body.stream))
+
+
+async def _count_tokens(request: web.Request) -> web.Response:
+    context = request_context(request)
+    body = await read_body(request, CountTokensBody)
+    model = await _model(request, context, body)
+    count = await count_prompt(request.app[NODE].services, model, body.request(context, model))
+    return json_response({"input_tokens": count})
+
+
+async def _model(request: web.Request, context: RequestContext, body: CountTokensBody) -> GenerationModel:
+    return await generation_model(request.app[NODE].manager, body.model, context.deadline)
+
+
+class _Rendered(Renderer):
+    """The answer as blocks, of which only the last one is open."""
+
+    def __init__(self, choices: Choices) -> None:
+        self._choices = choices
+        self._fields = {
+            "id": f"msg_{token_hex(12)}",
+            "type": "message",
+            "role": "assistant",
+            "model": choices.runs[0].model,
+        }
+        self._open: str | None = None
+        self._index = -1
+        # Blanks before a call, or between the thinking and one, are not an answer; those before text belong to it.
+        self._blanks = ""
+
+    def opening(self) -> bytes:
+        usage = _usage(self._choices.routes[0].token_count, 0)
+        message: dict[str, Any] = self._fields | {
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage,
+        }
+        return _frame("message_start", message=message) + _frame("ping")
+
+    def event(self, event: ChoiceEvent) -> bytes:
+        piece = event.event
+        if isinstance(piece, Finished):
+            usage = _usage(piece.usage.prompt_tokens, piece.usage.completion_tokens)
+            last = _frame("message_delta", delta=_ending(piece), usage=usage, **busy_fields([piece]))
+            return self._close() + last + _frame("message_stop")
+        if isinstance(piece, ToolCallStarted):
+            self._blanks = ""
+            return self._begin("tool_use", id=f"toolu_{token_hex(12)}", name=piece.name, input={})
+        if isinstance(piece, Token):
+            text, self._blanks = self._blanks + piece.text, ""
+            if self._open != "text" and not text.strip():
+                self._blanks = text
+                return b""
+            begun = b"" if self._open == "text" else self._begin("text", text="")
+            return begun + self._delta("text_delta", text=text)
+        if isinstance(piece, Reasoning):
+            begun = b"" if self._open == "thinking" else self._begin("thinking", thinking="", signature="")
+            return begun + self._delta("thinking_delta", thinking=piece.text)
+        return self._delta("input_json_delta", partial_json=piece.text)
+
+    def failure(self, error: NodeError) -> bytes:
+        return event_frame(anthropic_error(error), "error")
+
+    def whole(self, events: Sequence[ChoiceEvent]) -> dict[str, Any]:
+        (answer,), (finished,) = whole_answers(events, 1)
+        content: list[dict[str, Any]] = []
+        if answer.reasoning:
+            content.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
+        if answer.text.strip():
+            content.append({"type": "text", "text": answer.text})
+        content += [
+            {"type": "tool_use", "id": f"toolu_{token_hex(12)}", "name": name, "input": past_arguments(arguments)}
+            for name, arguments in answer.calls
+        ]
+        usage = _usage(finished.usage.prompt_tokens, finished.usage.completion_tokens)
+        return self._fields | {"content": content, "usage": usage} | _ending(finished)
+
+    def _begin(self, kind: str, **fields: Any) -> bytes:
+        ended = self._close()
+        self._open, self._index = kind, self._index + 1
+        return ended + _frame("content_block_start", index=self._index, content_block={"type": kind, **fields})
+
+    def _delta(self, kind: str, **fields: str) -> bytes:
+        return _frame("content_block_delta", index=self._index, delta={"type": kind, **fields})
+
+    def _close(self) -> bytes:
+        if self._open is None:
+            return b""
+        self._open = None
+        return _frame("content_block_stop", index=self._index)
+
+
+def _frame(kind: str, **fields: Any) -> bytes:
+    return event_frame({"type": kind, **fields}, kind)
+
+
+def _ending(finished: Finished) -> dict[str, str | None]:
+    natural = "end_turn" if finished.stop_sequence is None else "stop_sequence"
+    reason = _STOP_REASONS.get(finished.finish_reason, natural)
+    return {"stop_reason": reason, "stop_sequence": finished.stop_sequence if reason == "stop_sequence" else None}
+
+
+def _usage(prompt: int, completion: int) -> dict[str, int]:
+    return {
+        "input_tokens": prompt,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 0,
+        "output_tokens": completion,
+    }
+
+
+class AnthropicAnswer(Reply):
+    """POST /v1/messages."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+    stop_sequence: str | None
+    usage: dict[str, int]
+
+
+class AnthropicCount(Reply):
+    """POST /v1/messages/count_tokens."""
+
+    input_tokens: int
+
+
+OPERATIONS = (
+    ApiOperation(
+        "post",
+        "/v1/messages",
+        answering(_messages),
+        "Anthropic: answer a conversation",
+        {JSON: AnthropicAnswer, EVENTS: None},
+        MessagesBody,
+        inference=True,
+    ),
+    ApiOperation(
+        "post",
+        "/v1/messages/count_tokens",
+        _count_tokens,
+        "Anthropic: tokens of a prompt",
+        {JSON: AnthropicCount},
+        CountTokensBody,
+    ),
+)
