@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 from aiohttp import web
 
@@ -23,7 +24,7 @@ from worker_node.devices.npu import npu_source
 from worker_node.devices.probe import probe
 from worker_node.http.connection import ConnectionLimits, Connections
 from worker_node.http.errors import Renderer, error_response
-from worker_node.http.health import node_status
+from worker_node.http.health import agent_check, node_status
 from worker_node.http.middleware import note_refusal
 from worker_node.http.tls import ServerTls
 from worker_node.manager.manager import ModelManager
@@ -115,7 +116,14 @@ async def running_node(
             if port is not None:
                 socks.append(_bind(settings.host, port))
                 stack.callback(socks[-1].close)
+        agent = None
+        if settings.agent_check_port is not None:
+            agent = _bind(settings.host, settings.agent_check_port)
+            stack.callback(agent.close)
         node = await stack.enter_async_context(hosted_node(settings, profile, source))
+        if agent is not None:
+            listener = await asyncio.get_running_loop().create_server(partial(AgentCheck, node), sock=agent)
+            stack.callback(listener.close)
         lag = asyncio.create_task(node.telemetry.watch_event_loop(), name="event loop lag")
         stack.callback(lag.cancel)
         runner = web.AppRunner(
@@ -141,6 +149,20 @@ async def running_node(
             )
             stack.callback(listener.close)
         yield node, _url(socks[0], "https" if tls else "http")
+
+
+class AgentCheck(asyncio.Protocol):
+    """Answers each connection with one line for HAProxy's agent-check and closes it. What it sends is not read."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Answer, and close."""
+        # Not checked: uvloop's transports have none of asyncio's classes.
+        answering = cast("asyncio.WriteTransport", transport)
+        answering.write(f"{agent_check(self._node)}\n".encode())
+        answering.close()
 
 
 @asynccontextmanager

@@ -33,6 +33,9 @@ class EngineMetrics:
     def __init__(self, manager: ModelManager) -> None:
         self._gauges: dict[str, GaugeMetricFamily] = {}
         self._counters: dict[str, CounterMetricFamily] = {}
+        # vLLM's names, which the endpoint picker of Kubernetes' Gateway API reads: one sample each, for all models,
+        # since it takes one of several.
+        self._load = dict.fromkeys(("running", "waiting"), 0)
         for model in manager.models:
             for placement in model.placements:
                 self._read(model.id, placement)
@@ -45,6 +48,9 @@ class EngineMetrics:
         """All metrics that have a sample."""
         yield from self._gauges.values()
         yield from self._counters.values()
+        for state, count in self._load.items():
+            text = f"Requests (texts, for embeddings) of all models that are {state}, under vLLM's name"
+            yield GaugeMetricFamily(f"vllm:num_requests_{state}", text, count)
 
     def _read(self, model: str, placement: Placement) -> None:
         key = (model, placement.device.value)
@@ -62,6 +68,8 @@ class EngineMetrics:
         self._gauge("engine_in_flight", "Jobs that the engine process holds, running or waiting", key, status.in_flight)
         self._gauge("num_requests_running", "Requests (texts, for embeddings) that the engine runs", key, stats.running)
         self._gauge("num_requests_waiting", "Requests or texts that wait in the engine", key, stats.waiting)
+        self._load["running"] += stats.running
+        self._load["waiting"] += stats.waiting
         self._gauge("kv_cache_usage_ratio", "Share of the KV cache in use", key, stats.kv_cache_usage)
         self._gauge("model_load_seconds", "The last load and compile", key, status.load_seconds)
         self._counter("engine_runs", "Batches run, or steps of a generation", key, stats.runs)

@@ -124,6 +124,13 @@ class NodeSettings(BaseSettings):
         description="a second port with the same routes, for tools that take the host and port of an Ollama "
         "server (11435 by custom)",
     )
+    agent_check_port: int | None = Field(
+        default=None,
+        ge=1,
+        le=65535,
+        description="a port that tells each connection the free share of the queue (75%), drain or down, as HAProxy's "
+        "agent-check reads it; off by default, without a key",
+    )
     api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
         default=(), description="API keys; each request must carry one; better in a file"
     )

@@ -66,3 +66,13 @@ def test_what_an_engine_holds_and_proved_is_told():
     assert value(status, "canary_passed_timestamp_seconds") == 1234.5
     assert value(status, "engine_resident_memory_bytes") > 1_000_000
     assert value(status, "engine_open_fds") >= 3
+
+
+def test_the_load_has_vllms_names_in_one_sample_and_no_invented_cache():
+    status = EngineStatus(EngineState.READY, stats=EngineStats(waiting=1, running=3))
+    families = {family.name: family for family in Reading(status).collect()}
+    samples = {name: family.samples for name, family in families.items() if name.startswith("vllm:")}
+    assert {name: [(one.labels, one.value) for one in found] for name, found in samples.items()} == {
+        "vllm:num_requests_running": [({}, 3)],
+        "vllm:num_requests_waiting": [({}, 1)],
+    }
