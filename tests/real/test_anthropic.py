@@ -157,6 +157,21 @@ def test_refusals_before_a_handler_are_in_anthropics_form(guarded):
     assert missing.value.body["error"]["type"] == "not_found_error"
 
 
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"x-api-key": "right"}, 200),
+        ({"x-api-key": "wrong"}, 401),
+        ({"x-api-key": "right", "Authorization": "Bearer wrong"}, 401),
+        ({}, 401),
+    ],
+)
+async def test_a_key_may_come_as_x_api_key(http, guarded, headers, status):
+    body = {"model": MODEL, "messages": CAPITAL, "max_tokens": 1}
+    async with http.post(guarded.url + "/v1/messages?beta=true", json=body, headers=headers) as reply:
+        assert reply.status == status
+
+
 async def test_a_full_node_says_rate_limit(http, quick_models):
     narrow = json.dumps([{"name": "smollm2-135m-instruct", "max_outstanding": 1}])
     with start_node(NPU_NODE_MODELS=narrow, **quick_models) as node:

@@ -160,6 +160,19 @@ async def test_responses_stream_and_ollama_see_the_image_too(client, seeing):
     assert shown.capabilities == ["completion", "vision"]
 
 
+async def test_anthropics_messages_see_the_image_too(http, seeing):
+    counts = []
+    for size in (1, 2):
+        source = {"type": "base64", "media_type": "image/png", "data": encoded("red")}
+        images = [{"type": "image", "source": source}] * size
+        turn = {"role": "user", "content": [*images, text(PROMPT)]}
+        body = {"model": "colours", "max_tokens": 4, "messages": [turn]}
+        async with http.post(seeing.url + "/v1/messages", json=body) as reply:
+            assert reply.status == 200, await reply.text()
+            counts.append((await reply.json())["usage"]["input_tokens"])
+    assert counts[1] - counts[0] >= TOKENS - 1
+
+
 async def test_images_count_in_usage(client):
     none, _ = await asked(client)
     one, headers = await asked(client, part(encoded("red")))
