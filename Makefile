@@ -22,7 +22,7 @@ PULL    = env -u ONEDNN_MAX_CPU_ISA $(BIN)/python -m worker_node pull --embedded
 
 # What a node and a client install, with their extras, and under which licence.
 LICENCES = $(BIN)/pip-licenses --from=mixed --no-version --format=markdown --order=name --partial-match --fail-on='GPL;General Public' \
-	--packages $$(grep -v '^\#' packaging/node-packages.txt) av dnspython fsspec jsonschema-rs pillow pyarrow
+	--packages $$(grep -v '^\#' packaging/node-packages.txt) av Deprecated dnspython fsspec jsonschema-rs limits pillow pyarrow redis wrapt
 
 # A file runs as a whole on one worker, in the order of `testpaths`. Groups of files (`--dist loadgroup`) have no effect
 # with pytest 9.2: pytest-xdist 3.8 writes them into an attribute that pytest no longer reads.

@@ -15,8 +15,9 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from backend_client.client import InferenceClient
 from backend_client.errors import NPUError
-from backend_client.gateway.forward import ID, TEAM, Forwarder, Refusal, dialect_of, refused
+from backend_client.gateway.forward import ID, TEAM, Forwarder, dialect_of, refused
 from backend_client.gateway.keys import KeyStore, Team
+from backend_client.gateway.limits import Limits, Refusal
 from backend_client.gateway.metrics import Metrics
 from backend_client.gateway.settings import GatewaySettings, is_loopback
 from backend_client.http.messages import new_request_id
@@ -31,6 +32,7 @@ def make_app(settings: GatewaySettings, client: InferenceClient) -> web.Applicat
     """The application; it closes the client when it ends. Raises ConfigurationError for a file of keys that is none."""
     keys = KeyStore(settings.keys) if settings.keys is not None else None
     metrics = Metrics(client)
+    limits = Limits(settings.store, metrics.store_failures.inc)
     app = web.Application(middlewares=[_answering(settings, keys, metrics)], client_max_size=settings.max_body_bytes)
 
     async def health(_: web.Request) -> web.Response:
@@ -43,7 +45,7 @@ def make_app(settings: GatewaySettings, client: InferenceClient) -> web.Applicat
 
     app.router.add_get("/health", health)
     app.router.add_get("/metrics", scraped)
-    app.router.add_route("*", "/{path:.*}", Forwarder(client, metrics).handle)
+    app.router.add_route("*", "/{path:.*}", Forwarder(client, metrics, limits).handle)
 
     async def running(_: web.Application) -> AsyncIterator[None]:
         # The nodes are known before the first request asks for one.

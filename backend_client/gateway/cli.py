@@ -41,6 +41,10 @@ def build_parser() -> argparse.ArgumentParser:
         "--model", dest="models", action="append", default=[], help="only these models; may be given again"
     )
     add.add_argument("--no-cloud", action="store_true", help="its requests never leave the nodes")
+    for name in ("requests", "tokens"):
+        add.add_argument(
+            f"--{name}", type=int, default=0, metavar="N", help=f"{name} a minute; 0 (default) is no limit"
+        )
     add.set_defaults(run=_add)
     actions.add_parser("list", help="all keys, without the keys themselves").set_defaults(run=_list)
     for name, what, run in (
@@ -114,7 +118,7 @@ def _store(args: argparse.Namespace) -> KeyStore:
 
 def _add(args: argparse.Namespace) -> int:
     with closing(_store(args)) as store:
-        print(store.add(args.team, args.models, cloud=not args.no_cloud))
+        print(store.add(args.team, args.models, cloud=not args.no_cloud, requests=args.requests, tokens=args.tokens))
     return 0
 
 
@@ -125,7 +129,8 @@ def _list(args: argparse.Namespace) -> int:
             ends = "-" if entry.until is None else f"{datetime.fromtimestamp(entry.until, UTC):%Y-%m-%d %H:%M}"
             cloud = "cloud" if team.cloud else "no cloud"
             models = ", ".join(sorted(team.models)) or "all models"
-            print(f"{entry.prefix}  {team.name:24}  {cloud:8}  ends {ends:16}  {models}")
+            limits = f"{team.requests or '-'} requests, {team.tokens or '-'} tokens a minute"
+            print(f"{entry.prefix}  {team.name:24}  {cloud:8}  ends {ends:16}  {limits:40}  {models}")
     return 0
 
 

@@ -20,6 +20,7 @@ from backend_client.errors import (
     RequestRejected,
 )
 from backend_client.gateway.keys import Team
+from backend_client.gateway.limits import Limits, Refusal
 from backend_client.gateway.metrics import Metrics
 from backend_client.http.forms import read_form, writing_kind
 from backend_client.http.health import ModelKind
@@ -49,14 +50,6 @@ _NOT_SENT_ON = frozenset({"x-npu-require-device", "x-npu-local-only", "x-npu-res
 _HOP = frozenset({"content-length", "transfer-encoding", "connection", "keep-alive", "date", "server", "x-request-id"})
 _LOOK_S = 5.0
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
-
-
-class Refusal(Exception):
-    """A request that the gateway itself refuses, in the words that every dialect carries."""
-
-    def __init__(self, status: int, code: str, message: str, retry_after: float | None = None) -> None:
-        super().__init__(message)
-        self.status, self.code, self.message, self.retry_after = status, code, message, retry_after
 
 
 def dialect_of(path: str, headers: Mapping[str, str]) -> str:
@@ -112,13 +105,15 @@ def _refusal_of(error: NPUError) -> Refusal:
 class Forwarder:
     """Answers every path but the gateway's own."""
 
-    def __init__(self, client: InferenceClient, metrics: Metrics) -> None:
+    def __init__(self, client: InferenceClient, metrics: Metrics, limits: Limits) -> None:
         self._client = client
+        self._limits = limits
         self._metrics = metrics
         self._lists = OpenAIRoutes(client)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Raises Refusal."""
+        await self._limits.admit(request[TEAM])
         path, method = request.path, request.method
         if path == "/" and method in {"GET", "HEAD"}:
             return web.Response(text="npu-gateway is running")
@@ -155,7 +150,7 @@ class Forwarder:
         self._metrics.answers.labels("cloud").inc()
         headers = {"X-NPU-Gateway-Source": "cloud", "X-NPU-Gateway-Attempts": str(len(before) + 1)}
         if isinstance(found, EmbedBatch | RawReply):
-            self._count(request, found.usage.prompt_tokens, found.usage.completion_tokens)
+            await self._count(request, found.usage.prompt_tokens, found.usage.completion_tokens)
             encoding = (job.body or {}).get("encoding_format")
             reply = embedding_reply(found, encoding) if isinstance(found, EmbedBatch) else whole_reply(found)
             body = reply.content if isinstance(reply.content, bytes) else b""
@@ -238,12 +233,12 @@ class Forwarder:
             "X-NPU-Gateway-Attempts": str(attempts),
         }
         if isinstance(found.content, bytes):
-            self._count(request, found.watch.usage.prompt_tokens, found.watch.usage.completion_tokens)
+            await self._count(request, found.watch.usage.prompt_tokens, found.watch.usage.completion_tokens)
             return web.Response(body=found.content, headers=headers)
         try:
             return await self._stream(request, dialect, headers, found.content)
         finally:
-            self._count(request, found.watch.usage.prompt_tokens, found.watch.usage.completion_tokens)
+            await self._count(request, found.watch.usage.prompt_tokens, found.watch.usage.completion_tokens)
 
     async def _stream(
         self, request: web.Request, dialect: str, headers: dict[str, str], parts: AsyncGenerator[bytes, None]
@@ -298,10 +293,11 @@ class Forwarder:
             return _as_it_came(reply)
         raise Refusal(404 if request.path == "/api/show" else 503, "unavailable", "no node has an answer to this")
 
-    def _count(self, request: web.Request, prompt: int, completion: int) -> None:
+    async def _count(self, request: web.Request, prompt: int, completion: int) -> None:
         team = request[TEAM].name
         self._metrics.tokens.labels(team, "prompt").inc(prompt)
         self._metrics.tokens.labels(team, "completion").inc(completion)
+        await self._limits.used(request[TEAM], prompt + completion)
 
 
 def _has_image(fields: Mapping[str, Any]) -> bool:

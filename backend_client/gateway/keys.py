@@ -21,18 +21,23 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _TABLE = """
 CREATE TABLE IF NOT EXISTS keys (
     prefix TEXT PRIMARY KEY, digest BLOB NOT NULL, team TEXT NOT NULL, models TEXT NOT NULL, cloud INTEGER NOT NULL,
-    made REAL NOT NULL, until REAL
+    requests INTEGER NOT NULL, tokens INTEGER NOT NULL, made REAL NOT NULL, until REAL
 ) STRICT
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """What the holder of a key may do: `models` by name (none given: all), and whether the cloud may answer."""
+    """What the holder of a key may do: `models` by name (none given: all), and whether the cloud may answer.
+
+    `requests` and `tokens` are limits a minute for all keys of the team together; 0 is none.
+    """
 
     name: str
     models: frozenset[str] = frozenset()
     cloud: bool = True
+    requests: int = 0
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +77,21 @@ class KeyStore:
     def close(self) -> None:
         self._base.close()
 
-    def add(self, name: str, models: Collection[str] = (), *, cloud: bool = True) -> str:
+    def add(
+        self, name: str, models: Collection[str] = (), *, cloud: bool = True, requests: int = 0, tokens: int = 0
+    ) -> str:
         """Make a key for a team, and return it: it is not kept, and cannot be shown again."""
         if not _NAME.fullmatch(name):
             raise ConfigurationError(
                 f"a team's name must be 1 to 64 letters, digits, '.', '_' or '-', got {name[:80]!r}"
             )
+        if requests < 0 or tokens < 0:
+            raise ConfigurationError(f"a limit must be at least 0 (none), got {min(requests, tokens)}")
         prefix, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
         key = f"npugw_{prefix}_{secret}"
-        values = (prefix, self._digest(key), name, "\n".join(sorted(models)), int(cloud), self._clock(), None)
-        self._base.execute("INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+        rights = ("\n".join(sorted(models)), int(cloud), requests, tokens)
+        values = (prefix, self._digest(key), name, *rights, self._clock(), None)
+        self._base.execute("INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
         return key
 
     def rotate(self, prefix: str, overlap_s: float = 0.0) -> str:
@@ -89,7 +99,8 @@ class KeyStore:
         entry = next((entry for entry in self.list() if entry.prefix == prefix), None)
         if entry is None:
             raise ConfigurationError(f"there is no key {prefix[:80]!r}; npu-gateway keys list shows their prefixes")
-        key = self.add(entry.team.name, entry.team.models, cloud=entry.team.cloud)
+        team = entry.team
+        key = self.add(team.name, team.models, cloud=team.cloud, requests=team.requests, tokens=team.tokens)
         self._base.execute("UPDATE keys SET until = ? WHERE prefix = ?", (self._clock() + overlap_s, prefix))
         return key
 
@@ -101,10 +112,7 @@ class KeyStore:
     def list(self) -> list[KeyEntry]:
         """All keys, the oldest first."""
         with closing(self._base.execute("SELECT * FROM keys ORDER BY made, prefix")) as rows:
-            return [
-                KeyEntry(prefix, _team(team, models, cloud), made, until)
-                for prefix, _, team, models, cloud, made, until in rows
-            ]
+            return [KeyEntry(row[0], _team(*row[2:7]), row[7], row[8]) for row in rows]
 
     def find(self, key: str) -> Team | None:
         """The team of a key; None for one that is not in the file, or has ended."""
@@ -114,13 +122,13 @@ class KeyStore:
         # Compared in any case, so that the time does not tell whether there is such a prefix.
         known = row[1] if row else b"\0" * 32
         same = hmac.compare_digest(self._digest(key), known)
-        if row is None or not same or (row[6] is not None and row[6] <= self._clock()):
+        if row is None or not same or (row[8] is not None and row[8] <= self._clock()):
             return None
-        return _team(row[2], row[3], row[4])
+        return _team(*row[2:7])
 
     def _digest(self, key: str) -> bytes:
         return hmac.digest(self._secret, key.encode("utf-8", "surrogateescape"), hashlib.sha256)
 
 
-def _team(name: str, models: str, cloud: int) -> Team:
-    return Team(name, frozenset(models.split("\n")) - {""}, bool(cloud))
+def _team(name: str, models: str, cloud: int, requests: int, tokens: int) -> Team:
+    return Team(name, frozenset(models.split("\n")) - {""}, bool(cloud), requests, tokens)

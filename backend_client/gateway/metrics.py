@@ -29,6 +29,9 @@ class Metrics:
             "npu_gateway_answers", "Answers by who gave them: node or cloud", ("source",), registry=self.registry
         )
         self.attempts = Counter("npu_gateway_attempts", "Tries on nodes and the cloud", registry=self.registry)
+        self.store_failures = Counter(
+            "npu_gateway_store_failures", "Limits that were not counted: their store failed", registry=self.registry
+        )
         self.in_flight = Gauge("npu_gateway_in_flight", "Requests under way", registry=self.registry)
         self.registry.register(_Nodes(client))
 

@@ -16,7 +16,8 @@ class GatewaySettings(BaseSettings):
     """Where the gateway listens, and whose requests it takes.
 
     `keys` is the file of the keys (`npu-gateway keys add`); without one the gateway listens on loopback only and asks
-    for none. `allowed_hosts` are names that it answers to there. `max_body_bytes` bounds a request.
+    for none. `allowed_hosts` are names that it answers to there. `max_body_bytes` bounds a request. `store` counts the
+    limits of teams: in this process's memory, or in a Redis or Valkey (redis://host:6379) that gateways share.
     """
 
     model_config = SettingsConfigDict(env_prefix="NPU_GATEWAY_", extra="forbid", frozen=True, hide_input_in_errors=True)
@@ -25,12 +26,20 @@ class GatewaySettings(BaseSettings):
     port: int = Field(default=8090, ge=0, le=65535)
     keys: Path | None = None
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
+    store: str = "memory://"
     max_body_bytes: int = Field(default=64 * 1024 * 1024, gt=0)
 
     @field_validator("allowed_hosts", mode="before")
     @classmethod
     def _by_comma(cls, value: object) -> object:
         return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
+
+    @field_validator("store")
+    @classmethod
+    def _known_store(cls, value: str) -> str:
+        if value != "memory://" and not value.startswith(("redis://", "rediss://")):
+            raise ValueError("store must be memory://, redis://host:port or rediss://host:port")
+        return value
 
     @model_validator(mode="after")
     def _open_needs_keys(self) -> GatewaySettings:

@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import shutil
+import socket
 import stat
+import subprocess
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -273,6 +276,57 @@ def test_keys_are_made_listed_rotated_and_ended_by_commands(tmp_path, capsys):
     for path in (file, tmp_path / "keys.db.secret"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert key.split("_", 2)[2].encode() not in path.read_bytes()
+
+
+@pytest.fixture(params=["memory", "redis"])
+def store(request):
+    if request.param == "memory":
+        yield "memory://", None
+        return
+    server = shutil.which("valkey-server") or shutil.which("redis-server")
+    if server is None:
+        pytest.skip("neither valkey-server nor redis-server is installed")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [server, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert any("Ready to accept" in line for line in process.stdout)
+    yield f"redis://127.0.0.1:{port}", process
+    process.kill()
+    process.wait(10)
+    process.stdout.close()
+
+
+async def test_a_team_has_its_requests_and_tokens_a_minute_over_all_gateways(scripted, tmp_path, store):
+    url, process = store
+    keys = KeyStore(tmp_path / "keys.db")
+    few, short = keys.add("few", requests=3), keys.add("short", tokens=6)
+    keys.close()
+    values = {"keys": tmp_path / "keys.db", "store": url}
+
+    async def ask(http, key):
+        reply = await http.post("/v1/chat/completions", json=STREAM, headers={"x-api-key": key})
+        await reply.read()
+        return reply
+
+    async with gateway(scripted, **values) as one, gateway(scripted, **values) as other:
+        second = one if process is None else other
+        assert [(await ask(http, few)).status for http in (one, second, one)] == [200] * 3
+        refused = await ask(second, few)
+        assert refused.status == 429
+        assert 1 <= int(refused.headers["Retry-After"]) <= 60
+        assert "3 requests a minute" in (await refused.json())["error"]["message"]
+        statuses = [(await ask(http, short)).status for http in (one, second, one, second)]
+        assert statuses[0] == 200
+        assert statuses[-1] == 429, "an answer of the scripted node has five tokens"
+        if process is None:
+            return
+        process.kill()
+        process.wait(10)
+        assert (await ask(one, few)).status == 200
+        metrics = await (await one.get("/metrics", headers={"x-api-key": short})).text()
+        assert "npu_gateway_store_failures_total 0.0" not in metrics
 
 
 def test_without_keys_it_listens_on_loopback_alone():

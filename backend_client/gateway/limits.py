@@ -1,0 +1,96 @@
+"""Requests and tokens a minute of each team, counted in memory, or in a Redis or Valkey that gateways share."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from limits import RateLimitItemPerMinute
+from limits.aio.strategies import SlidingWindowCounterRateLimiter
+from limits.errors import StorageError
+from limits.storage import storage_from_string
+
+from backend_client.gateway.keys import Team
+
+log = logging.getLogger("npu_gateway")
+# A store that hangs must not hold requests up.
+_PATIENCE_S = 0.5
+
+
+class Refusal(Exception):
+    """A request that the gateway itself refuses, in the words that every dialect carries."""
+
+    def __init__(self, status: int, code: str, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message, self.retry_after = status, code, message, retry_after
+
+
+class Limits:
+    """Windows that slide: a minute at any moment has no more than the limit, nearly.
+
+    While the store fails, requests are let through, and `failed` is called for each: limits protect neighbours, and
+    to refuse everybody would protect nobody.
+    """
+
+    def __init__(self, store: str, failed: Callable[[], None]) -> None:
+        storage = (
+            storage_from_string(f"async+{store}")
+            if store == "memory://"
+            else storage_from_string(
+                f"async+{store}",
+                wrap_exceptions=True,
+                implementation="redispy",
+                socket_timeout=_PATIENCE_S,
+                socket_connect_timeout=_PATIENCE_S,
+            )
+        )
+        self._windows = SlidingWindowCounterRateLimiter(storage)
+        self._failed = failed
+        self._fails = False
+
+    async def admit(self, team: Team) -> None:
+        """Count a request. Raises Refusal, with the seconds until there is room, for one above a limit."""
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                for kind, most, cost in (("tokens", team.tokens, 0), ("requests", team.requests, 1)):
+                    if most and not await self._fits(kind, most, team, cost):
+                        raise Refusal(
+                            429,
+                            "overloaded",
+                            f"this key's team may use {most} {kind} a minute",
+                            await self._wait(kind, most, team),
+                        )
+            self._fails = False
+        except (StorageError, TimeoutError) as error:
+            self._tell(error)
+
+    async def used(self, team: Team, tokens: int) -> None:
+        """Count tokens that were used: what is above the limit ends the window's room."""
+        if not team.tokens or not tokens:
+            return
+        item = RateLimitItemPerMinute(team.tokens)
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                left = (await self._windows.get_window_stats(item, "tokens", team.name)).remaining
+                if left:
+                    await self._windows.hit(item, "tokens", team.name, cost=min(tokens, left))
+        except (StorageError, TimeoutError) as error:
+            self._tell(error)
+
+    async def _fits(self, kind: str, most: int, team: Team, cost: int) -> bool:
+        item = RateLimitItemPerMinute(most)
+        if cost:
+            return bool(await self._windows.hit(item, kind, team.name, cost=cost))
+        return bool(await self._windows.test(item, kind, team.name))
+
+    async def _wait(self, kind: str, most: int, team: Team) -> float:
+        stats = await self._windows.get_window_stats(RateLimitItemPerMinute(most), kind, team.name)
+        return max(1.0, stats.reset_time - time.time())
+
+    def _tell(self, error: Exception) -> None:
+        self._failed()
+        if not self._fails:
+            self._fails = True
+            log.warning("limits are not counted: their store fails (%s)", type(error).__name__)
