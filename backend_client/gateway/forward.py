@@ -78,7 +78,8 @@ def error_body(dialect: str, error: Refusal) -> dict[str, Any]:
 
 def refused(dialect: str, error: Refusal) -> web.Response:
     """A refusal as a reply; the client has retried already, so callers need not."""
-    response = web.json_response(error_body(dialect, error), status=error.status)
+    status = 529 if dialect == "anthropic" and error.status == 503 else error.status
+    response = web.json_response(error_body(dialect, error), status=status)
     response.headers["x-should-retry"] = "false"
     if error.retry_after is not None:
         response.headers["Retry-After"] = str(max(1, round(error.retry_after)))
@@ -270,7 +271,10 @@ class Forwarder:
         if allowed and "data" in body:
             body["data"] = [model for model in body["data"] if model["id"] in allowed]
         if "anthropic-version" in request.headers and reply.status == 200:
-            rows = [_anthropic_model(model["id"]) for model in body.get("data", [body])]
+            writing = [model for model in body.get("data", [body]) if model["kind"] in {"generation", "vision"}]
+            rows = [_anthropic_model(model["id"]) for model in writing]
+            if not rows and "data" not in body:
+                raise Refusal(404, "model_not_found", "this model does not write")
             ends = (
                 {"first_id": rows[0]["id"], "last_id": rows[-1]["id"]} if rows else {"first_id": None, "last_id": None}
             )
