@@ -7,6 +7,7 @@ import contextlib
 import logging
 import re
 import time
+import traceback
 from collections.abc import AsyncIterator
 
 from aiohttp import web
@@ -85,9 +86,11 @@ def _answering(settings: GatewaySettings, keys: KeyStore | None, metrics: Metric
                 response = refused(dialect, Refusal(413, "payload_too_large", f"a body may have {limit} bytes at most"))
             except (web.HTTPException, ConnectionError):
                 raise
-            except Exception:
+            except Exception as error:  # noqa: BLE001  (a request must not end without an answer)
                 # By its kind and place alone: its text may hold a prompt.
-                log.exception("%s: a bug of the gateway", request[ID])
+                place = traceback.extract_tb(error.__traceback__)[-1]
+                kind = type(error).__name__
+                log.error("%s: a bug of the gateway: %s at %s:%s", request[ID], kind, place.filename, place.lineno)
                 response = refused(dialect, Refusal(500, "internal_error", "internal error; the log has it by its id"))
             status = response.status
             if not response.prepared:
@@ -117,6 +120,8 @@ def _check_host(request: web.Request, settings: GatewaySettings, *, guarded: boo
 def _team(request: web.Request, keys: KeyStore | None) -> Team:
     if keys is None or (request.path in _OPEN and request.method in {"GET", "HEAD"}):
         return _ANYBODY
+    if len(request.headers.getall("Authorization", ())) > 1:
+        raise Refusal(401, "invalid_api_key", "the request must have one Authorization header")
     scheme, _, given = request.headers.get("Authorization", "").partition(" ")
     key = given.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
     team = keys.find(key)

@@ -24,7 +24,9 @@ class Refusal(Exception):
 
     def __init__(self, status: int, code: str, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
-        self.status, self.code, self.message, self.retry_after = status, code, message, retry_after
+        self.status, self.code, self.retry_after = status, code, retry_after
+        # It may name what the caller sent.
+        self.message = message[:1000]
 
 
 class Limits:

@@ -26,7 +26,7 @@ _CODES = {401: "invalid_api_key", 404: "model_not_found", 413: "payload_too_larg
 def asks_for_stream(job: Exchange) -> bool:
     """Whether the reply is a stream: Ollama's are, unless the request says otherwise."""
     stream = (job.body or {}).get("stream")
-    return stream not in {False, None} or (stream is None and job.path in _OLLAMA_STREAMS)
+    return job.path in _OLLAMA_STREAMS if stream is None else bool(stream)
 
 
 def in_our_words(reply: Reply, path: str) -> Reply:

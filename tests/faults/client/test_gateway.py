@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from multidict import CIMultiDict
 
 from backend_client import CloudClient, InferenceClient, NPUClient
 from backend_client.errors import ConfigurationError
@@ -127,6 +128,22 @@ async def test_the_cloud_answers_what_no_node_can_unless_that_is_forbidden(scrip
         assert len(cloud.requests) == asked
 
 
+@pytest.mark.parametrize("field", [{"n": -3}, {"max_tokens": -1000}, {"max_completion_tokens": 0}, {"n": True}])
+async def test_no_count_lifts_the_cap_of_the_cloud(scripted, cloud, field):
+    scripted.respond = answering(lambda: error_response(503, "draining"))
+    async with gateway(scripted, cloud=cloud) as http:
+        for body in (CHAT, STREAM):
+            assert (await http.post("/v1/chat/completions", json=body | field)).status == 400
+    assert not cloud.requests
+
+
+@pytest.mark.parametrize("stream", [[1], {"a": 1}, "yes", 1])
+async def test_what_the_caller_means_by_stream_is_for_the_node_to_say(scripted, stream):
+    async with gateway(scripted) as http:
+        for path in ("/v1/chat/completions", "/inference", "/api/chat"):
+            assert (await http.post(path, json={**CHAT, "prompt": "x", "stream": stream})).status in {200, 404}
+
+
 async def test_vectors_of_another_space_are_never_forwarded(scripted):
     async with gateway(scripted) as http:
         scripted.respond = answering(
@@ -201,6 +218,8 @@ async def test_errors_have_the_form_of_the_dialect(scripted, path, told):
         reply = await http.post(path, json={**CHAT, "model": "no-such-model"})
         assert reply.status == 404
         assert told(await reply.json())
+        long = await http.post(path, json={"model": "m" * 4000})
+        assert len(await long.read()) < 1300
         for body, status in [(b"{", 400), (b"[]", 400), (b'{"model": 3}', 400), (b"x" * 6000, 413)]:
             reply = await http.post(path, data=body)
             assert reply.status == status
@@ -227,7 +246,8 @@ async def test_a_key_is_asked_for_and_limits_models_and_the_cloud(scripted, clou
         return {"Authorization": f"Bearer {key}"}
 
     async with gateway(scripted, cloud=cloud, keys=tmp_path / "keys.db") as http:
-        for headers in ({}, as_holder(free[:-1]), as_holder(""), {"x-api-key": "npugw_x"}):
+        two = CIMultiDict([("Authorization", f"Bearer {free}"), ("Authorization", "Bearer other")])
+        for headers in (two, {}, as_holder(free[:-1]), as_holder(""), {"x-api-key": "npugw_x"}):
             assert (await http.post("/v1/chat/completions", json=CHAT, headers=headers)).status == 401
             assert (await http.get("/metrics", headers=headers)).status == 401
         assert (await http.get("/health")).status == 200
