@@ -97,6 +97,39 @@ async def test_another_node_takes_over_before_the_first_token_and_none_after_it(
         assert len(first.requests) + len(second.requests) == before + 1
 
 
+ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "begun"),
+    [
+        ("/v1/chat/completions", "text/event-stream", ROLE),
+        ("/v1/chat/completions", "text/event-stream", b'data: {"error":{"code":"engine_unavailable"}}\n\n'),
+        ("/api/chat", "application/x-ndjson", b'{"error":"the engine died"}\n'),
+        ("/api/chat", "application/x-ndjson", b'{"message":{"lost'),
+    ],
+)
+async def test_a_stream_that_fails_before_its_first_token_is_another_nodes(pair, path, kind, begun):
+    failed = []
+    answer = b'{"message":{"content":"Hi"},"done":true}\n'
+
+    async def respond(request):
+        response = web.StreamResponse(headers={"Content-Type": kind, **route_headers(WRITER)})
+        await response.prepare(request)
+        await response.write(answer if failed and path == "/api/chat" else begun)
+        failed.append(request)
+        return response
+
+    for node in pair:
+        node.respond = lambda request: respond(request) if not failed or path == "/api/chat" else asyncio.sleep(0)
+    async with gateway(*pair) as http:
+        reply = await http.post(path, json=STREAM)
+        assert (reply.status, reply.headers["X-NPU-Gateway-Attempts"]) == (200, "2")
+        text = await reply.read()
+        assert text == answer if path == "/api/chat" else text.endswith(b"data: [DONE]\n\n")
+        assert begun not in text
+
+
 async def test_a_dead_node_is_passed_over(pair):
     first, second = pair
     for node in pair:
@@ -247,7 +280,8 @@ async def test_a_key_is_asked_for_and_limits_models_and_the_cloud(scripted, clou
 
     async with gateway(scripted, cloud=cloud, keys=tmp_path / "keys.db") as http:
         two = CIMultiDict([("Authorization", f"Bearer {free}"), ("Authorization", "Bearer other")])
-        for headers in (two, {}, as_holder(free[:-1]), as_holder(""), {"x-api-key": "npugw_x"}):
+        other = as_holder(free[:-1] + ("A" if free[-1] != "A" else "B"))
+        for headers in (two, other, {}, as_holder(free[:-1]), as_holder(""), {"x-api-key": "npugw_x"}):
             assert (await http.post("/v1/chat/completions", json=CHAT, headers=headers)).status == 401
             assert (await http.get("/metrics", headers=headers)).status == 401
         assert (await http.get("/health")).status == 200
