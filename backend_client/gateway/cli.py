@@ -19,6 +19,9 @@ from backend_client.gateway.keys import KeyStore
 from backend_client.gateway.settings import GatewaySettings
 from backend_client.settings import ClientSettings
 
+# Of the 1,024 that a node takes; probes have some of their own.
+_CONNECTIONS_PER_NODE = 1000
+
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
@@ -79,7 +82,11 @@ def _serve(args: argparse.Namespace) -> int:
         raise ConfigurationError("the gateway's packages are missing: pip install 'npu-node[gateway]'") from None
     values = {"nodes": args.nodes} if args.nodes else {}
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
-    asyncio.run(_run(settings, ClientSettings.load(None, **values)))
+    fleet = ClientSettings.load(None, **values)
+    if "connections_per_node" not in fleet.model_fields_set:
+        # A service has one client, a gateway the callers of all: each open stream takes a connection.
+        fleet = ClientSettings.with_values(fleet, {"connections_per_node": _CONNECTIONS_PER_NODE})
+    asyncio.run(_run(settings, fleet))
     return 0
 
 

@@ -2,11 +2,14 @@
 
 import asyncio
 import json
+import re
+import shlex
 import shutil
 import socket
 import stat
 import subprocess
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import aiohttp
 import numpy as np
@@ -18,7 +21,7 @@ from multidict import CIMultiDict
 from backend_client import CloudClient, InferenceClient, NPUClient
 from backend_client.errors import ConfigurationError
 from backend_client.gateway.app import make_app
-from backend_client.gateway.cli import main
+from backend_client.gateway.cli import build_parser, main
 from backend_client.gateway.keys import KeyStore
 from backend_client.gateway.settings import GatewaySettings
 from backend_client.testing import cut
@@ -381,6 +384,20 @@ async def test_a_team_has_its_requests_and_tokens_a_minute_over_all_gateways(scr
         assert (await ask(one, few)).status == 200
         metrics = await (await one.get("/metrics", headers={"x-api-key": short})).text()
         assert "npu_gateway_store_failures_total 0.0" not in metrics
+
+
+def test_the_commands_of_its_page_do_what_it_says(tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parents[3] / "docs" / "gateway.md").read_text(encoding="utf-8")
+    commands = [shlex.split(line)[1:] for line in page.splitlines() if line.startswith("npu-gateway ")]
+    assert [command[0] for command in commands] == ["serve", "keys", "keys"]
+    assert build_parser().parse_args(commands[0]).nodes == ["http://10.0.0.21:8081", "http://10.0.0.22:8081"]
+    monkeypatch.chdir(tmp_path)
+    assert [main(command) for command in commands[1:]] == [0, 0]
+    listed = capsys.readouterr().out.splitlines()[-1].split()
+    assert listed[1:4] == ["team-a", "no", "cloud"]
+    assert "600 requests, 200000 tokens a minute" in " ".join(listed)
+    for name in re.findall(r"NPU_GATEWAY_(\w+)", page):
+        assert name.lower() in GatewaySettings.model_fields
 
 
 def test_without_keys_it_listens_on_loopback_alone():
