@@ -19,7 +19,7 @@ from backend_client.fleet.breaker import BreakerState
 from backend_client.fleet.node import Node
 from backend_client.fleet.pool import Pool
 from backend_client.fleet.spaces import Bindings
-from backend_client.http.addresses import parse_nodes
+from backend_client.http.addresses import node_url, parse_nodes
 from backend_client.http.health import DeviceReport, ModelReport
 from backend_client.http.tls import Identity, keys_by_node, proxy_url, tls_context
 from backend_client.http.transport import HttpTransport, Transport
@@ -101,7 +101,8 @@ class NPUClient(BaseClient):
 
     `node_keys` are API keys of single nodes by URL. `ca_file` replaces the system's authorities for nodes with https;
     `client_cert` and `client_key` are the client's own certificate; or give an `ssl_context`. Nodes are reached by a
-    `proxy` only where it is given here. `transport` makes what carries the requests (tests). Raises ConfigurationError.
+    `proxy` only where it is given here. `registering`: there may be no `nodes`, because some are registered later.
+    `transport` makes what carries the requests (tests). Raises ConfigurationError.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class NPUClient(BaseClient):
         client_key: Path | str | None = None,
         ssl_context: ssl.SSLContext | None = None,
         proxy: str | None = None,
+        registering: bool = False,
         transport: Callable[[], Transport] | None = None,
         clock: Clock = time.monotonic,
         rng: random.Random | None = None,
@@ -125,7 +127,7 @@ class NPUClient(BaseClient):
         spaces = {} if spaces is None else spaces
         if isinstance(nodes, Iterable) and not isinstance(nodes, str):
             nodes = list(nodes)
-        _check(nodes, api_key, spaces, options)
+        _check(nodes, api_key, spaces, options, registering=registering)
         try:
             key = checked_key(SecretStr(api_key) if isinstance(api_key, str) else api_key)
             urls, lists = parse_nodes(nodes)
@@ -142,6 +144,9 @@ class NPUClient(BaseClient):
             tls=tls_context(ssl_context, ca_file, client_cert, client_key),
             proxy=proxy_url(proxy),
         )
+        self._listed = frozenset(urls)
+        self._registered: frozenset[str] = frozenset()
+        self._node_keys = keys
         self._pool = Pool(options, clock, rng)
         self._pool.add(urls)
         runtime = Runtime(
@@ -156,7 +161,9 @@ class NPUClient(BaseClient):
         super().__init__(self.backend, self.backend, options, clock)
 
     @classmethod
-    def from_settings(cls, settings: ClientSettings | None = None, **options: Any) -> Self:
+    def from_settings(
+        cls, settings: ClientSettings | None = None, *, registering: bool = False, **options: Any
+    ) -> Self:
         """The client that the settings describe (read from file and environment when not given).
 
         `options` are settings that go before those. Raises ConfigurationError.
@@ -172,7 +179,22 @@ class NPUClient(BaseClient):
             client_cert=settings.client_cert,
             client_key=settings.client_key,
             proxy=settings.proxy.get_secret_value() if settings.proxy else None,
+            registering=registering,
         )
+
+    def register(self, nodes: Mapping[str, str]) -> None:
+        """Let these nodes, by URL with the API key of each ("" for none), be the ones beside `nodes`.
+
+        They never get `api_key`. Those that were registered before and are not among these get no more requests.
+        """
+        wanted = {node_url(url): key for url, key in nodes.items()}
+        added = {url: key for url, key in wanted.items() if url not in self._listed}
+        self._node_keys.update(added)
+        runtime = self.backend.runtime
+        runtime.remove(sorted(self._registered - added.keys()))
+        runtime.add(sorted(added.keys() - self._registered))
+        # The key of a node that was removed stays: a request that is under way there may try once more.
+        self._registered = frozenset(added)
 
     @property
     def options(self) -> ClientOptions:
@@ -204,12 +226,12 @@ class NPUClient(BaseClient):
         return f"NPUClient({list(self._pool.nodes)})"
 
 
-def _check(nodes: object, api_key: object, spaces: object, options: object) -> None:
+def _check(nodes: object, api_key: object, spaces: object, options: object, *, registering: bool) -> None:
     """Raise ConfigurationError for arguments of another type. Node URLs are checked where they are parsed."""
     problem = None
     if isinstance(nodes, str) or not isinstance(nodes, Sequence) or not all(isinstance(node, str) for node in nodes):
         problem = "nodes must be a list of URLs"
-    elif not nodes:
+    elif not nodes and not registering:
         problem = "nodes must have at least one URL: set NPU_CLIENT_NODES"
     elif api_key is not None and not isinstance(api_key, str | SecretStr):
         problem = f"api_key must be a str, got {type(api_key).__name__}"
@@ -254,7 +276,9 @@ class InferenceClient(BaseClient):
         super().__init__(self.backend, npu.backend, npu.options, clock)
 
     @classmethod
-    def from_settings(cls, settings: ClientSettings | None = None, **options: Any) -> Self:
+    def from_settings(
+        cls, settings: ClientSettings | None = None, *, registering: bool = False, **options: Any
+    ) -> Self:
         """The client that the settings describe (read from file and environment when not given).
 
         `options` are settings that go before those. Raises ConfigurationError.
@@ -267,7 +291,8 @@ class InferenceClient(BaseClient):
             from backend_client.cloud.client import CloudClient  # noqa: PLC0415  (imports the OpenAI SDK)
 
             cloud = CloudClient(settings.cloud, options=settings.options())
-        return cls(NPUClient.from_settings(settings), cloud, local_only=settings.local_only)
+        npu = NPUClient.from_settings(settings, registering=registering)
+        return cls(npu, cloud, local_only=settings.local_only)
 
     @property
     def cloud_breaker(self) -> BreakerState | None:

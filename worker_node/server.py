@@ -16,6 +16,7 @@ from typing import cast
 
 from aiohttp import web
 
+from worker_node.announce import announced
 from worker_node.app import make_app
 from worker_node.core.errors import ConfigurationError
 from worker_node.core.notify import ServiceManager
@@ -148,7 +149,9 @@ async def running_node(
                 ssl_handshake_timeout=settings.header_timeout_s if tls else None,
             )
             stack.callback(listener.close)
-        yield node, _url(socks[0], "https" if tls else "http")
+        url = _url(socks[0], "https" if tls else "http")
+        await stack.enter_async_context(announced(node, url))
+        yield node, url
 
 
 class AgentCheck(asyncio.Protocol):

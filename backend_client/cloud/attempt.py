@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from decimal import Decimal
+from typing import Any, Self, TypeVar
 
 import openai
 
@@ -49,10 +50,14 @@ class CloudState:
         return f"ejected {f'for {pause:.1f} s more' if pause else 'until a trial succeeds'} after consecutive failures"
 
 
-class CloudAttempt:
-    """Make it to reserve the cost; `run` what there is to wait for; then call `succeeded`, or `abandoned`.
+def _nobody_else(cost: Decimal) -> None:
+    """For a call that only this process pays for."""
 
-    `run` settles a failure itself. Raises CloudUnavailable while the breaker is open, SpendCapReached.
+
+class CloudAttempt:
+    """`begin` it to reserve the cost; `run` what there is to wait for; then call `succeeded`, or `abandoned`.
+
+    `run` settles a failure itself.
     """
 
     def __init__(self, state: CloudState, job: Job, model: str, bound: Usage) -> None:
@@ -62,10 +67,27 @@ class CloudAttempt:
         self.model = model
         self.job = job
         self._state = state
-        self._reservation = state.ledger.reserve(model, bound)
+        self._reservation = state.ledger.reserve(model, bound, capped=job.purse is not None)
+        self._pay: Callable[[Decimal], None] = _nobody_else
         self._ticket = state.breaker.begin()
         self._began = state.clock()
         self._settled = False
+
+    @classmethod
+    async def begin(cls, state: CloudState, job: Job, model: str, bound: Usage) -> Self:
+        """Raises CloudUnavailable while the breaker is open, SpendCapReached, and as the job's purse."""
+        attempt = cls(state, job, model, bound)
+        if job.purse is None:
+            return attempt
+        try:
+            attempt._pay = await job.purse.reserve(attempt._reservation.cost)
+        except BaseException:
+            # Nothing was sent.
+            attempt._settled = True
+            state.breaker.abandoned(attempt._ticket)
+            state.ledger.release(attempt._reservation)
+            raise
+        return attempt
 
     @property
     def bound(self) -> Usage:
@@ -96,14 +118,14 @@ class CloudAttempt:
         if not self._settled:
             self._settled = True
             self._state.breaker.succeeded(self._ticket)
-            self._state.ledger.settle(self._reservation, usage)
+            self._pay(self._state.ledger.settle(self._reservation, usage))
 
     def abandoned(self) -> None:
         """Settle when the caller left: the usage is unknown, and this shows nothing about the cloud's health."""
         if not self._settled:
             self._settled = True
             self._state.breaker.abandoned(self._ticket)
-            self._state.ledger.settle(self._reservation, None)
+            self._pay(self._state.ledger.settle(self._reservation, None))
 
     def origin(self) -> dict[str, Any]:
         """The fields of `Origin`, for every result of the cloud."""
@@ -132,9 +154,10 @@ class CloudAttempt:
         else:
             self._state.breaker.abandoned(self._ticket)
         if owed:
-            self._state.ledger.settle(self._reservation, None)
+            self._pay(self._state.ledger.settle(self._reservation, None))
         else:
             self._state.ledger.release(self._reservation)
+            self._pay(Decimal(0))
 
     def _translate(self, error: Exception) -> tuple[CloudError, FailureKind, bool]:
         """Our error, what it says of the cloud's health, and whether the request may have been billed.

@@ -38,7 +38,7 @@ _BOUNDED = frozenset({
     "messages", "max_tokens", "max_completion_tokens", "n", "stop", "seed", "temperature", "top_p",
     "presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "top_logprobs", "response_format", "tools",
     "tool_choice", "parallel_tool_calls", "functions", "function_call", "prediction", "reasoning_effort", "verbosity",
-    "metadata", "store", "user", "safety_identifier", "prompt_cache_key", "stream_options",
+    "metadata", "store", "user", "safety_identifier", "prompt_cache_key", "stream", "stream_options",
     *_LOCAL,
 }) - {"n_predict", "priority"}  # fmt: skip
 _BOUNDED_IN_MESSAGES = frozenset({
@@ -101,7 +101,7 @@ class CloudBackend:
         model = self._embedding_model(job)
         bound = sum(len(text.encode(errors="replace")) + _SPECIAL_TOKENS for text in job.texts)
         self._check(job)
-        attempt = CloudAttempt(self.state, job, model, Usage(bound))
+        attempt = await CloudAttempt.begin(self.state, job, model, Usage(bound))
         vectors, usage = await attempt.run(self._embed(job, attempt))
         attempt.succeeded(usage)
         return EmbedBatch(
@@ -115,7 +115,7 @@ class CloudBackend:
         """The whole reply to a chat, or to a prompt. Raises CloudError."""
         self._check(job)
         chat = _as_chat(job)
-        attempt, body = self._chat_attempt(chat)
+        attempt, body = await self._chat_attempt(chat)
         found, usage = await attempt.run(self._whole(chat, attempt, body))
         attempt.succeeded(usage)
         if chat is not job:
@@ -127,7 +127,7 @@ class CloudBackend:
         """The reply as a stream; returns when the answer has begun. Raises CloudError."""
         self._check(job)
         chat = _as_chat(job)
-        attempt, body = self._chat_attempt(chat)
+        attempt, body = await self._chat_attempt(chat)
         events = self._events(chat, attempt, body)
         held = await attempt.run(_begun(events), opened_by)
         items = _follow(attempt, held, events)
@@ -157,7 +157,7 @@ class CloudBackend:
         headers = {name: value for name, value in job.extra_headers.items() if name.lower() in self._headers}
         return self._sdk.with_options(timeout=job.deadline.remaining(), default_headers=headers or None)
 
-    def _chat_attempt(self, job: Exchange) -> tuple[CloudAttempt, Json]:
+    async def _chat_attempt(self, job: Exchange) -> tuple[CloudAttempt, Json]:
         """The reservation of the most that the request may cost, and its body."""
         body = self._body(job)
         texts, images = _without_images(body)
@@ -166,7 +166,7 @@ class CloudBackend:
         # What was predicted in vain is billed as written.
         predicted = len(messages.encode({"": body["prediction"]})) if body.get("prediction") else 0
         bound = Usage(prompt, (self._limit(body) + predicted) * (body.get("n") or 1))
-        return CloudAttempt(self.state, job, body["model"], bound), body
+        return await CloudAttempt.begin(self.state, job, body["model"], bound), body
 
     def _limit(self, body: Mapping[str, Any]) -> int:
         return body.get("max_completion_tokens") or body.get("max_tokens") or self._settings.max_tokens
@@ -222,7 +222,7 @@ class CloudBackend:
         local = [name for name in _LOCAL if body.get(name) is not None]
         if local and not self._settings.base_url:
             return f"OpenAI has no {', '.join(local)}"
-        unbounded = _unbounded(body) if self._settings.spend_cap is not None else []
+        unbounded = _unbounded(body) if job.purse is not None or self._settings.spend_cap is not None else []
         return f"the spend cap cannot bound what {', '.join(unbounded)} costs" if unbounded else None
 
     def _embedding_refusal(self, job: EmbedJob) -> str | None:

@@ -67,14 +67,16 @@ class Ledger:
         """Record a call that a node served."""
         self.local = self.local.plus(usage)
 
-    def reserve(self, model: str, bound: Usage) -> Reservation:
+    def reserve(self, model: str, bound: Usage, *, capped: bool = False) -> Reservation:
         """Reserve the most that a call may cost. Raises SpendCapReached, also for a model without a price.
+
+        `capped`: another cap than this one holds for the call, too.
 
         Raises InvalidArgument for a negative bound, which would raise the cap.
         """
         if min(bound.prompt_tokens, bound.completion_tokens) < 0:
             raise InvalidArgument("a call cannot use less than 0 tokens")
-        if self.cap is not None and model not in self._prices:
+        if (capped or self.cap is not None) and model not in self._prices:
             raise SpendCapReached(f"the cloud was not asked: there is a spend cap, and cloud.prices lacks {model}")
         cost = self._cost(model, bound)
         left = self.left
@@ -87,12 +89,14 @@ class Ledger:
         self._open.add(reservation)
         return reservation
 
-    def settle(self, reservation: Reservation, usage: Usage | None) -> None:
-        """Record the usage of a call. Without a usage it counts at its bound, because it may have been billed."""
+    def settle(self, reservation: Reservation, usage: Usage | None) -> Decimal:
+        """Record the usage of a call, and return its cost. Without a usage it counts at its bound: it may be billed."""
         self.release(reservation)
         estimated = usage is None or min(usage.prompt_tokens, usage.completion_tokens) < 0
         used = reservation.bound if usage is None or estimated else usage
-        self.cloud = self.cloud.plus(used, self._cost(reservation.model, used), estimated=estimated)
+        cost = self._cost(reservation.model, used)
+        self.cloud = self.cloud.plus(used, cost, estimated=estimated)
+        return cost
 
     def release(self, reservation: Reservation) -> None:
         """Release the reservation of a call that was refused or never arrived."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import re
+import sqlite3
 import time
 import traceback
 from collections.abc import AsyncIterator
@@ -20,11 +22,16 @@ from backend_client.gateway.forward import ID, TEAM, Forwarder, dialect_of, refu
 from backend_client.gateway.keys import KeyStore, Team
 from backend_client.gateway.limits import Limits, Refusal
 from backend_client.gateway.metrics import Metrics
+from backend_client.gateway.registry import Registry
 from backend_client.gateway.settings import GatewaySettings, is_loopback
+from backend_client.gateway.spending import Spending
 from backend_client.http.messages import new_request_id
 
 log = logging.getLogger("npu_gateway")
 _OPEN = frozenset({"/", "/health"})
+_ANNOUNCE = "/announce"
+_MOST_ANNOUNCED = 8192
+_LOOK_S = 1.0
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _ANYBODY = Team("anybody")
 
@@ -34,6 +41,8 @@ def make_app(settings: GatewaySettings, client: InferenceClient) -> web.Applicat
     keys = KeyStore(settings.keys) if settings.keys is not None else None
     metrics = Metrics(client)
     limits = Limits(settings.store, metrics.store_failures.inc)
+    spending = Spending(settings.store, settings.keys, metrics.store_failures.inc) if settings.keys else None
+    registry = Registry(settings.keys, settings.allowed_networks) if settings.keys else None
     app = web.Application(middlewares=[_answering(settings, keys, metrics)], client_max_size=settings.max_body_bytes)
 
     async def health(_: web.Request) -> web.Response:
@@ -41,22 +50,44 @@ def make_app(settings: GatewaySettings, client: InferenceClient) -> web.Applicat
         found = {"status": "ready" if state.serving else "unavailable", "nodes_usable": state.nodes_usable}
         return web.json_response(found | {"cloud": state.cloud or "none"}, status=200 if state.serving else 503)
 
+    async def announced(request: web.Request) -> web.Response:
+        if registry is None or not settings.allowed_networks:
+            raise Refusal(404, "not_found", "no node may announce itself here: set NPU_GATEWAY_ALLOWED_NETWORKS")
+        if request.content_length is None or request.content_length > _MOST_ANNOUNCED:
+            raise Refusal(413, "payload_too_large", f"an announcement may have {_MOST_ANNOUNCED} bytes at most")
+        try:
+            given = json.loads(await request.read())
+        except (ValueError, RecursionError):
+            raise Refusal(400, "invalid_request", "an announcement must be JSON") from None
+        return web.json_response({"name": registry.announce(_bearer(request), given)})
+
     async def scraped(_: web.Request) -> web.Response:
+        if keys is not None and spending is not None:
+            with contextlib.suppress(OSError):
+                for name, (spent, cap) in (await spending.spent({entry.team for entry in keys.list()})).items():
+                    metrics.spend_ratio.labels(name).set(float(spent / cap) if cap else 1.0)
         return web.Response(body=generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     app.router.add_get("/health", health)
     app.router.add_get("/metrics", scraped)
-    app.router.add_route("*", "/{path:.*}", Forwarder(client, metrics, limits).handle)
+    app.router.add_post(_ANNOUNCE, announced)
+    app.router.add_route("*", "/{path:.*}", Forwarder(client, metrics, limits, spending).handle)
 
     async def running(_: web.Application) -> AsyncIterator[None]:
         # The nodes are known before the first request asks for one.
-        first = asyncio.create_task(_look(client))
+        tasks = [asyncio.create_task(_look(client))]
+        if registry is not None and settings.allowed_networks:
+            tasks.append(asyncio.create_task(_follow(registry, client, metrics)))
         yield
-        first.cancel()
-        await asyncio.gather(first, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await client.close()
-        if keys is not None:
-            keys.close()
+        if spending is not None:
+            await spending.close()
+        for file in (keys, registry):
+            if file is not None:
+                file.close()
 
     app.cleanup_ctx.append(running)
     return app
@@ -65,6 +96,19 @@ def make_app(settings: GatewaySettings, client: InferenceClient) -> web.Applicat
 async def _look(client: InferenceClient) -> None:
     with contextlib.suppress(NPUError):
         await client.npu.health()
+
+
+async def _follow(registry: Registry, client: InferenceClient, metrics: Metrics) -> None:
+    """Let the nodes that announce themselves be the fleet's."""
+    while True:
+        try:
+            members = registry.members()
+        except sqlite3.Error as error:
+            log.warning("the announced nodes stay as they are: %s", error)
+        else:
+            client.npu.register(members)
+            metrics.registered.set(len(members))
+        await asyncio.sleep(_LOOK_S)
 
 
 def _answering(settings: GatewaySettings, keys: KeyStore | None, metrics: Metrics) -> Middleware:
@@ -80,6 +124,8 @@ def _answering(settings: GatewaySettings, keys: KeyStore | None, metrics: Metric
                 request[TEAM] = _team(request, keys)
                 response = await handler(request)
             except Refusal as error:
+                if error.status == 401:
+                    metrics.refused_keys.inc()
                 response = refused(dialect, error)
             except web.HTTPRequestEntityTooLarge:
                 limit = settings.max_body_bytes
@@ -118,13 +164,18 @@ def _check_host(request: web.Request, settings: GatewaySettings, *, guarded: boo
 
 
 def _team(request: web.Request, keys: KeyStore | None) -> Team:
-    if keys is None or (request.path in _OPEN and request.method in {"GET", "HEAD"}):
+    # Nodes have keys of their own.
+    if keys is None or (request.path in _OPEN and request.method in {"GET", "HEAD"}) or request.path == _ANNOUNCE:
         return _ANYBODY
-    if len(request.headers.getall("Authorization", ())) > 1:
-        raise Refusal(401, "invalid_api_key", "the request must have one Authorization header")
-    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-    key = given.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
-    team = keys.find(key)
+    team = keys.find(_bearer(request))
     if team is None:
         raise Refusal(401, "invalid_api_key", "send a key of this gateway as Authorization: Bearer KEY, or x-api-key")
     return team
+
+
+def _bearer(request: web.Request) -> str:
+    """The key that a request carries. Raises Refusal for two."""
+    if len(request.headers.getall("Authorization", ())) > 1:
+        raise Refusal(401, "invalid_api_key", "the request must have one Authorization header")
+    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+    return given.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")

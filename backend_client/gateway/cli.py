@@ -10,12 +10,14 @@ import signal
 from collections.abc import Sequence
 from contextlib import closing
 from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
 from importlib.metadata import version
 from pathlib import Path
 
 from backend_client.client import InferenceClient
 from backend_client.errors import ConfigurationError
 from backend_client.gateway.keys import KeyStore
+from backend_client.gateway.registry import Registry
 from backend_client.gateway.settings import GatewaySettings
 from backend_client.settings import ClientSettings
 
@@ -48,6 +50,8 @@ def build_parser() -> argparse.ArgumentParser:
         add.add_argument(
             f"--{name}", type=int, default=0, metavar="N", help=f"{name} a minute; 0 (default) is no limit"
         )
+    add.add_argument("--spend-cap", type=_amount, metavar="AMOUNT", help="what the cloud may cost in a month (UTC)")
+    add.add_argument("--admin", action="store_true", help="it sees the usage of all teams")
     add.set_defaults(run=_add)
     actions.add_parser("list", help="all keys, without the keys themselves").set_defaults(run=_list)
     for name, what, run in (
@@ -59,7 +63,27 @@ def build_parser() -> argparse.ArgumentParser:
         action.set_defaults(run=run)
         if name == "rotate":
             action.add_argument("--overlap", type=float, default=0.0, metavar="S", help="the old one holds so long (0)")
+    nodes = commands.add_parser("nodes", help="enrol nodes that announce themselves, list, drain and remove them")
+    nodes.add_argument("--keys", type=Path, help="the file that holds them (NPU_GATEWAY_KEYS)")
+    actions = nodes.add_subparsers(title="actions", metavar="ACTION", required=True)
+    actions.add_parser("list", help="all nodes, and where they are").set_defaults(run=_list_nodes)
+    for name, what in (
+        ("enrol", "make the key of a node; it is shown once"),
+        ("drain", "send a node no more requests"),
+        ("resume", "let a drained node have requests again"),
+        ("remove", "end an enrolment"),
+    ):
+        action = actions.add_parser(name, help=what)
+        action.add_argument("name")
+        action.set_defaults(run=_change_node, action=name)
     return parser
+
+
+def _amount(text: str) -> Decimal:
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        raise argparse.ArgumentTypeError(f"must be an amount such as 20 or 19.99, got {text[:40]!r}") from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -80,9 +104,12 @@ def _serve(args: argparse.Namespace) -> int:
         importlib.import_module("prometheus_client")
     except ModuleNotFoundError:
         raise ConfigurationError("the gateway's packages are missing: pip install 'npu-node[gateway]'") from None
-    values = {"nodes": args.nodes} if args.nodes else {}
+    values: dict[str, object] = {"nodes": args.nodes} if args.nodes else {}
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     fleet = ClientSettings.load(None, **values)
+    if settings.allowed_networks and "nodes" not in fleet.model_fields_set:
+        # Those that announce themselves, and not the default node of this machine.
+        fleet = ClientSettings.with_values(fleet, {"nodes": ()})
     if "connections_per_node" not in fleet.model_fields_set:
         # A service has one client, a gateway the callers of all: each open stream takes a connection.
         fleet = ClientSettings.with_values(fleet, {"connections_per_node": _CONNECTIONS_PER_NODE})
@@ -96,7 +123,7 @@ async def _run(settings: GatewaySettings, fleet: ClientSettings) -> None:
     from backend_client.gateway.app import make_app  # noqa: PLC0415
 
     runner = web.AppRunner(
-        make_app(settings, InferenceClient.from_settings(fleet)),
+        make_app(settings, InferenceClient.from_settings(fleet, registering=bool(settings.allowed_networks))),
         access_log=None,
         handler_cancellation=True,
         auto_decompress=False,
@@ -110,44 +137,71 @@ async def _run(settings: GatewaySettings, fleet: ClientSettings) -> None:
         await site.start()
         host, port = runner.addresses[0][:2]
         keys = "keys of teams" if settings.keys else "no keys, this machine only"
-        print(f"npu-gateway listens on http://{host}:{port} ({keys}); nodes: {', '.join(fleet.nodes)}", flush=True)
+        print(
+            f"npu-gateway listens on http://{host}:{port} ({keys}); nodes: {', '.join(fleet.nodes) or 'announced'}",
+            flush=True,
+        )
         await stop.wait()
     finally:
         await runner.cleanup()
 
 
-def _store(args: argparse.Namespace) -> KeyStore:
-    path = args.keys or GatewaySettings.load().keys
+def _path(args: argparse.Namespace) -> Path:
+    path: Path | None = args.keys or GatewaySettings.load().keys
     if path is None:
         raise ConfigurationError("the file of the keys must be named: --keys FILE, or NPU_GATEWAY_KEYS")
-    return KeyStore(path)
+    return path
 
 
 def _add(args: argparse.Namespace) -> int:
-    with closing(_store(args)) as store:
-        print(store.add(args.team, args.models, cloud=not args.no_cloud, requests=args.requests, tokens=args.tokens))
+    rights = {"requests": args.requests, "tokens": args.tokens, "spend_cap": args.spend_cap, "admin": args.admin}
+    with closing(KeyStore(_path(args))) as store:
+        print(store.add(args.team, args.models, cloud=not args.no_cloud, **rights))
     return 0
 
 
 def _list(args: argparse.Namespace) -> int:
-    with closing(_store(args)) as store:
+    with closing(KeyStore(_path(args))) as store:
         for entry in store.list():
             team = entry.team
             ends = "-" if entry.until is None else f"{datetime.fromtimestamp(entry.until, UTC):%Y-%m-%d %H:%M}"
             cloud = "cloud" if team.cloud else "no cloud"
             models = ", ".join(sorted(team.models)) or "all models"
             limits = f"{team.requests or '-'} requests, {team.tokens or '-'} tokens a minute"
-            print(f"{entry.prefix}  {team.name:24}  {cloud:8}  ends {ends:16}  {limits:40}  {models}")
+            if team.spend_cap is not None:
+                cloud += f" up to {team.spend_cap} a month"
+            admin = ", admin" if team.admin else ""
+            print(f"{entry.prefix}  {team.name:24}  {cloud:8}  ends {ends:16}  {limits:40}  {models}{admin}")
     return 0
 
 
 def _revoke(args: argparse.Namespace) -> int:
-    with closing(_store(args)) as store:
+    with closing(KeyStore(_path(args))) as store:
         store.revoke(args.prefix)
     return 0
 
 
 def _rotate(args: argparse.Namespace) -> int:
-    with closing(_store(args)) as store:
+    with closing(KeyStore(_path(args))) as store:
         print(store.rotate(args.prefix, args.overlap))
+    return 0
+
+
+def _list_nodes(args: argparse.Namespace) -> int:
+    with closing(Registry(_path(args))) as registry:
+        for node in registry.list():
+            state = "drained" if node.drained else "live" if node.live else "silent"
+            labels = ", ".join(f"{name}={value}" for name, value in node.labels.items())
+            print(f"{node.name:24}  {state:8}  {node.url or '-':32}  {node.version or '-':12}  {labels}".rstrip())
+    return 0
+
+
+def _change_node(args: argparse.Namespace) -> int:
+    with closing(Registry(_path(args))) as registry:
+        if args.action == "enrol":
+            print(registry.enrol(args.name))
+        elif args.action == "remove":
+            registry.remove(args.name)
+        else:
+            registry.drain(args.name, drained=args.action == "drain")
     return 0

@@ -22,6 +22,7 @@ from backend_client.errors import (
 from backend_client.gateway.keys import Team
 from backend_client.gateway.limits import Limits, Refusal
 from backend_client.gateway.metrics import Metrics
+from backend_client.gateway.spending import Spending
 from backend_client.http.forms import read_form, writing_kind
 from backend_client.http.health import ModelKind
 from backend_client.http.messages import Exchange, Reply
@@ -106,9 +107,10 @@ def _refusal_of(error: NPUError) -> Refusal:
 class Forwarder:
     """Answers every path but the gateway's own."""
 
-    def __init__(self, client: InferenceClient, metrics: Metrics, limits: Limits) -> None:
+    def __init__(self, client: InferenceClient, metrics: Metrics, limits: Limits, spending: Spending | None) -> None:
         self._client = client
         self._limits = limits
+        self._spending = spending
         self._metrics = metrics
         self._lists = OpenAIRoutes(client)
 
@@ -212,6 +214,7 @@ class Forwarder:
             priority="batch" if request.headers.get("X-Priority", "").lower() == "batch" else "interactive",
             require_device=device,
             local_only=local or not team.cloud,
+            purse=self._spending.purse(team) if self._spending else None,
             extra_headers={
                 name: value
                 for name, value in request.headers.items()

@@ -30,7 +30,17 @@ class Metrics:
         )
         self.attempts = Counter("npu_gateway_attempts", "Tries on nodes and the cloud", registry=self.registry)
         self.store_failures = Counter(
-            "npu_gateway_store_failures", "Limits that were not counted: their store failed", registry=self.registry
+            "npu_gateway_store_failures", "Times that the store of limits and spend caps failed", registry=self.registry
+        )
+        self.refused_keys = Counter("npu_gateway_refused_keys", "Requests without a valid key", registry=self.registry)
+        self.registered = Gauge(
+            "npu_gateway_registered_nodes", "Nodes that announced themselves lately", registry=self.registry
+        )
+        self.spend_ratio = Gauge(
+            "npu_gateway_spend_ratio",
+            "Share of a team's spend cap that this month's cloud calls used or reserved",
+            ("team",),
+            registry=self.registry,
         )
         self.in_flight = Gauge("npu_gateway_in_flight", "Requests under way", registry=self.registry)
         self.registry.register(_Nodes(client))

@@ -17,7 +17,9 @@ class GatewaySettings(BaseSettings):
 
     `keys` is the file of the keys (`npu-gateway keys add`); without one the gateway listens on loopback only and asks
     for none. `allowed_hosts` are names that it answers to there. `max_body_bytes` bounds a request. `store` counts the
-    limits of teams: in this process's memory, or in a Redis or Valkey (redis://host:6379) that gateways share.
+    limits and the spending of teams: limits in this process's memory and spending in the file of the keys, or both in
+    a Redis or Valkey (redis://host:6379) that gateways share. Nodes may announce themselves at an address in one of
+    `allowed_networks`; without one no node may.
     """
 
     model_config = SettingsConfigDict(env_prefix="NPU_GATEWAY_", extra="forbid", frozen=True, hide_input_in_errors=True)
@@ -27,9 +29,10 @@ class GatewaySettings(BaseSettings):
     keys: Path | None = None
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
     store: str = "memory://"
+    allowed_networks: Annotated[tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...], NoDecode] = ()
     max_body_bytes: int = Field(default=64 * 1024 * 1024, gt=0)
 
-    @field_validator("allowed_hosts", mode="before")
+    @field_validator("allowed_hosts", "allowed_networks", mode="before")
     @classmethod
     def _by_comma(cls, value: object) -> object:
         return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
@@ -48,6 +51,8 @@ class GatewaySettings(BaseSettings):
                 f"host must be a loopback address while there are no keys, got {self.host}; "
                 "make one with: npu-gateway keys --keys FILE add NAME, and set NPU_GATEWAY_KEYS=FILE"
             )
+        if self.keys is None and self.allowed_networks:
+            raise ValueError("allowed_networks needs keys: the file that holds the nodes' enrolments")
         return self
 
     @classmethod

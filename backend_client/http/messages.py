@@ -6,8 +6,9 @@ import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from functools import lru_cache
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,17 @@ T = TypeVar("T")
 Vectors = npt.NDArray[np.float32]
 _FLOAT32 = np.dtype("<f4")
 _JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+class Purse(Protocol):
+    """A cap on what calls to the cloud cost that this process shares with others."""
+
+    async def reserve(self, most: Decimal) -> Callable[[Decimal], None]:
+        """Reserve the most that a call may cost; call what it returns once, with what the call did cost.
+
+        Raises CloudError when that is above the cap, or the cap cannot be known.
+        """
+        ...
 
 
 class NotAnAnswer(ValueError):
@@ -166,7 +178,7 @@ class Job:
 
     `extra_headers` are the caller's, for nodes, and for the cloud where its settings list them; `trace` are those that
     tie a node's spans to the caller's (W3C trace context). `cloud_takes_over`: whether the cloud gets it when
-    no node can take it now; None: no.
+    no node can take it now; None: no. `purse`: who pays for it in the cloud, beside the client's own spend cap.
     """
 
     deadline: Deadline
@@ -178,6 +190,7 @@ class Job:
     trace: Mapping[str, str] = field(default_factory=dict)
     extra_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     cloud_takes_over: Callable[[], bool] = field(default=lambda: False, repr=False, compare=False)
+    purse: Purse | None = field(default=None, repr=False, compare=False)
 
     @property
     def only_on_nodes(self) -> str | None:

@@ -27,9 +27,9 @@ class Identity:
     proxy: str | None = field(default=None, repr=False)
 
     def authorization(self, node: str) -> Mapping[str, str]:
-        """The header for a node, where it needs another one than the common key's."""
-        own = self.node_keys.get(node)
-        return {} if own is None else {"Authorization": f"Bearer {own}"}
+        """The header with the key for a node; "" of its own is none."""
+        key = self.node_keys.get(node, self.key)
+        return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def sendable_key(key: str) -> str:

@@ -288,7 +288,6 @@ class HttpTransport(Transport):
         self._probes = self._make_session(0)
 
     def _make_session(self, connections_per_node: int) -> aiohttp.ClientSession:
-        key = self._identity.key
         return aiohttp.ClientSession(
             connector=CleanConnector(
                 limit=0,
@@ -296,7 +295,7 @@ class HttpTransport(Transport):
                 resolver=self._resolver,
                 ssl=self._identity.tls or True,
             ),
-            headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {}),
+            headers={"Accept-Encoding": "identity"},
             proxy=self._identity.proxy,
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
@@ -364,8 +363,7 @@ class HttpTransport(Transport):
         """A request; entered, it is sent, and the head of its reply is there."""
         if session is self._session:
             self._ids.send(headers[REQUEST_ID])
-        if self._identity.node_keys:
-            headers = {**self._identity.authorization(node), **headers}
+        headers = {**self._identity.authorization(node), **headers}
         return session.request(
             method,
             node + path,

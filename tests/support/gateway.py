@@ -1,9 +1,13 @@
-"""`npu-gateway serve` as a process of its own."""
+"""`npu-gateway serve`, and a Redis or Valkey, as processes of their own."""
 
 import os
+import shutil
+import socket
 import subprocess
 import sys
 from contextlib import contextmanager
+
+import pytest
 
 _COMMAND = "import sys; from backend_client.gateway.cli import main; sys.exit(main())"
 
@@ -28,4 +32,24 @@ def start_gateway(*nodes, **variables):
     finally:
         process.terminate()
         assert process.wait(30) == 0
+        process.stdout.close()
+
+
+@contextmanager
+def started_store():
+    """The URL and the process of a Redis or Valkey that keeps nothing on disk."""
+    server = shutil.which("valkey-server") or shutil.which("redis-server")
+    if server is None:
+        pytest.skip("neither valkey-server nor redis-server is installed")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [server, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert any("Ready to accept" in line for line in process.stdout)
+        yield f"redis://127.0.0.1:{port}", process
+    finally:
+        process.kill()
+        process.wait(10)
         process.stdout.close()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, PrivateAttr, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -130,6 +131,20 @@ class NodeSettings(BaseSettings):
         le=65535,
         description="a port that tells each connection the free share of the queue (75%), drain or down, as HAProxy's "
         "agent-check reads it; off by default, without a key",
+    )
+    announce: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(), description="gateways (npu-gateway) that are told every five seconds where this node is, as URLs"
+    )
+    announce_key: SecretStr | None = Field(
+        default=None, description="this node's key there: npu-gateway nodes enrol NAME"
+    )
+    announce_url: str | None = Field(
+        default=None,
+        description="the URL that gateways are told; default: the address that the node listens on, or the one from "
+        "which this machine reaches the gateway",
+    )
+    announce_labels: dict[str, str] = Field(
+        default={}, description='up to 16 labels that `npu-gateway nodes list` shows: {"site": "berlin"}'
     )
     api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
         default=(), description="API keys; each request must carry one; better in a file"
@@ -341,7 +356,9 @@ class NodeSettings(BaseSettings):
             ImageHost.parse(entry)
         return value
 
-    @field_validator("api_keys", "allowed_hosts", "cors_origins", "allow_image_hosts", "devices", mode="before")
+    @field_validator(
+        "announce", "api_keys", "allowed_hosts", "cors_origins", "allow_image_hosts", "devices", mode="before"
+    )
     @classmethod
     def _list(cls, value: Any) -> Any:
         """`NPU_NODE_API_KEYS=a,b` is two keys, and so is `["a", "b"]`."""
@@ -353,6 +370,15 @@ class NodeSettings(BaseSettings):
             return json.loads(value)
         except ValueError:
             raise ValueError('must be names with commas between them, or a JSON list such as ["a", "b"]') from None
+
+    @field_validator("announce")
+    @classmethod
+    def _gateways(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for url in value:
+            parts = urlsplit(url)
+            if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username or parts.query:
+                raise ValueError("must be URLs of gateways such as https://gateway.example:8090, without a password")
+        return value
 
     @field_validator("api_keys")
     @classmethod
@@ -402,6 +428,8 @@ class NodeSettings(BaseSettings):
                 f"binding {self.host} would serve anyone who can reach it: set NPU_NODE_API_KEYS or _API_KEYS_FILE, or "
                 "NPU_NODE_ALLOW_UNAUTHENTICATED=true if something else guards the port"
             )
+        if self.announce and self.announce_key is None:
+            raise ValueError("announce needs announce_key: npu-gateway nodes enrol NAME makes it")
         if not self.host or not (self.api_keys or self.allow_unauthenticated or is_loopback(self.host)):
             wrong = [custom_error("host", ("host",), problem)]
             raise ValidationError.from_exception_data("host", wrong, hide_input=True)

@@ -4,10 +4,7 @@ import asyncio
 import json
 import re
 import shlex
-import shutil
-import socket
 import stat
-import subprocess
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -28,15 +25,19 @@ from backend_client.testing import cut
 from backend_client.testing.node import EMBEDDER, WRITER, route_headers
 from tests.faults.client.test_fallback import settings as cloud_settings
 from tests.faults.scripted_node import answering, error_response, vectors_for
+from tests.support.gateway import started_store
 
 CHAT = {"model": WRITER, "messages": [{"role": "user", "content": "Hi"}]}
 STREAM = {**CHAT, "stream": True}
 
 
 @asynccontextmanager
-async def gateway(*nodes, cloud=None, local_only=False, **values):
-    npu = NPUClient([node.url for node in nodes], spaces={EMBEDDER: "space-a"})
-    behind = CloudClient(cloud_settings(cloud, chat_models={WRITER: "cloud-chat"})) if cloud else None
+async def gateway(*nodes, cloud=None, cloud_prices=None, local_only=False, **values):
+    npu = NPUClient(
+        [node.url for node in nodes], spaces={EMBEDDER: "space-a"}, api_key="shared-key", registering=not nodes
+    )
+    mapped = {"chat_models": {WRITER: "cloud-chat"}, "prices": cloud_prices or {}}
+    behind = CloudClient(cloud_settings(cloud, **mapped)) if cloud else None
     app = make_app(GatewaySettings.load(**values), InferenceClient(npu, behind, local_only=local_only))
     server = TestServer(app, host="127.0.0.1", handler_cancellation=True)
     async with server, aiohttp.ClientSession(server.make_url("/")) as session:
@@ -67,7 +68,8 @@ async def test_a_body_goes_to_the_node_and_its_reply_comes_back_byte_for_byte(sc
     ((body, given),) = got
     assert body == sent
     assert (given["X-Priority"], given["X-Request-ID"]) == ("batch", "mine")
-    assert not {"Authorization", "Cookie", "X-NPU-Restart-Wait-Ms"} & given.keys()
+    assert not {"Cookie", "X-NPU-Restart-Wait-Ms"} & given.keys()
+    assert given["Authorization"] == "Bearer shared-key"
 
 
 async def test_a_stream_comes_as_the_node_sends_it(scripted):
@@ -340,19 +342,8 @@ def store(request):
     if request.param == "memory":
         yield "memory://", None
         return
-    server = shutil.which("valkey-server") or shutil.which("redis-server")
-    if server is None:
-        pytest.skip("neither valkey-server nor redis-server is installed")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [server, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert any("Ready to accept" in line for line in process.stdout)
-    yield f"redis://127.0.0.1:{port}", process
-    process.kill()
-    process.wait(10)
-    process.stdout.close()
+    with started_store() as found:
+        yield found
 
 
 async def test_a_team_has_its_requests_and_tokens_a_minute_over_all_gateways(scripted, tmp_path, store):
@@ -389,12 +380,14 @@ async def test_a_team_has_its_requests_and_tokens_a_minute_over_all_gateways(scr
 def test_the_commands_of_its_page_do_what_it_says(tmp_path, monkeypatch, capsys):
     page = (Path(__file__).parents[3] / "docs" / "gateway.md").read_text(encoding="utf-8")
     commands = [shlex.split(line)[1:] for line in page.splitlines() if line.startswith("npu-gateway ")]
-    assert [command[0] for command in commands] == ["serve", "keys", "keys"]
+    assert [command[0] for command in commands] == ["serve", "keys", "keys", "nodes", "nodes"]
     assert build_parser().parse_args(commands[0]).nodes == ["http://10.0.0.21:8081", "http://10.0.0.22:8081"]
     monkeypatch.chdir(tmp_path)
-    assert [main(command) for command in commands[1:]] == [0, 0]
+    assert [main(command) for command in commands[1:3]] == [0, 0]
     listed = capsys.readouterr().out.splitlines()[-1].split()
-    assert listed[1:4] == ["team-a", "no", "cloud"]
+    assert listed[1:7] == ["team-a", "cloud", "up", "to", "20", "a"]
+    assert [main(command) for command in commands[3:]] == [0, 0]
+    assert capsys.readouterr().out.splitlines()[-1].split() == ["npu-berlin-1", "silent", "-", "-"]
     assert "600 requests, 200000 tokens a minute" in " ".join(listed)
     for name in re.findall(r"NPU_GATEWAY_(\w+)", page):
         assert name.lower() in GatewaySettings.model_fields

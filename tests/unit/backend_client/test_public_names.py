@@ -70,7 +70,7 @@ def test_the_openai_sdk_is_not_imported_for_those_who_have_no_cloud():
 
 
 # What only one of the two can have: a context manager's methods, and what is about event loops.
-ONLY_ASYNC = {"options", "spaces", "cloud_breaker"}
+ONLY_ASYNC = {"options", "spaces", "cloud_breaker", "register"}
 ONLY_BLOCKING = {"inner"}
 
 

@@ -1,0 +1,224 @@
+"""Spend caps of teams: shared by gateways, in a file and in a real Redis or Valkey, whatever fails in between."""
+
+import asyncio
+import signal
+from decimal import Decimal
+
+import pytest
+import redis
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backend_client.errors import CloudUnavailable, ConfigurationError, SpendCapReached
+from backend_client.gateway.keys import KeyStore, Team
+from backend_client.gateway.spending import Spending
+from tests.faults.client.test_gateway import CHAT, STREAM, gateway
+from tests.faults.scripted_node import answering, error_response
+from tests.support.gateway import started_store
+
+NOVEMBER, DECEMBER = 1_795_500_000.0, 1_796_083_201.0
+CAPPED = Team("capped", spend_cap=Decimal(1))
+
+
+@pytest.fixture(scope="module")
+def redis_server():
+    with started_store() as found:
+        yield found
+
+
+@pytest.fixture(params=["file", "redis"])
+def shared(request, tmp_path):
+    """Makes the spending of one gateway more."""
+    url = "memory://"
+    if request.param == "redis":
+        url, _ = request.getfixturevalue("redis_server")
+        redis.Redis.from_url(url).flushall()
+    failures = []
+
+    def make(clock=lambda: NOVEMBER):
+        return Spending(url, tmp_path / "keys.db", lambda: failures.append(1), clock)
+
+    make.failures = failures
+    return make
+
+
+async def spent(spending):
+    """What the capped team has spent this month; the gateway is gone then."""
+    found = await spending.spent([CAPPED])
+    await spending.close()
+    return found["capped"][0]
+
+
+async def test_two_gateways_never_spend_more_than_the_cap_together(shared):
+    """Of 120 calls that may cost 0.03 each, sent at once by two gateways, 33 fit into a cap of 1."""
+    gateways = [shared(), shared()]
+    done = await asyncio.gather(
+        *(gateways[index % 2].purse(CAPPED).reserve(Decimal("0.03")) for index in range(120)), return_exceptions=True
+    )
+    settles = [each for each in done if callable(each)]
+    assert len(settles) == 33
+    assert all(isinstance(each, SpendCapReached) for each in done if not callable(each))
+    assert await spent(shared()) == Decimal("0.99")
+    for settle in settles:
+        settle(Decimal("0.01"))
+    for each in gateways:
+        await each.close()
+    assert await spent(shared()) == Decimal("0.33")
+
+
+@settings(max_examples=20, deadline=None)
+@given(calls=st.lists(st.tuples(st.integers(0, 700_000), st.integers(-900_000, 900_000)), max_size=12))
+def test_what_is_held_is_what_the_calls_did_cost(tmp_path_factory, calls):
+    """Against plain sums of whole millionths; a cost below nothing or above what was reserved moves no cap."""
+
+    async def run():
+        spending = Spending("memory://", tmp_path_factory.mktemp("spent") / "keys.db", lambda: None, lambda: NOVEMBER)
+        held = 0
+        for most, cost in calls:
+            try:
+                settle = await spending.purse(CAPPED).reserve(Decimal(most) / 1_000_000)
+            except SpendCapReached:
+                assert held + most > 1_000_000
+                continue
+            assert held + most <= 1_000_000
+            settle(Decimal(cost) / 1_000_000)
+            held += min(most, max(0, cost))
+            await asyncio.gather(*spending._settling)
+            assert (await spending.spent([CAPPED]))["capped"][0] == Decimal(held) / 1_000_000
+
+    asyncio.run(run())
+
+
+async def test_each_month_has_its_own_cap_and_gives_back_to_the_month_that_paid(shared):
+    now = [NOVEMBER]
+    spending = shared(lambda: now[0])
+    settle = await spending.purse(CAPPED).reserve(Decimal(1))
+    with pytest.raises(SpendCapReached, match="of capped's spend cap of 1 a month 0 is left"):
+        await spending.purse(CAPPED).reserve(Decimal("0.000001"))
+    now[0] = DECEMBER
+    await spending.purse(CAPPED).reserve(Decimal("0.5"))
+    settle(Decimal(0))
+    await spending.close()
+    assert await spent(shared(lambda: DECEMBER)) == Decimal("0.5")
+    assert await spent(shared(lambda: NOVEMBER)) == 0
+
+
+async def test_a_caller_who_leaves_while_the_store_is_asked_reserves_nothing(shared):
+    spending = shared()
+    for turns in range(12):
+        task = asyncio.create_task(spending.purse(CAPPED).reserve(Decimal("0.4")))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if task.cancel():
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        else:
+            (await task)(Decimal(0))
+    await spending.close()
+    assert await spent(shared()) == 0
+
+
+async def test_an_emptied_store_holds_nothing_and_not_less(redis_server):
+    url, _ = redis_server
+    spending = Spending(url, None, lambda: None, lambda: NOVEMBER)
+    settle = await spending.purse(CAPPED).reserve(Decimal(1))
+    redis.Redis.from_url(url).flushall()
+    settle(Decimal(0))
+    await asyncio.gather(*spending._settling)
+    await spending.purse(CAPPED).reserve(Decimal(1))
+    with pytest.raises(SpendCapReached):
+        await spending.purse(CAPPED).reserve(Decimal(1))
+    await spending.close()
+
+
+async def test_a_store_that_hangs_refuses_the_cloud(redis_server):
+    url, process = redis_server
+    failures = []
+    spending = Spending(url, None, lambda: failures.append(1), lambda: NOVEMBER)
+    process.send_signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(CloudUnavailable, match="the store of the spend caps fails"):
+            await spending.purse(CAPPED).reserve(Decimal("0.1"))
+        assert failures == [1]
+        with pytest.raises(OSError, match="the store"):
+            await spending.spent([CAPPED])
+    finally:
+        process.send_signal(signal.SIGCONT)
+        await spending.close()
+
+
+def prices():
+    return {"cloud-chat": {"input": 1000, "output": 1000}, "cloud-minilm": {"input": 1000}}
+
+
+@pytest.mark.parametrize("body", [CHAT, STREAM], ids=["whole", "stream"])
+async def test_a_team_at_its_cap_has_nodes_only(scripted, cloud, tmp_path, body):
+    """One answer of the scripted cloud costs 18 tokens at 0.001."""
+    keys = KeyStore(tmp_path / "keys.db")
+    capped, free = keys.add("capped", spend_cap=Decimal("1.2")), keys.add("free")
+    keys.close()
+    sent = {**body, "max_tokens": 20}
+
+    async def ask(http, key):
+        reply = await http.post("/v1/chat/completions", json=sent, headers={"x-api-key": key})
+        return reply.status, reply.headers.get("X-NPU-Gateway-Source"), await reply.text()
+
+    scripted.respond = answering(lambda: error_response(503, "draining"))
+    async with gateway(scripted, cloud=cloud, cloud_prices=prices(), keys=tmp_path / "keys.db") as http:
+        answers = [await ask(http, capped)]
+        while answers[-1][0] == 200 and len(answers) < 100:
+            answers.append(await ask(http, capped))
+        served = len(answers) - 1
+        assert 1 <= served <= 66, "1.2 at 0.018 each, and each may cost more than it does"
+        assert len(cloud.requests) == served
+        assert answers[-1][0] == 503
+        assert "capped's spend cap of 1.2 a month" in answers[-1][2]
+        assert (await ask(http, free))[:2] == (200, "cloud")
+        metrics = await (await http.get("/metrics", headers={"x-api-key": free})).text()
+        ratio = next(line for line in metrics.splitlines() if line.startswith('npu_gateway_spend_ratio{team="capped"}'))
+        assert float(ratio.split()[1]) == pytest.approx(served * 0.018 / 1.2)
+        scripted.respond = None
+        async with asyncio.timeout(30):
+            while (await ask(http, capped))[:2] != (200, "node"):
+                await asyncio.sleep(0.05)
+        assert len(cloud.requests) == served + 1
+
+
+async def test_what_no_bound_holds_and_what_has_no_price_is_refused_to_a_capped_team(scripted, cloud, tmp_path):
+    keys = KeyStore(tmp_path / "keys.db")
+    capped = keys.add("capped", spend_cap=Decimal(1000))
+    keys.close()
+    scripted.respond = answering(lambda: error_response(503, "draining"))
+    for prices_of, body, message in (
+        (prices(), {**CHAT, "web_search_options": {}}, "cannot bound what web_search_options costs"),
+        ({}, CHAT, "cloud.prices lacks cloud-chat"),
+    ):
+        async with gateway(scripted, cloud=cloud, cloud_prices=prices_of, keys=tmp_path / "keys.db") as http:
+            reply = await http.post("/v1/chat/completions", json=body, headers={"x-api-key": capped})
+            assert reply.status == 503
+            assert message in await reply.text()
+    assert not cloud.requests
+
+
+async def test_a_store_that_is_down_refuses_the_cloud_and_serves_from_nodes(scripted, cloud, tmp_path):
+    keys = KeyStore(tmp_path / "keys.db")
+    capped = {"x-api-key": keys.add("capped", spend_cap=Decimal(1000))}
+    keys.close()
+    values = {"keys": tmp_path / "keys.db", "store": "redis://127.0.0.1:1"}
+    async with gateway(scripted, cloud=cloud, cloud_prices=prices(), **values) as http:
+        assert (await http.post("/v1/chat/completions", json=STREAM, headers=capped)).status == 200
+        scripted.respond = answering(lambda: error_response(503, "draining"))
+        reply = await http.post("/v1/chat/completions", json=STREAM, headers=capped)
+        assert reply.status == 503
+        assert "the store of the spend caps fails" in await reply.text()
+        assert not cloud.requests
+        metrics = await (await http.get("/metrics", headers=capped)).text()
+        assert "npu_gateway_store_failures_total 1.0" in metrics
+
+
+@pytest.mark.parametrize("cap", ["-1", "NaN", "Infinity", "1e12"])
+def test_a_cap_is_an_amount(tmp_path, cap):
+    keys = KeyStore(tmp_path / "keys.db")
+    with pytest.raises(ConfigurationError, match="a spend cap must be an amount from 0 to 999999999"):
+        keys.add("team", spend_cap=Decimal(cap))
+    keys.close()

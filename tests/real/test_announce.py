@@ -1,0 +1,51 @@
+"""A real node announces itself to a real gateway, serves through it, and leaves."""
+
+import json
+import signal
+import time
+
+import pytest
+from openai import OpenAI
+
+from backend_client.gateway.keys import KeyStore
+from backend_client.gateway.registry import Registry
+from tests.support.gateway import start_gateway
+from tests.support.nodes import start_node
+
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("store")]
+
+
+def test_a_node_joins_serves_and_leaves(tmp_path, quick_models):
+    file = tmp_path / "keys.db"
+    teams, registry = KeyStore(file), Registry(file)
+    team, enrolment = teams.add("team"), registry.enrol("npu-1")
+    with start_gateway(NPU_GATEWAY_KEYS=str(file), NPU_GATEWAY_ALLOWED_NETWORKS="127.0.0.0/8") as url:
+        announcing = {
+            "NPU_NODE_ANNOUNCE": url,
+            "NPU_NODE_ANNOUNCE_KEY": enrolment,
+            "NPU_NODE_ANNOUNCE_LABELS": json.dumps({"site": "here"}),
+            "NPU_NODE_API_KEYS": "only-the-gateway-has-it",
+        }
+        models = {"NPU_NODE_MODELS": '[{"name": "all-minilm-l6-v2"}]'}
+        with (
+            start_node(**models, **announcing, **quick_models) as node,
+            OpenAI(base_url=f"{url}/v1", api_key=team, max_retries=5) as client,
+        ):
+            wait_for(lambda: any(row.live for row in registry.list()))
+            (row,) = registry.list()
+            assert (row.name, row.url, row.labels) == ("npu-1", node.url, {"site": "here"})
+            wait_for(lambda: [model.id for model in client.models.list()] == ["all-minilm-l6-v2"])
+            found = client.embeddings.create(model="all-minilm-l6-v2", input="through the gateway")
+            assert len(found.data[0].embedding) == 384
+            node.process.send_signal(signal.SIGTERM)
+            assert node.process.wait(30) == 0
+            assert not registry.list()[0].live, "it said that it leaves"
+    teams.close()
+    registry.close()
+
+
+def wait_for(condition):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.1)
