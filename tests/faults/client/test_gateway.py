@@ -32,11 +32,11 @@ STREAM = {**CHAT, "stream": True}
 
 
 @asynccontextmanager
-async def gateway(*nodes, cloud=None, cloud_prices=None, local_only=False, **values):
+async def gateway(*nodes, cloud=None, cloud_prices=None, spend_cap=None, local_only=False, **values):
     npu = NPUClient(
         [node.url for node in nodes], spaces={EMBEDDER: "space-a"}, api_key="shared-key", registering=not nodes
     )
-    mapped = {"chat_models": {WRITER: "cloud-chat"}, "prices": cloud_prices or {}}
+    mapped = {"chat_models": {WRITER: "cloud-chat"}, "prices": cloud_prices or {}, "spend_cap": spend_cap}
     behind = CloudClient(cloud_settings(cloud, **mapped)) if cloud else None
     app = make_app(GatewaySettings.load(**values), InferenceClient(npu, behind, local_only=local_only))
     server = TestServer(app, host="127.0.0.1", handler_cancellation=True)

@@ -222,3 +222,29 @@ def test_a_cap_is_an_amount(tmp_path, cap):
     with pytest.raises(ConfigurationError, match="a spend cap must be an amount from 0 to 999999999"):
         keys.add("team", spend_cap=Decimal(cap))
     keys.close()
+
+
+async def test_a_request_that_the_cloud_refuses_costs_nothing(scripted, cloud, tmp_path):
+    keys = KeyStore(tmp_path / "keys.db")
+    capped = {"x-api-key": keys.add("capped", spend_cap=Decimal(1000))}
+    keys.close()
+    scripted.respond = answering(lambda: error_response(503, "draining"))
+    cloud.respond = answering(lambda: error_response(400, "no"))
+    async with gateway(scripted, cloud=cloud, cloud_prices=prices(), keys=tmp_path / "keys.db") as http:
+        assert (await http.post("/v1/chat/completions", json=CHAT, headers=capped)).status == 400
+        metrics = await (await http.get("/metrics", headers=capped)).text()
+        assert 'npu_gateway_spend_ratio{team="capped"} 0.0' in metrics
+
+
+async def test_what_a_team_may_not_spend_does_not_count_for_the_process(scripted, cloud, tmp_path):
+    """The process has a cap of its own, which fits one of these calls."""
+    keys = KeyStore(tmp_path / "keys.db")
+    poor = {"x-api-key": keys.add("poor", spend_cap=Decimal("0.01"))}
+    rich = {"x-api-key": keys.add("rich", spend_cap=Decimal(1000))}
+    keys.close()
+    scripted.respond = answering(lambda: error_response(503, "draining"))
+    values = {"keys": tmp_path / "keys.db", "spend_cap": 2}
+    async with gateway(scripted, cloud=cloud, cloud_prices=prices(), **values) as http:
+        for _ in range(5):
+            assert (await http.post("/v1/chat/completions", json=CHAT, headers=poor)).status == 503
+        assert (await http.post("/v1/chat/completions", json=CHAT, headers=rich)).status == 200
