@@ -196,6 +196,13 @@ def test_models_are_listed_in_anthropics_form(client):
     (listed,) = client.models.list(limit=1000)
     assert client.models.retrieve(listed.id) == listed
     assert listed.id == "smollm2-135m-instruct"
+    # Its client asks for page after page while there are more.
+    assert [model.id for model in client.models.list(limit=1)] == [listed.id]
+    assert not client.models.list(after_id=listed.id).data
+    for wrong in ({"limit": 0}, {"limit": 1001}, {"limit": -1}, {"after_id": "none"}, {"before_id": "none"}):
+        with pytest.raises(anthropic.BadRequestError) as refused:
+            client.models.list(**wrong)
+        assert refused.value.body["error"]["type"] == "invalid_request_error"
 
 
 async def test_the_root_answers_a_head_request(http, node):

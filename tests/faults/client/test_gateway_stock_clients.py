@@ -55,11 +55,11 @@ def sse(data, name=""):
     return (f"event: {name}\n" if name else "").encode() + f"data: {json.dumps(data)}\n\n".encode()
 
 
-def answer_of(path, body):
+def answer_of(path, body, space=""):
     """A node's whole reply, or the kind and the parts of its stream."""
     if path in {"/v1/embeddings", "/api/embed", "/embeddings"}:
         texts = body.get("texts") or body["input"]
-        vectors = [vector_for(text) for text in texts]
+        vectors = [vector_for(space + text) for text in texts]
         if path == "/embeddings":
             return np.array(vectors).tobytes()
         if path == "/api/embed":
@@ -180,10 +180,10 @@ class Node:
 
     async def _answer(self, request):
         body = json.loads(await request.read())
-        found = answer_of(request.path, body)
         fault = self._rng.choice(self.FAULTS) if self._rng.random() < self.faults else None
         if fault is not None:
             self.drawn[fault] += 1
+        found = answer_of(request.path, body, space="another" * (fault == "another space"))
         if fault in {"refused", "overloaded"}:
             error = {"message": "scripted", "type": "x", "code": "engine_unavailable", "param": None}
             status = 503 if fault == "refused" else 429
