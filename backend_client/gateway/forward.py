@@ -294,7 +294,15 @@ class Forwarder:
         deadline = Deadline.after(_LOOK_S)
         for _, reply in await self._client.npu.backend.ask_all(request.method, request.path, content, deadline):
             return _as_it_came(reply)
-        raise Refusal(404 if request.path == "/api/show" else 503, "unavailable", "no node has an answer to this")
+        if request.path == "/api/show" and self._client.npu.healthz().nodes_usable:
+            try:
+                fields = json_object(content)
+            except RequestRejected as error:
+                raise _refusal_of(error) from None
+            name = str(fields.get("model") or fields.get("name") or "")
+            # Its clients look for these words.
+            raise Refusal(404, "model_not_found", f"model '{name[:200]}' not found")
+        raise Refusal(503, "unavailable", "no node has an answer to this")
 
     async def _count(self, request: web.Request, prompt: int, completion: int) -> None:
         team = request[TEAM].name

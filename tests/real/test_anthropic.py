@@ -1,12 +1,11 @@
 """Anthropic's Messages API: its stock Python client against a real node, and what a coding agent sends."""
 
 import json
-from types import SimpleNamespace
 
 import anthropic
 import pytest
 
-from tests.support.gateway import start_gateway
+from tests.support.gateway import WAYS, reached
 from tests.support.nodes import start_node
 
 pytestmark = pytest.mark.real
@@ -22,14 +21,10 @@ def client_of(node, key="unused"):
     return anthropic.Anthropic(base_url=node.url, api_key=key, max_retries=0)
 
 
-@pytest.fixture(scope="module", params=["the node", "through the gateway"])
+@pytest.fixture(scope="module", params=WAYS)
 def client(request, whole_node):
-    if request.param == "the node":
-        with client_of(whole_node) as client:
-            yield client
-    else:
-        with start_gateway(whole_node.url) as url, client_of(SimpleNamespace(url=url)) as client:
-            yield client
+    with reached(whole_node, request.param) as node, client_of(node) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")

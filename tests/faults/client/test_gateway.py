@@ -454,3 +454,12 @@ async def test_models_are_listed_to_anthropics_clients_in_pages(scripted):
         assert await page(limit=2, before_id=every[1]) == (every[:1], False)
         for wrong in ({"limit": "0"}, {"limit": "1001"}, {"limit": "٣"}, {"limit": ""}, {"after_id": "none"}):
             assert await page(**wrong) is None
+
+
+async def test_ollama_is_told_which_model_is_not_there(scripted):
+    async with gateway(scripted) as http:
+        for field in ("model", "name"):
+            reply = await http.post("/api/show", json={field: "none"})
+            assert (reply.status, await reply.json()) == (404, {"error": "model 'none' not found"})
+        assert (await http.post("/api/show", data=b"[")).status == 400
+        assert (await http.get("/api/version")).status == 503
