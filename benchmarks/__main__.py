@@ -6,6 +6,7 @@ A name stands for all that begin with it: `client` for each of the client's.
 import argparse
 import asyncio
 import contextlib
+import functools
 import json
 from pathlib import Path
 
@@ -71,6 +72,12 @@ def main():
         metavar="NAME=URL",
         help="a server on this machine with an OpenAI-compatible API, for the benchmark `peers`; can be given again",
     )
+    parser.add_argument(
+        "--soak",
+        type=float,
+        metavar="MINUTES",
+        help="with `gateway`: its memory every minute under a light load, in place of its figures",
+    )
     parser.add_argument("--page", type=Path, metavar="DIRECTORY", help="write a page with plots there (matplotlib)")
     options = parser.parse_args()
     for peer in options.peer:
@@ -83,6 +90,10 @@ def main():
     chosen = [name for name in BENCHMARKS if not options.names or name.startswith(tuple(options.names))]
     if unknown := [given for given in options.names if not any(name.startswith(given) for name in chosen)]:
         parser.error(f"unknown: {', '.join(unknown)}")
+    if options.soak:
+        if chosen != ["gateway"]:
+            parser.error("--soak is for the benchmark `gateway` alone: write `gateway --soak MINUTES`")
+        BENCHMARKS["gateway"] = functools.partial(gateway.soak, minutes=options.soak)
     if options.page:
         load_pyplot()
     GUARD.patience_s = (0.0 if options.quick else 300.0) if options.patience is None else options.patience

@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from contextlib import contextmanager
 
 import psutil
@@ -17,6 +18,7 @@ from benchmarks import load, workload
 from benchmarks.harness import Contender, Figure, in_turn, show, to_json
 
 CALLERS = 32
+CHAT, EMBEDDER = "smollm2-135m-instruct", "all-MiniLM-L6-v2"
 
 
 async def run(node, _store, quick):
@@ -38,6 +40,66 @@ async def run(node, _store, quick):
             figures += await _streams(http, url, process, 100 if quick else 1000)
         show("The gateway", figures)
     return to_json(figures)
+
+
+async def soak(node, _store, _quick, minutes):
+    """Print the gateway's memory every minute under a light load of each kind of request; return its slope."""
+    with _start_gateway(node.url) as (url, process):
+        deadline = time.monotonic() + minutes * 60
+        counts = Counter()
+        async with load.session() as http:
+            callers = [
+                asyncio.create_task(_call_until(deadline, http, url, kind, counts))
+                for kind in ("embeddings", "binary", "chat", "stream", "broken off", "messages", "refused", "models")
+            ]
+            resident = []
+            while time.monotonic() < deadline:
+                await asyncio.sleep(min(60, max(0.1, deadline - time.monotonic())))
+                resident.append(process.memory_info().rss / 1e6)
+                done = ", ".join(f"{kind} {count}" for kind, count in sorted(counts.items()))
+                print(f"{len(resident):4d} min {resident[-1]:8.2f} MB  {done}", flush=True)
+            await asyncio.gather(*callers)
+    settled = resident[len(resident) // 3 :]
+    slope = statistics.linear_regression(range(len(settled)), settled).slope * 60 if len(settled) > 1 else 0.0
+    figures = [
+        Figure("memory of the gateway", "MB", resident),
+        Figure("growth of memory in the last two thirds", "MB/h", [slope]),
+    ]
+    show(f"The gateway for {minutes:g} minutes", figures)
+    return to_json(figures)
+
+
+async def _call_until(deadline, http, url, kind, counts):
+    """A request every two seconds; every tenth over a connection of its own."""
+    while time.monotonic() < deadline:
+        path, body, status = _soak_request(kind, counts[kind])
+        headers = (load.BINARY if kind == "binary" else {}) | ({} if counts[kind] % 10 else {"Connection": "close"})
+        call = http.get(url + path) if body is None else http.post(url + path, json=body, headers=headers)
+        async with call as reply:
+            assert reply.status == status, await reply.text()
+            if kind == "broken off":
+                await reply.content.readline()
+                reply.close()
+            else:
+                await reply.read()
+        counts[kind] += 1
+        await asyncio.sleep(2)
+
+
+def _soak_request(kind, number):
+    """Path, body (None: a GET) and the status that it gets."""
+    chat = {"model": CHAT, "messages": [{"role": "user", "content": f"Count from {number}."}], "max_tokens": 4}
+    text = workload.texts(1, seed=number)[0]
+    return {
+        "embeddings": ("/v1/embeddings", {"model": EMBEDDER, "input": [text]}, 200),
+        "binary": ("/embeddings", {"texts": [text]}, 200),
+        "chat": ("/v1/chat/completions", chat, 200),
+        "stream": ("/v1/chat/completions", chat | {"stream": True}, 200),
+        "broken off": ("/v1/chat/completions", chat | {"stream": True, "max_tokens": 200, "ignore_eos": True}, 200),
+        "messages": ("/v1/messages", chat, 200),
+        "refused": ("/v1/chat/completions", chat | {"model": f"none-{number}"}, 404),
+        "models": ("/v1/models", None, 200),
+    }[kind]
 
 
 @contextmanager

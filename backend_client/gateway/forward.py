@@ -50,6 +50,8 @@ _SENT_ON = ("x-npu-", "anthropic-", "x-priority", "traceparent", "tracestate")
 _NOT_SENT_ON = frozenset({"x-npu-require-device", "x-npu-local-only", "x-npu-restart-wait-ms"})
 _HOP = frozenset({"content-length", "transfer-encoding", "connection", "keep-alive", "date", "server", "x-request-id"})
 _LOOK_S = 5.0
+# Models of a list in Anthropic's form, as Anthropic documents them.
+_PAGE, _LARGEST_PAGE = 20, 1000
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -278,10 +280,7 @@ class Forwarder:
             rows = [_anthropic_model(model["id"]) for model in writing]
             if not rows and "data" not in body:
                 raise Refusal(404, "model_not_found", "this model does not write")
-            ends = (
-                {"first_id": rows[0]["id"], "last_id": rows[-1]["id"]} if rows else {"first_id": None, "last_id": None}
-            )
-            body = {"data": rows, "has_more": False, **ends} if "data" in body else rows[0]
+            body = _anthropic_page(rows, request.query) if "data" in body else rows[0]
         return web.json_response(body, status=reply.status)
 
     async def _joined(self, path: str) -> web.Response:
@@ -298,7 +297,15 @@ class Forwarder:
         deadline = Deadline.after(_LOOK_S)
         for _, reply in await self._client.npu.backend.ask_all(request.method, request.path, content, deadline):
             return _as_it_came(reply)
-        raise Refusal(404 if request.path == "/api/show" else 503, "unavailable", "no node has an answer to this")
+        if request.path == "/api/show" and self._client.npu.healthz().nodes_usable:
+            try:
+                fields = json_object(content)
+            except RequestRejected as error:
+                raise _refusal_of(error) from None
+            name = str(fields.get("model") or fields.get("name") or "")
+            # Its clients look for these words.
+            raise Refusal(404, "model_not_found", f"model '{name[:200]}' not found")
+        raise Refusal(503, "unavailable", "no node has an answer to this")
 
     async def _count(self, request: web.Request, prompt: int, completion: int) -> None:
         team = request[TEAM].name
@@ -332,3 +339,20 @@ def _as_it_came(reply: Reply) -> web.Response:
 
 def _anthropic_model(name: str) -> dict[str, Any]:
     return {"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+
+
+def _anthropic_page(rows: list[dict[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
+    """The models that `limit`, and `after_id` or `before_id`, ask for, as nodes list theirs. Raises Refusal."""
+    limit = query.get("limit", str(_PAGE))
+    if not (limit.isascii() and limit.isdecimal() and len(limit) < 5 and 1 <= int(limit) <= _LARGEST_PAGE):
+        raise Refusal(400, "invalid_request", f"limit: must be a number from 1 to {_LARGEST_PAGE}")
+    ids = [row["id"] for row in rows]
+    after, before = query.get("after_id"), query.get("before_id")
+    for name, given in (("after_id", after), ("before_id", before)):
+        if given is not None and given not in ids:
+            raise Refusal(400, "invalid_request", f"{name}: must be the id of a model in this list")
+    rows = rows[ids.index(after) + 1 if after is not None else 0 : ids.index(before) if before is not None else None]
+    backward = before is not None and after is None
+    page = rows[-int(limit) :] if backward else rows[: int(limit)]
+    first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+    return {"data": page, "has_more": len(page) < len(rows), "first_id": first, "last_id": last}

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.foreign import environment, npm_packages, output_of
+from tests.support.gateway import WAYS, reached
 
 # Each installs up to 100 packages on the first run, and some take a minute to import and run.
 pytestmark = [pytest.mark.real, pytest.mark.long, pytest.mark.timeout(900)]
@@ -17,10 +18,11 @@ HERE = Path(__file__).parent
 PYTHON_FRAMEWORKS = sorted(path.stem.removesuffix("_calls") for path in (HERE / "frameworks").glob("*_calls.py"))
 
 
-@pytest.fixture(scope="session")
-def node(whole_node):
-    """What is asked here is answered in words."""
-    return whole_node
+@pytest.fixture(scope="module", params=WAYS)
+def node(request, whole_node):
+    """What is asked here is answered in words, by the node itself and through the gateway."""
+    with reached(whole_node, request.param) as node:
+        yield node
 
 
 @pytest.mark.parametrize("name", PYTHON_FRAMEWORKS)

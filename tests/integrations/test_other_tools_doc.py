@@ -1,4 +1,4 @@
-"""The recipes of docs/other-tools.md as they stand, and the stock npm clients, against a real node on real weights."""
+"""The recipes of docs/other-tools.md as they stand, stock npm clients and Go, against a real node on real weights."""
 
 import re
 import shutil
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.foreign import environment, npm_packages, output_of
+from tests.support.foreign import environment, kept_directory, npm_packages, output_of
+from tests.support.gateway import WAYS, reached
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -16,10 +17,11 @@ DOC = (HERE.parents[1] / "docs" / "other-tools.md").read_text(encoding="utf-8")
 DOCUMENTED = "http://127.0.0.1:8081"
 
 
-@pytest.fixture(scope="session")
-def node(whole_node):
-    """What is asked here is answered in words."""
-    return whole_node
+@pytest.fixture(scope="module", params=WAYS)
+def node(request, whole_node):
+    """What is asked here is answered in words, by the node itself and through the gateway."""
+    with reached(whole_node, request.param) as node:
+        yield node
 
 
 def recipe(section, language, node):
@@ -44,6 +46,7 @@ def test_curl(node):
     [
         ("openai (Python)", None, ["Paris"]),
         ("ollama (", None, ["Paris"]),
+        ("anthropic (", None, ["Paris"]),
         ("LangChain", "langchain", ["Paris", "Paris", "384", "384"]),
         ("LiteLLM", "litellm", ["Paris", "384"]),
     ],
@@ -68,3 +71,13 @@ def test_the_stock_npm_clients(node):
     packages = npm_packages(HERE / "npm" / "package.json")
     script = shutil.copy(HERE / "npm" / "stock_clients.mjs", packages)
     assert output_of("node", script, node.url, directory=packages).endswith("all as expected\n")
+
+
+def test_go(node, tmp_path):
+    # OpenAI's own SDK needs a newer Go than Debian 12 has, and a module proxy: net/http is what any machine can build.
+    if shutil.which("go") is None:
+        pytest.skip("NOT RUN: Go's client needs go, which this machine lacks")
+    program = HERE / "golang" / "stock_client.go"
+    built = kept_directory() / "go-build"
+    told = output_of("go", "run", program, node.url, directory=tmp_path, GOCACHE=str(built), GO111MODULE="off")
+    assert told.endswith("all as expected\n")

@@ -1,12 +1,11 @@
 """Anthropic's Messages API: its stock Python client against a real node, and what a coding agent sends."""
 
 import json
-from types import SimpleNamespace
 
 import anthropic
 import pytest
 
-from tests.support.gateway import start_gateway
+from tests.support.gateway import WAYS, reached
 from tests.support.nodes import start_node
 
 pytestmark = pytest.mark.real
@@ -22,14 +21,10 @@ def client_of(node, key="unused"):
     return anthropic.Anthropic(base_url=node.url, api_key=key, max_retries=0)
 
 
-@pytest.fixture(scope="module", params=["the node", "through the gateway"])
+@pytest.fixture(scope="module", params=WAYS)
 def client(request, whole_node):
-    if request.param == "the node":
-        with client_of(whole_node) as client:
-            yield client
-    else:
-        with start_gateway(whole_node.url) as url, client_of(SimpleNamespace(url=url)) as client:
-            yield client
+    with reached(whole_node, request.param) as node, client_of(node) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
@@ -196,6 +191,13 @@ def test_models_are_listed_in_anthropics_form(client):
     (listed,) = client.models.list(limit=1000)
     assert client.models.retrieve(listed.id) == listed
     assert listed.id == "smollm2-135m-instruct"
+    # Its client asks for page after page while there are more.
+    assert [model.id for model in client.models.list(limit=1)] == [listed.id]
+    assert not client.models.list(after_id=listed.id).data
+    for wrong in ({"limit": 0}, {"limit": 1001}, {"limit": -1}, {"after_id": "none"}, {"before_id": "none"}):
+        with pytest.raises(anthropic.BadRequestError) as refused:
+            client.models.list(**wrong)
+        assert refused.value.body["error"]["type"] == "invalid_request_error"
 
 
 async def test_the_root_answers_a_head_request(http, node):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.foreign import environment, run_suite
+from tests.support.gateway import WAYS, reached
 from tests.support.nodes import start_node
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
@@ -47,13 +48,16 @@ ONE_LOOP = [
 ]
 
 
-def test_langchains_standard_tests(node, tmp_path, long):
+@pytest.mark.parametrize("way", WAYS)
+def test_langchains_standard_tests(node, tmp_path, long, way):
     # More than 5 s: LangChain is imported, and its answers have up to 128 tokens, so that they are whole; with --long
     # dozens of them, a minute, on whole weights.
-    with start_node() if long else contextlib.nullcontext(node) as used:
+    # Of the gateway's way the short set is enough: what it adds is the same in each.
+    every = long and way == WAYS[0]
+    with start_node() if every else contextlib.nullcontext(node) as near, reached(near, way) as used:
         outcome = run_suite(
             environment(HERE / "langchain.txt"),
-            ["langchain_standard.py"] if long else [f"langchain_standard.py::{test}" for test in SHORT],
+            ["langchain_standard.py"] if every else [f"langchain_standard.py::{test}" for test in SHORT],
             HERE,
             tmp_path / "report.xml",
             deselected=[f"langchain_standard.py::{test}" for test in LEFT_OUT],
@@ -62,5 +66,5 @@ def test_langchains_standard_tests(node, tmp_path, long):
         )
     assert outcome.failed == 0, outcome.told
     # Skipped by LangChain itself: images, audio, documents, json_mode, recorded answers, and tool_choice over Ollama.
-    expected = (83, 10, 17) if long else (len(SHORT), 0, 0)
+    expected = (83, 10, 17) if every else (len(SHORT), 0, 0)
     assert (outcome.passed, outcome.deselected, outcome.skipped) == expected, outcome.told

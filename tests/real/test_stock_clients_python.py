@@ -1,12 +1,10 @@
 """The stock Python clients, openai and ollama, against a real node on real weights."""
 
-from types import SimpleNamespace
-
 import openai
 import pytest
 from pydantic import BaseModel
 
-from tests.support.gateway import start_gateway
+from tests.support.gateway import WAYS, reached
 from tests.support.later import Later
 
 ollama = Later("ollama")
@@ -24,14 +22,11 @@ class City(BaseModel):
     people: int
 
 
-@pytest.fixture(scope="module", params=["the node", "through the gateway"])
+@pytest.fixture(scope="module", params=WAYS)
 def node(request, whole_node):
-    """What is asked here is answered in words, by the node itself, and through the gateway in front of it."""
-    if request.param == "the node":
-        yield whole_node
-    else:
-        with start_gateway(whole_node.url) as url:
-            yield SimpleNamespace(url=url)
+    """What is asked here is answered in words, by the node itself and through the gateway."""
+    with reached(whole_node, request.param) as node:
+        yield node
 
 
 def get_weather(city: str) -> str:

@@ -6,10 +6,24 @@ import socket
 import subprocess
 import sys
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
 _COMMAND = "import sys; from backend_client.gateway.cli import main; sys.exit(main())"
+
+
+WAYS = ("the node", "through the gateway")
+
+
+@contextmanager
+def reached(node, way):
+    """The node itself, or what has the URL of a gateway in front of it, by one of `WAYS`."""
+    if way == WAYS[0]:
+        yield node
+    else:
+        with start_gateway(node.url) as url:
+            yield SimpleNamespace(url=url)
 
 
 @contextmanager

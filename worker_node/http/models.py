@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
@@ -41,6 +41,8 @@ from worker_node.registry import Task, task_of, tasks
 
 # With this header the lists of models are in Anthropic's form.
 _ANTHROPIC = "anthropic-version"
+# As Anthropic documents them.
+_PAGE, _LARGEST_PAGE = 20, 1000
 # How many ended pulls are kept.
 _KEPT = 100
 
@@ -131,10 +133,26 @@ async def _openai_list(request: web.Request) -> web.Response:
     served = {model.id: model for model in node.manager.models}
     usable = chat_first(await node.manager.installed(deadline_of(request)))
     if _ANTHROPIC in request.headers:
-        data = [_anthropic_model(model) for model in usable if "completion" in capabilities(model)]
-        first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
-        return json_response({"data": data, "has_more": False, "first_id": first, "last_id": last})
+        rows = [_anthropic_model(model) for model in usable if "completion" in capabilities(model)]
+        return json_response(_anthropic_page(rows, request.query))
     return json_response({"object": "list", "data": [_openai_model(model, served.get(model.id)) for model in usable]})
+
+
+def _anthropic_page(rows: list[dict[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
+    """The models that `limit`, and `after_id` or `before_id`, ask for. Raises BadRequest."""
+    limit = query.get("limit", str(_PAGE))
+    if not (limit.isascii() and limit.isdecimal() and len(limit) < 5 and 1 <= int(limit) <= _LARGEST_PAGE):
+        raise BadRequest(f"limit: must be a number from 1 to {_LARGEST_PAGE}", param="limit")
+    ids = [row["id"] for row in rows]
+    after, before = query.get("after_id"), query.get("before_id")
+    for name, given in (("after_id", after), ("before_id", before)):
+        if given is not None and given not in ids:
+            raise BadRequest(f"{name}: must be the id of a model in this list", param=name)
+    rows = rows[ids.index(after) + 1 if after is not None else 0 : ids.index(before) if before is not None else None]
+    backward = before is not None and after is None
+    page = rows[-int(limit) :] if backward else rows[: int(limit)]
+    first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+    return {"data": page, "has_more": len(page) < len(rows), "first_id": first, "last_id": last}
 
 
 async def _openai_one(request: web.Request) -> web.Response:

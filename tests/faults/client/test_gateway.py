@@ -419,3 +419,40 @@ async def test_the_lists_of_the_nodes_are_joined(pair):
         form = await (await http.get("/v1/models", headers={"anthropic-version": "2023-06-01"})).json()
         assert form["has_more"] is False
         assert form["first_id"] == form["data"][0]["id"]
+
+
+async def test_models_are_listed_to_anthropics_clients_in_pages(scripted):
+    for number in range(4):
+        scripted.offer("generation", f"writer-{number}")
+    headers = {"anthropic-version": "2023-06-01"}
+
+    async with gateway(scripted) as http:
+
+        async def page(**query):
+            reply = await http.get("/v1/models", params=query, headers=headers)
+            body = await reply.json()
+            if reply.status != 200:
+                assert (reply.status, body["error"]["type"]) == (400, "invalid_request_error")
+                return None
+            ids = [row["id"] for row in body["data"]]
+            assert (body["first_id"], body["last_id"]) == ((ids[0], ids[-1]) if ids else (None, None))
+            return ids, body["has_more"]
+
+        every, more = await page()
+        assert (len(every), more) == (5, False)
+        assert await page(limit=2) == (every[:2], True)
+        assert await page(limit=2, after_id=every[1]) == (every[2:4], True)
+        assert await page(limit=1000, after_id=every[3]) == (every[4:], False)
+        assert await page(limit=2, before_id=every[4]) == (every[2:4], True)
+        assert await page(limit=2, before_id=every[1]) == (every[:1], False)
+        for wrong in ({"limit": "0"}, {"limit": "1001"}, {"limit": "٣"}, {"limit": ""}, {"after_id": "none"}):
+            assert await page(**wrong) is None
+
+
+async def test_ollama_is_told_which_model_is_not_there(scripted):
+    async with gateway(scripted) as http:
+        for field in ("model", "name"):
+            reply = await http.post("/api/show", json={field: "none"})
+            assert (reply.status, await reply.json()) == (404, {"error": "model 'none' not found"})
+        assert (await http.post("/api/show", data=b"[")).status == 400
+        assert (await http.get("/api/version")).status == 503
