@@ -17,7 +17,7 @@ _CALLER = "{{instance}}"
 def fleet_dashboard() -> Dashboard:
     """Nodes, traffic, and what the clients see of them and pay."""
     built = board("npu-fleet", "NPU fleet", "All nodes and their clients. The alerts: docs/monitoring.md")
-    for section in (_now, _nodes, _calls, _resilience, _money, _gateway):
+    for section in (_now, _nodes, _calls, _resilience, _money):
         section(built)
     return built
 
@@ -153,36 +153,4 @@ def _money(built: Dashboard) -> None:
     text = "What the ledger counts as kept local (npu), and as sent to the cloud."
     built.with_panel(
         graph("Calls kept local", text, "ops", (served, "{{source}}"), stacked=StackingMode.NORMAL, width=THIRD)
-    )
-
-
-def _gateway(built: Dashboard) -> None:
-    built.with_row(Row("Gateways"))
-    requests = f"sum by (team, status) (rate(npu_gateway_requests_total{_R}))"
-    text = "Requests of each team, by HTTP status; 499: the caller left."
-    built.with_panel(graph("Requests by team", text, "reqps", (requests, "{{team}} {{status}}")))
-    tokens = f"sum by (team, kind) (rate(npu_gateway_tokens_total{_R}))"
-    built.with_panel(graph("Tokens by team", "As replies say.", "tokens/s", (tokens, "{{team}} {{kind}}")))
-    answers = f"sum by (source) (rate(npu_gateway_answers_total{_R}))"
-    text = "Answers by who gave them: node or cloud."
-    built.with_panel(graph("Who answered", text, "ops", (answers, "{{source}}"), stacked=StackingMode.NORMAL))
-    nodes = "max by (model) (npu_gateway_model_nodes)"
-    text = "Usable nodes of each model, as the gateways see them."
-    built.with_panel(graph("Nodes of models", text, "short", (nodes, "{{model}}")))
-    spent = "max by (team) (npu_gateway_spend_ratio)"
-    text = "Of each team's spend cap of this month; at 1 its requests are for nodes alone."
-    built.with_panel(
-        graph("Spent by team", text, "percentunit", (spent, "{{team}}"), thresholds=at_most(0.5, 0.8), highest=1)
-    )
-    refused = f"sum by (instance) (rate(npu_gateway_refused_keys_total{_R}))"
-    failed = f"sum by (instance) (rate(npu_gateway_store_failures_total{_R}))"
-    text = "Requests without a valid key, and failures of the store of limits and caps."
-    built.with_panel(
-        graph(
-            "Keys refused, store failures",
-            text,
-            "reqps",
-            (refused, "{{instance}} keys"),
-            (failed, "{{instance}} store"),
-        )
     )

@@ -9,7 +9,6 @@ import yaml
 
 from backend_client.bulk import ExitCode
 from backend_client.bulk.ray_executor import RESOURCE
-from backend_client.gateway.settings import GatewaySettings
 from backend_client.settings import ClientSettings
 from worker_node.http.access import OPEN_PATHS
 from worker_node.settings.node import NodeSettings
@@ -26,7 +25,6 @@ EVERYTHING = {
     "config": '[[models]]\nname = "x"\n',
     "models": {"volume": "emptyDir", "size": "5Gi", "pull": [["--embedded"]]},
     "serviceMonitor": {"enabled": True},
-    "gateway": {"enabled": True, "keysSecret": "gateway-keys", "store": "redis://valkey:6379"},
     "bulk": {"enabled": True, "source": "s3://in/*.parquet", "out": "s3://out/"},
     "ray": {"enabled": True, "image": "image:1", "authTokenSecret": "token"},
 }
@@ -36,10 +34,9 @@ def test_every_variable_is_a_setting():
     settings = {
         **{f"NPU_NODE_{name}".upper(): True for name in NodeSettings.model_fields},
         **{f"NPU_CLIENT_{name}".upper(): True for name in ClientSettings.model_fields},
-        **{f"NPU_GATEWAY_{name}".upper(): True for name in GatewaySettings.model_fields},
         "NPU_NODE_NPU_EMULATION": True,
     }
-    named = set(re.findall(r"\bNPU_(?:NODE|CLIENT|GATEWAY)_[A-Z_]+", TEXT))
+    named = set(re.findall(r"\bNPU_(?:NODE|CLIENT)_[A-Z_]+", TEXT))
     assert named
     assert named <= set(settings)
 

@@ -74,7 +74,7 @@ def wheel(tmp_path_factory):
 def wheelhouse(wheel):
     """A function that gives a directory with every wheel a node needs on that Python, downloaded once and kept."""
     constraints = ROOT / "constraints.txt"
-    wanted = "npu-node[node,convert,gateway,dns]"
+    wanted = "npu-node[node,convert]"
     recipe = f"{wanted} {constraints.read_text()} {(ROOT / 'pyproject.toml').read_text()}"
     platforms = [argument for platform in _PLATFORMS for argument in ("--platform", platform)]
 

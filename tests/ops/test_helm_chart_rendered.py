@@ -167,24 +167,3 @@ def test_probes_of_nodes_that_admit_certificates_only_show_one(helm, tmp_path):
         assert probe("livenessProbe", foreign) == 0
     assert probe("readinessProbe", own) != 0
     assert probe("livenessProbe", own) != 0
-
-
-def test_gateways_find_the_nodes_with_their_key_and_are_admitted(helm):
-    given = ("gateway.enabled=true", "gateway.keysSecret=keys")
-    manifests = rendered(helm, *given)
-    pod = manifests["Deployment"]["spec"]["template"]
-    container = pod["spec"]["containers"][0]
-    variables = {
-        each["name"]: each.get("value") or each["valueFrom"]["secretKeyRef"]["key"] for each in container["env"]
-    }
-    assert variables["NPU_CLIENT_NODES"] == "dns://r-npu-node:8081"
-    assert variables["NPU_CLIENT_API_KEY"] == "client_key"
-    assert container["securityContext"]["readOnlyRootFilesystem"] is True
-    labels = {"app.kubernetes.io/component": "gateway"}
-    assert labels.items() <= pod["metadata"]["labels"].items()
-    (rule,) = manifests["NetworkPolicy"]["spec"]["ingress"]
-    admitted = [peer["podSelector"].get("matchLabels", {}) for peer in rule["from"]]
-    assert {} in admitted or any(labels.items() <= each.items() for each in admitted)
-    keys = ("--set", "apiKeys.keys[0]=a", "--kube-version", "v1.31.0")
-    done = run(helm, "template", "r", CHART, *keys, "--set", given[0], check=False)
-    assert "gateway.keysSecret must name a Secret" in done.stderr
