@@ -163,6 +163,7 @@ def test_a_gateway_that_finds_no_node_fails_the_run_and_says_so(gateway):
         assert f"The gateway on {NAME} does not serve" in outcome.text
         assert "unavailable" in outcome.text
     finally:
+        # The settings are again those of the last run that succeeded, and the process is not.
         assert play(gateway.inventory, "--tags=configure").status == 0
 
 
