@@ -12,13 +12,14 @@ import sys
 from pathlib import Path
 
 from fleet_dashboard import fleet_dashboard
+from gateway_dashboard import gateway_dashboard
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from node_dashboard import node_dashboard
 
 
 def main(directory: Path) -> None:
-    """Write node.json and fleet.json there."""
-    for name, built in (("node", node_dashboard()), ("fleet", fleet_dashboard())):
+    """Write node.json, fleet.json and gateway.json there."""
+    for name, built in (("node", node_dashboard()), ("fleet", fleet_dashboard()), ("gateway", gateway_dashboard())):
         model = built.build()
         for number, panel in enumerate(model.panels or (), start=1):
             panel.id_val = number

@@ -9,6 +9,7 @@ import yaml
 
 from backend_client.bulk import ExitCode
 from backend_client.bulk.ray_executor import RESOURCE
+from backend_client.gateway.settings import GatewaySettings
 from backend_client.settings import ClientSettings
 from worker_node.http.access import OPEN_PATHS
 from worker_node.settings.node import NodeSettings
@@ -25,6 +26,7 @@ EVERYTHING = {
     "config": '[[models]]\nname = "x"\n',
     "models": {"volume": "emptyDir", "size": "5Gi", "pull": [["--embedded"]]},
     "serviceMonitor": {"enabled": True},
+    "gateway": {"enabled": True, "existingSecret": "gateway"},
     "bulk": {"enabled": True, "source": "s3://in/*.parquet", "out": "s3://out/"},
     "ray": {"enabled": True, "image": "image:1", "authTokenSecret": "token"},
 }
@@ -34,10 +36,11 @@ def test_every_variable_is_a_setting():
     settings = {
         **{f"NPU_NODE_{name}".upper(): True for name in NodeSettings.model_fields},
         **{f"NPU_CLIENT_{name}".upper(): True for name in ClientSettings.model_fields},
+        **{f"NPU_GATEWAY_{name}".upper(): True for name in GatewaySettings.model_fields},
         "NPU_NODE_NPU_EMULATION": True,
     }
-    named = set(re.findall(r"\bNPU_(?:NODE|CLIENT)_[A-Z_]+", TEXT))
-    assert named
+    named = {name.split("__")[0] for name in re.findall(r"\bNPU_(?:NODE|CLIENT|GATEWAY)_[A-Z_]+", TEXT)}
+    assert any(name.startswith("NPU_GATEWAY_") for name in named)
     assert named <= set(settings)
 
 
@@ -64,7 +67,7 @@ def test_nodes_get_as_long_to_drain_as_they_may_ask_for_and_then_some():
 
 def test_the_user_and_the_directories_are_those_of_the_image():
     image = (CHART.parents[1] / "container" / "Containerfile").read_text()
-    assert re.findall(r"^USER (\d+):(\d+)$", image, re.MULTILINE) == [(str(VALUES["user"]),) * 2]
+    assert set(re.findall(r"^USER (\d+):(\d+)$", image, re.MULTILINE)) == {(str(VALUES["user"]),) * 2}
     # What the image says of directories is not writable in the pod: the chart says another.
     written = set(re.findall(r"(NPU_NODE_\w+)=/", image))
     assert written

@@ -72,9 +72,9 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def wheelhouse(wheel):
-    """A function that gives a directory with every wheel a node needs on that Python, downloaded once and kept."""
+    """A function that gives a directory with every wheel that node and gateway need on that Python, kept."""
     constraints = ROOT / "constraints.txt"
-    wanted = "npu-node[node,convert]"
+    wanted = "npu-node[node,convert,gateway]"
     recipe = f"{wanted} {constraints.read_text()} {(ROOT / 'pyproject.toml').read_text()}"
     platforms = [argument for platform in _PLATFORMS for argument in ("--platform", platform)]
 

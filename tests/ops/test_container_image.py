@@ -1,5 +1,6 @@
 """The container image: built without a network from a base made here, run with a read-only root and without rights."""
 
+import contextlib
 import hashlib
 import json
 import re
@@ -15,6 +16,8 @@ import yaml
 from tests.ops.conftest import EMBEDDER, KEY
 from tests.ops.containers import DEBIAN_13, HANG_S, image, run
 from tests.support.foreign import environment
+from tests.support.nodes import start_node
+from tests.support.ports import free_port
 
 # A build installs some 60 wheels into a new environment.
 pytestmark = pytest.mark.timeout(7200)
@@ -109,23 +112,85 @@ def call(url, body=None, key=KEY):
         return json.load(reply)
 
 
+def wait_until(condition, what):
+    """Ask until it holds; what does not listen yet, or answers with an error, does not."""
+    deadline = time.monotonic() + HANG_S
+    while True:
+        with contextlib.suppress(OSError):
+            if condition():
+                return
+        assert time.monotonic() < deadline, f"there was no {what} within {HANG_S} s"
+        time.sleep(0.5)
+
+
 def test_it_serves_with_a_read_only_root_and_without_rights(container):
     name, url = container
-
-    def ready():
-        try:
-            return call(url + "/health")["status"] == "ready"
-        except (OSError, urllib.error.HTTPError):
-            return False
-
-    deadline = time.monotonic() + HANG_S
-    while not ready():
-        assert time.monotonic() < deadline, f"it was not ready within {HANG_S} s"
-        time.sleep(0.5)
+    wait_until(lambda: call(url + "/health")["status"] == "ready", "a ready node")
     assert len(call(url + "/embeddings", {"texts": ["hello"]})["embeddings"][0]) == 384
     assert run("podman", "exec", name, "id", "-u").stdout.strip() == "10001"
     assert run("podman", "exec", name, "touch", "/opt/x", check=False).returncode != 0
     run("podman", "healthcheck", "run", name)
+
+
+@pytest.fixture(scope="module")
+def small(mounts):
+    """An image of the gateway alone."""
+    name = f"{NAME}-gateway"
+    build(image(DEBIAN_13), mounts, "--target=gateway", "--build-arg=EXTRAS=gateway", tag=name)
+    return name
+
+
+@contextlib.contextmanager
+def gateway(of, *options):
+    """A gateway of this image in front of a real node of this machine, and a key of a team; its URL."""
+    name = "npu-ops-image-gateway"
+    run("podman", "rm", "--force", "--ignore", name)
+    limits = ("--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024", "--health-interval=disable", "--network=host")
+    rights = ("--read-only", "--cap-drop=all", "--security-opt=no-new-privileges", "--runtime=runc")
+    with start_node(NPU_NODE_MODELS=json.dumps([{"name": EMBEDDER, "placements": ["CPU"]}])) as node:
+        port = free_port()
+        variables = {
+            "NPU_GATEWAY_HOST": "127.0.0.1",
+            "NPU_GATEWAY_PORT": port,
+            "NPU_GATEWAY_KEYS": "/var/lib/npu-gateway/gateway.db",
+            "NPU_CLIENT_NODES": node.url,
+        }
+        given = [f"--env={key}={value}" for key, value in variables.items()]
+        volume = "--volume=npu-ops-gateway:/var/lib/npu-gateway:U"
+        run("podman", "run", "--detach", f"--name={name}", *limits, *rights, volume, *given, *options, of, "serve")
+        try:
+            key = run("podman", "exec", name, "npu-gateway", "keys", "add", "team-a").stdout.strip()
+            yield name, f"http://127.0.0.1:{port}", key
+        finally:
+            print(run("podman", "logs", name, check=False).stderr[-2000:])
+            run("podman", "rm", "--force", "--time=10", name, check=False)
+            run("podman", "volume", "rm", "--force", "npu-ops-gateway", check=False)
+
+
+def healthy(name):
+    return run("podman", "healthcheck", "run", name, check=False).returncode == 0
+
+
+def test_the_image_of_the_gateway_has_no_openvino_and_serves_with_keys(small):
+    installed = once(small, "list", "--entrypoint=/opt/npu-node/bin/pip").stdout
+    assert "limits" in installed
+    assert "openvino" not in installed
+    with gateway(small) as (name, url, key):
+        wait_until(lambda: healthy(name), "a healthy gateway")
+        body = {"model": EMBEDDER, "input": "hello"}
+        assert len(call(url + "/v1/embeddings", body, key=key)["data"][0]["embedding"]) == 384
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            call(url + "/v1/embeddings", body)
+        assert refused.value.code == 401
+        refused.value.close()
+        assert run("podman", "exec", name, "id", "-u").stdout.strip() == "10001"
+
+
+def test_the_image_of_the_node_runs_the_gateway_by_another_entry_point(built):
+    with gateway(built, "--entrypoint=npu-gateway") as (_, url, key):
+        wait_until(lambda: call(url + "/health")["status"] == "ready", "a usable node")
+        body = {"model": EMBEDDER, "input": "hello"}
+        assert len(call(url + "/v1/embeddings", body, key=key)["data"][0]["embedding"]) == 384
 
 
 def test_it_brings_the_driver_that_was_verified(built):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 GRAFANA = Path(__file__).parents[2] / "config" / "grafana"
-NAMES = ("node", "fleet")
+NAMES = ("node", "fleet", "gateway")
 
 
 def dashboard(name):

@@ -1,17 +1,22 @@
 """The chart as `helm` itself reads it: linted, rendered, and every manifest held to the schemas of Kubernetes."""
 
+import contextlib
 import json
 import shutil
 import subprocess
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
 import yaml
 
+from backend_client.gateway.keys import KeyStore
 from tests.contract.test_helm_chart import CHART, EVERYTHING, GIVEN
 from tests.faults.client.test_tls import issue, make_authority
 from tests.ops.containers import run
 from tests.support.foreign import environment, npm_packages
+from tests.support.gateway import start_gateway
 from tests.support.nodes import start_node
 
 # What they run is fetched once and kept; an index may be slow.
@@ -75,6 +80,8 @@ def test_without_a_key_or_on_an_old_kubernetes_it_is_not_rendered(helm):
         ("models.volume=hostpath", "models.volume"),
         ("podDisruptionBudget.maxUnavailable=1", "maxUnavailable"),
         ("tls.clientSecret=x", "tls.existingSecret"),
+        ("gateway.enabled=true", "gateway.existingSecret"),
+        ("gateway.store=memcached://x", "gateway.store"),
     ],
 )
 def test_values_that_cannot_be_meant_are_refused_by_name(helm, given, problem):
@@ -84,18 +91,29 @@ def test_values_that_cannot_be_meant_are_refused_by_name(helm, given, problem):
     assert problem in done.stderr
 
 
-def rendered(helm, *given, chart=CHART):
+def documents(helm, *given, chart=CHART):
     values = [part for value in ("apiKeys.keys[0]=a", *given) for part in ("--set", value)]
     text = run(helm, "template", "r", chart, *values, "--kube-version", "v1.31.0").stdout
-    return {document["kind"]: document for document in yaml.safe_load_all(text) if document}
+    return [document for document in yaml.safe_load_all(text) if document]
 
 
+def rendered(helm, *given, chart=CHART):
+    return {document["kind"]: document for document in documents(helm, *given, chart=chart)}
+
+
+def rendered_gateway(helm, *given):
+    """The manifests of the gateway by kind."""
+    found = documents(helm, *GATEWAY, *given)
+    return {part["kind"]: part for part in found if part["metadata"]["name"] == "r-npu-node-gateway"}
+
+
+GATEWAY = ("gateway.enabled=true", "gateway.existingSecret=teams")
 BULK = ("bulk.enabled=true", "bulk.source=s3://in/", "bulk.out=s3://out/", "bulk.shards=3")
 
 
 def test_pods_fit_namespaces_that_enforce_the_restricted_level(helm):
-    manifests = rendered(helm, *BULK, "models.volume=emptyDir", "models.pull[0][0]=--embedded")
-    for kind in ("DaemonSet", "Job"):
+    manifests = rendered(helm, *BULK, *GATEWAY, "models.volume=emptyDir", "models.pull[0][0]=--embedded")
+    for kind in ("DaemonSet", "Job", "Deployment"):
         pod = manifests[kind]["spec"]["template"]["spec"]
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -137,6 +155,85 @@ def test_a_data_set_is_an_indexed_job_that_another_data_set_replaces(helm, tmp_p
     name = job["metadata"]["name"]
     assert rendered(helm, *BULK, chart=chart)["Job"]["metadata"]["name"] == name
     assert rendered(helm, *BULK, "bulk.source=s3://other/")["Job"]["metadata"]["name"] != name
+
+
+def environment_of(container):
+    return {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
+
+
+def test_gateways_find_the_nodes_and_one_goes_at_a_time(helm):
+    manifests = rendered_gateway(helm)
+    assert set(manifests) == {"Deployment", "Service", "PodDisruptionBudget"}
+    assert set(rendered_gateway(helm, "gateway.replicas=1")) == {"Deployment", "Service"}
+    assert manifests["PodDisruptionBudget"]["spec"]["maxUnavailable"] == 1
+    pods = manifests["Deployment"]["spec"]["template"]
+    for selector in (
+        manifests["Service"]["spec"]["selector"],
+        manifests["Deployment"]["spec"]["selector"]["matchLabels"],
+        manifests["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"],
+    ):
+        assert selector.items() <= pods["metadata"]["labels"].items()
+    every = documents(helm, *GATEWAY, "networkPolicy.from[0].podSelector.matchLabels.app=x")
+    (nodes,) = [part for part in every if part["kind"] == "Service" and part["metadata"]["name"] == "r-npu-node"]
+    assert not nodes["spec"]["selector"].items() <= pods["metadata"]["labels"].items(), "a gateway is not a node"
+    (container,) = pods["spec"]["containers"]
+    assert environment_of(container)["NPU_CLIENT_NODES"] == "dns://r-npu-node:8081"
+    assert (container["readinessProbe"]["httpGet"]["path"], "httpGet" in container["livenessProbe"]) == (
+        "/health",
+        False,
+    )
+    # Where callers are listed, the gateway is one of the nodes' callers all the same.
+    (policy,) = [part for part in every if part["kind"] == "NetworkPolicy"]
+    *_, own = policy["spec"]["ingress"][0]["from"]
+    (expression,) = own["podSelector"]["matchExpressions"]
+    assert pods["metadata"]["labels"][expression["key"]] in expression["values"]
+
+
+def test_gateways_with_tls_trust_the_nodes_authority_and_show_a_certificate(helm):
+    pods = rendered_gateway(helm, "tls.existingSecret=x", "tls.clientSecret=y")["Deployment"]["spec"]["template"][
+        "spec"
+    ]
+    (container,) = pods["containers"]
+    variables = environment_of(container)
+    assert variables["NPU_CLIENT_NODES"] == "srv+https://_http._tcp.r-npu-node.default.svc.cluster.local"
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert variables["NPU_CLIENT_CA_FILE"] == f"{mounts['tls']}/ca.crt"
+    assert variables["NPU_CLIENT_CLIENT_KEY"] == f"{mounts['caller']}/tls.key"
+    (authority,) = [volume["secret"] for volume in pods["volumes"] if volume["name"] == "tls"]
+    assert [item["key"] for item in authority["items"]] == ["ca.crt"], "not the nodes' own key"
+
+
+def test_a_gateway_runs_with_the_keys_of_a_secret_that_cannot_be_written(helm, tmp_path):
+    secret, keys = tmp_path / "secret", tmp_path / "keys"
+    keys.mkdir()
+    secret.mkdir()
+    with contextlib.closing(KeyStore(secret / "gateway.db")) as store:
+        key = store.add("team-a")
+    pod = rendered_gateway(helm)["Deployment"]["spec"]["template"]["spec"]
+    (volume,) = [volume["secret"] for volume in pod["volumes"] if volume["name"] == "secret"]
+    assert {item["path"] for item in volume["items"]} == {path.name for path in secret.iterdir()}
+    (copy,) = pod["initContainers"]
+    run(*(part.replace("/secret/", f"{secret}/").replace("/keys/", f"{keys}/") for part in copy["command"]))
+    (container,) = pod["containers"]
+    assert container["command"] == ["npu-gateway", "serve"]
+    variables = environment_of(container)
+    variables = {name: value.replace("/keys/", f"{keys}/") for name, value in variables.items()} | {
+        "NPU_GATEWAY_HOST": "127.0.0.1",
+        "HOME": str(tmp_path),
+    }
+    with start_gateway("http://127.0.0.1:1", **variables) as url:
+
+        def status(path, key="no"):
+            request = urllib.request.Request(url + path, headers={"Authorization": f"Bearer {key}"})  # noqa: S310
+            try:
+                with urllib.request.urlopen(request, timeout=60) as reply:  # noqa: S310
+                    return reply.status
+            except urllib.error.HTTPError as error:
+                with error:
+                    return error.code
+
+        assert (status("/metrics", key), status("/metrics")) == (200, 401)
+        assert status(container["readinessProbe"]["httpGet"]["path"]) == 503, "without a key; no node"
 
 
 def test_probes_of_nodes_that_admit_certificates_only_show_one(helm, tmp_path):

@@ -13,15 +13,18 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 import yaml
 
+from backend_client.gateway.keys import KeyStore
 from backend_client.http.forms import encode_form
 from tests.ops.test_grafana_dashboards import EACH
 from tests.ops.test_tls_expiry import make_certificate, read_ends
 from tests.support.cross_encoders import write_tiny
+from tests.support.gateway import start_gateway
 from tests.support.nodes import start_node
 from tests.support.speech import SPEECH
 
@@ -86,7 +89,7 @@ def process(*command, **options):
 
 
 @contextlib.contextmanager
-def prometheus(directory, jobs):
+def prometheus(directory, jobs, gateway_key):
     """A Prometheus that scrapes the jobs' targets every second and evaluates our rules."""
     config = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
@@ -97,6 +100,7 @@ def prometheus(directory, jobs):
                 "static_configs": [{"targets": targets}],
                 "metrics_path": "/metrics.txt" if name == "machine" else "/metrics",
             }
+            | ({"authorization": {"credentials": gateway_key}} if name == "npu-gateway" else {})
             for name, targets in jobs.items()
         ],
     }
@@ -147,6 +151,32 @@ def served(directory):
         server.shutdown()
 
 
+@contextlib.contextmanager
+def start_asked_gateway(directory, nodes):
+    """A gateway in front of these nodes that is asked again and again; its host and port, and a key for its metrics."""
+    file = directory / "gateway.db"
+    with contextlib.closing(KeyStore(file)) as store:
+        key = store.add("team-a", spend_cap=Decimal(10))
+    over = threading.Event()
+    bearer = {"Authorization": f"Bearer {key}"}
+    with start_gateway(*nodes, NPU_GATEWAY_KEYS=str(file)) as url:
+
+        def ask():
+            while not over.is_set():
+                messages = [{"role": "user", "content": "Hello"}]
+                post(url + "/v1/chat/completions", {"model": WRITER, "messages": messages, "max_tokens": 4}, **bearer)
+                post(url + "/v1/embeddings", {"model": EMBEDDER, "input": "hello"}, **bearer)
+                post(url + "/v1/embeddings", {"model": EMBEDDER, "input": "hello"})
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        try:
+            yield url.removeprefix("http://"), key
+        finally:
+            over.set()
+            thread.join()
+
+
 class Load(threading.Thread):
     """Calls that the service does not make: other dialects and tasks, long prompts, refusals."""
 
@@ -179,7 +209,7 @@ class Load(threading.Thread):
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory, store):
-    """Prometheus, with two nodes under load, a service that calls them, and a node that is dead."""
+    """Prometheus, with two nodes under load, a service and a gateway that call them, and a node that is dead."""
     if shutil.which("prometheus") is None:
         pytest.skip("NOT RUN: the queries are asked of a real Prometheus; apt-get install prometheus")
     sysfs = tmp_path_factory.mktemp("sysfs")
@@ -212,8 +242,14 @@ def watched(tmp_path_factory, store):
         (tls / "metrics.txt").write_text(read_ends(make_certificate(tls, "node", 90)))
         exporter = stack.enter_context(served(tls))
         hosts = [url.removeprefix("http://") for url in urls]
-        jobs = {"npu-node": [*hosts, DEAD], "npu-client": [f"127.0.0.1:{port}"], "machine": [exporter]}
-        server = stack.enter_context(prometheus(tmp_path_factory.mktemp("prometheus"), jobs))
+        gateway, key = stack.enter_context(start_asked_gateway(tmp_path_factory.mktemp("gateway"), urls))
+        jobs = {
+            "npu-node": [*hosts, DEAD],
+            "npu-client": [f"127.0.0.1:{port}"],
+            "npu-gateway": [gateway],
+            "machine": [exporter],
+        }
+        server = stack.enter_context(prometheus(tmp_path_factory.mktemp("prometheus"), jobs, key))
         yield server, hosts
 
 

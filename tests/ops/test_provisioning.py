@@ -233,7 +233,7 @@ def test_prometheus_scrapes_both_nodes_and_watches_its_rules(host):
 def test_grafana_would_find_its_dashboards(host):
     assert "url: http://127.0.0.1:9090" in host.file("/etc/grafana/provisioning/datasources/npu.yml").content_string
     assert "/etc/grafana/npu-dashboards" in host.file("/etc/grafana/provisioning/dashboards/npu.yml").content_string
-    for name in ("node.json", "fleet.json"):
+    for name in ("node.json", "fleet.json", "gateway.json"):
         assert json.loads(host.file(f"/etc/grafana/npu-dashboards/{name}").content_string)["panels"]
 
 

@@ -20,22 +20,22 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: node
 {{- end -}}
 
-{{- define "npu-node.image" -}}
-{{- if .Values.image.digest -}}
-{{ .Values.image.repository }}@{{ .Values.image.digest }}
-{{- else -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
-{{- end -}}
+{{- define "npu-node.gatewaySelector" -}}
+{{ include "npu-node.instance" . }}
+app.kubernetes.io/component: gateway
 {{- end -}}
 
-{{- define "npu-node.bulkImage" -}}
-{{- $image := .Values.bulk.image -}}
-{{- if not $image.repository -}}
-{{ include "npu-node.image" . }}
-{{- else if $image.digest -}}
+{{- define "npu-node.image" -}}
+{{ include "npu-node.imageOf" (dict "root" . "image" .Values.image) }}
+{{- end -}}
+
+{{/* An image by its digest or tag; the nodes' where it names no repository. */}}
+{{- define "npu-node.imageOf" -}}
+{{- $image := ternary .image .root.Values.image (not (empty .image.repository)) -}}
+{{- if $image.digest -}}
 {{ $image.repository }}@{{ $image.digest }}
 {{- else -}}
-{{ $image.repository }}:{{ $image.tag | default .Chart.AppVersion }}
+{{ $image.repository }}:{{ $image.tag | default .root.Chart.AppVersion }}
 {{- end -}}
 {{- end -}}
 
@@ -54,6 +54,62 @@ srv+https://_http._tcp.{{ include "npu-node.name" . }}.{{ .Release.Namespace }}.
 {{- else -}}
 dns://{{ include "npu-node.name" . }}:{{ .Values.port }}
 {{- end -}}
+{{- end -}}
+
+{{/* What the chart's own callers of nodes need: the Job of `bulk`, and the gateway. */}}
+{{- define "npu-node.callerEnvironment" -}}
+# Every pod behind the headless Service is a node.
+- name: NPU_CLIENT_NODES
+  value: {{ include "npu-node.nodes" . }}
+- name: HOME
+  value: /tmp
+{{- if include "npu-node.keysSecret" . }}
+- name: NPU_CLIENT_API_KEY
+  valueFrom:
+    secretKeyRef:
+      name: {{ include "npu-node.keysSecret" . }}
+      key: client_key
+{{- end }}
+{{- if .Values.tls.existingSecret }}
+- name: NPU_CLIENT_CA_FILE
+  value: /etc/npu-node-tls/ca.crt
+{{- end }}
+{{- if .Values.tls.clientSecret }}
+- name: NPU_CLIENT_CLIENT_CERT
+  value: /etc/npu-node-caller/tls.crt
+- name: NPU_CLIENT_CLIENT_KEY
+  value: /etc/npu-node-caller/tls.key
+{{- end }}
+{{- end -}}
+
+{{- define "npu-node.callerMounts" -}}
+{{- if .Values.tls.existingSecret }}
+- name: tls
+  mountPath: /etc/npu-node-tls
+  readOnly: true
+{{- end }}
+{{- if .Values.tls.clientSecret }}
+- name: caller
+  mountPath: /etc/npu-node-caller
+  readOnly: true
+{{- end }}
+{{- end -}}
+
+{{- define "npu-node.callerVolumes" -}}
+{{- with .Values.tls.existingSecret }}
+# The authority only: the nodes' own key is not for their callers.
+- name: tls
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+    items: [{key: ca.crt, path: ca.crt}]
+{{- end }}
+{{- with .Values.tls.clientSecret }}
+- name: caller
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+{{- end }}
 {{- end -}}
 
 {{/* As strict as the systemd unit: no privilege, no capability, nothing writable but what is mounted. */}}
