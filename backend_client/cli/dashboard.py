@@ -10,6 +10,7 @@ import hashlib
 import importlib.metadata
 import importlib.resources
 import json
+import math
 import os
 import signal
 import time
@@ -97,12 +98,24 @@ async def fetch_state(client: NPUClient, url: str) -> dict[str, Any]:
     if reply.status != 200:
         raise BadReply(f"the node answered HTTP {reply.status}; it may be older than this client", node=url)
     try:
-        state = json.loads(reply.body)
-    except ValueError:
+        state = json.loads(reply.body, parse_constant=_not_json, parse_float=_finite)
+    except (ValueError, RecursionError):
         state = None
     if not isinstance(state, dict) or state.get("kind") != "node":
         raise BadReply("the node's answer is not its state", node=url)
     return state
+
+
+def _not_json(_: str) -> None:
+    """Python reads NaN and Infinity; a browser does not, and would show nothing of the whole fleet."""
+    raise ValueError
+
+
+def _finite(text: str) -> float:
+    """A number that JSON can carry on: 1e999 would be written as Infinity."""
+    if not math.isfinite(value := float(text)):
+        raise ValueError
+    return value
 
 
 @asynccontextmanager
@@ -125,8 +138,18 @@ async def served(client: NPUClient, port: int = 0) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
+def read_pages() -> dict[str, str]:
+    """The dashboard and the playground by path: the latter with the former's style, and the script that both need."""
+    files = importlib.resources.files("backend_client.cli")
+    page, playground = ((files / name).read_text(encoding="utf-8") for name in ("dashboard.html", "playground.html"))
+    for tag, end in (("style", "</style>"), ("script", "// --- ")):
+        shared = page.partition(f"<{tag}>")[2].partition(end)[0]
+        playground = playground.replace(f"<{tag}>", f"<{tag}>{shared}", 1)
+    return {"/dashboard": page, "/play": playground}
+
+
 def _app(fleet: Fleet) -> web.Application:
-    html = (importlib.resources.files("backend_client.cli") / "dashboard.html").read_text(encoding="utf-8")
+    html = read_pages()["/dashboard"]
     headers = page_headers(html)
 
     async def page(_request: web.Request) -> web.Response:

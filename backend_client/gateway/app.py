@@ -20,11 +20,12 @@ from backend_client.gateway.forward import ID, TEAM, Forwarder, dialect_of, refu
 from backend_client.gateway.keys import KeyStore, Team
 from backend_client.gateway.limits import Limits, Refusal
 from backend_client.gateway.metrics import Metrics
+from backend_client.gateway.page import OPEN_PATHS, STATE_PATH, add_page
 from backend_client.gateway.settings import GatewaySettings, is_loopback
 from backend_client.http.messages import new_request_id
 
 log = logging.getLogger("npu_gateway")
-_OPEN = frozenset({"/", "/health"})
+_OPEN = frozenset({"/", "/health"}) | OPEN_PATHS
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _ANYBODY = Team("anybody")
 
@@ -46,6 +47,7 @@ def make_app(settings: GatewaySettings, client: InferenceClient) -> web.Applicat
 
     app.router.add_get("/health", health)
     app.router.add_get("/metrics", scraped)
+    add_page(app, client, keys, metrics)
     app.router.add_route("*", "/{path:.*}", Forwarder(client, metrics, limits).handle)
 
     async def running(_: web.Application) -> AsyncIterator[None]:
@@ -98,9 +100,11 @@ def _answering(settings: GatewaySettings, keys: KeyStore | None, metrics: Metric
                 response.headers["Server"] = "npu-gateway"
             return response
         finally:
-            team = request.get(TEAM, _ANYBODY).name
-            metrics.requests.labels(dialect, team, str(status)).inc()
-            log.info("%s %s %d %.1f ms %s", dialect, team, status, (time.monotonic() - began) * 1e3, request[ID])
+            # Each open page asks for its state every second: that is no use of the fleet.
+            if request.path != STATE_PATH or status >= 400:
+                team = request.get(TEAM, _ANYBODY).name
+                metrics.requests.labels(dialect, team, str(status)).inc()
+                log.info("%s %s %d %.1f ms %s", dialect, team, status, (time.monotonic() - began) * 1e3, request[ID])
 
     return answer
 

@@ -30,7 +30,8 @@ CREATE TABLE IF NOT EXISTS keys (
 class Team:
     """What the holder of a key may do: `models` by name (none given: all), and whether the cloud may answer.
 
-    `requests` and `tokens` are limits a minute for all keys of the team together; 0 is none.
+    `requests` and `tokens` are limits a minute for all keys of the team together; 0 is none. `admin`: the page shows
+    all teams, not its own alone.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Team:
     cloud: bool = True
     requests: int = 0
     tokens: int = 0
+    admin: bool = False
 
 
 @dataclass(frozen=True, slots=True)
