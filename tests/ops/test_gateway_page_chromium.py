@@ -7,8 +7,8 @@ import pytest
 from aiohttp import web
 
 from backend_client.gateway.keys import KeyStore
-from backend_client.testing.node import EMBEDDER, WRITER
-from tests.faults.scripted_node import ScriptedNode, answering, served_in_thread
+from backend_client.testing.node import EMBEDDER, WRITER, route_headers
+from tests.faults.scripted_node import ScriptedNode, answering, served_in_thread, vectors_for
 from tests.ops.scripted_page import HOSTILE, engine, model, state_of
 from tests.ops.test_dashboard_chromium import axe  # noqa: F401
 from tests.support.gateway import start_gateway
@@ -31,6 +31,16 @@ def told(name):
     return state_of(models, status="ready") | {"name": name, "grafana": "javascript:window.hit=1"}
 
 
+async def embed(request):
+    """Fake nodes have no /v1/embeddings."""
+    if request.path != "/v1/embeddings":
+        return None
+    rows = vectors_for((await request.json())["input"]).tolist()
+    data = [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)]
+    body = {"object": "list", "model": EMBEDDER, "data": data, "usage": {"prompt_tokens": 9, "total_tokens": 9}}
+    return web.json_response(body, headers={**route_headers(EMBEDDER), "X-Space": "space-a"})
+
+
 @pytest.fixture
 def nodes():
     with ExitStack() as stack:
@@ -38,6 +48,7 @@ def nodes():
         for name in ("node-one", HOSTILE):
             state = answering(lambda name=name: web.json_response(told(name)))
             node = ScriptedNode(routes=[web.get("/dashboard/state", state)])
+            node.respond = embed
             if name == HOSTILE:
                 node.offer("generation", HOSTILE)
             urls.append(stack.enter_context(served_in_thread(node)))
@@ -97,6 +108,7 @@ def test_the_key_is_asked_for_kept_in_memory_and_shows_its_own_team(browser, nod
         browser.wait(READY + " === 2")
         (row,) = browser.run("return [...document.querySelectorAll('#teams tbody tr')].map(row => row.innerText)")
         assert all(words in row for words in ("ours", "yours", key.split("_")[1], WRITER, "nodes only", "600 requests"))
+        assert all("401 (Unauthorized)" in message for message in browser.errors())
         first = browser.driver.current_window_handle
         browser.run(CLICK, "#to-play")
         browser.wait("return true")
