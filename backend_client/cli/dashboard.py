@@ -17,10 +17,11 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Literal, cast
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
+from pydantic import BaseModel
 
 from backend_client.client import NodeStatus, NPUClient
 from backend_client.errors import AttemptTimeout, BadReply, ConfigurationError, KeyRefused, NodeError
@@ -33,6 +34,31 @@ _HOST = "127.0.0.1"
 _PATIENCE_S = 0.8
 
 Fetch = Callable[[str], Awaitable[dict[str, Any]]]
+_Rows = list[dict[str, Any]]
+
+
+class _Engine(BaseModel):
+    state: str
+    reason: str | None = None
+
+
+class _Model(BaseModel):
+    id: str
+    engines: list[_Engine] | None = None
+
+
+class _NodeState(BaseModel):
+    """The parts of a node's state that the page goes through: a node of another shape would stop it for all nodes."""
+
+    kind: Literal["node"]
+    models: list[_Model] | None = None
+    history: dict[str, list[float | None] | float | None] | None = None
+    devices: _Rows | None = None
+    routes: list[dict[str, str | int | None]] | None = None
+    failures: _Rows | None = None
+    events: _Rows | None = None
+    made: dict[str, dict[str, float]] | None = None
+    npu: dict[str, Any] | None = None
 
 
 class Fleet:
@@ -99,11 +125,10 @@ async def fetch_state(client: NPUClient, url: str) -> dict[str, Any]:
         raise BadReply(f"the node answered HTTP {reply.status}; it may be older than this client", node=url)
     try:
         state = json.loads(reply.body, parse_constant=_not_json, parse_float=_finite)
+        _NodeState.model_validate(state, strict=True)
     except (ValueError, RecursionError):
-        state = None
-    if not isinstance(state, dict) or state.get("kind") != "node":
-        raise BadReply("the node's answer is not its state", node=url)
-    return state
+        raise BadReply("the node's answer is not its state", node=url) from None
+    return cast("dict[str, Any]", state)
 
 
 def _not_json(_: str) -> None:

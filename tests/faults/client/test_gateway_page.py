@@ -4,6 +4,7 @@ import asyncio
 import base64
 import dataclasses
 import hashlib
+import json
 
 import pytest
 from aiohttp import web
@@ -112,7 +113,23 @@ async def test_without_keys_all_of_this_machine_see_it_and_no_other_site(scripte
         assert team["used"]["completion"] > 0
 
 
-@pytest.mark.parametrize("body", [b'{"kind": "node", "x": NaN}', b'{"kind": "node", "x": 1e999}', b"[" * 100_000])
+STATES = [
+    {"models": 5}, {"models": [None]}, {"models": [{"id": "m", "engines": [{"state": "ready", "reason": 1}]}]},
+    {"history": {"requests": "abc"}}, {"devices": "x"}, {"failures": {}}, {"events": [1]}, {"made": {"m": 1}},
+    {"npu": []}, {"routes": [{"count": 1.5}]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(json.dumps({"kind": "node", **state}).encode() for state in STATES),
+        b'{"kind": "node", "x": NaN}',
+        b'{"kind": "node", "x": 1e999}',
+        b"[" * 100_000,
+        b"5",
+    ],
+)
 async def test_a_node_whose_state_no_browser_reads_does_not_hide_the_others(body):
     def telling(handler):
         return ScriptedNode(routes=[web.get("/dashboard/state", handler)]).running()
