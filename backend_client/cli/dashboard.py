@@ -10,16 +10,18 @@ import hashlib
 import importlib.metadata
 import importlib.resources
 import json
+import math
 import os
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Literal, cast
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
+from pydantic import BaseModel
 
 from backend_client.client import NodeStatus, NPUClient
 from backend_client.errors import AttemptTimeout, BadReply, ConfigurationError, KeyRefused, NodeError
@@ -32,6 +34,31 @@ _HOST = "127.0.0.1"
 _PATIENCE_S = 0.8
 
 Fetch = Callable[[str], Awaitable[dict[str, Any]]]
+_Rows = list[dict[str, Any]]
+
+
+class _Engine(BaseModel):
+    state: str
+    reason: str | None = None
+
+
+class _Model(BaseModel):
+    id: str
+    engines: list[_Engine] | None = None
+
+
+class _NodeState(BaseModel):
+    """The parts of a node's state that the page goes through: a node of another shape would stop it for all nodes."""
+
+    kind: Literal["node"]
+    models: list[_Model] | None = None
+    history: dict[str, list[float | None] | float | None] | None = None
+    devices: _Rows | None = None
+    routes: list[dict[str, str | int | None]] | None = None
+    failures: _Rows | None = None
+    events: _Rows | None = None
+    made: dict[str, dict[str, float]] | None = None
+    npu: dict[str, Any] | None = None
 
 
 class Fleet:
@@ -97,12 +124,23 @@ async def fetch_state(client: NPUClient, url: str) -> dict[str, Any]:
     if reply.status != 200:
         raise BadReply(f"the node answered HTTP {reply.status}; it may be older than this client", node=url)
     try:
-        state = json.loads(reply.body)
-    except ValueError:
-        state = None
-    if not isinstance(state, dict) or state.get("kind") != "node":
-        raise BadReply("the node's answer is not its state", node=url)
-    return state
+        state = json.loads(reply.body, parse_constant=_not_json, parse_float=_finite)
+        _NodeState.model_validate(state, strict=True)
+    except (ValueError, RecursionError):
+        raise BadReply("the node's answer is not its state", node=url) from None
+    return cast("dict[str, Any]", state)
+
+
+def _not_json(_: str) -> None:
+    """Python reads NaN and Infinity; a browser does not, and would show nothing of the whole fleet."""
+    raise ValueError
+
+
+def _finite(text: str) -> float:
+    """A number that JSON can carry on: 1e999 would be written as Infinity."""
+    if not math.isfinite(value := float(text)):
+        raise ValueError
+    return value
 
 
 @asynccontextmanager
@@ -125,8 +163,18 @@ async def served(client: NPUClient, port: int = 0) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
+def read_pages() -> dict[str, str]:
+    """The dashboard and the playground by path: the latter with the former's style, and the script that both need."""
+    files = importlib.resources.files("backend_client.cli")
+    page, playground = ((files / name).read_text(encoding="utf-8") for name in ("dashboard.html", "playground.html"))
+    for tag, end in (("style", "</style>"), ("script", "// --- ")):
+        shared = page.partition(f"<{tag}>")[2].partition(end)[0]
+        playground = playground.replace(f"<{tag}>", f"<{tag}>{shared}", 1)
+    return {"/dashboard": page, "/play": playground}
+
+
 def _app(fleet: Fleet) -> web.Application:
-    html = (importlib.resources.files("backend_client.cli") / "dashboard.html").read_text(encoding="utf-8")
+    html = read_pages()["/dashboard"]
     headers = page_headers(html)
 
     async def page(_request: web.Request) -> web.Response:

@@ -22,13 +22,14 @@ from backend_client.gateway.forward import ID, TEAM, Forwarder, dialect_of, refu
 from backend_client.gateway.keys import KeyStore, Team
 from backend_client.gateway.limits import Limits, Refusal
 from backend_client.gateway.metrics import Metrics
+from backend_client.gateway.page import OPEN_PATHS, STATE_PATH, add_page
 from backend_client.gateway.registry import Registry
 from backend_client.gateway.settings import GatewaySettings, is_loopback
 from backend_client.gateway.spending import Spending
 from backend_client.http.messages import new_request_id
 
 log = logging.getLogger("npu_gateway")
-_OPEN = frozenset({"/", "/health"})
+_OPEN = frozenset({"/", "/health"}) | OPEN_PATHS
 _ANNOUNCE = "/announce"
 _MOST_ANNOUNCED = 8192
 _LOOK_S = 1.0
@@ -71,6 +72,7 @@ def make_app(settings: GatewaySettings, client: InferenceClient) -> web.Applicat
     app.router.add_get("/health", health)
     app.router.add_get("/metrics", scraped)
     app.router.add_post(_ANNOUNCE, announced)
+    add_page(app, client, keys, metrics)
     app.router.add_route("*", "/{path:.*}", Forwarder(client, metrics, limits, spending).handle)
 
     async def running(_: web.Application) -> AsyncIterator[None]:
@@ -144,9 +146,11 @@ def _answering(settings: GatewaySettings, keys: KeyStore | None, metrics: Metric
                 response.headers["Server"] = "npu-gateway"
             return response
         finally:
-            team = request.get(TEAM, _ANYBODY).name
-            metrics.requests.labels(dialect, team, str(status)).inc()
-            log.info("%s %s %d %.1f ms %s", dialect, team, status, (time.monotonic() - began) * 1e3, request[ID])
+            # Each open page asks for its state every second: that is no use of the fleet.
+            if request.path != STATE_PATH or status >= 400:
+                team = request.get(TEAM, _ANYBODY).name
+                metrics.requests.labels(dialect, team, str(status)).inc()
+                log.info("%s %s %d %.1f ms %s", dialect, team, status, (time.monotonic() - began) * 1e3, request[ID])
 
     return answer
 

@@ -15,7 +15,7 @@ from worker_node.http import dashboard
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "backend_client" / "cli" / "dashboard.html"
-PLAYGROUND = ROOT / "worker_node" / "http" / "playground.html"
+PLAYGROUND = PAGE.with_name("playground.html")
 
 
 class Inspector(HTMLParser):
@@ -52,6 +52,7 @@ def test_each_page_exists_once_and_the_playground_has_the_style_and_helpers_of_t
     pages = [page for package in ("backend_client", "worker_node") for page in (ROOT / package).rglob("*.html")]
     assert pages == [PAGE, PLAYGROUND]
     page, playground = dashboard.read_pages().values()
+    assert fleet_dashboard.read_pages() == {"/dashboard": page, "/play": playground}
     assert page == PAGE.read_text(encoding="utf-8")
     assert "--paper: light-dark(" in playground
     assert "function make(" in playground

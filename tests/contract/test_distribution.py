@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[2]
 # Files that are no Python: the ones that a build forgets.
 _DATA = (
     "backend_client/cli/dashboard.html",
+    "backend_client/cli/playground.html",
     "backend_client/py.typed",
-    "worker_node/http/playground.html",
     "worker_node/models/catalog.toml",
     "worker_node/py.typed",
 )

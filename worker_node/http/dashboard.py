@@ -370,14 +370,15 @@ def inline_digest(html: str, tag: str) -> str:
 
 
 def read_pages() -> dict[str, str]:
-    """The dashboard, which is a file of the client (it shows a whole fleet with it), and the playground, by path.
+    """The dashboard and the playground, by path: files of the client, which shows a whole fleet with them.
 
-    The playground has the dashboard's style, and the part of its script that both need. The dashboard is found by its
-    place and read as text: nothing of the client is imported. Raises ConfigurationError when the installation lacks it.
+    The playground has the dashboard's style, and the part of its script that both need. The files are found by their
+    place and read as text: nothing of the client is imported. Raises ConfigurationError when one is missing.
     """
     spec = importlib.util.find_spec("backend_client")
     places = spec.submodule_search_locations if spec is not None else None
-    files = (Path(next(iter(places or ()), "."), "cli", "dashboard.html"), Path(__file__).with_name("playground.html"))
+    directory = Path(next(iter(places or ()), "."), "cli")
+    files = [directory / name for name in ("dashboard.html", "playground.html")]
     if missing := [file for file in files if not file.is_file()]:
         raise ConfigurationError(f"a page is missing from this installation: {missing[0]}; install npu-node again")
     page, playground = (file.read_text(encoding="utf-8") for file in files)
