@@ -17,7 +17,6 @@ from pathlib import Path
 from backend_client.client import InferenceClient
 from backend_client.errors import ConfigurationError
 from backend_client.gateway.keys import KeyStore
-from backend_client.gateway.registry import Registry
 from backend_client.gateway.settings import GatewaySettings
 from backend_client.settings import ClientSettings
 
@@ -188,6 +187,8 @@ def _rotate(args: argparse.Namespace) -> int:
 
 
 def _list_nodes(args: argparse.Namespace) -> int:
+    from backend_client.gateway.registry import Registry  # noqa: PLC0415  (needs what the extra installs)
+
     with closing(Registry(_path(args))) as registry:
         for node in registry.list():
             state = "drained" if node.drained else "live" if node.live else "silent"
@@ -197,6 +198,8 @@ def _list_nodes(args: argparse.Namespace) -> int:
 
 
 def _change_node(args: argparse.Namespace) -> int:
+    from backend_client.gateway.registry import Registry  # noqa: PLC0415  (as above)
+
     with closing(Registry(_path(args))) as registry:
         if args.action == "enrol":
             print(registry.enrol(args.name))

@@ -323,7 +323,7 @@ class FleetBackend:
         finally:
             running.dispatcher.settle(call, lease, ended)
             await parts.aclose()
-        if isinstance(ended, NPUError):
+        if isinstance(ended, NPUError) and watch.failure is None:
             raise StreamInterrupted.after([], ended, attempts=call.attempts, request_id=call.request_id)
 
     async def ask_all(self, method: str, path: str, content: bytes, deadline: Deadline) -> list[tuple[str, Reply]]:

@@ -456,3 +456,23 @@ async def test_ollama_is_told_which_model_is_not_there(scripted):
             assert (reply.status, await reply.json()) == (404, {"error": "model 'none' not found"})
         assert (await http.post("/api/show", data=b"[")).status == 400
         assert (await http.get("/api/version")).status == 503
+
+
+async def test_an_error_event_of_the_node_is_the_streams_last_and_comes_once(scripted):
+    failed = b'data: {"error":{"message":"the engine died","code":"engine_unavailable"}}\n\n'
+
+    async def respond(request):
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", **route_headers(WRITER)})
+        await response.prepare(request)
+        chunk = {"id": "c", "created": 0, "model": WRITER, "object": "chat.completion.chunk"}
+        delta = {"index": 0, "delta": {"content": "Hel"}, "finish_reason": None}
+        await response.write(f"data: {json.dumps({**chunk, 'choices': [delta]})}\n\n".encode())
+        await response.write(failed)
+        return response
+
+    scripted.respond = respond
+    async with gateway(scripted) as http:
+        reply = await http.post("/v1/chat/completions", json=STREAM)
+        text = await reply.read()
+        assert text.count(b'"error"') == 1
+        assert text.endswith(failed)

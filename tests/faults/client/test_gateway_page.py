@@ -68,7 +68,7 @@ async def test_the_state_needs_a_key_and_a_team_sees_the_fleet_and_itself(pair, 
         assert (told["team"], told["admin"], told["cloud"]) == ("ours", False, "none")
         (team,) = told["teams"]
         assert team["used"] == {"requests": 1, "refused": 1, "failed": 0, "prompt": 0, "completion": 0}
-        rights = {"models": [WRITER], "cloud": True, "admin": False, "requests": 60, "tokens": 0}
+        rights = {"models": [WRITER], "cloud": True, "admin": False, "requests": 60, "tokens": 0, "spend_cap": None}
         assert team["keys"] == [{"prefix": ours.split("_")[1], **rights, "until": None, "ended": False}]
         assert ours.split("_", 2)[2] not in str(state)
 
