@@ -47,6 +47,7 @@ from worker_node.serving.build import (
 from worker_node.serving.run import Services, TaskParts
 from worker_node.serving.task import served_task
 from worker_node.settings import NodeSettings
+from worker_node.settings.faults import read_faults
 from worker_node.settings.reading import SettingsSource
 
 log = logging.getLogger(__name__)
@@ -183,7 +184,7 @@ async def hosted_node(
         if profile.starts_parts:
             for kind in tasks():
                 await served_task(kind).start(parts)
-        machine = Machine(settings, found, npu)
+        machine = Machine(settings, found, npu, faults=read_faults(settings.faults))
         budgets = memory_budgets(None, found)
         manager = ModelManager(
             profile.models(machine),

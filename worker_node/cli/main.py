@@ -33,7 +33,7 @@ class _Parser(argparse.ArgumentParser):
 
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line; commands in the order in which a user meets them."""
-    from worker_node.cli import bounded, compile, doctor, loaded, models, pull, run, serve  # noqa: A004
+    from worker_node.cli import bounded, certify, compile, doctor, loaded, models, pull, run, serve  # noqa: A004
 
     parser: argparse.ArgumentParser = _Parser(prog="npu-node", description="An inference node beside an Intel NPU.")
     parser.add_argument("--version", action="version", version=f"npu-node {__version__}")
@@ -56,6 +56,8 @@ def build_parser() -> argparse.ArgumentParser:
         bounded.add_smoke,
         doctor.add_doctor,
         bounded.add_bench,
+        certify.add_certify,
+        certify.add_passports,
     ):
         add(subparsers)
     for command in subparsers.choices.values():

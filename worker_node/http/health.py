@@ -219,6 +219,7 @@ def _engine(placement: Placement) -> dict[str, Any]:
         "pid": status.pid,
         "restarts": status.restarts,
         "canary": _canary(status.proof),
+        "certified": placement.certified,
         "notes": placement.notes,
         "options": placement.options,
         "retry_after_s": _rounded(status.retry_after),

@@ -132,6 +132,7 @@ class Placement:
     emulated: bool = False
     on_demand: bool = False
     eager: bool = False
+    certified: str = "not certified"
     notes: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     lacks: frozenset[Feature] = NOTHING

@@ -38,11 +38,16 @@ from worker_node.manager.served import FailedModel, ServedModel
 from worker_node.models.catalog import normalise_name
 from worker_node.models.directory import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel
 from worker_node.models.in_place import apparent_kind, open_directory
+from worker_node.models.npu_rules import problem_on_npu
+from worker_node.models.passports import Standing
 from worker_node.models.store import ModelStore
 from worker_node.registry import tasks
 from worker_node.scheduling.admission import Admission, AdmissionLimits
+from worker_node.serving.certified import identity_of, passport_store, refusal
+from worker_node.serving.faults import faulty
 from worker_node.serving.task import Draft, EnginePlan, ModelParts, ServedTask, served_task
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
+from worker_node.settings.faults import Fault
 from worker_node.settings.model import VectorOptions, select
 
 log = logging.getLogger(__name__)
@@ -62,13 +67,14 @@ _TOTAL_MEMORY = "GPU_DEVICE_TOTAL_MEM_SIZE"
 class Machine:
     """The node's settings and the devices that it found.
 
-    Engines write what they compile to `export_blobs`, for `npu-node compile`.
+    Engines write what they compile to `export_blobs`, for `npu-node compile`; their `faults` are those on demand.
     """
 
     settings: NodeSettings
     probe: Probe
     npu: NpuSource
     export_blobs: Path | None = None
+    faults: tuple[Fault, ...] = ()
 
     def devices(self) -> tuple[Device, ...]:
         """The devices that a model may be placed on, in order of preference."""
@@ -230,8 +236,24 @@ def build_placements(
             f"{installed.id}: OpenVINO sees no device that it may use ({machine.probe.error or 'see devices'})"
         )
     model = _PlacedModel(task, installed, wanted, machine, canary, [place.device for place in places])
+    standings = {place.device: model.standing(place.device) for place in places}
+    required = machine.settings.require_certified
+    refused: dict[Device, str] = {}
+    for device, found in standings.items():
+        problem = refusal(found, required=required)
+        if problem is None and device is Device.NPU and not machine.emulates(device) and not wanted.allow_known_bad:
+            info = machine.probe.find(device)
+            problem = problem_on_npu(installed, (info and info.properties.get("DEVICE_ARCHITECTURE")) or "unknown")
+        if problem is not None:
+            refused[device] = problem
+    for device, problem in refused.items():
+        log.warning("%s is not used on %s: %s", installed.id, device, problem)
+    used = [place for place in places if place.device not in refused]
+    if not used:
+        reasons = "; ".join(f"{device}: {problem}" for device, problem in refused.items())
+        raise UnusableFiles(f"{installed.id} has no placement that may be used: {reasons}")
     # Unless the settings say otherwise, only the first is loaded at start: the others serve what it cannot.
-    return tuple(model.placement(place, first=index == 0) for index, place in enumerate(places))
+    return tuple(model.placement(place, standings[place.device], first=index == 0) for index, place in enumerate(used))
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,12 +268,13 @@ class _PlacedModel:
     devices: Collection[Device]
     suspects: Suspects = field(default_factory=Suspects)
 
-    def placement(self, place: PlacementSettings, *, first: bool) -> Placement:
+    def placement(self, place: PlacementSettings, standing: Standing, *, first: bool) -> Placement:
         installed, wanted, machine, task = self.installed, self.wanted, self.machine, self.task
         device, emulated = place.device, machine.emulates(place.device)
         plan = plan_engine(installed, wanted, place, self.devices, machine.settings, machine.npu)
         notes = [f"{name} is ignored: the engine for {device} has no use for it" for name in plan.ignored]
         notes += task.notes(installed, plan)
+        notes += [f"fault on demand: {fault}" for fault in self._faults(device)]
         options = self._final_options(plan, device, notes)
         for note in notes:
             log.warning("%s on %s: %s", installed.id, device, note)
@@ -260,8 +283,9 @@ class _PlacedModel:
             device=device,
             engine=self._engine(plan, device, options),
             admission=Admission(f"{installed.id} on {device}", admission_limits(plan, wanted.max_outstanding)),
-            prompt_limit=plan.prompt_limit,
+            prompt_limit=min(plan.prompt_limit, _certified_limit(standing) or plan.prompt_limit),
             total_limit=plan.total_limit,
+            certified=standing.state,
             emulated=emulated,
             on_demand=lazy or wanted.idle_unload_s is not None,
             notes=tuple(notes),
@@ -300,6 +324,16 @@ class _PlacedModel:
             return options
         return replace(options, cache_dir=str(kept))
 
+    def standing(self, device: Device) -> Standing:
+        """What the passports say of a placement."""
+        machine = self.machine
+        emulated = machine.emulates(device)
+        identity = identity_of(self.installed, self.wanted, device, machine.probe, emulated=emulated)
+        return passport_store(machine.settings).standing(identity)
+
+    def _faults(self, device: Device) -> list[Fault]:
+        return [fault for fault in self.machine.faults if fault.applies(self.installed.id, device)]
+
     def _engine(self, plan: EnginePlan, device: Device, options: EngineOptions) -> SupervisedEngine:
         machine, emulated = self.machine, self.machine.emulates(device)
         blobs = options.blobs if isinstance(options, BlobOptions) else None
@@ -315,13 +349,18 @@ class _PlacedModel:
             loads=None if blobs is None else f"the blobs in {blobs}",
             nice=machine.settings.engine_nice + (_NICE_BESIDE_CHATS if yields else 0),
         )
+        faults = self._faults(device)
         return SupervisedEngine(
-            spec,
+            faulty(spec, faults) if faults else spec,
             self.canary(plan.prompt_limit),
             _engine_limits(machine.settings),
             lazy=True,
             suspects=self.suspects,
         )
+
+
+def _certified_limit(standing: Standing) -> int | None:
+    return None if standing.passport is None else standing.passport.limits.max_prompt_tokens
 
 
 def _compiled(options: EngineOptions) -> bool:

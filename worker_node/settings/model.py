@@ -119,6 +119,11 @@ class ModelSettings(BaseModel):  # noqa: PLW1641  (options is a dictionary)
     idle_unload_s: float | None = Field(
         default=None, gt=0, description="seconds without a request after which it is unloaded; default: never"
     )
+    allow_known_bad: bool = Field(
+        default=False,
+        description="place it on a real NPU although it is known not to work there, or its weights are of a form that "
+        "breaks it (docs/npu-facts.md)",
+    )
     compile_cache: Path | None = Field(
         default=None, description="where what is compiled for it is kept; default: the node's"
     )

@@ -197,6 +197,24 @@ class NodeSettings(BaseSettings):
         description="directory of the NPU's counters; default: that of the device in /sys/class/accel with "
         "driver intel_vpu",
     )
+    passports: Path | None = Field(
+        default=None,
+        description="directory of the passports that npu-node certify writes, and of this node's key; default: "
+        "`passports` beside the model store",
+    )
+    trusted_keys: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(), description="public keys of other nodes whose passports count here, in hexadecimal"
+    )
+    require_certified: bool = Field(
+        default=False,
+        description="use only placements whose passport says certified or limited, and is of a real device",
+    )
+    faults: Path | None = Field(
+        default=None,
+        description="a TOML file of faults that engines have on demand, to test what depends on the node: "
+        "docs/certify.md; only with npu_emulation or allow_faults",
+    )
+    allow_faults: bool = Field(default=False, description="let `faults` strike the engines of real devices, too")
     npu_emulation: bool = Field(
         default=False, description="run the NPU's code path on the CPU, labelled as emulated everywhere"
     )
@@ -357,7 +375,14 @@ class NodeSettings(BaseSettings):
         return value
 
     @field_validator(
-        "announce", "api_keys", "allowed_hosts", "cors_origins", "allow_image_hosts", "devices", mode="before"
+        "announce",
+        "trusted_keys",
+        "api_keys",
+        "allowed_hosts",
+        "cors_origins",
+        "allow_image_hosts",
+        "devices",
+        mode="before",
     )
     @classmethod
     def _list(cls, value: Any) -> Any:
@@ -370,6 +395,13 @@ class NodeSettings(BaseSettings):
             return json.loads(value)
         except ValueError:
             raise ValueError('must be names with commas between them, or a JSON list such as ["a", "b"]') from None
+
+    @field_validator("trusted_keys")
+    @classmethod
+    def _public_keys(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(re.fullmatch("[0-9a-f]{64}", key) for key in value):
+            raise ValueError("must be public keys of 64 hexadecimal digits, as npu-node passports keys shows them")
+        return value
 
     @field_validator("announce")
     @classmethod
@@ -428,6 +460,8 @@ class NodeSettings(BaseSettings):
                 f"binding {self.host} would serve anyone who can reach it: set NPU_NODE_API_KEYS or _API_KEYS_FILE, or "
                 "NPU_NODE_ALLOW_UNAUTHENTICATED=true if something else guards the port"
             )
+        if self.faults is not None and not (self.npu_emulation or self.allow_faults):
+            raise ValueError("faults are for nodes with npu_emulation, or with allow_faults, and this one has neither")
         if self.announce and self.announce_key is None:
             raise ValueError("announce needs announce_key: npu-gateway nodes enrol NAME makes it")
         if not self.host or not (self.api_keys or self.allow_unauthenticated or is_loopback(self.host)):

@@ -467,6 +467,8 @@ async def test_an_error_event_of_the_node_is_the_streams_last_and_comes_once(scr
         chunk = {"id": "c", "created": 0, "model": WRITER, "object": "chat.completion.chunk"}
         delta = {"index": 0, "delta": {"content": "Hel"}, "finish_reason": None}
         await response.write(f"data: {json.dumps({**chunk, 'choices': [delta]})}\n\n".encode())
+        # In a part of its own: what fails in the first one is another node's to answer.
+        await asyncio.sleep(0.2)
         await response.write(failed)
         return response
 

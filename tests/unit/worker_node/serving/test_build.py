@@ -115,3 +115,11 @@ def test_the_command_that_is_named_pulls_the_model_into_the_store_of_the_node(tm
     program, *arguments = shlex.split(re.search(r"run: (.*)", raised.value.message)[1])
     assert program == "npu-node"
     assert vars(build_parser().parse_args(arguments))["model_store"] == store
+
+
+def test_an_npu_that_a_model_is_known_to_break_is_left_out_unless_the_settings_allow_it(built):
+    (built.path / "config.json").write_text(json.dumps(SMOLLM | {"model_type": "qwen3_5"}))
+    assert [place.device for place in built.placements()] == [Device.CPU]
+    assert [place.device for place in built.placements(allow_known_bad=True)] == [Device.NPU, Device.CPU]
+    with pytest.raises(ConfigurationError, match="hangs until the device is lost"):
+        built.placements(placements=["NPU"])

@@ -1,0 +1,66 @@
+"""What is known to break an NPU is kept away from it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from worker_node.core.types import ModelKind
+from worker_node.models.directory import MODEL_FILE, InstalledModel
+from worker_node.models.npu_rules import problem_on_npu
+
+
+@pytest.fixture
+def model(tmp_path):
+    def make(family="llama", quantization="int4_sym", kind=ModelKind.GENERATION, noted=""):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+        weights = f"<nncf><weight_compression>{noted}</weight_compression></nncf>"
+        (tmp_path / MODEL_FILE).write_text("<net>" + " " * 70_000 + f"<rt_info>{weights}</rt_info></net>")
+        return InstalledModel("m", kind, Path(tmp_path), 8192, quantization, family)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("family", "architecture", "refused"),
+    [
+        ("lfm2", "4000", True),
+        ("lfm2", "3720", False),
+        ("qwen3_5", "3720", True),
+        ("qwen3_next", "5000", True),
+        ("llama", "4000", False),
+    ],
+)
+def test_families_that_compute_garbage_or_hang_are_refused_with_the_source(model, family, architecture, refused):
+    problem = problem_on_npu(model(family), architecture)
+    assert (problem is not None) == refused
+    assert problem is None or "#" in problem
+
+
+@pytest.mark.parametrize(
+    ("quantization", "noted", "said"),
+    [
+        ("int8_asym", "", "the process dies while it generates (openvino#35641)"),
+        ("int8_sym", "", "the process dies while it generates"),
+        ("int4_asym", "", "an NPU takes symmetric ones"),
+        ("int4_sym", '<group_size value="64" />', "the groups of its weights have 64 elements"),
+        ("int4_sym", '<group_size value="128" /><ratio value="0.8" />', "only 0.8 of its weights are int4"),
+        ("int4_sym", '<group_size value="-1" /><ratio value="1.0" />', None),
+        ("int4_sym", '<group_size value="128" /><ratio value="1" />', None),
+        ("int4_sym", "", None),
+        ("f16", "", None),
+        ("unknown", '<ratio value="0.8" />', None),
+    ],
+)
+def test_weights_of_a_form_that_breaks_an_npu_are_refused(model, quantization, noted, said):
+    problem = problem_on_npu(model(quantization=quantization, noted=noted), "4000")
+    assert (problem is None) == (said is None)
+    assert said is None or said in problem
+
+
+def test_encoders_may_have_any_weights(model):
+    assert problem_on_npu(model(quantization="int8_asym", kind=ModelKind.EMBEDDING), "4000") is None
+
+
+def test_files_that_say_nothing_are_no_problem(tmp_path):
+    assert problem_on_npu(InstalledModel("m", ModelKind.GENERATION, tmp_path, 8192, "int4_sym", "x"), "4000") is None

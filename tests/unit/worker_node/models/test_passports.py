@@ -1,0 +1,139 @@
+"""Passports: whose signature counts, what they hold for, and what they forbid."""
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from worker_node.core.errors import ConfigurationError
+from worker_node.models.passports import Identity, Passport, PassportStore, now
+from worker_node.serving.certified import refusal
+
+SCHEMA = Path(__file__).parents[4] / "docs" / "passport.schema.json"
+HERE = Identity("m", "0" * 64, "NPU", "4000", "1.2", "c", "2026.4", "1" * 64, False)
+
+
+def passport(**more):
+    values = {
+        **{name: getattr(HERE, name) for name in Identity.__dataclass_fields__},
+        "verdict": "certified",
+        "made": now(),
+        "node": "here",
+        "version": "0.1.0",
+        "reference": "this CPU",
+        "limits": {"max_prompt_tokens": None},
+        "rates": {"tokens_per_s": 12.5},
+        "checks": [{"name": "load", "status": "passed", "detail": "3 s", "facts": [14], "values": {"s": 3}}],
+    }
+    return Passport.model_validate(values | more)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return PassportStore(tmp_path / "own")
+
+
+def test_the_published_schema_is_that_of_the_code():
+    assert json.loads(SCHEMA.read_text()) == Passport.model_json_schema()
+
+
+def test_what_the_node_signs_counts_there_and_nowhere_else(store, tmp_path):
+    signed = store.sign_and_store(passport())
+    assert store.list() == [signed]
+    assert stat.S_IMODE((store.directory / "private.key").stat().st_mode) == 0o600
+    content = signed.model_dump_json().encode()
+    other = PassportStore(tmp_path / "other")
+    with pytest.raises(ConfigurationError, match=f"signed by {signed.signature.key}, which is neither this node's key"):
+        other.add(content)
+    trusting = PassportStore(tmp_path / "third", [signed.signature.key])
+    assert trusting.add(content) == signed
+    assert trusting.standing(HERE).state == "certified"
+    # A file that was put there by hand counts no more than one that was imported.
+    (other.directory).mkdir()
+    (other.directory / signed.file_name).write_bytes(content)
+    assert other.list() == []
+    assert other.standing(HERE).state == "not certified"
+
+
+@pytest.mark.parametrize("changed", [{"verdict": "limited"}, {"emulated": True}, {"driver": "9"}, {"checks": []}])
+def test_a_passport_that_was_changed_is_refused(store, changed):
+    signed = store.sign_and_store(passport())
+    tampered = signed.model_copy(update=changed).model_dump_json().encode()
+    with pytest.raises(ConfigurationError, match="changed after it was signed"):
+        store.add(tampered)
+    with pytest.raises(ConfigurationError, match="not signed"):
+        store.add(passport().model_dump_json().encode())
+
+
+def test_a_new_key_does_not_end_what_the_old_one_signed(store):
+    signed = store.sign_and_store(passport())
+    public = store.rotate()
+    assert public != signed.signature.key
+    assert store.keys() == {public, signed.signature.key}
+    assert store.list() == [signed]
+    assert store.sign_and_store(passport(model="n")).signature.key == public
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "named"),
+    [
+        ("driver", "1.3", "the driver changed"),
+        ("openvino", "2027", "the openvino changed"),
+        ("model_hash", "2" * 64, "the model hash changed"),
+        ("settings_hash", "2" * 64, "the settings hash changed"),
+        ("architecture", "5000", "the architecture changed"),
+    ],
+)
+def test_it_expires_when_what_it_is_bound_to_changes(store, field, value, named):
+    store.sign_and_store(passport(verdict="failed"))
+    assert refusal(store.standing(HERE), required=False) is not None
+    found = store.standing(
+        Identity(**{**{name: getattr(HERE, name) for name in Identity.__dataclass_fields__}, field: value})
+    )
+    assert found.state == "expired"
+    assert named in found.reason
+    assert refusal(found, required=False) is None, "a failure that has expired excludes nothing"
+    assert "it is expired" in refusal(found, required=True)
+
+
+def test_what_is_required_and_what_an_emulated_npu_proves(store):
+    assert "not certified" in refusal(store.standing(HERE), required=True)
+    store.sign_and_store(passport(emulated=True, architecture="emulated"))
+    assert store.standing(HERE).state == "not certified", "nothing of an emulated NPU says anything of a real one"
+    emulated = Identity("m", "0" * 64, "NPU", "emulated", "1.2", "c", "2026.4", "1" * 64, True)
+    assert store.standing(emulated).state == "certified"
+    assert refusal(store.standing(emulated), required=False) is None
+    assert "emulated" in refusal(store.standing(emulated), required=True)
+    store.sign_and_store(passport(verdict="limited", limits={"max_prompt_tokens": 480}))
+    found = store.standing(HERE)
+    assert (found.state, found.passport.limits.max_prompt_tokens) == ("limited", 480)
+    assert refusal(found, required=True) is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b"\xff",
+        b"[" * 100_000,
+        b" " * 1_000_001,
+        passport().model_dump_json().replace('"format":1', '"format":2').encode(),
+        passport().model_dump_json().replace('"NPU"', '"TPU"').encode(),
+        passport().model_dump_json().replace("12.5", "1e999").encode(),
+        passport().model_dump_json().replace('"made":"2', '"made":"x').encode(),
+        passport().model_dump_json()[:-1].encode() + b',"more":1}',
+    ],
+)
+def test_what_is_no_passport_is_refused_by_name(store, content):
+    with pytest.raises(ConfigurationError, match="passport"):
+        store.add(content)
+
+
+@pytest.mark.parametrize("model", ["../../etc/x", "a/b", "ö"])
+def test_a_name_leaves_the_directory_never(store, model):
+    store.sign_and_store(passport(model=model))
+    assert {path.parent for path in store.directory.iterdir()} == {store.directory}
+    assert len(store.list()) == 1

@@ -1,0 +1,220 @@
+"""`npu-node certify`: prove models on the hardware at hand; `npu-node passports`: what was proven."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from worker_node.cli.serve import add_config, settings_source
+from worker_node.core.errors import ConfigurationError, ModelNotFound
+
+if TYPE_CHECKING:
+    from worker_node.devices.probe import Probe
+    from worker_node.models.passports import Passport, PassportStore
+    from worker_node.settings import ModelSettings, NodeSettings
+
+
+def add_certify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command and its flags."""
+    parser = commands.add_parser(
+        "certify",
+        help="prove models on the hardware at hand, and write their passports",
+        description="Run every check of docs/certify.md with the models of the settings, or those that are named, on a "
+        "device that nobody else uses meanwhile. Exit status: 0 certified or limited, 1 failed.",
+    )
+    parser.add_argument(
+        "models", metavar="MODEL", nargs="*", help="id, alias or source; default: those of the settings"
+    )
+    add_config(parser)
+    parser.add_argument("--device", choices=("NPU", "GPU", "CPU"), help="default: the first that the machine has")
+    parser.add_argument(
+        "--quick", action="store_true", help="five minutes after compiling: fewer prompts, no endurance"
+    )
+    parser.add_argument("--endurance", type=float, metavar="MINUTES", help="how long requests are repeated (10)")
+    parser.add_argument(
+        "--check", action="append", default=[], metavar="NAME", help="only this check, for a closer look"
+    )
+    parser.add_argument(
+        "--suspend", action="store_true", help="suspend the machine for 15 s and resume (root, rtcwake)"
+    )
+    parser.add_argument("--out", type=Path, default=Path(), help="directory of the report and the passport (.)")
+    parser.add_argument("--reference", type=Path, help="answers of another CPU, as --make-reference wrote them")
+    parser.add_argument("--make-reference", type=Path, metavar="FILE", help="write this CPU's answers")
+    parser.set_defaults(run=_certify)
+
+
+def add_passports(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the commands on passports."""
+    parser = commands.add_parser("passports", help="list, show, compare, export and import passports")
+    add_config(parser)
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    actions.add_parser("list", help="all passports that count").set_defaults(act=_list)
+    for name, what, act in (
+        ("show", "one passport as JSON", _show),
+        ("export", "as show: for a file that another node imports", _show),
+        ("diff", "what two passports differ in", _diff),
+        ("import", "keep a passport that a trusted key signed", _import),
+    ):
+        action = actions.add_parser(name, help=what)
+        for given in ("first", "second") if name == "diff" else ("name",):
+            action.add_argument(
+                given, metavar="FILE" if name != "show" else "NAME", help="a file, or a name of the list"
+            )
+        action.set_defaults(act=act)
+    actions.add_parser("keys", help="the public keys that are trusted").set_defaults(act=_keys)
+    actions.add_parser("rotate", help="make a new key for this node").set_defaults(act=_rotate)
+    parser.set_defaults(run=_passports)
+
+
+def _settings(args: argparse.Namespace) -> NodeSettings:
+    # A service's keys may be closed to this user, and no node is made reachable here.
+    source = settings_source(args)
+    return replace(source, flags={**source.flags, "allow_unauthenticated": True, "api_keys_file": None}).read()
+
+
+def _certify(args: argparse.Namespace) -> int:
+    import asyncio
+
+    from worker_node.certify.checks import Plan
+    from worker_node.certify.report import page, summary
+    from worker_node.certify.run import Run, certify
+    from worker_node.devices.npu import npu_users
+    from worker_node.devices.probe import probe
+    from worker_node.serving.certified import passport_store
+
+    settings = _settings(args)
+    found = asyncio.run(probe())
+    device = _device(args.device, settings, found)
+    if device == "NPU" and not settings.npu_emulation and (users := npu_users()):
+        raise ConfigurationError(
+            f"the NPU is used by process {', '.join(map(str, users))}: stop it first (systemctl stop npu-node); a "
+            "certification takes the device alone"
+        )
+    plan = Plan.quick() if args.quick else Plan()
+    plan.suspend, plan.only = args.suspend, frozenset(args.check)
+    if args.endurance is not None:
+        plan.endurance_s = 60 * args.endurance
+    store, failed = passport_store(settings), False
+    args.out.mkdir(parents=True, exist_ok=True)
+    for wanted in _models(args.models, settings):
+        run = Run(settings, wanted, device, found, plan, _config(args), args.reference, args.make_reference)
+        passport = store.sign_and_store(certify(run, lambda text: print(text, file=sys.stderr, flush=True)))
+        stem = passport.file_name.removesuffix(".json")
+        (args.out / f"{stem}.passport.json").write_text(passport.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        (args.out / f"{stem}.html").write_text(page(passport), encoding="utf-8")
+        print(summary(passport))
+        print(f"report: {args.out / f'{stem}.html'}\n")
+        failed = failed or passport.verdict == "failed"
+    return 1 if failed else 0
+
+
+def _config(args: argparse.Namespace) -> tuple[str, ...]:
+    source = settings_source(args)
+    return () if source.config is None else ("--config", str(source.config))
+
+
+def _device(given: str | None, settings: NodeSettings, found: Probe) -> str:
+    there = ["NPU"] if settings.npu_emulation else []
+    there += [name for name in ("NPU", "GPU", "CPU") if found.find(name) is not None]
+    if given is not None and given not in there:
+        seen = ", ".join(dict.fromkeys(there)) or f"none ({found.error})"
+        raise ConfigurationError(
+            f"device must be one that OpenVINO sees here ({seen}), got {given}; see npu-node doctor"
+        )
+    if not there:
+        raise ConfigurationError(f"OpenVINO sees no device here ({found.error}); see npu-node doctor")
+    return given or there[0]
+
+
+def _models(names: list[str], settings: NodeSettings) -> list[ModelSettings]:
+    """The settings of each model, those of the file where it has some."""
+    from worker_node.models.store import ModelStore
+    from worker_node.settings import ModelSettings
+
+    configured = {model.name: model for model in settings.models}
+    if not names:
+        return list(settings.models)
+    store, found = ModelStore(settings.model_store), []
+    for name in names:
+        if name in configured:
+            found.append(configured[name])
+            continue
+        try:
+            installed = store.get(name).id
+        except ModelNotFound:
+            raise ConfigurationError(f"{name} is not installed in {store.root}; run: npu-node pull {name}") from None
+        found.append(configured.get(installed) or ModelSettings(name=installed))
+    return found
+
+
+def _passports(args: argparse.Namespace) -> int:
+    from worker_node.serving.certified import passport_store
+
+    return int(args.act(args, passport_store(_settings(args))))
+
+
+def _list(_args: argparse.Namespace, store: PassportStore) -> int:
+    from worker_node.cli.output import table
+
+    rows = [
+        (p.file_name.removesuffix(".json"), p.verdict, p.architecture, p.driver or "-", p.openvino[:24], p.made)
+        for p in store.list()
+    ]
+    print(table(("NAME", "VERDICT", "ARCHITECTURE", "DRIVER", "OPENVINO", "MADE"), rows))
+    return 0
+
+
+def _find(store: PassportStore, name: str) -> Passport:
+    from worker_node.models.passports import Passport
+
+    if Path(name).is_file():
+        return Passport.read(Path(name).read_bytes())
+    for passport in store.list():
+        if passport.file_name.removesuffix(".json") == name:
+            return passport
+    raise ConfigurationError(f"there is no passport {name}; npu-node passports list shows their names")
+
+
+def _show(args: argparse.Namespace, store: PassportStore) -> int:
+    print(_find(store, args.name).model_dump_json(indent=1))
+    return 0
+
+
+def _diff(args: argparse.Namespace, store: PassportStore) -> int:
+    """0: alike; 1: they differ."""
+    first, second = (_find(store, name).model_dump(mode="json") for name in (args.first, args.second))
+    checks = [{check["name"]: check for check in each.pop("checks")} for each in (first, second)]
+    differ = False
+    for name in first:
+        if name not in {"signature", "made"} and first[name] != second[name]:
+            differ = True
+            print(f"{name}: {first[name]} | {second[name]}")
+    for name in dict.fromkeys([*checks[0], *checks[1]]):
+        one, other = (each.get(name, {"status": "not made", "detail": ""}) for each in checks)
+        if one["status"] != other["status"]:
+            differ = True
+            print(f"{name}: {one['status']} {one['detail']} | {other['status']} {other['detail']}")
+    return int(differ)
+
+
+def _import(args: argparse.Namespace, store: PassportStore) -> int:
+    try:
+        content = Path(args.name).read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"{args.name} cannot be read: {error.strerror}") from None
+    print(f"kept: {store.add(content).file_name}")
+    return 0
+
+
+def _keys(_args: argparse.Namespace, store: PassportStore) -> int:
+    for key in sorted(store.keys()):
+        print(key)
+    return 0
+
+
+def _rotate(_args: argparse.Namespace, store: PassportStore) -> int:
+    print(store.rotate())
+    return 0

@@ -1,0 +1,71 @@
+"""Which models are kept away from a real NPU: known-bad families, and weights in forms that break it."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from worker_node.models.directory import MODEL_FILE, InstalledModel
+
+# The graph says at its end how its weights were made.
+_TAIL = 64 * 1024
+_GROUPS = frozenset({"-1", "128"})
+_GENERATING = frozenset({"generation", "vision"})
+
+
+def problem_on_npu(installed: InstalledModel, architecture: str) -> str | None:
+    """Why the model is not for an NPU of this architecture, with the source; None if nothing is known against it."""
+    family = _family(installed.path)
+    for row in _known_bad():
+        if row["family"] == family and row.get("architecture", architecture) == architecture:
+            return f"{family} on an NPU of architecture {architecture}: {row['problem']} ({row['source']})"
+    return _weights_problem(installed) if installed.kind in _GENERATING else None
+
+
+def _weights_problem(installed: InstalledModel) -> str | None:
+    mode, group, ratio = installed.quantization, *_compression(installed.path)
+    rules = (
+        (mode.startswith("int8"), f"its weights are {mode}: the process dies while it generates (openvino#35641)"),
+        (mode.startswith("int4_asym"), "its weights are int4_asym: an NPU takes symmetric ones"),
+        (group not in {None, *_GROUPS}, f"the groups of its weights have {group} elements: an NPU takes 128 or -1"),
+        (
+            ratio is not None and float(ratio) != 1.0,
+            f"only {ratio} of its weights are int4: an NPU takes a ratio of 1.0",
+        ),
+    )
+    wrong = [problem for applies, problem in rules if applies and mode.startswith("int")]
+    return f"{wrong[0]}; export it as int4_sym, groups of 128 or -1, ratio 1.0" if wrong else None
+
+
+def _family(path: Path) -> str:
+    try:
+        return str(json.loads((path / "config.json").read_bytes()).get("model_type", ""))
+    except (OSError, ValueError, AttributeError):
+        return ""
+
+
+@cache
+def _known_bad() -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = tomllib.loads(
+        files("worker_node.models").joinpath("known_bad.toml").read_text(encoding="utf-8")
+    )["known_bad"]
+    return rows
+
+
+def _compression(path: Path) -> tuple[str | None, str | None]:
+    """Group size and ratio of the compression that nncf notes; None each where it notes none."""
+    try:
+        with (path / MODEL_FILE).open("rb") as file:
+            file.seek(max(0, (path / MODEL_FILE).stat().st_size - _TAIL))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return None, None
+    noted = text.partition("<weight_compression>")[2].partition("</weight_compression>")[0]
+    group = re.search(r'<group_size value="(-?\d+)"', noted)
+    ratio = re.search(r'<ratio value="(\d+(?:\.\d+)?)"', noted)
+    return (group[1] if group else None), (ratio[1] if ratio else None)

@@ -1,0 +1,54 @@
+"""What passports say of placements: which may be used, and how far."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from worker_node.core.types import Device
+from worker_node.devices import compile_cache
+from worker_node.devices.probe import Probe
+from worker_node.models.directory import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel
+from worker_node.models.passports import Identity, PassportStore, Standing
+from worker_node.settings import ModelSettings, NodeSettings
+
+
+def passport_store(settings: NodeSettings) -> PassportStore:
+    """That of the settings."""
+    directory = settings.passports or settings.model_store.expanduser().parent / "passports"
+    return PassportStore(directory, settings.trusted_keys)
+
+
+def identity_of(
+    installed: InstalledModel, wanted: ModelSettings, device: Device, probe: Probe, *, emulated: bool
+) -> Identity:
+    """What a passport for the model on the device is bound to."""
+    info = probe.find("CPU" if emulated else device.value)
+    properties = info.properties if info is not None else {}
+    place = next((place for place in wanted.placements or () if place.device is device), None)
+    given = [dict(wanted.options), {} if place is None else dict(place.plugin_config or {})]
+    # A manifest names the weights by their hashes.
+    stamped = () if (installed.path / MANIFEST_FILE).is_file() else (WEIGHTS_FILE,)
+    named = properties.get("DEVICE_ARCHITECTURE") if device is Device.NPU else properties.get("FULL_DEVICE_NAME")
+    return Identity(
+        model=installed.id,
+        model_hash=compile_cache.model_hash(installed.path, (MANIFEST_FILE, MODEL_FILE), stamped),
+        device=device.value,
+        architecture="emulated" if emulated else named or "unknown",
+        driver="" if emulated else properties.get("NPU_DRIVER_VERSION") or "",
+        compiler="" if emulated else properties.get("NPU_COMPILER_VERSION") or "",
+        openvino=probe.openvino or "unknown",
+        settings_hash=hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode()).hexdigest(),
+        emulated=emulated,
+    )
+
+
+def refusal(standing: Standing, *, required: bool) -> str | None:
+    """Why a placement is not used, or None. A failure that has expired is no reason."""
+    if standing.state == "failed":
+        return f"its certification {standing.reason}"
+    if required and standing.state not in {"certified", "limited"}:
+        return f"require_certified is set, and it is {standing.state} ({standing.reason}); run: npu-node certify"
+    if required and standing.passport is not None and standing.passport.emulated:
+        return "require_certified is set, and its passport is of an emulated NPU"
+    return None
