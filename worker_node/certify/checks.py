@@ -493,7 +493,7 @@ class Certification:
         return f"the engine has {after / 2**20:.0f} MB", values
 
     def _killed(self) -> tuple[str, Json]:
-        os.kill(self.node.model()["engines"][0]["pid"], signal.SIGKILL)
+        os.kill(self.node.model()["engines"][0]["pid"], getattr(signal, "SIGKILL", signal.SIGTERM))
         began = time.monotonic()
         self._await_new_engine()
         self._work()
@@ -518,7 +518,7 @@ class Certification:
         if not self._plan.suspend:
             raise Skipped("only with --suspend")
         tool = shutil.which("rtcwake")
-        if tool is None or os.geteuid() != 0:
+        if tool is None or getattr(os, "geteuid", lambda: -1)() != 0:
             raise Skipped("needs rtcwake (util-linux) and root")
         command = [tool, "-m", "mem", "-s", "15"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  (ours)
