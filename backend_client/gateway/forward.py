@@ -126,7 +126,7 @@ class Forwarder:
             if method == "GET" and (path == "/v1/models" or path.startswith("/v1/models/")):
                 return await self._models(request)
             if method == "GET" and path in _LISTS:
-                return await self._joined(path)
+                return await self._joined(request)
             if path in {"/api/version", "/api/show"}:
                 return await self._of_any(request)
             stored = path.startswith("/v1/responses/")
@@ -177,6 +177,8 @@ class Forwarder:
                 )
             except RequestRejected as error:
                 raise _refusal_of(error) from None
+            if len(form.get("model", ())) > 1:
+                raise Refusal(400, "invalid_request", "a form must name one model")
             fields = {name: values[0] for name, values in form.items() if values}
         elif request.method == "POST" and (content or not path.startswith("/v1/responses/")):
             try:
@@ -186,7 +188,7 @@ class Forwarder:
         model = fields.pop("model", None)
         if not isinstance(model, str | None):
             raise Refusal(400, "invalid_request", "model must be the name of a model, as a string")
-        if team.models and (model is None or model.removesuffix(":latest") not in team.models):
+        if not _may_use(team, model):
             named = ", ".join(sorted(team.models))
             raise Refusal(
                 403, "forbidden", f"this key is for {named}, and the request names {(model or 'no model')[:100]}"
@@ -275,6 +277,8 @@ class Forwarder:
         allowed = request[TEAM].models
         if allowed and "data" in body:
             body["data"] = [model for model in body["data"] if model["id"] in allowed]
+        elif "id" in body and not _may_use(request[TEAM], body["id"]):
+            raise Refusal(404, "model_not_found", "this key is for other models")
         if "anthropic-version" in request.headers and reply.status == 200:
             writing = [model for model in body.get("data", [body]) if model["kind"] in {"generation", "vision"}]
             rows = [_anthropic_model(model["id"]) for model in writing]
@@ -283,26 +287,32 @@ class Forwarder:
             body = _anthropic_page(rows, request.query) if "data" in body else rows[0]
         return web.json_response(body, status=reply.status)
 
-    async def _joined(self, path: str) -> web.Response:
+    async def _joined(self, request: web.Request) -> web.Response:
+        path, team = request.path, request[TEAM]
         found: dict[str, Any] = {}
         for _, reply in await self._client.npu.backend.ask_all("GET", path, b"", Deadline.after(_LOOK_S)):
             with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError):
                 for row in json.loads(reply.body)[_LISTS[path]]:
-                    found.setdefault(str(row["name"]), row)
+                    if _may_use(team, str(row["name"])):
+                        found.setdefault(str(row["name"]), row)
         return web.json_response({_LISTS[path]: list(found.values())})
 
     async def _of_any(self, request: web.Request) -> web.Response:
         """The reply of a node that has one, which says the same as the others."""
         content = await request.read()
-        deadline = Deadline.after(_LOOK_S)
-        for _, reply in await self._client.npu.backend.ask_all(request.method, request.path, content, deadline):
-            return _as_it_came(reply)
-        if request.path == "/api/show" and self._client.npu.healthz().nodes_usable:
+        name: str | None = None
+        if request.path == "/api/show":
             try:
                 fields = json_object(content)
             except RequestRejected as error:
                 raise _refusal_of(error) from None
             name = str(fields.get("model") or fields.get("name") or "")
+            if not _may_use(request[TEAM], name):
+                raise Refusal(404, "model_not_found", f"model '{name[:200]}' not found")
+        deadline = Deadline.after(_LOOK_S)
+        for _, reply in await self._client.npu.backend.ask_all(request.method, request.path, content, deadline):
+            return _as_it_came(reply)
+        if name is not None and self._client.npu.healthz().nodes_usable:
             # Its clients look for these words.
             raise Refusal(404, "model_not_found", f"model '{name[:200]}' not found")
         raise Refusal(503, "unavailable", "no node has an answer to this")
@@ -312,6 +322,10 @@ class Forwarder:
         self._metrics.tokens.labels(team, "prompt").inc(prompt)
         self._metrics.tokens.labels(team, "completion").inc(completion)
         await self._limits.used(request[TEAM], prompt + completion)
+
+
+def _may_use(team: Team, model: str | None) -> bool:
+    return not team.models or (model is not None and model.removesuffix(":latest") in team.models)
 
 
 def _has_image(fields: Mapping[str, Any]) -> bool:

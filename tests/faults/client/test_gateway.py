@@ -478,3 +478,24 @@ async def test_an_error_event_of_the_node_is_the_streams_last_and_comes_once(scr
         text = await reply.read()
         assert text.count(b'"error"') == 1
         assert text.endswith(failed)
+
+
+async def test_a_key_for_some_models_is_shown_no_others(scripted, tmp_path):
+    store = KeyStore(tmp_path / "keys.db")
+    bound, free = ({"x-api-key": store.add(name, models)} for name, models in (("bound", [WRITER]), ("free", [])))
+    store.close()
+    rows = [{"name": f"{WRITER}:latest"}, {"name": EMBEDDER}]
+    scripted.respond = answering(lambda: web.json_response({"models": rows, "of": "any"}))
+    async with gateway(scripted, keys=tmp_path / "keys.db") as http:
+        for headers, count in ((bound, 1), (free, 2)):
+            assert len((await (await http.get("/api/tags", headers=headers)).json())["models"]) == count
+            assert len((await (await http.get("/v1/models", headers=headers)).json())["data"]) == count
+        for headers, status in ((bound, 404), (free, 200)):
+            assert (await http.get(f"/v1/models/{EMBEDDER}", headers=headers)).status == status
+            assert (await http.post("/api/show", json={"model": EMBEDDER}, headers=headers)).status == status
+        form = aiohttp.FormData()
+        for name in (WRITER, EMBEDDER):
+            form.add_field("model", name)
+        form.add_field("file", b"RIFF", filename="a.wav")
+        reply = await http.post("/v1/audio/transcriptions", data=form, headers=bound)
+        assert (reply.status, "one model" in await reply.text()) == (400, True)
