@@ -24,8 +24,8 @@ from worker_node.certify.nodes import CallFailed, Json, Reference, RunningNode
 from worker_node.certify.score import NotScored, Scorer
 from worker_node.devices.memory import resident_memory
 
-# How much likelier (natural logarithm) a CPU may find another token than the one that was taken; what one with AVX2
-# and one with AVX-512 take differs by less: docs/certify.md.
+# How much likelier (natural logarithm) a CPU may find another token than the one that was taken: twenty times what was
+# seen on a right device (docs/certify.md).
 MARGIN = 1.0
 COSINE = 0.99
 _TOKENS = 12
