@@ -22,6 +22,7 @@ import numpy as np
 from worker_node.certify import inputs
 from worker_node.certify.nodes import CallFailed, Json, Reference, RunningNode
 from worker_node.certify.score import NotScored, Scorer
+from worker_node.core.environment import native_environment
 from worker_node.devices.memory import resident_memory
 
 # How much likelier (natural logarithm) a CPU may find another token than the one that was taken: twenty times what was
@@ -521,7 +522,9 @@ class Certification:
         if tool is None or getattr(os, "geteuid", lambda: -1)() != 0:
             raise Skipped("needs rtcwake (util-linux) and root")
         command = [tool, "-m", "mem", "-s", "15"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  (ours)
+        done = subprocess.run(  # noqa: S603  (ours)
+            command, capture_output=True, text=True, check=False, env=native_environment()
+        )
         if done.returncode:
             raise Skipped(f"this machine does not suspend: {done.stderr.strip()[:200]}")
         self._work()

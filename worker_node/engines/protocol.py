@@ -336,6 +336,10 @@ class Engine(JobEngine, Protocol):
         """Start to load an engine that is unloaded; does nothing for any other."""
         ...
 
+    def doubt(self) -> None:
+        """Examine the engine by its canary as soon as it has no work."""
+        ...
+
     async def unload(self) -> bool:
         """Free its memory until `wake`; False, and nothing done, while it holds jobs or is being loaded."""
         ...

@@ -7,6 +7,7 @@ raises no error. A canary that fails quarantines the engine at once."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -93,6 +94,7 @@ class SupervisedEngine:
         self._replacing = False
         self._recycles: Counter[str] = Counter()
         self._shapes: Counter[str] = Counter()
+        self._doubted = asyncio.Event()
 
     @property
     def status(self) -> EngineStatus:
@@ -275,6 +277,20 @@ class SupervisedEngine:
         log.info("engine %s is ready, pid %s", self._name, process.pid)
         self._set(EngineState.READY, None)
 
+    def doubt(self) -> None:
+        """Ask the canary's question as soon as the engine has no work: something happened to its device."""
+        self._doubted.set()
+
+    async def _closed_or_doubted(self, process: EngineProcess) -> bool:
+        """Wait until the process ends, or its device is doubted; whether it has ended."""
+        closed, doubted = asyncio.ensure_future(process.wait_closed()), asyncio.ensure_future(self._doubted.wait())
+        try:
+            await asyncio.wait({closed, doubted}, return_when=asyncio.FIRST_COMPLETED)
+            return closed.done()
+        finally:
+            closed.cancel()
+            doubted.cancel()
+
     async def _serve(self, process: EngineProcess, loaded: Loaded) -> bool:
         """Look after a ready process until it ends; return whether it was ended because its memory had grown.
 
@@ -282,18 +298,21 @@ class SupervisedEngine:
         """
         interval, growth = self._limits.canary_interval_s, self._limits.growth
         canary_at = time.monotonic() + interval
+        # What was doubted before it was loaded has been examined by that.
+        self._doubted.clear()
         while True:
             look_s = math.inf if growth.growth is None else growth.look_s
             # A busy process is examined later; before a canary is due there is nothing to look for.
             canary_s = max(min(1.0, interval), canary_at - time.monotonic())
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(look_s, canary_s)):
-                    await process.wait_closed()
-                    return False
-            except TimeoutError:
-                if process.in_flight == 0 and process.up and time.monotonic() >= canary_at:
-                    await self._examine_again(process, loaded)
-                    canary_at = time.monotonic() + interval
+                    if await self._closed_or_doubted(process):
+                        return False
+                    self._doubted.clear()
+                    canary_at = time.monotonic()
+            if process.in_flight == 0 and process.up and time.monotonic() >= canary_at:
+                await self._examine_again(process, loaded)
+                canary_at = time.monotonic() + interval
             grown = (self._own_memory(process) or 0) - (self._memory_when_ready or 0)
             form = growth.replacement(grown, idle=not process.in_flight)
             if form is not None and process.up:

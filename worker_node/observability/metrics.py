@@ -60,6 +60,11 @@ class Telemetry:
             "NPU busy time around requests; exclusive is false for runs in which others are known to have used it too",
             ("model", "emulated", "exclusive"),
         )
+        self.npu_recoveries = Counter(
+            "npu_node_npu_recoveries",
+            "Recoveries of the NPU that the kernel announced: each aborts the jobs of all processes",
+            registry=self.registry,
+        )
         self.queue_time = histogram("request_queue_time_seconds", "From submission to the engine's start")
         self.inference_time = histogram("request_inference_time_seconds", "Time on the device")
         self.latency = histogram("e2e_request_latency_seconds", "From arrival to the last byte rendered")

@@ -219,6 +219,29 @@ async def test_an_idle_engine_that_does_not_answer_its_canary_is_replaced():
         assert (await until(engine, EngineState.READY)).pid != first.pid
 
 
+async def test_an_engine_whose_device_is_doubted_is_examined_as_soon_as_it_has_no_work():
+    examined = []
+
+    async def canary(process):
+        examined.append(process.pid)
+        await collect(process, 1)
+
+    async with running(canary=canary, limits=EngineLimits(canary_interval_s=300.0, restart=QUICK)) as engine:
+        first = await until(engine, EngineState.READY)
+        engine.doubt()
+        async with asyncio.timeout(30):
+            while len(examined) < 2:
+                await asyncio.sleep(0.01)
+        request = asyncio.create_task(collect(engine, *range(1, 40)))
+        await asyncio.sleep(0)
+        engine.doubt()
+        assert len(await request) == 39
+        async with asyncio.timeout(30):
+            while len(examined) < 3:
+                await asyncio.sleep(0.01)
+        assert set(examined) == {first.pid}
+
+
 async def test_a_canary_that_had_no_turn_behind_requests_is_put_off():
     examined, request = [], []
 

@@ -1,0 +1,52 @@
+"""Recoveries of the NPU, as the kernel announces them: it aborts the jobs of all processes, and no call need fail."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+_UEVENTS = 15
+_KERNELS_GROUP = 1
+_LARGEST = 8192
+_RECOVERED = b"IVPU_PM_EVENT=IVPU_RECOVER"
+
+
+def uevents() -> socket.socket | None:
+    """A socket with the kernel's announcements; None where there is none, or this process may not have it."""
+    family = getattr(socket, "AF_NETLINK", None)
+    if family is None:
+        return None
+    try:
+        found = socket.socket(family, socket.SOCK_DGRAM, _UEVENTS)
+    except OSError as error:
+        log.info("recoveries of the NPU are not heard of: %s (RestrictAddressFamilies of the unit)", error.strerror)
+        return None
+    try:
+        found.setblocking(False)
+        found.bind((0, _KERNELS_GROUP))
+    except OSError as error:
+        found.close()
+        log.info("recoveries of the NPU are not heard of: %s", error.strerror)
+        return None
+    return found
+
+
+async def watch(source: socket.socket, recovered: Callable[[], None]) -> None:
+    """Call `recovered` for each recovery that the kernel announces, until cancelled. The socket is closed then."""
+    loop = asyncio.get_running_loop()
+    with source:
+        while True:
+            try:
+                content, sender = await loop.sock_recvfrom(source, _LARGEST)
+            except OSError as error:
+                # Too many at once: some were lost, and one of them may have been a recovery.
+                log.warning("announcements of the kernel were lost: %s", error.strerror)
+                recovered()
+                continue
+            # The kernel's own id is 0; other processes may send, too.
+            if (not isinstance(sender, tuple) or sender[0] == 0) and _RECOVERED in content.split(b"\0"):
+                recovered()
