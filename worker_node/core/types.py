@@ -139,7 +139,8 @@ class Sampling:
     `min_p` leaves out tokens less likely than this share of the likeliest. `presence_penalty` and `frequency_penalty`
     are subtracted from the logits of tokens that the answer holds already, once and once per occurrence;
     `repetition_penalty` divides those of the prompt and the answer. `logprobs` asks for the logarithm of each chosen
-    token's probability. `choices` is how many answers to the prompt the caller wants; this is one of them.
+    token's probability, `token_ids` for the ids of the answer's tokens. `choices` is how many answers to the prompt the
+    caller wants; this is one of them.
     With `beams` the likeliest answers are searched for, so many at a time, and this is the one at `rank`; a
     `length_penalty` above 1 favours long ones.
     Within its first `min_tokens` tokens an answer does not end. `stop_token_ids` end it as stop sequences do.
@@ -160,6 +161,7 @@ class Sampling:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logprobs: bool = False
+    token_ids: bool = False
     choices: int = 1
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
@@ -242,7 +244,11 @@ Piece = Token | Reasoning | ToolCallStarted | ToolCallArguments
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The end of a generation; `mean_logprob` is that of its tokens where log probabilities were asked for."""
+    """The end of a generation.
+
+    `mean_logprob` is that of its tokens where log probabilities were asked for, `token_ids` those of the answer where
+    they were.
+    """
 
     finish_reason: FinishReason
     usage: Usage
@@ -251,6 +257,7 @@ class Finished:
     npu_busy_shared: bool = False
     stop_sequence: str | None = None
     mean_logprob: float = -math.inf
+    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

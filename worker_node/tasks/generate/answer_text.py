@@ -51,6 +51,7 @@ class Answer:
         self._reasoning_tokens = 0
         self._busy_shared = False
         self._logprob = 0.0
+        self._ids: list[int] | None = [] if sampling.token_ids else None
         self.tokens = 0
         self.unreported = 0
         self.busy_us: int | None = None
@@ -67,6 +68,8 @@ class Answer:
         self.stopped = self._text.ended
         taken = self.tokens - before
         self.unreported += len(delta.tokens)
+        if self._ids is not None:
+            self._ids += delta.tokens[:taken]
         self._logprob += sum(delta.logprobs[:taken]) if delta.logprobs else 0.0
         logprobs = self._logprobs(delta.tokens[:taken], delta.logprobs[:taken]) if delta.logprobs else ()
         pieces = self._reader.read(text, logprobs)
@@ -98,6 +101,7 @@ class Answer:
             npu_busy_shared=self._busy_shared,
             stop_sequence=self._text.matched,
             mean_logprob=self._logprob / self.tokens if self.tokens else -math.inf,
+            token_ids=tuple(self._ids or ()),
         )
 
     def _finish_reason(self) -> FinishReason:

@@ -138,6 +138,7 @@ class SamplingFields(GuidedFields, SamplingBody):
     length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_SEQUENCES)] | None = None
+    return_token_ids: bool | None = None
     n_predict: Annotated[int, Field(ge=-1, le=1_000_000)] | None = None
     repeat_penalty: RepetitionPenalty | None = None
     num_ctx: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
@@ -160,8 +161,13 @@ class SamplingFields(GuidedFields, SamplingBody):
                 "stream: best_of and use_beam_search choose among whole answers; leave them out, or stream",
                 param="stream",
             )
+        if self.stream and self.return_token_ids:
+            raise BadRequest(
+                "return_token_ids: only a whole reply has them; leave it out, or stream", param="return_token_ids"
+            )
+        ids = bool(self.return_token_ids)
         if not self.use_beam_search:
-            return parameters.sampling(parameters.OPENAI, given, logprobs=logprobs or width > n)
+            return parameters.sampling(parameters.OPENAI, given, logprobs=logprobs or width > n, token_ids=ids)
         if width == 1:
             raise BadRequest("use_beam_search: best_of must be the number of beams, at least 2", param="best_of")
         # GenAI takes no repetition penalty with it, so a model's own does not count either.
@@ -169,7 +175,7 @@ class SamplingFields(GuidedFields, SamplingBody):
             {} if self.repeat_penalty else {"repetition_penalty": self.repetition_penalty or 1}
         )
         more = {"beams": width, "length_penalty": 1.0 if self.length_penalty is None else self.length_penalty}
-        return parameters.sampling(parameters.OPENAI, given, logprobs=logprobs, **more)
+        return parameters.sampling(parameters.OPENAI, given, logprobs=logprobs, token_ids=ids, **more)
 
     @property
     def generations(self) -> int:
@@ -247,9 +253,8 @@ _SAMPLING: Table = {
     "prompt_logprobs": Unsupported(_PROMPT_LOGPROBS),
     "repetition_detection": Unsupported("use the penalties, or stop"),
     "response_fields": Unsupported("replies have all of their fields"),
-    "return_tokens": Unsupported("tokens are returned as text; use /tokenize for their ids"),
-    "return_token_ids": Unsupported("tokens are returned as text; use /tokenize for their ids"),
-    "return_tokens_as_token_ids": Unsupported("tokens are returned as text; use /tokenize for their ids"),
+    "return_tokens": Unsupported("use return_token_ids"),
+    "return_tokens_as_token_ids": Unsupported("use return_token_ids"),
     "t_max_predict_ms": Unsupported("send the header X-Request-Timeout-Ms, which counts from the request's arrival"),
     "tfs_z": Unsupported(_SAMPLER, (1,)),
     "top_a": Unsupported(_SAMPLER),

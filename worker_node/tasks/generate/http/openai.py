@@ -102,6 +102,7 @@ class _Rendered(Renderer):
         options = body.stream_options or StreamOptions()
         self._choices = choices
         self._choices_per_prompt, self._returned = body.generations, body.n or 1
+        self._with_ids = bool(body.return_token_ids)
         self._with_usage = bool(options.include_usage)
         self._usage_in_chunks = bool(options.continuous_usage_stats)
         self._fields = {
@@ -151,6 +152,9 @@ class _Rendered(Renderer):
     def _closing(self, index: int, finished: Finished) -> dict[str, Any]: ...
     @abstractmethod
     def _whole(self, index: int, answer: WholeAnswer, finished: Finished) -> dict[str, Any]: ...
+
+    def _token_ids(self, finished: Finished) -> dict[str, Any]:
+        return {"token_ids": finished.token_ids} if self._with_ids else {}
 
     def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return self._fields | {"object": kind, "choices": choices}
@@ -283,6 +287,7 @@ class _Chat(_Rendered):
             "message": _whole_message(answer),
             "logprobs": chat_logprobs(answer.logprobs, self._top) if self._logprobs else None,
             "finish_reason": finished.finish_reason,
+            **self._token_ids(finished),
         }
 
 
@@ -314,6 +319,7 @@ class ChatChoice(Reply):
     message: dict[str, Any]
     logprobs: dict[str, Any] | None
     finish_reason: Literal["stop", "length", "tool_calls"]
+    token_ids: list[int] | None = None
 
 
 class ChatCompletion(Reply):
@@ -412,7 +418,7 @@ class _Completion(_Rendered):
 
     def _whole(self, index: int, answer: WholeAnswer, finished: Finished) -> dict[str, Any]:
         logprobs = completion_logprobs(answer.logprobs, self._top) if self._logprobs else None
-        return _text_choice(index, answer.text, logprobs, finished.finish_reason)
+        return _text_choice(index, answer.text, logprobs, finished.finish_reason) | self._token_ids(finished)
 
 
 def _text_choice(
@@ -428,6 +434,7 @@ class TextChoice(Reply):
     text: str
     logprobs: dict[str, Any] | None
     finish_reason: Literal["stop", "length"]
+    token_ids: list[int] | None = None
 
 
 class Completion(Reply):
