@@ -6,6 +6,7 @@ same answer. It proves the wiring (images reach the language model, in order, as
 one unused token, `<reponame>`, becomes `<image>`.
 """
 
+import hashlib
 import json
 import shutil
 import tempfile
@@ -16,8 +17,10 @@ import openvino as ov
 import openvino_tokenizers
 from openvino import opset13 as op
 
+from tests.support import cut_model
 from tests.support.cut_model import cut
-from worker_node.models.directory import MODEL_FILE
+from tests.support.foreign import kept
+from worker_node.models.directory import MANIFEST_FILE, MODEL_FILE
 
 # Words that are one token with a blank before them.
 COLOURS = {" red": (255, 0, 0), " green": (0, 255, 0), " blue": (0, 0, 255)}
@@ -29,6 +32,15 @@ _SIDE = 28
 def words(colour):
     """The text that is to the language model what an image of this colour is."""
     return f" {colour}" * 4 + "\n"  # its quarters, and the line's end that GenAI adds
+
+
+def kept_colours(store):
+    """The directory of the model, beside the one for what is compiled: both are kept between runs of the suite."""
+    whole = store.get("smollm2-135m-instruct").path
+    sources = (whole / MANIFEST_FILE, Path(__file__), Path(cut_model.__file__))
+    content = b"".join(path.read_bytes() for path in sources)
+    name = f"colours-{hashlib.sha256(content).hexdigest()[:16]}"
+    return kept(name, lambda root: build(whole, root / "colours")) / "colours"
 
 
 def build(source, target):

@@ -7,11 +7,9 @@ is one of its own, for its model: its start, and that of the NPU's engine, are m
 """
 
 import base64
-import hashlib
 import io
 import itertools
 import time
-from pathlib import Path
 
 import openai
 import pytest
@@ -19,13 +17,10 @@ from PIL import Image
 
 from tests.real import colour_vision
 from tests.real.colour_vision import words
-from tests.support import cut_model
-from tests.support.foreign import kept
 from tests.support.later import Later
 from tests.support.nodes import start_node
 from worker_node.core.types import Device
 from worker_node.engines.protocol import EngineSpec
-from worker_node.models.directory import MANIFEST_FILE
 from worker_node.tasks.generate.messages import GenerateJob, ImagePrompt, RawImage, Step
 from worker_node.tasks.vision.engine import VisionRunner
 
@@ -63,11 +58,7 @@ def question(*parts):
 @pytest.fixture(scope="module")
 def models(store):
     """The directory of the model, beside the one for what is compiled: both are kept between runs of the suite."""
-    whole = store.get("smollm2-135m-instruct").path
-    sources = (whole / MANIFEST_FILE, Path(colour_vision.__file__), Path(cut_model.__file__))
-    content = b"".join(path.read_bytes() for path in sources)
-    name = f"colours-{hashlib.sha256(content).hexdigest()[:16]}"
-    return kept(name, lambda root: colour_vision.build(whole, root / "colours")) / "colours"
+    return colour_vision.kept_colours(store)
 
 
 @pytest.fixture(scope="module")

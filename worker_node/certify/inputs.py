@@ -1,12 +1,19 @@
-"""What a certification asks: prompts and texts of every length in several languages, and two recordings."""
+"""What a certification sends: prompts and texts of every length in several languages, recordings, images.
+
+The same on every machine, so that answers can be stored. What is sent here and how references are made go together: a
+change of this file needs new ones (docs/contributing.md).
+"""
 
 from __future__ import annotations
 
+import base64
 import io
 import itertools
+import struct
 import tempfile
 import wave
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 
@@ -28,47 +35,54 @@ PASSAGES = (
     "    return round(total, 2)\n\n",
     "山の上の小さな村では、毎年秋になると祭りがある。",
 )
-QUESTIONS = (
+_ENDINGS = (
     "\nThe next sentence is:",
     "\nIn one word, the subject is",
     "\nOnce upon a time",
     "\nSummary:",
 )
 RANKED = (
-    ("Who keeps the lamp of the harbour burning?", 0),
-    ("Warum hielt der Zug?", 1),
-    ("What happened to revenue and costs?", 3),
-    ("How is the area of rectangles added up?", 5),
+    "Who keeps the lamp of the harbour burning?",
+    "Warum hielt der Zug?",
+    "What happened to revenue and costs?",
+    "How is the area of rectangles added up?",
 )
+DOCUMENTS = tuple(text.strip() for text in PASSAGES)
+# In tokens, each a quarter longer than the one before: 13, 16, 20 … 1024 … 8192.
+LENGTHS = tuple(round(2 ** (step / 3)) for step in range(11, 40))
+# No text has more tokens than this many for each of its words.
+_TOKENS_PER_WORD = (2, 5, 5, 2, 5)
+_TEXTS = 300
 
 
-def passage(start: int) -> str:
-    """Text without end, as far as anybody needs, which begins with another passage for each `start`."""
-    return "".join(itertools.islice(itertools.cycle(PASSAGES), start % len(PASSAGES), start % len(PASSAGES) + 400))
+def lengths(window: int, count: int) -> list[int]:
+    """Up to `count` of `LENGTHS` below the window, spread evenly, and the window itself."""
+    shorter = [length for length in LENGTHS if length < window]
+    spread = np.linspace(0, len(shorter) - 1, min(count - 1, len(shorter))).round().astype(int)
+    return [*(shorter[at] for at in spread), window]
 
 
-def prompt_of(
-    tokens: int, index: int, tokenize: Callable[[str], list[int]], text_of: Callable[[list[int]], str]
-) -> str:
-    """A prompt of about that many tokens; a pair of (tokens, index) always gives the same one."""
-    question = QUESTIONS[index % len(QUESTIONS)]
-    room = max(1, tokens - len(tokenize(question)))
-    return text_of(tokenize(passage(index)[: room * 8])[:room]) + question
+def prompt(length: int, variant: int, tokenize: Callable[[str], list[int]]) -> list[int]:
+    """A prompt of exactly `length` token ids; equal arguments give equal prompts."""
+    ending = tokenize(_ENDINGS[(length + variant) % len(_ENDINGS)])
+    room = max(1, length - len(ending))
+    first = (length + variant) % len(PASSAGES)
+    # Each by itself: a node does not tokenize more than a model can hold.
+    passages = itertools.islice(itertools.cycle([tokenize(passage) for passage in PASSAGES]), first, None)
+    return list(itertools.islice(itertools.chain.from_iterable(passages), room)) + ending[-(length - room) :]
 
 
-def growing(most: int, count: int) -> list[int]:
-    """Up to `count` lengths from 16 to `most`, each about the same multiple of the one before."""
-    return sorted({round(length) for length in np.geomspace(min(16, most), most, count)})
-
-
-def texts(count: int, tokens: int) -> Iterator[str]:
-    """Texts of one word up to about that many tokens, all different, in English and shorter ones in other languages."""
-    whole = [text.split() for text in PASSAGES[:5]]
-    for index in range(count):
-        source = whole[index % len(whole)]
-        words = tokens // 2 if index % len(whole) in {0, 3} else tokens // 5
-        size = 1 + index * max(0, words - 8) // max(1, count - 1)
-        yield f"{index}: " + " ".join(itertools.islice(itertools.cycle(source), index % 11, index % 11 + size))
+def texts(window: int, count: int) -> list[str]:
+    """Up to `count` texts, from one word to those that are sure to fit a window of tokens; all differ."""
+    fitting = []
+    for index in range(_TEXTS):
+        words, most = PASSAGES[index % 5].split(), _TOKENS_PER_WORD[index % 5]
+        size = round(2 ** (8 * index / (_TEXTS - 1)))
+        if most * (size + 2) <= window:
+            begin = index % len(words)
+            fitting.append(f"{index}: " + " ".join(itertools.islice(itertools.cycle(words), begin, begin + size)))
+    spread = np.linspace(0, len(fitting) - 1, min(count, len(fitting))).round().astype(int)
+    return [fitting[at] for at in spread]
 
 
 def recordings() -> tuple[bytes, bytes]:
@@ -91,3 +105,24 @@ def _wav(samples: npt.NDArray[np.int16]) -> bytes:
         file.setframerate(16_000)
         file.writeframes(samples.astype("<i2").tobytes())
     return target.getvalue()
+
+
+def images() -> tuple[str, ...]:
+    """Images of one colour each, red, green and blue (PNG), as data URLs."""
+    return tuple(f"data:image/png;base64,{base64.b64encode(_png(colour)).decode()}" for colour in _COLOURS)
+
+
+_COLOURS = (b"\xdc\x14\x14", b"\x14\xb4\x14", b"\x14\x28\xdc")
+
+
+def _png(colour: bytes, size: int = 64) -> bytes:
+    rows = (b"\0" + colour * size) * size
+    chunks = (
+        (b"IHDR", struct.pack(">IIBBBBB", size, size, 8, 2, 0, 0, 0)),
+        (b"IDAT", zlib.compress(rows)),
+        (b"IEND", b""),
+    )
+    parts = (
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)

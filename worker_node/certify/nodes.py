@@ -2,94 +2,90 @@
 
 from __future__ import annotations
 
-import hashlib
+import base64
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import httpx2
+import numpy as np
+import numpy.typing as npt
 
 from worker_node.core.errors import NodeError
-from worker_node.core.types import Device
-from worker_node.settings import ModelSettings
+from worker_node.settings import ModelSettings, PlacementSettings
 
 Json = dict[str, Any]
-_LOOK_S = 0.2
+_POLL_S = 0.2
 _STOP_S = 45.0
-# Of the node that is certified only these hold; where it listens and who may call it is the certification's own matter.
-_NOT_PASSED_ON = frozenset({
+_PROGRESS_S = 15.0
+# The certified node shares these with nobody: where it listens, who may call it, what it serves.
+_NOT_INHERITED = frozenset({
     "NPU_NODE_API_KEYS", "NPU_NODE_API_KEYS_FILE", "NPU_NODE_HOST", "NPU_NODE_PORT", "NPU_NODE_OLLAMA_PORT",
     "NPU_NODE_TLS_CERT", "NPU_NODE_TLS_KEY", "NPU_NODE_TLS_CLIENT_CA", "NPU_NODE_ANNOUNCE", "NPU_NODE_AGENT_CHECK_PORT",
-    "NPU_NODE_MODELS", "NPU_NODE_FAULTS", "NPU_NODE_REQUIRE_CERTIFIED", "NOTIFY_SOCKET",
+    "NPU_NODE_MODELS", "NPU_NODE_FAULTS", "NPU_NODE_REQUIRE_CERTIFIED", "NPU_NODE_RECERTIFY_AFTER_S", "NOTIFY_SOCKET",
+    "WATCHDOG_USEC",
 })  # fmt: skip
+_VARIABLES = {
+    # No passport decides what is examined, least of all an earlier failure.
+    "NPU_NODE_PASSPORTS": "/nonexistent/passports",
+    "NPU_NODE_SAMPLING_DEFAULTS": "greedy",
+    # What comes from a cache says nothing of the device.
+    "NPU_NODE_EMBEDDING_CACHE": "0",
+    # A canary in the middle of a measurement would be measured.
+    "NPU_NODE_CANARY_INTERVAL_S": "86400",
+}
 
 
 class CallFailed(NodeError):
-    """A call of the certified node failed; the text says how."""
+    """A call of a node that a certification runs failed; the text says how."""
 
 
 class RunningNode:
-    """`npu-node serve` with one model on one device, as a process of its own on a free port of this machine.
+    """`npu-node serve` with one model at one placement, as a process of its own on a free port of this machine.
 
-    `say` is told how the load goes. Raises CallFailed when the model cannot be loaded.
+    `say` reports how the load goes. Raises CallFailed when the model cannot be loaded; so do all calls.
     """
 
     def __init__(
         self,
         model: ModelSettings,
-        device: Device,
+        place: PlacementSettings,
         say: Callable[[str], None],
-        variables: Mapping[str, str] | None = None,
-        flags: tuple[str, ...] = (),
+        variables: Mapping[str, str],
+        flags: tuple[str, ...],
     ) -> None:
-        place: Json = {"device": device.value}
-        for given in model.placements or ():
-            if given.device is device:
-                place = given.model_dump(mode="json", exclude_unset=True) | {"load": "eager"}
-        wanted = model.model_dump(mode="json", exclude_unset=True, exclude={"options", "idle_unload_s"})
-        wanted |= {**model.options, "placements": [place]}
-        kept = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON}
-        environment = {
-            **kept,
-            "NPU_NODE_MODELS": json.dumps([wanted], default=str),
-            "NPU_NODE_SAMPLING_DEFAULTS": "greedy",
-            # A canary in the middle of a measurement would be measured.
-            "NPU_NODE_CANARY_INTERVAL_S": "86400",
-            **(variables or {}),
-        }
+        wanted = model.model_dump(mode="json", exclude_unset=True, exclude={"options", "idle_unload_s", "placements"})
+        wanted |= {**model.options, "placements": [place.model_dump(mode="json", exclude_unset=True)]}
+        inherited = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+        models = {"NPU_NODE_MODELS": json.dumps([wanted], default=str)}
         command = [sys.executable, "-m", "worker_node", "serve", "--host", "127.0.0.1", "--port", "0"]
         self.process = subprocess.Popen(  # noqa: S603  (ours)
-            [*command, "--log-level", "error", *flags], env=environment, stdout=subprocess.PIPE, text=True
+            [*command, "--log-level", "error", *flags],
+            env={**inherited, **_VARIABLES, **models, **variables},
+            stdout=subprocess.PIPE,
+            text=True,
         )
         assert self.process.stdout is not None  # noqa: S101
         line = self.process.stdout.readline()
-        if not line.startswith("listening on "):
-            self.stop()
-            raise CallFailed("the node did not start; its log above says why")
-        self.url = line.split()[-1]
-        self.http = httpx2.Client(base_url=self.url, timeout=900.0)
+        self._tokenized: dict[str, list[int]] = {}
+        self.http = httpx2.Client(base_url=line.split()[-1] if line else "", timeout=900.0)
         try:
+            if not line.startswith("listening on "):
+                raise CallFailed("the node did not start; its log above says why")
             self._await_model(say)
         except BaseException:
             self.stop()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+        self.id: str = self.model()["id"]
 
     def stop(self) -> None:
         """End the process and its engines."""
-        if hasattr(self, "http"):
-            self.http.close()
+        self.http.close()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
@@ -99,6 +95,12 @@ class RunningNode:
                 self.process.wait()
         if self.process.stdout is not None:
             self.process.stdout.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def _await_model(self, say: Callable[[str], None]) -> None:
         began, said = time.monotonic(), 0.0
@@ -111,15 +113,25 @@ class RunningNode:
             if self.process.poll() is not None:
                 raise CallFailed(f"the node ended with status {self.process.returncode} while the model was loaded")
             waited = time.monotonic() - began
-            if waited - said >= 15:
+            if waited - said >= _PROGRESS_S:
                 said = waited
-                say(f"loading and compiling for {waited:.0f} s ({model['state']})")
-            time.sleep(_LOOK_S)
+                say(f"loading and compiling for {waited:.0f} s")
+            time.sleep(_POLL_S)
 
-    def model(self) -> Json:
-        """What /health says of the model."""
-        found: Json = self.health()["models"][0]
-        return found
+    def await_ready(self, limit_s: float = 300.0) -> bool:
+        """Wait until the model serves again; False where it does not within the limit."""
+        until = time.monotonic() + limit_s
+        while time.monotonic() < until:
+            try:
+                model = self.model()
+            except CallFailed:
+                return False
+            if model["state"] in {"ready", "degraded"} and model["device"] is not None:
+                return True
+            if model["state"] in {"quarantined", "failed"}:
+                return False
+            time.sleep(_POLL_S)
+        return False
 
     def health(self) -> Json:
         """/health, whatever its status."""
@@ -129,18 +141,84 @@ class RunningNode:
             raise CallFailed(f"the node does not answer ({type(error).__name__})") from None
         return found
 
-    def get(self, path: str) -> Json:
-        """A resource. Raises CallFailed."""
-        return self._read(lambda: self.http.get(path))
+    def model(self) -> Json:
+        """What /health says of the model."""
+        found: Json = self.health()["models"][0]
+        return found
 
     def post(self, path: str, body: Json) -> Json:
-        """A call with a JSON body. Raises CallFailed."""
-        return self._read(lambda: self.http.post(path, json=body))
+        """The reply to a call with a JSON body that names the model."""
+        return self._read(lambda: self.http.post(path, json={"model": self.id, **body}))
 
-    def upload(self, path: str, content: bytes, model: str) -> Json:
-        """A recording as a form. Raises CallFailed."""
-        form = {"file": ("recording.wav", content, "audio/wav")}
-        return self._read(lambda: self.http.post(path, files=form, data={"model": model, "temperature": "0"}))
+    def tokenize(self, text: str) -> list[int]:
+        """The token ids of a text, as a part of a prompt."""
+        if text not in self._tokenized:
+            self._tokenized[text] = self.post("/tokenize", {"prompt": text, "add_special_tokens": False})["tokens"]
+        return self._tokenized[text]
+
+    def complete(self, prompt: list[int], tokens: int, *, logprobs: bool = False) -> tuple[list[int], list[float]]:
+        """The `tokens` that greedily continue the prompt, and their log probabilities where they were asked for."""
+        body: Json = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+        body |= {"return_token_ids": True} | ({"logprobs": 1} if logprobs else {})
+        choice = self.post("/v1/completions", body)["choices"][0]
+        # Special tokens, which have no text, have none either.
+        found = choice["logprobs"]["token_logprobs"] if logprobs else []
+        return choice["token_ids"], found if len(found) == len(choice["token_ids"]) else []
+
+    def stream(self, prompt: list[int], tokens: int) -> list[float]:
+        """The seconds after which each part of the text of a streamed completion came."""
+        body = {"model": self.id, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
+        body |= {"ignore_eos": True, "stream": True}
+        began, times = time.monotonic(), []
+        try:
+            with self.http.stream("POST", "/v1/completions", json=body) as reply:
+                if reply.status_code != 200:
+                    raise CallFailed(f"HTTP {reply.status_code} for a stream: {reply.read().decode()[:200]}")
+                for line in reply.iter_lines():
+                    event = json.loads(line[6:]) if line.startswith("data: {") else {}
+                    if "error" in event:
+                        raise CallFailed(f"the stream failed: {str(event['error'])[:200]}")
+                    if event.get("choices") and event["choices"][0].get("text"):
+                        times.append(time.monotonic() - began)
+        except (httpx2.HTTPError, ValueError) as error:
+            raise CallFailed(f"the node broke the stream off ({type(error).__name__})") from None
+        if not times:
+            raise CallFailed("the stream had no text")
+        return times
+
+    def answer(self, content: str | list[Json], **fields: Any) -> Json:
+        """The message that answers one of the user, without sampling."""
+        body = {"messages": [{"role": "user", "content": content}], "temperature": 0, **fields}
+        message: Json = self.post("/v1/chat/completions", body)["choices"][0]["message"]
+        return message
+
+    def vector(self, text: str) -> npt.NDArray[np.float32]:
+        """The text's vector, shape (d,)."""
+        body = {"input": [text], "encoding_format": "base64"}
+        return np.frombuffer(base64.b64decode(self.post("/v1/embeddings", body)["data"][0]["embedding"]), "<f4")
+
+    def scores(self, query: str, documents: Sequence[str]) -> list[float]:
+        """How well each document answers the query."""
+        rows = self.post("/v1/rerank", {"query": query, "documents": list(documents)})["results"]
+        return [row["relevance_score"] for row in sorted(rows, key=lambda row: row["index"])]
+
+    def transcript(self, recording: bytes) -> str:
+        """What is said in a recording (WAV)."""
+        return str(self.transcribe(recording)["text"])
+
+    def transcribe(self, recording: bytes) -> Json:
+        """The reply to a recording (WAV)."""
+        form = {"file": ("recording.wav", recording, "audio/wav")}
+        fields = {"model": self.id, "temperature": "0"}
+        return self._read(lambda: self.http.post("/v1/audio/transcriptions", files=form, data=fields))
+
+    def description(self, image: str) -> str:
+        """What the model says of an image, given as a data URL."""
+        parts: list[Json] = [
+            {"type": "image_url", "image_url": {"url": image}},
+            {"type": "text", "text": "Which colour is this?"},
+        ]
+        return str(self.answer(parts, max_tokens=12)["content"])
 
     def _read(self, send: Callable[[], httpx2.Response]) -> Json:
         try:
@@ -152,49 +230,3 @@ class RunningNode:
             raise CallFailed(f"HTTP {reply.status_code}: {str(body.get('error', body))[:300]}")
         busy = reply.headers.get("X-NPU-Busy-Delta-Us")
         return body | {"_busy_us": int(busy) if busy and busy.isdigit() else None}
-
-
-class Reference:
-    """Answers of a CPU: of a file (`stored`), else of a node that is started here when the first one is asked for."""
-
-    def __init__(self, start: Callable[[], RunningNode], stored: Path | None, key: str) -> None:
-        self._start = start
-        self._node: RunningNode | None = None
-        self._key = key
-        self._answers: dict[str, Json] = {}
-        self.asked_here = False
-        if stored is not None:
-            try:
-                found = json.loads(stored.read_text(encoding="utf-8"))
-                if found["key"] != key:
-                    raise CallFailed(f"{stored} holds answers of another model or OpenVINO; leave --reference out")
-                self._answers = found["answers"]
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                raise CallFailed(f"{stored} must be a file of --make-reference, and cannot be read: {error}") from None
-
-    def post(self, path: str, body: Json) -> Json:
-        """The CPU's answer to a call."""
-        return self._answer(json.dumps([path, body], sort_keys=True), lambda node: node.post(path, body))
-
-    def upload(self, path: str, content: bytes, model: str) -> Json:
-        """The CPU's answer to a form with a recording."""
-        name = json.dumps([path, hashlib.sha256(content).hexdigest()])
-        return self._answer(name, lambda node: node.upload(path, content, model))
-
-    def _answer(self, name: str, ask: Callable[[RunningNode], Json]) -> Json:
-        digest = hashlib.sha256(name.encode()).hexdigest()
-        if digest not in self._answers:
-            self.asked_here = True
-            self._node = self._node or self._start()
-            self._answers[digest] = ask(self._node)
-        return self._answers[digest]
-
-    def save(self, path: Path) -> None:
-        """Write what was answered, for --reference of another machine."""
-        path.write_text(json.dumps({"key": self._key, "answers": self._answers}) + "\n", encoding="utf-8")
-
-    def close(self) -> None:
-        """End the node, if one was started."""
-        if self._node is not None:
-            self._node.stop()
-            self._node = None

@@ -1,45 +1,160 @@
-"""How a CPU judges an answer: a process of its own, with OpenVINO alone and at full precision.
+"""What a device's answers are compared with: those of a CPU at full precision.
 
-    python -m worker_node.certify.score MODEL.xml
+They come with the package for the models of the catalog that this project can run (`references/`), from a file that
+--make-reference wrote, or from this machine's CPU. A passport says from where, so that a wrong CPU confirms no wrong
+NPU unnoticed.
 
-Reads a JSON array on each line, [tokens, count], and writes one: for each of the last `count` tokens, how much
-likelier (natural logarithm) the most likely token was than the one that stands there; 0: greedy decoding takes it.
+    python -m worker_node.certify.reference MODEL.xml
+
+is the process that continues prompts with OpenVINO alone: GenAI's pipelines tell the probability of no token but the
+chosen one.
 """
 
 from __future__ import annotations
 
+import base64
+import gzip
+import hashlib
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
+from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+import numpy as np
+import numpy.typing as npt
+
+from worker_node.certify import inputs
+from worker_node.certify.nodes import CallFailed, RunningNode
 from worker_node.core.environment import native_environment
-from worker_node.core.errors import NodeError
-from worker_node.models.directory import MODEL_FILE
+from worker_node.core.errors import ConfigurationError
 
+# Tokens of each answer that are compared, and how many of the likeliest tokens are known at each of them.
+ANSWER_TOKENS = 12
+_LIKELIEST = 20
 # Logits of a whole long prompt would need gigabytes.
 _CHUNK = 128
+_MOST_BYTES = 100_000_000
+
+# At each token of an answer: the likeliest tokens and the natural logarithms of their probabilities, the likeliest
+# first. The first of each row are the answer of a greedy search.
+Continuation = list[tuple[list[int], list[float]]]
 
 
-class NotScored(NodeError):
-    """The CPU cannot judge the model's answers; the text says why."""
+class Reference:
+    """Answers of a CPU to what `worker_node.certify.inputs` sends. Methods raise CallFailed.
 
+    Those that are not `stored` are made here when they are first needed: by `start`ing a node on the CPU or, for
+    prompts, by a process with the model's graph.
+    """
 
-class Scorer:
-    """The process, started at the first answer."""
-
-    def __init__(self, directory: Path) -> None:
-        self._model = directory / MODEL_FILE
+    def __init__(self, key: str, start: Callable[[], RunningNode], graph: Path, stored: dict[str, Any]) -> None:
+        self._key = key
+        self._start = start
+        self._graph = graph
+        self._stored = frozenset(stored)
+        self._answers = dict(stored)
+        self._asked: set[str] = set()
+        self._node: RunningNode | None = None
         self._process: subprocess.Popen[str] | None = None
 
-    def margins(self, tokens: list[int], count: int) -> list[float]:
-        """Those of the last `count` tokens. Raises NotScored."""
-        if not self._model.is_file():
-            raise NotScored("only models in OpenVINO form can be compared with the CPU")
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._node is not None:
+            self._node.stop()
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+
+    @property
+    def origin(self) -> str:
+        """Where the answers that were asked for came from."""
+        made_here = self._asked - self._stored
+        if not made_here:
+            return "stored" if self._asked else "none"
+        if made_here == self._asked:
+            return "this CPU"
+        return f"stored, and this CPU for {len(made_here)} of {len(self._asked)} answers"
+
+    def continuation(self, prompt: list[int]) -> Continuation:
+        """How the CPU continues the prompt, token by token."""
+        answer: Continuation = self._answer(["continuation", prompt], lambda: self._continue(prompt))
+        return answer
+
+    def vector(self, text: str) -> npt.NDArray[np.float32]:
+        """The text's vector, shape (d,)."""
+        encoded = self._answer(["vector", text], lambda: _encoded(self._on_cpu().vector(text)))
+        return np.frombuffer(base64.b64decode(encoded), "<f2").astype(np.float32)
+
+    def scores(self, query: str, documents: Sequence[str]) -> list[float]:
+        """How well each document answers the query."""
+        answer: list[float] = self._answer(
+            ["scores", query, list(documents)], lambda: self._on_cpu().scores(query, documents)
+        )
+        return answer
+
+    def transcript(self, recording: bytes) -> str:
+        """What is said in the recording."""
+        digest = hashlib.sha256(recording).hexdigest()
+        return str(self._answer(["transcript", digest], lambda: self._on_cpu().transcript(recording)))
+
+    def description(self, image: str) -> str:
+        """What the model says of an image, given as a data URL."""
+        return str(self._answer(["description", image], lambda: self._on_cpu().description(image)))
+
+    def make(self) -> None:
+        """Ask the CPU everything of which a certification may want the answer, but prompts of unusual lengths."""
+        model, node = self._on_cpu().model(), self._on_cpu()
+        window = model["context_limit"]
+        match model["kind"]:
+            case "generation":
+                for length in inputs.LENGTHS:
+                    if length + ANSWER_TOKENS < window:
+                        self.continuation(inputs.prompt(length, 0, node.tokenize))
+            case "embedding":
+                for text in inputs.texts(window, sys.maxsize):
+                    self.vector(text)
+            case "rerank":
+                for query in inputs.RANKED:
+                    self.scores(query, inputs.DOCUMENTS)
+            case "transcription":
+                for recording in inputs.recordings():
+                    self.transcript(recording)
+            case "vision":
+                for image in inputs.images():
+                    self.description(image)
+
+    def save(self, path: Path) -> None:
+        """Write the answers, for `--reference` on another machine. Raises ConfigurationError."""
+        content = json.dumps({"key": self._key, "answers": self._answers}, sort_keys=True, separators=(",", ":"))
+        try:
+            # No time of day in it: equal answers make equal files.
+            path.write_bytes(gzip.compress(content.encode(), mtime=0))
+        except OSError as error:
+            raise ConfigurationError(f"the reference cannot be written to {path}: {error.strerror}") from None
+
+    def _answer(self, question: list[Any], ask: Callable[[], Any]) -> Any:
+        digest = hashlib.sha256(json.dumps(question).encode()).hexdigest()[:32]
+        if digest not in self._answers:
+            self._answers[digest] = ask()
+        self._asked.add(digest)
+        return self._answers[digest]
+
+    def _on_cpu(self) -> RunningNode:
+        if self._node is None:
+            self._node = self._start()
+        return self._node
+
+    def _continue(self, prompt: list[int]) -> Continuation:
+        if not self._graph.is_file():
+            raise CallFailed(f"prompts are compared only for models in OpenVINO's form, and {self._graph} is missing")
         if self._process is None:
             self._process = subprocess.Popen(  # noqa: S603  (ours)
-                [sys.executable, "-m", __name__, str(self._model)],
+                [sys.executable, "-m", __name__, str(self._graph)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=native_environment(),
@@ -48,48 +163,74 @@ class Scorer:
         assert self._process.stdin is not None  # noqa: S101
         assert self._process.stdout is not None  # noqa: S101
         try:
-            self._process.stdin.write(json.dumps([tokens, count]) + "\n")
+            self._process.stdin.write(json.dumps(prompt) + "\n")
             self._process.stdin.flush()
-            found: list[float] = json.loads(self._process.stdout.readline())
+            answer: Continuation = json.loads(self._process.stdout.readline())
         except (OSError, ValueError):
-            raise NotScored("the CPU that judges answers failed; its message is above") from None
-        return found
-
-    def close(self) -> None:
-        """End the process."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            for stream in (self._process.stdin, self._process.stdout):
-                if stream is not None:
-                    stream.close()
+            raise CallFailed("the model's graph could not be run on the CPU; its message is above") from None
+        return answer
 
 
-def _main(model: str) -> None:
-    import numpy as np  # noqa: PLC0415  (as OpenVINO: this process alone needs them)
-    import openvino as ov  # noqa: PLC0415
+def shipped_reference(model: str, key: str) -> dict[str, Any]:
+    """The answers that come with the package for a model; none where they are of other weights or another OpenVINO."""
+    file = files(__package__).joinpath("references", f"{model}.json.gz")
+    content = json.loads(gzip.decompress(file.read_bytes())) if file.is_file() else {}
+    return dict(content["answers"]) if content.get("key") == key else {}
+
+
+def read_reference(path: Path, key: str) -> dict[str, Any]:
+    """The answers of a file that --make-reference wrote. Raises ConfigurationError."""
+    try:
+        with gzip.open(path) as file:
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise ConfigurationError(f"{path} must hold at most {_MOST_BYTES} bytes")
+        found = json.loads(content)
+        theirs, answers = found["key"], dict(found["answers"])
+    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        raise ConfigurationError(f"{path} must be a file that --make-reference wrote; it is not: {error}") from None
+    if theirs != key:
+        raise ConfigurationError(
+            f"{path} must hold answers for {key} (weights, OpenVINO), got answers for {theirs}; leave --reference out "
+            "to compare with this machine's CPU"
+        )
+    return answers
+
+
+def _encoded(vector: npt.NDArray[np.float32]) -> str:
+    return base64.b64encode(vector.astype("<f2").tobytes()).decode()
+
+
+def _main(graph: str) -> None:
+    import openvino as ov  # noqa: PLC0415  (this process alone needs it)
 
     exact = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
-    request = ov.Core().compile_model(model, "CPU", exact).create_infer_request()
+    request = ov.Core().compile_model(graph, "CPU", exact).create_infer_request()
     names = {name for port in request.model_inputs for name in port.get_names()}
+
+    def logits_after(tokens: list[int], past: int) -> npt.NDArray[np.float32]:
+        given: dict[str, Any] = {
+            "input_ids": np.array([tokens], np.int64),
+            "attention_mask": np.ones((1, past + len(tokens)), np.int64),
+            "position_ids": np.arange(past, past + len(tokens), dtype=np.int64)[None],
+            "beam_idx": np.zeros(1, np.int32),
+        }
+        logits: npt.NDArray[np.float32] = request.infer({k: v for k, v in given.items() if k in names})[0][0, -1]
+        return logits
+
     for line in sys.stdin:
-        tokens, count = json.loads(line)
+        prompt: list[int] = json.loads(line)
         request.reset_state()
-        margins: list[float] = []
-        first = len(tokens) - count
-        for begin in range(0, len(tokens) - 1, _CHUNK):
-            part = tokens[begin : min(begin + _CHUNK, len(tokens) - 1)]
-            given: dict[str, Any] = {
-                "input_ids": np.array([part], np.int64),
-                "attention_mask": np.ones((1, begin + len(part)), np.int64),
-                "position_ids": np.arange(begin, begin + len(part), dtype=np.int64)[None],
-                "beam_idx": np.zeros(1, np.int32),
-            }
-            logits = request.infer({name: value for name, value in given.items() if name in names})[0][0]
-            for row, at in enumerate(range(begin + 1, begin + len(part) + 1)):
-                if at >= first:
-                    margins.append(float(logits[row].max() - logits[row][tokens[at]]))
-        print(json.dumps(margins), flush=True)
+        for begin in range(0, len(prompt), _CHUNK):
+            logits = logits_after(prompt[begin : begin + _CHUNK], begin)
+        answer: Continuation = []
+        while len(answer) < ANSWER_TOKENS:
+            likeliest = np.argsort(-logits, kind="stable")[:_LIKELIEST]
+            shifted = logits - logits.max()
+            logarithms = shifted[likeliest] - np.log(np.exp(shifted).sum())
+            answer.append((likeliest.tolist(), [round(float(value), 4) for value in logarithms]))
+            logits = logits_after([int(likeliest[0])], len(prompt) + len(answer) - 1)
+        print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def page(passport: Passport) -> str:
         "OpenVINO": passport.openvino,
         "Node": f"{passport.node}, npu-node {passport.version}",
         "Made": passport.made,
-        "Compared with": f"answers of a CPU ({passport.reference})",
+        "Compared with": f"a CPU's answers ({passport.reference})",
         "Signed by": passport.signature.key if passport.signature else "nobody",
     }
     rows = "".join(
@@ -67,10 +67,7 @@ def _plots(checks: Sequence[CheckResult]) -> str:
             continue
         for name, what in (
             ("first_token_s", "Seconds to the first token, by tokens of the prompt"),
-            (
-                "margins",
-                "How much the CPU prefers another token to one of the answer, by tokens",
-            ),
+            ("margins", "How much likelier the CPU finds another token where answers part, by tokens of the prompt"),
         ):
             values = check.values.get(name)
             if isinstance(values, list) and len(values) == len(lengths):
@@ -121,7 +118,7 @@ def summary(passport: Passport) -> str:
         f"### {passport.model} on {passport.device}{emulated}: {passport.verdict}",
         "",
         f"{passport.architecture}; driver {passport.driver or '-'}, compiler {passport.compiler or '-'}, OpenVINO "
-        f"{passport.openvino}, npu-node {passport.version}, {passport.made}, against {passport.reference}",
+        f"{passport.openvino}, npu-node {passport.version}, {passport.made}, compared with {passport.reference}",
         "",
         "| check | result | found |",
         "|---|---|---|",

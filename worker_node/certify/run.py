@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from worker_node import __version__
-from worker_node.certify.checks import Certification, Check, Plan
-from worker_node.certify.nodes import CallFailed, Reference, RunningNode
-from worker_node.certify.score import Scorer
+from worker_node.certify.checks import Certification, Plan
+from worker_node.certify.nodes import CallFailed, RunningNode
+from worker_node.certify.reference import Reference, read_reference, shipped_reference
+from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import Device
 from worker_node.devices.probe import Probe
 from worker_node.doctor.checks import examine
 from worker_node.doctor.machine import ExaminedMachine
-from worker_node.models.passports import CheckResult, Limits, Passport, Rates, now
+from worker_node.models.directory import MODEL_FILE, InstalledModel
+from worker_node.models.passports import CheckResult, Identity, Limits, Passport, Rates, Verdict, now
 from worker_node.models.store import ModelStore
 from worker_node.serving.build import installed_model
 from worker_node.serving.certified import identity_of
-from worker_node.settings import ModelSettings, NodeSettings
+from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
 
-_CPU = {"NPU_NODE_NPU_EMULATION": "false"}
+_LOAD_FACTS = (8, 11, 14)
+_DOCTOR_FACTS = (15, 17, 18, 20, 21, 22, 23)
+_CPU = PlacementSettings(device=Device.CPU, plugin_config={"INFERENCE_PRECISION_HINT": "f32"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,45 +34,38 @@ class Run:
 
     settings: NodeSettings
     wanted: ModelSettings
-    device: str
+    device: Device
     probe: Probe
     plan: Plan
     flags: tuple[str, ...] = ()
     reference: Path | None = None
-    make_reference: Path | None = None
 
 
 def certify(run: Run, say: Callable[[str], None]) -> Passport:
-    """The passport, not yet signed. Raises ConfigurationError for a model that is not installed."""
-    device, wanted = Device(run.device), run.wanted
-    installed = installed_model(wanted, ModelStore(run.settings.model_store), run.settings)
-    emulated = device is Device.NPU and run.settings.npu_emulation
-    identity = identity_of(installed, wanted, device, run.probe, emulated=emulated)
+    """The passport, not signed yet. Raises ConfigurationError for a model that is not installed."""
+    device, wanted = run.device, run.wanted
+    installed, identity = _identified(run)
+    emulated = identity.emulated
     say(f"{identity.model} on {device.value}{' (emulated)' if emulated else ''}")
-
-    # A placement that failed before is certified again all the same.
-    own = {"NPU_NODE_PASSPORTS": str(Path("/nonexistent/passports"))}
-    if run.settings.faults is not None:
-        own["NPU_NODE_FAULTS"] = str(run.settings.faults)
+    place = next((each for each in wanted.placements or () if each.device is device), PlacementSettings(device=device))
+    place = place.model_copy(update={"load": "eager"})
+    faults = {} if run.settings.faults is None else {"NPU_NODE_FAULTS": str(run.settings.faults)}
 
     def start() -> RunningNode:
-        return RunningNode(wanted, device, say, own, run.flags)
+        return RunningNode(wanted, place, say, faults, run.flags)
 
-    def start_reference() -> RunningNode:
-        say("  the CPU that it is compared with is started")
-        cpu = _CPU | {"NPU_NODE_PASSPORTS": "/nonexistent/passports"}
-        return RunningNode(wanted.model_copy(update={"placements": None}), Device.CPU, say, cpu, run.flags)
-
-    key = f"{identity.model_hash} {identity.openvino} {identity.settings_hash}"
-    reference = Reference(start_reference, run.reference, key)
-    checks = [_doctor(run, device)] if device is Device.NPU and not emulated else []
-    certification: Certification | None = None
-    scorer = Scorer(installed.path)
-    try:
+    key = _key(identity)
+    stored = shipped_reference(identity.model, key) if run.reference is None else read_reference(run.reference, key)
+    checks = [_doctor(run)] if device is Device.NPU and not emulated else []
+    limit, rates = None, Rates()
+    with Reference(key, lambda: _start_cpu(run, say), installed.path / MODEL_FILE, stored) as reference:
         try:
             node = start()
         except CallFailed as error:
-            checks.append(Check("load", "failed", error.message[:500], (8, 11, 14)))
+            failed = CheckResult(
+                name="load", status="failed", detail=error.message[:1000], facts=list(_LOAD_FACTS), values={}
+            )
+            checks.append(failed)
         else:
 
             def restart() -> RunningNode:
@@ -79,38 +76,75 @@ def certify(run: Run, say: Callable[[str], None]) -> Passport:
 
             try:
                 seconds = node.model()["compile"]["seconds"]
-                checks.append(Check("load", "passed", f"ready, loaded in {seconds} s", (8, 11, 14)))
-                certification = Certification(node, reference, scorer, restart, run.plan, say)
+                checks.append(
+                    CheckResult(
+                        name="load",
+                        status="passed",
+                        detail=f"loaded and compiled in {seconds} s",
+                        facts=list(_LOAD_FACTS),
+                        values={"seconds": seconds},
+                    )
+                )
+                certification = Certification(node, reference, restart, run.plan, say)
                 certification.run()
                 checks += certification.checks
+                limit, rates = certification.limit, Rates(**certification.rates)
             finally:
                 node.stop()
-        if run.make_reference is not None:
-            reference.save(run.make_reference)
-    finally:
-        reference.close()
-        scorer.close()
-    limit = certification.limit if certification else None
-    failed = any(check.status == "failed" for check in checks)
+        origin = reference.origin
+    if unknown := run.plan.only - {check.name for check in checks}:
+        raise ConfigurationError(f"--check must name a check of docs/certify.md, got {', '.join(sorted(unknown))}")
     return Passport(
         **asdict(identity),
-        verdict="failed" if failed else "limited" if limit else "certified",
+        verdict=_verdict(run.plan, checks, limit),
         made=now(),
         node=socket.gethostname(),
         version=__version__,
-        reference="this CPU" if run.reference is None or reference.asked_here else "stored",
+        reference=origin,
         limits=Limits(max_prompt_tokens=limit),
-        rates=Rates(**(certification.rates if certification else {})),
-        checks=[CheckResult(**check.as_dict()) for check in checks],
+        rates=rates,
+        checks=checks,
     )
 
 
-def _doctor(run: Run, device: Device) -> Check:
+def _verdict(plan: Plan, checks: Sequence[CheckResult], limit: int | None) -> Verdict:
+    if any(check.status == "failed" for check in checks):
+        return "failed"
+    return "incomplete" if plan.only else "limited" if limit else "certified"
+
+
+def make_reference(run: Run, path: Path, say: Callable[[str], None]) -> None:
+    """Write this CPU's answers, for `reference` on other machines. Raises ConfigurationError, CallFailed."""
+    installed, identity = _identified(run)
+    with Reference(_key(identity), lambda: _start_cpu(run, say), installed.path / MODEL_FILE, {}) as reference:
+        reference.make()
+        reference.save(path)
+
+
+def _identified(run: Run) -> tuple[InstalledModel, Identity]:
+    installed = installed_model(run.wanted, ModelStore(run.settings.model_store), run.settings)
+    emulated = run.device is Device.NPU and run.settings.npu_emulation
+    return installed, identity_of(installed, run.wanted, run.device, run.probe, emulated=emulated)
+
+
+def _key(identity: Identity) -> str:
+    """What a reference holds for: the weights and OpenVINO."""
+    return f"{identity.model_hash} {identity.openvino}"
+
+
+def _start_cpu(run: Run, say: Callable[[str], None]) -> RunningNode:
+    say("  starting a node on the CPU for comparison")
+    return RunningNode(run.wanted, _CPU, say, {"NPU_NODE_NPU_EMULATION": "false"}, run.flags)
+
+
+def _doctor(run: Run) -> CheckResult:
     """What `npu-node doctor --require npu` finds."""
     found = examine(ExaminedMachine(kernel_log=None), run.probe, cache=run.settings.compile_cache.expanduser())
     wrong = [f"{finding.id}: {finding.found}" for finding in found if finding.severity == "error"]
-    if wrong:
-        return Check("doctor", "failed", "; ".join(wrong)[:900], (15, 17, 18, 20, 21, 22, 23))
-    return Check(
-        "doctor", "passed", f"{len(found)} findings on the {device.value}, none an error", (17, 18, 20, 21, 22, 23)
+    return CheckResult(
+        name="doctor",
+        status="failed" if wrong else "passed",
+        detail="; ".join(wrong)[:1000] if wrong else f"{len(found)} findings, none an error",
+        facts=list(_DOCTOR_FACTS),
+        values={},
     )

@@ -35,14 +35,23 @@ def add_certify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     parser.add_argument("--endurance", type=float, metavar="MINUTES", help="how long requests are repeated (10)")
     parser.add_argument(
-        "--check", action="append", default=[], metavar="NAME", help="only this check, for a closer look"
+        "--check",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="only this check (again for more), for a closer look: the report is not signed and is no passport",
     )
     parser.add_argument(
         "--suspend", action="store_true", help="suspend the machine for 15 s and resume (root, rtcwake)"
     )
     parser.add_argument("--out", type=Path, default=Path(), help="directory of the report and the passport (.)")
     parser.add_argument("--reference", type=Path, help="answers of another CPU, as --make-reference wrote them")
-    parser.add_argument("--make-reference", type=Path, metavar="FILE", help="write this CPU's answers")
+    parser.add_argument(
+        "--make-reference",
+        type=Path,
+        metavar="FILE",
+        help="only write this CPU's answers to one MODEL, for --reference",
+    )
     parser.set_defaults(run=_certify)
 
 
@@ -78,9 +87,10 @@ def _settings(args: argparse.Namespace) -> NodeSettings:
 def _certify(args: argparse.Namespace) -> int:
     import asyncio
 
-    from worker_node.certify.checks import Plan
+    from worker_node.certify.checks import QUICK, Plan
     from worker_node.certify.report import page, summary
-    from worker_node.certify.run import Run, certify
+    from worker_node.certify.run import Run, certify, make_reference
+    from worker_node.core.types import Device
     from worker_node.devices.npu import npu_users
     from worker_node.devices.probe import probe
     from worker_node.serving.certified import passport_store
@@ -93,22 +103,34 @@ def _certify(args: argparse.Namespace) -> int:
             f"the NPU is used by process {', '.join(map(str, users))}: stop it first (systemctl stop npu-node); a "
             "certification takes the device alone"
         )
-    plan = Plan.quick() if args.quick else Plan()
-    plan.suspend, plan.only = args.suspend, frozenset(args.check)
+    plan = replace(QUICK if args.quick else Plan(), suspend=args.suspend, only=frozenset(args.check))
     if args.endurance is not None:
-        plan.endurance_s = 60 * args.endurance
+        plan = replace(plan, endurance_s=60 * args.endurance)
+    if args.make_reference is not None:
+        if len(args.models) != 1:
+            args.parser.error("--make-reference takes one MODEL")
+        (wanted,) = _models(args.models, settings)
+        make_reference(Run(settings, wanted, Device.CPU, found, plan, _config(args)), args.make_reference, _say)
+        return 0
     store, failed = passport_store(settings), False
     args.out.mkdir(parents=True, exist_ok=True)
     for wanted in _models(args.models, settings):
-        run = Run(settings, wanted, device, found, plan, _config(args), args.reference, args.make_reference)
-        passport = store.sign_and_store(certify(run, lambda text: print(text, file=sys.stderr, flush=True)))
+        run = Run(settings, wanted, Device(device), found, plan, _config(args), args.reference)
+        passport = certify(run, _say)
+        what = "report"
+        if not plan.only:
+            passport, what = store.sign_and_store(passport), "passport"
         stem = passport.file_name.removesuffix(".json")
-        (args.out / f"{stem}.passport.json").write_text(passport.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        (args.out / f"{stem}.{what}.json").write_text(passport.model_dump_json(indent=1) + "\n", encoding="utf-8")
         (args.out / f"{stem}.html").write_text(page(passport), encoding="utf-8")
         print(summary(passport))
         print(f"report: {args.out / f'{stem}.html'}\n")
         failed = failed or passport.verdict == "failed"
     return 1 if failed else 0
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _config(args: argparse.Namespace) -> tuple[str, ...]:

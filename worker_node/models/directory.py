@@ -10,6 +10,7 @@ import hashlib
 import html
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -174,6 +175,29 @@ def sizes(directory: Path) -> dict[str, int]:
         for path in sorted(directory.rglob("*"))
         if path.is_file() and path.name != MANIFEST_FILE
     }
+
+
+# OpenVINO numbers the layers that a conversion makes: the same conversion gives them other names in each run.
+_LAYER_NAMES = re.compile(rb' name="[^"]*"')
+
+
+def content_hash(directory: Path) -> str:
+    """SHA-256 of a model's graphs and weights: equal for copies, and for equal conversions on other machines."""
+    paths = sorted(path for path in directory.iterdir() if path.suffix in {".xml", ".bin"})
+    return _content_hash(tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths))
+
+
+@lru_cache(maxsize=64)
+def _content_hash(files: tuple[tuple[Path, int, int], ...]) -> str:
+    digest = hashlib.sha256()
+    for path, _, _ in files:
+        digest.update(path.name.encode() + b"\0")
+        if path.suffix == ".xml":
+            digest.update(hashlib.sha256(_LAYER_NAMES.sub(b"", path.read_bytes())).digest())
+            continue
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:

@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 _MOST_BYTES = 1_000_000
 _KEY, _OWN_KEYS = "private.key", "own_keys"
 _HASH = r"^[0-9a-f]{64}$"
+_NAMES = {"model_hash": "model", "settings_hash": "settings", "openvino": "OpenVINO version"}
+Verdict = Literal["certified", "limited", "failed", "incomplete"]
 State = Literal["certified", "limited", "failed", "expired", "not certified"]
 
 
@@ -80,7 +82,11 @@ class Signature(_Part):
 
 
 class Passport(_Part):
-    """The result of a certification. `verdict`: certified, limited (up to `limits`), or failed."""
+    """The result of a certification. `verdict`: certified, limited (up to `limits`), failed, or incomplete, which is
+    never signed: some checks only were asked for.
+
+    `reference` says which CPU the device was compared with: stored answers of another one, or this machine's.
+    """
 
     format: Literal[1] = 1
     model: str = Field(min_length=1, max_length=200)
@@ -92,11 +98,11 @@ class Passport(_Part):
     openvino: str = Field(max_length=200)
     settings_hash: str = Field(pattern=_HASH)
     emulated: bool
-    verdict: Literal["certified", "limited", "failed"]
+    verdict: Verdict
     made: str = Field(max_length=40)
     node: str = Field(max_length=200)
     version: str = Field(max_length=40)
-    reference: Literal["stored", "this CPU"]
+    reference: str = Field(max_length=100)
     limits: Limits
     rates: Rates
     checks: list[CheckResult] = Field(max_length=100)
@@ -156,11 +162,33 @@ class Passport(_Part):
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a passport says of a placement now; `reason` in words, `passport` only where it holds."""
+    """What a passport says of a placement now; `reason` in words, `passport` only where it holds.
+
+    `changed`: the fields of the identity for which it has expired.
+    """
 
     state: State
     reason: str
     passport: Passport | None = None
+    changed: frozenset[str] = frozenset()
+
+
+NOT_CERTIFIED = Standing("not certified", "npu-node certify has not been run for it")
+
+
+def standing(passports: Iterable[Passport], identity: Identity) -> Standing:
+    """What the passports of a model on a device say of it as it is now."""
+    best = NOT_CERTIFIED
+    for passport in passports:
+        if passport.verdict == "incomplete" or (passport.emulated and not identity.emulated):
+            continue
+        given, found = asdict(passport.identity), asdict(identity)
+        changed = tuple(name for name in found if given[name] != found[name])
+        if not changed:
+            return Standing(passport.verdict, _words(passport), passport)
+        names = " and the ".join(_NAMES.get(name, name) for name in changed)
+        best = Standing("expired", f"the {names} changed since {passport.made}", changed=frozenset(changed))
+    return best
 
 
 class PassportStore:
@@ -219,20 +247,9 @@ class PassportStore:
         self._write(_OWN_KEYS, "".join(f"{key}\n" for key in sorted({*kept, public})).encode())
         return public
 
-    def standing(self, identity: Identity) -> Standing:
-        """What is known of a placement."""
-        best = Standing("not certified", "npu-node certify has not been run for it")
-        for passport in self.list():
-            if (passport.model, passport.device) != (identity.model, identity.device):
-                continue
-            if passport.emulated and not identity.emulated:
-                continue
-            given, found = asdict(passport.identity), asdict(identity)
-            changed = [name.replace("_", " ") for name in found if given[name] != found[name]]
-            if not changed:
-                return Standing(passport.verdict, _words(passport), passport)
-            best = Standing("expired", f"the {' and the '.join(changed)} changed since {passport.made}")
-        return best
+    def of(self, model: str, device: str) -> Sequence[Passport]:
+        """Those of `list` for a model on a kind of device."""
+        return [passport for passport in self.list() if (passport.model, passport.device) == (model, device)]
 
     def _private_key(self) -> Ed25519PrivateKey:
         path = self.directory / _KEY
@@ -272,7 +289,7 @@ def _words(passport: Passport) -> str:
         return f"failed at {passport.made}: {', '.join(failed) or 'see the passport'}"
     if passport.verdict == "limited":
         return f"prompts up to {passport.limits.max_prompt_tokens} tokens, at {passport.made}"
-    return f"at {passport.made}, against {passport.reference}"
+    return f"at {passport.made}, compared with {passport.reference}"
 
 
 def _public(key: Ed25519PublicKey) -> str:

@@ -180,6 +180,12 @@ class Admission:
         jobs = (job for jobs in (self.prefilling, self.decoding) for job in jobs if job.interactive is interactive)
         return round(prefill + sum(map(self._rest, jobs)))
 
+    def assume(self, prefill: float | None, decode: float | None) -> None:
+        """Expect these rates, in tokens per second as they were measured earlier, until the engine's own are known."""
+        for rate, assumed in ((self.prefill_rate, prefill), (self.decode_rate, decode)):
+            if assumed is not None:
+                rate.measured(assumed, 1.0)
+
     def measured(self, tokens: int, seconds: float) -> None:
         """See `Permit.measured`. A step of a generation that holds next to nothing says nothing of the rate."""
         self.prefill_s += seconds

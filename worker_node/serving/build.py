@@ -43,7 +43,7 @@ from worker_node.models.passports import Standing
 from worker_node.models.store import ModelStore
 from worker_node.registry import tasks
 from worker_node.scheduling.admission import Admission, AdmissionLimits
-from worker_node.serving.certified import identity_of, passport_store, refusal
+from worker_node.serving.certified import refusal, standing_of
 from worker_node.serving.faults import faulty
 from worker_node.serving.task import Draft, EnginePlan, ModelParts, ServedTask, served_task
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
@@ -236,7 +236,9 @@ def build_placements(
             f"{installed.id}: OpenVINO sees no device that it may use ({machine.probe.error or 'see devices'})"
         )
     model = _PlacedModel(task, installed, wanted, machine, canary, [place.device for place in places])
-    standings = {place.device: model.standing(place.device) for place in places}
+    standings = {
+        place.device: standing_of(installed, wanted, place.device, machine.probe, machine.settings) for place in places
+    }
     required = machine.settings.require_certified
     refused: dict[Device, str] = {}
     for device, found in standings.items():
@@ -323,13 +325,6 @@ class _PlacedModel:
             notes.append(f"nothing compiled is kept: {root} cannot be written ({error.strerror})")
             return options
         return replace(options, cache_dir=str(kept))
-
-    def standing(self, device: Device) -> Standing:
-        """What the passports say of a placement."""
-        machine = self.machine
-        emulated = machine.emulates(device)
-        identity = identity_of(self.installed, self.wanted, device, machine.probe, emulated=emulated)
-        return passport_store(machine.settings).standing(identity)
 
     def _faults(self, device: Device) -> list[Fault]:
         return [fault for fault in self.machine.faults if fault.applies(self.installed.id, device)]

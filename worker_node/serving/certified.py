@@ -6,10 +6,9 @@ import hashlib
 import json
 
 from worker_node.core.types import Device
-from worker_node.devices import compile_cache
 from worker_node.devices.probe import Probe
-from worker_node.models.directory import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel
-from worker_node.models.passports import Identity, PassportStore, Standing
+from worker_node.models.directory import InstalledModel, content_hash
+from worker_node.models.passports import NOT_CERTIFIED, Identity, PassportStore, Standing, standing
 from worker_node.settings import ModelSettings, NodeSettings
 
 
@@ -22,17 +21,15 @@ def passport_store(settings: NodeSettings) -> PassportStore:
 def identity_of(
     installed: InstalledModel, wanted: ModelSettings, device: Device, probe: Probe, *, emulated: bool
 ) -> Identity:
-    """What a passport for the model on the device is bound to."""
+    """What a passport for the model on the device is bound to. Reads all of the model's weights, once in a process."""
     info = probe.find("CPU" if emulated else device.value)
     properties = info.properties if info is not None else {}
     place = next((place for place in wanted.placements or () if place.device is device), None)
     given = [dict(wanted.options), {} if place is None else dict(place.plugin_config or {})]
-    # A manifest names the weights by their hashes.
-    stamped = () if (installed.path / MANIFEST_FILE).is_file() else (WEIGHTS_FILE,)
     named = properties.get("DEVICE_ARCHITECTURE") if device is Device.NPU else properties.get("FULL_DEVICE_NAME")
     return Identity(
         model=installed.id,
-        model_hash=compile_cache.model_hash(installed.path, (MANIFEST_FILE, MODEL_FILE), stamped),
+        model_hash=content_hash(installed.path),
         device=device.value,
         architecture="emulated" if emulated else named or "unknown",
         driver="" if emulated else properties.get("NPU_DRIVER_VERSION") or "",
@@ -43,12 +40,24 @@ def identity_of(
     )
 
 
-def refusal(standing: Standing, *, required: bool) -> str | None:
+def standing_of(
+    installed: InstalledModel, wanted: ModelSettings, device: Device, probe: Probe, settings: NodeSettings
+) -> Standing:
+    """What the passports say of the model on the device."""
+    store = passport_store(settings)
+    found = store.of(installed.id, device.value)
+    if not found:
+        return NOT_CERTIFIED
+    emulated = device is Device.NPU and settings.npu_emulation
+    return standing(found, identity_of(installed, wanted, device, probe, emulated=emulated))
+
+
+def refusal(found: Standing, *, required: bool) -> str | None:
     """Why a placement is not used, or None. A failure that has expired is no reason."""
-    if standing.state == "failed":
-        return f"its certification {standing.reason}"
-    if required and standing.state not in {"certified", "limited"}:
-        return f"require_certified is set, and it is {standing.state} ({standing.reason}); run: npu-node certify"
-    if required and standing.passport is not None and standing.passport.emulated:
+    if found.state == "failed":
+        return f"its certification {found.reason}"
+    if required and found.state not in {"certified", "limited"}:
+        return f"require_certified is set, and it is {found.state} ({found.reason}); run: npu-node certify"
+    if required and found.passport is not None and found.passport.emulated:
         return "require_certified is set, and its passport is of an emulated NPU"
     return None

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from worker_node.core.errors import ConfigurationError
-from worker_node.models.passports import Identity, Passport, PassportStore, now
+from worker_node.models.passports import Identity, Passport, PassportStore, now, standing
 from worker_node.serving.certified import refusal
 
 SCHEMA = Path(__file__).parents[4] / "docs" / "passport.schema.json"
@@ -34,6 +34,10 @@ def store(tmp_path):
     return PassportStore(tmp_path / "own")
 
 
+def standing_in(store, identity):
+    return standing(store.of(identity.model, identity.device), identity)
+
+
 def test_the_published_schema_is_that_of_the_code():
     assert json.loads(SCHEMA.read_text()) == Passport.model_json_schema()
 
@@ -48,12 +52,12 @@ def test_what_the_node_signs_counts_there_and_nowhere_else(store, tmp_path):
         other.add(content)
     trusting = PassportStore(tmp_path / "third", [signed.signature.key])
     assert trusting.add(content) == signed
-    assert trusting.standing(HERE).state == "certified"
+    assert standing_in(trusting, HERE).state == "certified"
     # A file that was put there by hand counts no more than one that was imported.
     (other.directory).mkdir()
     (other.directory / signed.file_name).write_bytes(content)
     assert other.list() == []
-    assert other.standing(HERE).state == "not certified"
+    assert standing_in(other, HERE).state == "not certified"
 
 
 @pytest.mark.parametrize("changed", [{"verdict": "limited"}, {"emulated": True}, {"driver": "9"}, {"checks": []}])
@@ -79,36 +83,42 @@ def test_a_new_key_does_not_end_what_the_old_one_signed(store):
     ("field", "value", "named"),
     [
         ("driver", "1.3", "the driver changed"),
-        ("openvino", "2027", "the openvino changed"),
-        ("model_hash", "2" * 64, "the model hash changed"),
-        ("settings_hash", "2" * 64, "the settings hash changed"),
+        ("openvino", "2027", "the OpenVINO version changed"),
+        ("model_hash", "2" * 64, "the model changed"),
+        ("settings_hash", "2" * 64, "the settings changed"),
         ("architecture", "5000", "the architecture changed"),
     ],
 )
 def test_it_expires_when_what_it_is_bound_to_changes(store, field, value, named):
     store.sign_and_store(passport(verdict="failed"))
-    assert refusal(store.standing(HERE), required=False) is not None
-    found = store.standing(
-        Identity(**{**{name: getattr(HERE, name) for name in Identity.__dataclass_fields__}, field: value})
+    assert refusal(standing_in(store, HERE), required=False) is not None
+    found = standing_in(
+        store, Identity(**{**{name: getattr(HERE, name) for name in Identity.__dataclass_fields__}, field: value})
     )
     assert found.state == "expired"
     assert named in found.reason
+    assert found.changed == {field}
     assert refusal(found, required=False) is None, "a failure that has expired excludes nothing"
     assert "it is expired" in refusal(found, required=True)
 
 
 def test_what_is_required_and_what_an_emulated_npu_proves(store):
-    assert "not certified" in refusal(store.standing(HERE), required=True)
+    assert "not certified" in refusal(standing_in(store, HERE), required=True)
     store.sign_and_store(passport(emulated=True, architecture="emulated"))
-    assert store.standing(HERE).state == "not certified", "nothing of an emulated NPU says anything of a real one"
+    assert standing_in(store, HERE).state == "not certified", "nothing of an emulated NPU says anything of a real one"
     emulated = Identity("m", "0" * 64, "NPU", "emulated", "1.2", "c", "2026.4", "1" * 64, True)
-    assert store.standing(emulated).state == "certified"
-    assert refusal(store.standing(emulated), required=False) is None
-    assert "emulated" in refusal(store.standing(emulated), required=True)
+    assert standing_in(store, emulated).state == "certified"
+    assert refusal(standing_in(store, emulated), required=False) is None
+    assert "emulated" in refusal(standing_in(store, emulated), required=True)
     store.sign_and_store(passport(verdict="limited", limits={"max_prompt_tokens": 480}))
-    found = store.standing(HERE)
+    found = standing_in(store, HERE)
     assert (found.state, found.passport.limits.max_prompt_tokens) == ("limited", 480)
     assert refusal(found, required=True) is None
+
+
+def test_a_report_of_some_checks_certifies_nothing(store):
+    store.sign_and_store(passport(verdict="incomplete"))
+    assert standing_in(store, HERE).state == "not certified"
 
 
 @pytest.mark.parametrize(

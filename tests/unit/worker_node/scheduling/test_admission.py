@@ -140,6 +140,21 @@ def test_without_a_measurement_nothing_is_predicted(admission):
         assert admission.expected_wait() is None
 
 
+def test_rates_of_an_earlier_measurement_count_until_the_engines_own_do(clock):
+    admission = Admission("m", AdmissionLimits(4, sequences=1, step_tokens=64), clock)
+    admission.assume(prefill=100.0, decode=10.0)
+    with contextlib.ExitStack() as stack:
+        first, *_ = [stack.enter_context(admission.permit(1, FAR, work=Work(200, 20))) for _ in range(4)]
+        with pytest.raises(Overloaded) as refused:
+            admission.check(1, FAR, work=Work(200, 20))
+        # Three prompts of 2 s behind a fourth, and four answers of 2 s.
+        assert refused.value.retry_after == pytest.approx(8 + 8, rel=0.1)
+        clock.now += 0.02
+        first.progressed(1, prefilled=(5000, 0.5))
+        assert admission.expected_wait() < 9
+    assert Admission("m", AdmissionLimits(4), clock).prefill_rate.seconds(1) is None
+
+
 def test_the_first_short_prompt_of_a_burst_does_not_make_a_new_engine_look_slow(clock):
     """A step takes nearly as long with one short prompt as with many; the others had not come when it began."""
     admission = Admission("m", AdmissionLimits(1024, 256, sequences=256, step_tokens=256), clock)
