@@ -95,6 +95,7 @@ class SupervisedEngine:
         self._recycles: Counter[str] = Counter()
         self._shapes: Counter[str] = Counter()
         self._doubted = asyncio.Event()
+        self.recoveries = 0
 
     @property
     def status(self) -> EngineStatus:
@@ -277,9 +278,15 @@ class SupervisedEngine:
         log.info("engine %s is ready, pid %s", self._name, process.pid)
         self._set(EngineState.READY, None)
 
-    def doubt(self) -> None:
-        """Ask the canary's question as soon as the engine has no work: something happened to its device."""
-        self._doubted.set()
+    def device_recovered(self) -> None:
+        """See `Engine.device_recovered`."""
+        self.recoveries += 1
+        process = self._process
+        if process is not None and process.in_flight:
+            # As for a call that failed: one of its requests may be what hung the device.
+            process.kill("the kernel recovered the NPU, which aborts the jobs of all processes")
+        else:
+            self._doubted.set()
 
     async def _closed_or_doubted(self, process: EngineProcess) -> bool:
         """Wait until the process ends, or its device is doubted; whether it has ended."""

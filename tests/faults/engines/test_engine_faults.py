@@ -20,7 +20,7 @@ from tests.support.later import Later
 from tests.support.scripted_runner import HANG, RAISE, STALL
 from tests.support.task_engine import vectors_of
 from worker_node.core.environment import native_environment, tool_environment
-from worker_node.core.errors import DeadlineExceeded, EngineUnavailable, Retryable
+from worker_node.core.errors import DeadlineExceeded, EngineDied, EngineUnavailable, Retryable
 from worker_node.core.operating_system import start_module
 from worker_node.core.types import Device, ModelKind
 from worker_node.encoders.jobs import row_job
@@ -219,7 +219,7 @@ async def test_an_idle_engine_that_does_not_answer_its_canary_is_replaced():
         assert (await until(engine, EngineState.READY)).pid != first.pid
 
 
-async def test_an_engine_whose_device_is_doubted_is_examined_as_soon_as_it_has_no_work():
+async def test_an_idle_engine_is_examined_after_a_recovery_of_its_device():
     examined = []
 
     async def canary(process):
@@ -228,18 +228,30 @@ async def test_an_engine_whose_device_is_doubted_is_examined_as_soon_as_it_has_n
 
     async with running(canary=canary, limits=EngineLimits(canary_interval_s=300.0, restart=QUICK)) as engine:
         first = await until(engine, EngineState.READY)
-        engine.doubt()
+        engine.device_recovered()
         async with asyncio.timeout(30):
             while len(examined) < 2:
                 await asyncio.sleep(0.01)
-        request = asyncio.create_task(collect(engine, *range(1, 40)))
-        await asyncio.sleep(0)
-        engine.doubt()
-        assert len(await request) == 39
-        async with asyncio.timeout(30):
-            while len(examined) < 3:
-                await asyncio.sleep(0.01)
         assert set(examined) == {first.pid}
+
+
+async def test_an_engine_with_work_is_replaced_after_a_recovery_of_its_device():
+    examined = []
+
+    async def canary(process):
+        examined.append(process.pid)
+        await collect(process, 1)
+
+    async with running(canary=canary, limits=EngineLimits(canary_interval_s=300.0, restart=QUICK)) as engine:
+        first = await until(engine, EngineState.READY)
+        request = asyncio.create_task(collect(engine, STALL))
+        await asyncio.sleep(0)
+        engine.device_recovered()
+        with pytest.raises(EngineDied, match="the kernel recovered the NPU"):
+            await request
+        await until(engine, EngineState.BACKING_OFF, EngineState.STARTING)
+        assert (await until(engine, EngineState.READY)).pid != first.pid
+        assert len(set(examined)) == 2
 
 
 async def test_a_canary_that_had_no_turn_behind_requests_is_put_off():
