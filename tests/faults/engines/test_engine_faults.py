@@ -154,6 +154,25 @@ async def test_a_load_that_takes_too_long_is_ended():
         assert "did not load within" in status.reason
 
 
+async def test_the_log_tells_that_a_model_still_loads_and_what_is_normal(monkeypatch, tmp_path, caplog):
+    caplog.set_level("INFO", "worker_node.engines.process")
+    monkeypatch.setattr("worker_node.engines.process._LOADING_REPORT_S", 0.01)
+    order = tmp_path / "order"
+    order.write_text("wait")
+    npu = msgspec.structs.replace(spec(on_load=str(order)), device=Device.NPU)
+    engine = SupervisedEngine(npu, no_canary, EngineLimits())
+    engine.start()
+    try:
+        async with asyncio.timeout(30):
+            while "scripted on NPU has been loading for 0 s, and may for 1800 s (load_timeout_s)" not in caplog.text:
+                await asyncio.sleep(0.01)
+        assert "a first compile for an NPU takes minutes" in caplog.text
+        order.write_text("")
+        await until(engine, EngineState.READY)
+    finally:
+        await engine.stop()
+
+
 async def test_leaving_a_generation_cancels_it_in_the_engine(tmp_path):
     log = tmp_path / "log"
     async with running(step_s=0.01, log=str(log)) as engine:
