@@ -32,6 +32,7 @@ from worker_node.core.errors import (
 from worker_node.core.operating_system import start_module
 from worker_node.core.types import Device
 from worker_node.devices.memory import KERNEL, MemoryReader
+from worker_node.devices.npu import with_remedy
 from worker_node.engines.isolation import BY_ITSELF, Blame, Suspects, fingerprint
 from worker_node.engines.protocol import (
     Broken,
@@ -349,10 +350,10 @@ class EngineProcess(asyncio.Protocol):
                     self._loaded.set_result(event)
             case LoadFailed():
                 if not self._loaded.done():
-                    self._loaded.set_exception(LoadRefused(event.message))
+                    self._loaded.set_exception(LoadRefused(with_remedy(event.message)))
                     self._loaded.exception()
             case Broken():
-                self.kill(event.message)
+                self.kill(with_remedy(event.message))
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._transport, self.up = None, False

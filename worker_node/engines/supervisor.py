@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from worker_node.core.errors import DeadlineExceeded, EngineDied, EngineUnavailable, NodeError, Overloaded
+from worker_node.core.operating_system import since_boot
 from worker_node.devices.memory import KERNEL, MemoryReader
 from worker_node.engines.isolation import Suspects
 from worker_node.engines.process import (
@@ -304,22 +305,23 @@ class SupervisedEngine:
         Raises CanaryFailed, and NodeError for an unanswered canary.
         """
         interval, growth = self._limits.canary_interval_s, self._limits.growth
-        canary_at = time.monotonic() + interval
+        # After a sleep of the machine, too, the canary is due as soon as it would have been without.
+        canary_at = since_boot() + interval
         # What was doubted before it was loaded has been examined by that.
         self._doubted.clear()
         while True:
             look_s = math.inf if growth.growth is None else growth.look_s
             # A busy process is examined later; before a canary is due there is nothing to look for.
-            canary_s = max(min(1.0, interval), canary_at - time.monotonic())
+            canary_s = max(min(1.0, interval), canary_at - since_boot())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(look_s, canary_s)):
                     if await self._closed_or_doubted(process):
                         return False
                     self._doubted.clear()
-                    canary_at = time.monotonic()
-            if process.in_flight == 0 and process.up and time.monotonic() >= canary_at:
+                    canary_at = since_boot()
+            if process.in_flight == 0 and process.up and since_boot() >= canary_at:
                 await self._examine_again(process, loaded)
-                canary_at = time.monotonic() + interval
+                canary_at = since_boot() + interval
             grown = (self._own_memory(process) or 0) - (self._memory_when_ready or 0)
             form = growth.replacement(grown, idle=not process.in_flight)
             if form is not None and process.up:

@@ -26,7 +26,7 @@ from worker_node.core.types import Device, ModelKind
 from worker_node.encoders.jobs import row_job
 from worker_node.engines.process import EngineLimits, EngineProcess
 from worker_node.engines.protocol import EngineSpec, EngineState
-from worker_node.engines.restart import RestartLimits
+from worker_node.engines.restart import GrowthLimits, RestartLimits
 from worker_node.engines.supervisor import SupervisedEngine
 from worker_node.engines.watchdog import LivenessLimits
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
@@ -154,6 +154,20 @@ async def test_a_load_that_takes_too_long_is_ended():
         assert "did not load within" in status.reason
 
 
+@pytest.mark.parametrize("lost", [{"lost": True, "garbage_after": 0}, {"load_error": "ZE_RESULT_ERROR_DEVICE_LOST"}])
+async def test_the_reason_of_a_lost_device_names_the_way_out(lost, caplog):
+    limits = EngineLimits(restart=RestartLimits(first_backoff_s=30))
+    async with running(limits=limits, **lost) as engine:
+        if "lost" in lost:
+            await until(engine, EngineState.READY)
+            with pytest.raises(EngineDied):
+                await collect(engine, 1)
+        async with asyncio.timeout(30):
+            while "sudo rmmod intel_vpu; sudo modprobe intel_vpu" not in (engine.status.reason or ""):
+                await asyncio.sleep(0.01)
+        assert engine.status.reason in caplog.text
+
+
 async def test_the_log_tells_that_a_model_still_loads_and_what_is_normal(monkeypatch, tmp_path, caplog):
     caplog.set_level("INFO", "worker_node.engines.process")
     monkeypatch.setattr("worker_node.engines.process._LOADING_REPORT_S", 0.01)
@@ -252,6 +266,26 @@ async def test_an_idle_engine_is_examined_after_a_recovery_of_its_device():
             while len(examined) < 2:
                 await asyncio.sleep(0.01)
         assert set(examined) == {first.pid}
+
+
+async def test_an_idle_engine_is_examined_when_the_machine_has_slept(monkeypatch):
+    """Its own clocks stood still meanwhile: no deadline has passed, and no watchdog counts the sleep."""
+    slept, examined = [0.0], []
+    monkeypatch.setattr("worker_node.engines.supervisor.since_boot", lambda: time.monotonic() + slept[0])
+
+    async def canary(process):
+        examined.append(process.pid)
+        await collect(process, 1)
+
+    limits = EngineLimits(canary_interval_s=3000.0, restart=QUICK, growth=GrowthLimits(growth=2**40, look_s=0.05))
+    async with running(canary=canary, limits=limits) as engine:
+        first = await until(engine, EngineState.READY)
+        slept[0] = 3600.0
+        async with asyncio.timeout(30):
+            while len(examined) < 2:
+                await asyncio.sleep(0.01)
+        assert set(examined) == {first.pid}
+        assert engine.ready
 
 
 async def test_an_engine_with_work_is_replaced_after_a_recovery_of_its_device():
