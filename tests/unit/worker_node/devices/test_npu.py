@@ -185,6 +185,7 @@ def test_memory_and_frequency_are_read_once_a_second_and_a_suspended_device_has_
     for name in ("npu_busy_time_us", "npu_current_frequency_mhz"):
         (tmp_path / name).write_text("0\n")
     assert source.read().frequency_mhz == Reading(0), "no reason: it is a value, not a fault"
+    assert source.read().memory_bytes == Reading(None, "this kernel does not have it")
     for name in ("npu_busy_time_us", "npu_current_frequency_mhz"):
         (tmp_path / name).write_text("1400\n")
     now[0] += 0.9

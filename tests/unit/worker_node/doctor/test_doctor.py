@@ -118,6 +118,23 @@ def test_a_sound_machine_passes_every_check_once(good):
     assert len({finding.id for finding in findings}) == len(findings)
 
 
+@pytest.mark.parametrize(
+    ("device", "name", "generation"),
+    [
+        ("7d1d", "Meteor Lake", "37xx"),
+        ("ad1d", "Arrow Lake", "37xx"),
+        ("643e", "Lunar Lake", "40xx"),
+        ("b03e", "Panther Lake", "50xx"),
+        ("fd3e", "Wildcat Lake", "50xx"),
+    ],
+)
+def test_every_generation_is_known_with_its_firmware(good, device, name, generation):
+    write(good.root, f"{PCI}/device", f"0x{device}")
+    (good.root / FIRMWARE).rename(good.root / FIRMWARE.replace("40xx", generation))
+    assert not good.wrong()
+    assert any(name in finding.found for finding in good.examine() if finding.id == "npu-present")
+
+
 def test_a_machine_without_an_npu_is_told_of_the_emulation(good):
     shutil.rmtree(good.root / PCI)
     good.probe = SEES_CPU

@@ -31,6 +31,8 @@ def model(tmp_path):
         ("qwen3_5", "3720", True),
         ("qwen3_next", "5000", True),
         ("llama", "4000", False),
+        ("swin", "3720", True),
+        ("swin", "4000", False),
     ],
 )
 def test_families_that_compute_garbage_or_hang_are_refused_with_the_source(model, family, architecture, refused):
