@@ -24,7 +24,7 @@ from worker_node.core.operating_system import allow_files, on_reload, own_addres
 from worker_node.core.types import Device
 from worker_node.devices.npu import npu_source
 from worker_node.devices.probe import probe
-from worker_node.devices.recovery import uevents, watch
+from worker_node.devices.recovery import listening, uevents
 from worker_node.http.connection import ConnectionLimits, Connections
 from worker_node.http.errors import Renderer, error_response
 from worker_node.http.health import agent_check, node_status
@@ -220,19 +220,21 @@ async def hosted_node(
         manager.start()
         announcements = None if npu.emulated else uevents()
         if announcements is not None:
-            listening = asyncio.create_task(watch(announcements, partial(_doubt, node)), name="recoveries of the NPU")
-            stack.callback(listening.cancel)
+            stack.enter_context(listening(announcements, partial(_recovered, node)))
         yield node
 
 
-def _doubt(node: Node) -> None:
+def _recovered(node: Node) -> None:
     """After a recovery of the NPU its engines answer their known questions again."""
     node.telemetry.npu_recoveries.inc()
-    log.warning("the kernel recovered the NPU: the jobs of all processes were aborted; its engines are examined")
+    log.warning(
+        "the kernel recovered the NPU: the jobs of all processes were aborted; engines with work are replaced, "
+        "the others are examined"
+    )
     for model in node.manager.models:
         for place in model.placements:
             if place.device is Device.NPU:
-                place.engine.doubt()
+                place.engine.device_recovered()
 
 
 @asynccontextmanager

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -75,3 +76,39 @@ def test_the_knobs_of_the_tuning_page_are_settings():
 @pytest.mark.parametrize("link", sorted(set(LINKS)))
 def test_a_link_of_the_readme_leads_to_a_file(link):
     assert (ROOT / link).is_file()
+
+
+FACTS = [
+    [cell.strip() for cell in line.split(" | ")]
+    for line in PAGES["npu-facts.md"].splitlines()
+    if re.match(r"\| \d+ \|", line)
+]
+
+
+def test_no_fact_of_an_npu_is_without_an_answer():
+    assert [int(row[0].strip("| ")) for row in FACTS] == list(range(1, 24))
+    assert {len(row) for row in FACTS} == {4}
+
+
+@pytest.mark.parametrize("row", FACTS, ids=lambda row: "fact " + row[0].strip("| "))
+def test_a_fact_names_where_the_node_answers_it_and_a_test_that_shows_it(row):
+    _, reported, answer, shown = row
+    assert reported
+    places = re.findall(r"`([\w./]+\.(?:py|toml))`", answer)
+    assert places
+    assert [name for name in places if not ((ROOT / "worker_node" / name).is_file() or (ROOT / name).is_file())] == []
+    tests = re.findall(r"`(\w+\.py)`", shown)
+    assert tests
+    assert [name for name in tests if not list((ROOT / "tests").rglob(name))] == []
+
+
+def test_the_runtime_is_newer_than_those_that_fail_with_whisper():
+    """Fact 7: up to 2026.2.1, with models that transformers 4.43 and newer exported."""
+    required = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    for package in ("openvino", "openvino-genai", "openvino-tokenizers"):
+        (version,) = {found[1] for words in required.values() for found in map(pinned(package).match, words) if found}
+        assert tuple(map(int, version.split("."))) > (2026, 2, 1)
+
+
+def pinned(package):
+    return re.compile(package + r">=([\d.]+)")

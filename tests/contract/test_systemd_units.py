@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-UNITS = sorted((Path(__file__).parents[2] / "config" / "systemd").glob("*.service"))
+from worker_node.bounded.settings import BoundedSettings
+from worker_node.engines.process import EngineLimits
+from worker_node.settings import NodeSettings
+
+CONFIG = Path(__file__).parents[2] / "config"
+UNITS = sorted((CONFIG / "systemd").glob("*.service"))
 NODE_UNITS = [path for path in UNITS if path.stem.startswith("npu-node")]
 GATEWAY = next(path for path in UNITS if path.stem == "npu-gateway")
 ACCEPTED_EXPOSURE = 2.0
@@ -69,7 +74,24 @@ def test_what_the_node_needs_is_left_to_it(path):
     assert service["DevicePolicy"] == "closed"
     assert "char-accel rw" in service["DeviceAllow"].split("\n")
     assert "PrivateDevices" not in service, "it hides /dev/accel"
+    assert "AF_NETLINK" in service["RestrictAddressFamilies"].split(), (
+        "the kernel announces recoveries of the NPU by it"
+    )
+    assert "PrivateNetwork" not in service, "the kernel's announcements would not reach it"
+    assert "TimeoutStartSec" not in service, "it is started when it listens: no model is compiled by then"
     assert "MemoryDenyWriteExecute" not in service, "it breaks code that is compiled at run time"
+
+
+def test_whatever_waits_for_a_first_compile_waits_as_long_as_the_node_lets_it_take():
+    """Others saw 11 minutes on an idle machine: docs/npu-facts.md."""
+    load_s = NodeSettings().load_timeout_s
+    assert load_s == EngineLimits().load_timeout_s == BoundedSettings().node_settings().load_timeout_s
+    assert load_s > 15 * 60
+    role = (CONFIG.parent / "ansible" / "roles" / "npu_node" / "defaults" / "main.yml").read_text(encoding="utf-8")
+    assert int(re.findall(r"^npu_node_ready_timeout_s: (\d+)$", role, re.MULTILINE)[0]) >= load_s
+    image = (CONFIG / "container" / "Containerfile").read_text(encoding="utf-8")
+    (minutes,) = re.findall(r"--start-period=(\d+)m CMD .*healthcheck.py", image)
+    assert int(minutes) * 60 >= load_s
 
 
 @pytest.mark.parametrize("path", NODE_UNITS, ids=lambda path: path.stem)

@@ -31,6 +31,8 @@ class Machine:
 class ScriptedEngine:
     """Loads in `load_s` seconds into `size` bytes. `failures` is consumed by loads: true ones fail."""
 
+    recoveries = 0
+
     def __init__(self, name, device, machine, *, size=100, load_s=1.0, failures=()):
         self.name, self.device, self.machine = name, device, machine
         self.size, self.load_s = size, load_s

@@ -24,6 +24,8 @@ class TaskEngine:
     """An `Engine` whose `embed(rows, *, deadline, interactive)` returns what `encoded` makes, and whose `generate(job)`
     yields `TokenDelta`s."""
 
+    recoveries = 0
+
     @property
     def ready(self):
         return self.status.state is EngineState.READY

@@ -216,7 +216,7 @@ class JobService:
 
     def busy_time(self) -> Reading:
         """The NPU's busy counter now."""
-        return self.npu.read().busy_time_us
+        return self.npu.busy_time()
 
 
 def fit(text: str, count: Callable[[str], int], limit: int) -> tuple[str, int]:

@@ -47,12 +47,19 @@ _PREFIXES = (
     "ZE_",
 )
 _OWN = "NPU_NODE_"
+_DRIVER_CACHE = "ZE_INTEL_NPU_CACHE_DIR"
 
 
 def native_environment(own: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What of our environment (`own`: another one) processes with native code get: an allow-list, hence no secret."""
+    """What of our environment (`own`: another one) processes with native code get: an allow-list, hence no secret.
+
+    The NPU's driver keeps what it compiles with the node's caches, unless the environment says where. By itself it
+    would use `ze_intel_npu_cache` beside them, which a service may not write, or in a home, which it may not have.
+    """
     own = os.environ if own is None else own
-    return {name: value for name, value in own.items() if name in _NAMES or name.startswith(_PREFIXES)}
+    given = {name: value for name, value in own.items() if name in _NAMES or name.startswith(_PREFIXES)}
+    cache = own.get("XDG_CACHE_HOME") or (f"{own['HOME']}/.cache" if own.get("HOME") else None)
+    return given if cache is None else {_DRIVER_CACHE: f"{cache}/npu-node/driver"} | given
 
 
 def tool_environment(own: Mapping[str, str] | None = None) -> dict[str, str]:

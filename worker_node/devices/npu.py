@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from worker_node.devices.emulated_npu import StandInWriter, stand_in_counter
@@ -15,6 +15,8 @@ ACCEL_CLASS = Path("/sys/class/accel")
 ACCEL_DEVICES = Path("/dev/accel")
 NPU_DRIVER = "intel_vpu"
 BUSY_TIME_FILE = "npu_busy_time_us"
+# A lost device comes back by itself, or not (DRV#87 in docs/npu-facts.md).
+RELOAD_DRIVER = "sudo rmmod intel_vpu; sudo modprobe intel_vpu"
 # The driver marks the device idle a moment after the result is there, and both clocks are read one after the other.
 TOLERANCE_US = 1_000
 
@@ -75,6 +77,27 @@ class NpuCounters:
     max_frequency_mhz: Reading
 
 
+def with_remedy(error: str) -> str:
+    """The error of an engine, with what brings a lost device back."""
+    lost = "DEVICE_LOST" in error
+    return f"{error} (if the NPU does not come back by itself: {RELOAD_DRIVER})" if lost else error
+
+
+def version_in(version: str, wanted: str) -> bool:
+    """Whether a version, as 1.16.0.20250328, is in a range, as <1.16 or >=1.13, or is the one that is named, as 1.16.
+
+    Only as many parts are compared as `wanted` has.
+    """
+    sign, bound = re.fullmatch(r"(<=|>=|<|>|)(\d.*)", wanted).groups()  # type: ignore[union-attr]  # a test reads all
+    limit = [int(part) for part in re.findall(r"\d+", bound)]
+    found = [int(part) for part in re.findall(r"\d+", version)][: len(limit)]
+    if not found:
+        return False
+    return {"<": found < limit, "<=": found <= limit, ">": found > limit, ">=": found >= limit, "": found == limit}[
+        sign
+    ]
+
+
 def read_counter(path: Path) -> Reading:
     """Read one counter file."""
     try:
@@ -90,7 +113,11 @@ def read_counter(path: Path) -> Reading:
         return Reading(None, "does not hold a number")
 
 
-@dataclass(frozen=True, slots=True)
+# Memory and frequency are for people and monitoring: read at most once a second, as the driver's authors advise.
+_READ_EVERY_S = 1.0
+
+
+@dataclass(slots=True)
 class NpuSource:
     """Where the counters of the node's NPU are.
 
@@ -100,24 +127,37 @@ class NpuSource:
     emulated: bool
     busy_counter: Path
     stand_in: bool
+    clock: Callable[[], float] = field(default=time.monotonic, repr=False, compare=False)
+    _others: tuple[Reading, Reading, Reading] | None = field(default=None, init=False, repr=False, compare=False)
+    _read_at: float = field(default=0.0, init=False, repr=False, compare=False)
 
     def read(self) -> NpuCounters:
-        """Read all counters. An emulated device has neither memory nor a frequency of its own."""
-        busy = read_counter(self.busy_counter)
+        """All counters: the busy time now, the others at most a second old.
+
+        An emulated device has neither memory nor a frequency of its own; a suspended one has the frequency 0, and is
+        not broken.
+        """
         if self.stand_in:
             nothing = Reading(None, "the NPU is emulated")
-            return NpuCounters(busy, nothing, nothing, nothing)
-        directory = self.busy_counter.parent
-        return NpuCounters(
-            busy_time_us=busy,
-            memory_bytes=read_counter(directory / "npu_memory_utilization"),
-            frequency_mhz=read_counter(directory / "npu_current_frequency_mhz"),
-            max_frequency_mhz=read_counter(directory / "npu_max_frequency_mhz"),
-        )
+            return NpuCounters(self.busy_time(), nothing, nothing, nothing)
+        now = self.clock()
+        if self._others is None or now - self._read_at >= _READ_EVERY_S:
+            directory = self.busy_counter.parent
+            self._others = (
+                read_counter(directory / "npu_memory_utilization"),
+                read_counter(directory / "npu_current_frequency_mhz"),
+                read_counter(directory / "npu_max_frequency_mhz"),
+            )
+            self._read_at = now
+        return NpuCounters(self.busy_time(), *self._others)
+
+    def busy_time(self) -> Reading:
+        """The busy time alone, now: a proof needs it before and after a run."""
+        return read_counter(self.busy_counter)
 
     def busy_time_us(self) -> int | None:
-        """The busy time alone; None where it cannot be read."""
-        return read_counter(self.busy_counter).value
+        """The busy time alone, now; None where it cannot be read."""
+        return self.busy_time().value
 
 
 @contextmanager

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 log = logging.getLogger(__name__)
 
@@ -35,18 +36,32 @@ def uevents() -> socket.socket | None:
     return found
 
 
-async def watch(source: socket.socket, recovered: Callable[[], None]) -> None:
-    """Call `recovered` for each recovery that the kernel announces, until cancelled. The socket is closed then."""
+@contextmanager
+def listening(source: socket.socket, recovered: Callable[[], None]) -> Iterator[None]:
+    """Call `recovered` for each recovery that the kernel announces while the block runs; `source` is closed after it.
+
+    As a callback of the event loop: it runs before the tasks that wait for results which have arrived together with the
+    announcement.
+    """
     loop = asyncio.get_running_loop()
+
+    def read() -> None:
+        try:
+            while True:
+                content, sender = source.recvfrom(_LARGEST)
+                # The kernel's own id is 0; other processes may send, too.
+                if (not isinstance(sender, tuple) or sender[0] == 0) and _RECOVERED in content.split(b"\0"):
+                    recovered()
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            # Too many at once: some were lost, and one of them may have been a recovery.
+            log.warning("announcements of the kernel were lost: %s", error.strerror)
+            recovered()
+
     with source:
-        while True:
-            try:
-                content, sender = await loop.sock_recvfrom(source, _LARGEST)
-            except OSError as error:
-                # Too many at once: some were lost, and one of them may have been a recovery.
-                log.warning("announcements of the kernel were lost: %s", error.strerror)
-                recovered()
-                continue
-            # The kernel's own id is 0; other processes may send, too.
-            if (not isinstance(sender, tuple) or sender[0] == 0) and _RECOVERED in content.split(b"\0"):
-                recovered()
+        loop.add_reader(source, read)
+        try:
+            yield
+        finally:
+            loop.remove_reader(source)

@@ -6,11 +6,14 @@ import os
 import re
 import socket
 import tempfile
+import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 
-from worker_node.devices.npu import find_npu
+from worker_node.devices.npu import RELOAD_DRIVER, find_npu, version_in
 from worker_node.devices.probe import Probe
 from worker_node.doctor.machine import ExaminedMachine, Finding, Severity, error, ok, warning
 
@@ -27,10 +30,10 @@ _DRIVER_SINCE = (6, 3)
 _COUNTER_SINCE = (6, 11)
 _NODE = "dev/accel"
 _FIRMWARE = ("lib/firmware", "usr/lib/firmware", "lib/firmware/updates", "usr/lib/firmware/updates")
-_RELOAD = "sudo rmmod intel_vpu; sudo modprobe intel_vpu"
+_GIVE_DEVICE = "--device /dev/accel/accel0 --group-add $(stat -c %g /dev/accel/accel0), read on the host"
 _FIRMWARE_FIX = (
     "install the NPU's firmware: apt install firmware-intel-misc (Debian, non-free-firmware), or intel-fw-npu of the "
-    f"same linux-npu-driver release as the other two packages; then {_RELOAD}"
+    f"same linux-npu-driver release as the other two packages; then {RELOAD_DRIVER}"
 )
 
 
@@ -48,6 +51,9 @@ def check_kernel(machine: ExaminedMachine) -> list[Finding]:
     """Everything up to the device node, in the order in which one thing needs the other."""
     findings = [_version(machine)]
     npu = pci_device(machine)
+    if npu is None and "microsoft" in machine.kernel_release().lower():
+        fix = "run the node on Windows itself (docs/install.md#windows), or on a Linux that is started without Windows"
+        return [*findings, error("npu-present", "WSL2 has no device node for an NPU", fix)]
     if npu is None:
         known = ", ".join(sorted(_NPUS))
         fix = (
@@ -58,8 +64,10 @@ def check_kernel(machine: ExaminedMachine) -> list[Finding]:
     address, device = npu
     name, generation = _NPUS[device]
     present = ok("npu-present", f"{name} NPU 8086:{device} at {address}")
-    driver, firmware = _driver(machine, address), _firmware(machine, generation)
-    return [*findings, present, driver, firmware, *_log(machine), *_node(machine)]
+    findings += [present, _driver(machine, address)]
+    if not machine.in_container():  # else it is the host's
+        findings.append(_firmware(machine, generation))
+    return [*findings, *_log(machine), *_node(machine)]
 
 
 def _version(machine: ExaminedMachine) -> Finding:
@@ -81,13 +89,13 @@ def _driver(machine: ExaminedMachine, address: str) -> Finding:
     if bound == "intel_vpu":
         return ok("kernel-driver", "intel_vpu drives the device")
     if bound is not None:
-        fix = f"free it for this system: echo {address} | sudo tee /sys/bus/pci/drivers/{bound}/unbind; {_RELOAD}"
+        fix = f"free it for this system: echo {address} | sudo tee /sys/bus/pci/drivers/{bound}/unbind; {RELOAD_DRIVER}"
         return error("kernel-driver", f"{bound} holds the device, as for a virtual machine", fix)
     if machine.exists("sys/module/intel_vpu"):
         return error(
             "kernel-driver",
             "intel_vpu is loaded and does not drive the device",
-            f"see sudo dmesg | grep -i vpu for why; then {_RELOAD}",
+            f"see sudo dmesg | grep -i vpu for why; then {RELOAD_DRIVER}",
         )
     release = machine.kernel_release()
     if "cloud" in release:
@@ -120,23 +128,24 @@ def _log(machine: ExaminedMachine) -> list[Finding]:
         )
     if re.search(r"boot[^\n]*-110\b", text):
         fix = (
-            f"cold-restart the machine (power off); {_RELOAD}. In a virtual machine passing an NPU through is known to "
-            "fail so and was confirmed by nobody: run the node on the host"
+            f"cold-restart the machine (power off); {RELOAD_DRIVER}. In a virtual machine under ESXi it is known to "
+            "fail so, and for KVM nobody has confirmed that it works: run the node on the host"
         )
         findings.append(error("firmware-boot", "the firmware did not boot (-110)", fix))
     if re.search(r"DEVICE_LOST|TDR|[Rr]ecover(ing|y)", text):
-        findings.append(warning("device-lost", "the log reports a lost or reset NPU", _RELOAD))
+        findings.append(warning("device-lost", "the log reports a lost or reset NPU", RELOAD_DRIVER))
     return findings or [ok("kernel-log", "nothing against the NPU in the kernel's log")]
 
 
 def _node(machine: ExaminedMachine) -> list[Finding]:
     nodes = [path.name for path in machine.find(_NODE, "accel*")]
     if not nodes:
-        return [
-            error(
-                "device-node", "no /dev/accel/accel*", "the kernel's driver makes it: fix the errors above, then reboot"
-            )
-        ]
+        fix = "the kernel's driver makes it: fix the errors above, then reboot"
+        if machine.in_kubernetes():
+            fix = "give the container the resource npu.intel.com/accel: 1 (Intel's device plugin; docs/kubernetes.md)"
+        elif machine.in_container():
+            fix = f"start the container with {_GIVE_DEVICE}"
+        return [error("device-node", "no /dev/accel/accel*", fix)]
     ours = find_npu(machine.root / "sys/class/accel").parent.name
     name = ours if ours in nodes else nodes[0]
     node = f"{_NODE}/{name}"
@@ -145,6 +154,15 @@ def _node(machine: ExaminedMachine) -> list[Finding]:
 
 def _access(machine: ExaminedMachine, node: str) -> Finding:
     group = machine.group_of(node)
+    if machine.in_container() and not machine.may_use(node):
+        what = f"this container may not open /{node}, which is for the group {group}"
+        fix = f"start the container with {_GIVE_DEVICE}, not as a volume"
+        if machine.in_kubernetes():
+            fix = (
+                "npu.intel.com/accel: 1 as a resource, not a volume, and the group's number of the host in "
+                "supplementalGroups (the chart: deviceGroup)"
+            )
+        return error("device-access", what, fix)
     if group in {None, "root"}:
         fix = (
             'sudo groupadd -f -r render; echo \'SUBSYSTEM=="accel", KERNEL=="accel*", GROUP="render", MODE="0660"\' | '
@@ -173,7 +191,8 @@ def _counter(machine: ExaminedMachine, node: str) -> Finding:
 
 
 # Released together by github.com/intel/linux-npu-driver; the versions of one release are equal.
-_PACKAGES = ("intel-driver-compiler-npu", "intel-fw-npu", "intel-level-zero-npu")
+_DRIVER_PACKAGE = "intel-level-zero-npu"
+_PACKAGES = ("intel-driver-compiler-npu", "intel-fw-npu", _DRIVER_PACKAGE)
 _RELEASE = "github.com/intel/linux-npu-driver/releases"
 _COMPILER_FIX = f"install the package intel-driver-compiler-npu of the release that the driver is of ({_RELEASE})"
 
@@ -197,8 +216,10 @@ def check_userspace(machine: ExaminedMachine, probe: Probe, *, npu: bool) -> lis
                 "libze_intel_npu.so*",
                 "libze_intel_vpu.so*",
             ),
+            *_stale(machine),
             _library(machine, "compiler", _COMPILER_FIX, "libnpu_driver_compiler.so*"),
             *_release(machine),
+            *_pairs(machine),
         ]
     return [*findings, _openvino(probe, npu=npu)]
 
@@ -217,6 +238,44 @@ def _release(machine: ExaminedMachine) -> list[Finding]:
         fix = f"install {', '.join(_PACKAGES)} of one release of {_RELEASE}, then reboot"
         return [error("firmware-mismatch", f"firmware, driver and compiler are of different releases: {listed}", fix)]
     return [ok("firmware-mismatch", f"one release: {listed}")] if versions else []
+
+
+def _stale(machine: ExaminedMachine) -> list[Finding]:
+    """The driver's library of before 1.16, which had another name, beside the present one: the loader may take it."""
+    old, new = machine.library("libze_intel_vpu.so*"), machine.library("libze_intel_npu.so*")
+    if old is None or new is None:
+        return []
+    fix = f"sudo rm {old.parent}/libze_intel_vpu.so*; sudo ldconfig"
+    return [warning("stale-driver", f"{old.name} of an older driver is beside {new.name} (linux-npu-driver#107)", fix)]
+
+
+@cache
+def _known_pairs() -> dict[str, list[dict[str, str]]]:
+    text = files("worker_node.doctor").joinpath("driver_pairs.toml").read_text(encoding="utf-8")
+    pairs: dict[str, list[dict[str, str]]] = tomllib.loads(text)
+    return pairs
+
+
+def _pairs(machine: ExaminedMachine) -> list[Finding]:
+    """What is known of the driver beside this kernel and system, where its release is known."""
+    driver = machine.package_versions(_DRIVER_PACKAGE).get(_DRIVER_PACKAGE)
+    kernel, system = machine.kernel_release(), machine.system()
+    if driver is None:
+        return []
+    known, findings = _known_pairs(), []
+    for row in known["verified"]:
+        if version_in(driver, row["driver"]) and (row["system"], True) != (system, version_in(kernel, row["kernel"])):
+            found = (
+                f"driver {driver} is verified with {row['system']} and kernel {row['kernel']}, and here are "
+                f"{system or 'an unknown system'} and kernel {kernel} ({row['source']})"
+            )
+            fix = f"none if npu-node certify passes; else a release that names this system ({_RELEASE})"
+            findings.append(warning("driver-kernel", found, fix))
+    for row in known["problem"]:
+        if version_in(driver, row["driver"]) and version_in(kernel, row["kernel"]):
+            found = f"driver {driver} on kernel {kernel}: {row['problem']} ({row['source']})"
+            findings.append(warning("driver-kernel", found, f"a newer kernel; when it happens: {RELOAD_DRIVER}"))
+    return findings or [ok("driver-kernel", f"nothing is known against driver {driver} on kernel {kernel}")]
 
 
 def _openvino(probe: Probe, *, npu: bool) -> Finding:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -19,6 +20,8 @@ class ExaminedMachine:
 
     Paths are given without a leading slash. Nothing raises: what cannot be read is None or empty.
     """
+
+    environment: Mapping[str, str] = os.environ
 
     def __init__(self, root: Path = Path("/"), kernel_log: str | None = None) -> None:
         self.root = root
@@ -51,6 +54,20 @@ class ExaminedMachine:
         found = (path for d in LIBRARY_DIRECTORIES for pattern in patterns for path in self.find(d, pattern))
         return next(found, None)
 
+    def in_container(self) -> bool:
+        """Whether this is a container, whose kernel and firmware are the host's."""
+        return self.exists("run/.containerenv") or self.exists(".dockerenv") or self.in_kubernetes()
+
+    def in_kubernetes(self) -> bool:
+        """Whether this is a pod."""
+        return "KUBERNETES_SERVICE_HOST" in self.environment
+
+    def system(self) -> str:
+        """The distribution and its version, as Ubuntu 24.04; empty where it is not known."""
+        lines = (self.read("etc/os-release") or "").splitlines()
+        fields = dict(line.split("=", 1) for line in lines if "=" in line)
+        return " ".join(fields.get(name, "").strip('"') for name in ("NAME", "VERSION_ID")).strip()
+
     def package_versions(self, *names: str) -> dict[str, str]:
         """The versions of those Debian packages that are installed."""
         versions: dict[str, str] = {}
@@ -77,8 +94,17 @@ class ExaminedMachine:
         return group_name(number)
 
     def may_use(self, path: str) -> bool:
-        """Whether this process may read and write a file."""
-        return os.access(self.root / path, os.R_OK | os.W_OK)
+        """Whether this process may open a file to read and write.
+
+        It is tried, since a container may hold a device that its rights allow and its rules forbid.
+        """
+        try:
+            os.close(os.open(self.root / path, os.O_RDWR))
+        except PermissionError:
+            return False
+        except OSError:
+            return os.access(self.root / path, os.R_OK | os.W_OK)
+        return True
 
 
 class Severity(StrEnum):

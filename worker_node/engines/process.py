@@ -30,7 +30,9 @@ from worker_node.core.errors import (
     reported_error,
 )
 from worker_node.core.operating_system import start_module
+from worker_node.core.types import Device
 from worker_node.devices.memory import KERNEL, MemoryReader
+from worker_node.devices.npu import with_remedy
 from worker_node.engines.isolation import BY_ITSELF, Blame, Suspects, fingerprint
 from worker_node.engines.protocol import (
     Broken,
@@ -51,7 +53,7 @@ from worker_node.engines.protocol import (
     Shutdown,
 )
 from worker_node.engines.restart import GrowthLimits, RestartLimits
-from worker_node.engines.watchdog import Liveness, LivenessLimits, cause_of_death, stopped
+from worker_node.engines.watchdog import LOAD_TIMEOUT_S, Liveness, LivenessLimits, cause_of_death, stopped
 from worker_node.engines.wire import CorruptFrame, FrameBuffer, encode, received_events, submission
 
 log = logging.getLogger(__name__)
@@ -62,6 +64,7 @@ _MOST_LEFT = 64
 _STATUS_WAIT_S = 1.0
 _STATUS_LOOK_S = 0.001
 _DRAIN_LOOK_S = 0.02
+_LOADING_REPORT_S = 60.0
 
 # Examines an engine process by a known question; raises CanaryFailed.
 Canary = Callable[[JobEngine], Awaitable[None]]
@@ -84,7 +87,7 @@ class EngineLimits:
     After `canary_interval_s` an idle engine is examined again.
     """
 
-    load_timeout_s: float = 600.0
+    load_timeout_s: float = LOAD_TIMEOUT_S
     liveness: LivenessLimits = field(default_factory=LivenessLimits)
     stop_timeout_s: float = 5.0
     canary_interval_s: float = 300.0
@@ -164,16 +167,30 @@ class EngineProcess(asyncio.Protocol):
         return len(self._jobs)
 
     async def load(self) -> Loaded:
-        """Have the engine load its model; it is killed after `load_timeout_s`.
+        """Have the engine load its model; it is killed after `load_timeout_s`. The log tells how long it takes.
 
         Raises LoadRefused, EngineDied, TimeoutError; the process has been killed or ends by itself then.
         """
         self._write(encode(self._spec))
+        spec, limit = self._spec, self._limits.load_timeout_s
+        normal = ""
+        if spec.device is Device.NPU:
+            normal = "; a first compile for an NPU takes minutes, for a large speech model more than 11"
+        began = time.monotonic()
         try:
-            async with asyncio.timeout(self._limits.load_timeout_s):
+            async with asyncio.timeout(limit):
+                while not (await asyncio.wait({self._loaded}, timeout=_LOADING_REPORT_S))[0]:
+                    log.info(
+                        "engine %s on %s has been loading for %.0f s, and may for %.0f s (load_timeout_s)%s",
+                        spec.model_id,
+                        spec.device,
+                        time.monotonic() - began,
+                        limit,
+                        normal,
+                    )
                 return await self._loaded
         except TimeoutError:
-            self.kill(f"did not load within {self._limits.load_timeout_s:.0f} s")
+            self.kill(f"did not load within {limit:.0f} s (load_timeout_s)")
             raise
 
     def run(self, job: Job, result: type[R], *, suspect: bool = False) -> JobResults[R]:
@@ -333,10 +350,10 @@ class EngineProcess(asyncio.Protocol):
                     self._loaded.set_result(event)
             case LoadFailed():
                 if not self._loaded.done():
-                    self._loaded.set_exception(LoadRefused(event.message))
+                    self._loaded.set_exception(LoadRefused(with_remedy(event.message)))
                     self._loaded.exception()
             case Broken():
-                self.kill(event.message)
+                self.kill(with_remedy(event.message))
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._transport, self.up = None, False

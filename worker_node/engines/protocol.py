@@ -336,8 +336,13 @@ class Engine(JobEngine, Protocol):
         """Start to load an engine that is unloaded; does nothing for any other."""
         ...
 
-    def doubt(self) -> None:
-        """Examine the engine by its canary as soon as it has no work."""
+    @property
+    def recoveries(self) -> int:
+        """How often the device was recovered: what ran meanwhile was aborted, whether or not its call failed."""
+        ...
+
+    def device_recovered(self) -> None:
+        """Count a recovery of the device: an engine with work is replaced, an idle one answers its canary again."""
         ...
 
     async def unload(self) -> bool:

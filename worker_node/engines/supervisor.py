@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from worker_node.core.errors import DeadlineExceeded, EngineDied, EngineUnavailable, NodeError, Overloaded
+from worker_node.core.operating_system import since_boot
 from worker_node.devices.memory import KERNEL, MemoryReader
 from worker_node.engines.isolation import Suspects
 from worker_node.engines.process import (
@@ -95,6 +96,7 @@ class SupervisedEngine:
         self._recycles: Counter[str] = Counter()
         self._shapes: Counter[str] = Counter()
         self._doubted = asyncio.Event()
+        self.recoveries = 0
 
     @property
     def status(self) -> EngineStatus:
@@ -277,9 +279,15 @@ class SupervisedEngine:
         log.info("engine %s is ready, pid %s", self._name, process.pid)
         self._set(EngineState.READY, None)
 
-    def doubt(self) -> None:
-        """Ask the canary's question as soon as the engine has no work: something happened to its device."""
-        self._doubted.set()
+    def device_recovered(self) -> None:
+        """See `Engine.device_recovered`."""
+        self.recoveries += 1
+        process = self._process
+        if process is not None and process.in_flight:
+            # As for a call that failed: one of its requests may be what hung the device.
+            process.kill("the kernel recovered the NPU, which aborts the jobs of all processes")
+        else:
+            self._doubted.set()
 
     async def _closed_or_doubted(self, process: EngineProcess) -> bool:
         """Wait until the process ends, or its device is doubted; whether it has ended."""
@@ -297,22 +305,23 @@ class SupervisedEngine:
         Raises CanaryFailed, and NodeError for an unanswered canary.
         """
         interval, growth = self._limits.canary_interval_s, self._limits.growth
-        canary_at = time.monotonic() + interval
+        # After a sleep of the machine, too, the canary is due as soon as it would have been without.
+        canary_at = since_boot() + interval
         # What was doubted before it was loaded has been examined by that.
         self._doubted.clear()
         while True:
             look_s = math.inf if growth.growth is None else growth.look_s
             # A busy process is examined later; before a canary is due there is nothing to look for.
-            canary_s = max(min(1.0, interval), canary_at - time.monotonic())
+            canary_s = max(min(1.0, interval), canary_at - since_boot())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(look_s, canary_s)):
                     if await self._closed_or_doubted(process):
                         return False
                     self._doubted.clear()
-                    canary_at = time.monotonic()
-            if process.in_flight == 0 and process.up and time.monotonic() >= canary_at:
+                    canary_at = since_boot()
+            if process.in_flight == 0 and process.up and since_boot() >= canary_at:
                 await self._examine_again(process, loaded)
-                canary_at = time.monotonic() + interval
+                canary_at = since_boot() + interval
             grown = (self._own_memory(process) or 0) - (self._memory_when_ready or 0)
             form = growth.replacement(grown, idle=not process.in_flight)
             if form is not None and process.up:

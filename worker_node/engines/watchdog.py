@@ -13,6 +13,9 @@ from pathlib import Path
 
 from worker_node.core.operating_system import ENDED_BY_OTHERS
 
+# Seconds that a load may take. A large speech model was seen to compile for more than 11 minutes on an NPU, on an idle
+# machine (docs/npu-facts.md).
+LOAD_TIMEOUT_S = 1800.0
 # What a token of a call or run may take on the slowest device that is usable, busy with other work besides.
 _SLOWEST_TOKEN_S = 0.1
 # A look that comes later than this finds events unread, since the edge process itself did not run.

@@ -10,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from worker_node.devices.npu import version_in
 from worker_node.models.directory import MODEL_FILE, InstalledModel
 
 # The graph says at its end how its weights were made.
@@ -18,12 +19,18 @@ _GROUPS = frozenset({"-1", "128"})
 _GENERATING = frozenset({"generation", "vision"})
 
 
-def problem_on_npu(installed: InstalledModel, architecture: str) -> str | None:
-    """Why the model is not for an NPU of this architecture, with the source; None if nothing is known against it."""
+def problem_on_npu(installed: InstalledModel, architecture: str, driver: str | None = None) -> str | None:
+    """Why the model is not for an NPU of this architecture with this driver, and the source; None if nothing is known.
+
+    A row that names an architecture or a driver holds only where that is known.
+    """
     family = _family(installed.path)
     for row in _known_bad():
-        if row["family"] == family and row.get("architecture", architecture) == architecture:
-            return f"{family} on an NPU of architecture {architecture}: {row['problem']} ({row['source']})"
+        if row["family"] != family or row.get("architecture", architecture) != architecture:
+            continue
+        if "driver" not in row or (driver is not None and version_in(driver, row["driver"])):
+            where = f"architecture {architecture}" + (f" with driver {driver}" if "driver" in row else "")
+            return f"{family} on an NPU of {where}: {row['problem']} ({row['source']})"
     return _weights_problem(installed) if installed.kind in _GENERATING else None
 
 

@@ -245,7 +245,9 @@ def build_placements(
         problem = refusal(found, required=required)
         if problem is None and device is Device.NPU and not machine.emulates(device) and not wanted.allow_known_bad:
             info = machine.probe.find(device)
-            problem = problem_on_npu(installed, (info and info.properties.get("DEVICE_ARCHITECTURE")) or "unknown")
+            known = {} if info is None else info.properties
+            architecture = known.get("DEVICE_ARCHITECTURE") or "unknown"
+            problem = problem_on_npu(installed, architecture, known.get("NPU_DRIVER_VERSION"))
         if problem is not None:
             refused[device] = problem
     for device, problem in refused.items():

@@ -165,13 +165,23 @@ class Execution:
         """Run the job once; the block reads its results as those of `Engine.run`, which is left with the block.
 
         If the engine dies before anything was `sent`, the block ends without an error, `done` stays false, and
-        the next attempt has a placement. Raises RequestBreaksEngine, DeadlineExceeded, Overloaded, EngineUnavailable.
+        the next attempt has a placement. So it does if the device was recovered while the job ran: then neither the
+        result nor the device's busy time proves anything. Raises RequestBreaksEngine, DeadlineExceeded, Overloaded,
+        EngineUnavailable.
         """
         key = partial(fingerprint, job)
         placement = self.selection.placement
+        engine = placement.engine
         try:
-            async with self._on_engine(placement, key), aclosing(placement.engine.run(job, result)) as results:
-                yield results
+            async with self._on_engine(placement, key):
+                recoveries = engine.recoveries
+                async with aclosing(engine.run(job, result)) as results:
+                    yield results
+                if engine.recoveries != recoveries:
+                    raise EngineDied(
+                        f"{self._demand.model} on {placement.device}: the kernel recovered the device while the "
+                        "request ran, so its result is not used; the request can be sent again"
+                    )
             self.done = True
         except EngineUnavailable as error:
             if self.sent:

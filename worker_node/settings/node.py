@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from worker_node.core.environment import cache_home
 from worker_node.core.types import Device
+from worker_node.engines.watchdog import LOAD_TIMEOUT_S
 from worker_node.models.catalog import Catalog, normalise_name
 from worker_node.models.store import default_store_root
 from worker_node.settings.model import ModelSettings, custom_error
@@ -289,7 +290,7 @@ class NodeSettings(BaseSettings):
         default=25.0, ge=0, le=25.0, description="seconds that admitted work gets to finish after SIGTERM"
     )
     load_timeout_s: float = Field(
-        default=600.0,
+        default=LOAD_TIMEOUT_S,
         gt=0,
         description="seconds that the load of a model may take; a cold compile for an NPU takes minutes",
     )

@@ -20,13 +20,13 @@ from tests.support.later import Later
 from tests.support.scripted_runner import HANG, RAISE, STALL
 from tests.support.task_engine import vectors_of
 from worker_node.core.environment import native_environment, tool_environment
-from worker_node.core.errors import DeadlineExceeded, EngineUnavailable, Retryable
+from worker_node.core.errors import DeadlineExceeded, EngineDied, EngineUnavailable, Retryable
 from worker_node.core.operating_system import start_module
 from worker_node.core.types import Device, ModelKind
 from worker_node.encoders.jobs import row_job
 from worker_node.engines.process import EngineLimits, EngineProcess
 from worker_node.engines.protocol import EngineSpec, EngineState
-from worker_node.engines.restart import RestartLimits
+from worker_node.engines.restart import GrowthLimits, RestartLimits
 from worker_node.engines.supervisor import SupervisedEngine
 from worker_node.engines.watchdog import LivenessLimits
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
@@ -154,6 +154,39 @@ async def test_a_load_that_takes_too_long_is_ended():
         assert "did not load within" in status.reason
 
 
+@pytest.mark.parametrize("lost", [{"lost": True, "garbage_after": 0}, {"load_error": "ZE_RESULT_ERROR_DEVICE_LOST"}])
+async def test_the_reason_of_a_lost_device_names_the_way_out(lost, caplog):
+    limits = EngineLimits(restart=RestartLimits(first_backoff_s=30))
+    async with running(limits=limits, **lost) as engine:
+        if "lost" in lost:
+            await until(engine, EngineState.READY)
+            with pytest.raises(EngineDied):
+                await collect(engine, 1)
+        async with asyncio.timeout(30):
+            while "sudo rmmod intel_vpu; sudo modprobe intel_vpu" not in (engine.status.reason or ""):
+                await asyncio.sleep(0.01)
+        assert engine.status.reason in caplog.text
+
+
+async def test_the_log_tells_that_a_model_still_loads_and_what_is_normal(monkeypatch, tmp_path, caplog):
+    caplog.set_level("INFO", "worker_node.engines.process")
+    monkeypatch.setattr("worker_node.engines.process._LOADING_REPORT_S", 0.01)
+    order = tmp_path / "order"
+    order.write_text("wait")
+    npu = msgspec.structs.replace(spec(on_load=str(order)), device=Device.NPU)
+    engine = SupervisedEngine(npu, no_canary, EngineLimits())
+    engine.start()
+    try:
+        async with asyncio.timeout(30):
+            while "scripted on NPU has been loading for 0 s, and may for 1800 s (load_timeout_s)" not in caplog.text:
+                await asyncio.sleep(0.01)
+        assert "a first compile for an NPU takes minutes" in caplog.text
+        order.write_text("")
+        await until(engine, EngineState.READY)
+    finally:
+        await engine.stop()
+
+
 async def test_leaving_a_generation_cancels_it_in_the_engine(tmp_path):
     log = tmp_path / "log"
     async with running(step_s=0.01, log=str(log)) as engine:
@@ -219,7 +252,7 @@ async def test_an_idle_engine_that_does_not_answer_its_canary_is_replaced():
         assert (await until(engine, EngineState.READY)).pid != first.pid
 
 
-async def test_an_engine_whose_device_is_doubted_is_examined_as_soon_as_it_has_no_work():
+async def test_an_idle_engine_is_examined_after_a_recovery_of_its_device():
     examined = []
 
     async def canary(process):
@@ -228,18 +261,50 @@ async def test_an_engine_whose_device_is_doubted_is_examined_as_soon_as_it_has_n
 
     async with running(canary=canary, limits=EngineLimits(canary_interval_s=300.0, restart=QUICK)) as engine:
         first = await until(engine, EngineState.READY)
-        engine.doubt()
+        engine.device_recovered()
         async with asyncio.timeout(30):
             while len(examined) < 2:
                 await asyncio.sleep(0.01)
-        request = asyncio.create_task(collect(engine, *range(1, 40)))
-        await asyncio.sleep(0)
-        engine.doubt()
-        assert len(await request) == 39
+        assert set(examined) == {first.pid}
+
+
+async def test_an_idle_engine_is_examined_when_the_machine_has_slept(monkeypatch):
+    """Its own clocks stood still meanwhile: no deadline has passed, and no watchdog counts the sleep."""
+    slept, examined = [0.0], []
+    monkeypatch.setattr("worker_node.engines.supervisor.since_boot", lambda: time.monotonic() + slept[0])
+
+    async def canary(process):
+        examined.append(process.pid)
+        await collect(process, 1)
+
+    limits = EngineLimits(canary_interval_s=3000.0, restart=QUICK, growth=GrowthLimits(growth=2**40, look_s=0.05))
+    async with running(canary=canary, limits=limits) as engine:
+        first = await until(engine, EngineState.READY)
+        slept[0] = 3600.0
         async with asyncio.timeout(30):
-            while len(examined) < 3:
+            while len(examined) < 2:
                 await asyncio.sleep(0.01)
         assert set(examined) == {first.pid}
+        assert engine.ready
+
+
+async def test_an_engine_with_work_is_replaced_after_a_recovery_of_its_device():
+    examined = []
+
+    async def canary(process):
+        examined.append(process.pid)
+        await collect(process, 1)
+
+    async with running(canary=canary, limits=EngineLimits(canary_interval_s=300.0, restart=QUICK)) as engine:
+        first = await until(engine, EngineState.READY)
+        request = asyncio.create_task(collect(engine, STALL))
+        await asyncio.sleep(0)
+        engine.device_recovered()
+        with pytest.raises(EngineDied, match="the kernel recovered the NPU"):
+            await request
+        await until(engine, EngineState.BACKING_OFF, EngineState.STARTING)
+        assert (await until(engine, EngineState.READY)).pid != first.pid
+        assert len(set(examined)) == 2
 
 
 async def test_a_canary_that_had_no_turn_behind_requests_is_put_off():

@@ -4,6 +4,8 @@ import asyncio
 import itertools
 import os
 import signal
+import socket
+from contextlib import contextmanager
 
 import pytest
 
@@ -13,6 +15,7 @@ from tests.support.scripted_runner import EATER
 from worker_node.core.errors import EngineDied, EngineUnavailable, RequestBreaksEngine
 from worker_node.core.types import Device
 from worker_node.devices.memory import MemoryReader
+from worker_node.devices.recovery import listening
 from worker_node.engines.process import EngineLimits
 from worker_node.engines.protocol import EngineState
 from worker_node.engines.restart import RestartLimits
@@ -27,6 +30,56 @@ async def test_calls_that_come_while_the_engine_is_started_again_are_answered_to
         during = [asyncio.create_task(model.answer(n, n + 1)) for n in range(3, 6)]
         assert await asyncio.gather(first, *during) == [([n, n + 1], Device.CPU) for n in (1, 3, 4, 5)]
         assert model.placements[0].admission.outstanding == 0
+
+
+@contextmanager
+def kernel(model):
+    """Yields what sends the model's engines an announcement of the kernel, over a real datagram socket."""
+    ours, kernels = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    ours.setblocking(False)
+
+    def recovered():
+        for engine in model.engines:
+            engine.device_recovered()
+
+    with kernels, listening(ours, recovered):
+        yield lambda: kernels.send(b"change@/devices/accel0\0IVPU_PM_EVENT=IVPU_RECOVER\0")
+
+
+async def holds(engine, jobs=1):
+    async with asyncio.timeout(30):
+        while engine.status.in_flight < jobs:
+            await asyncio.sleep(0.002)
+
+
+async def test_what_the_engine_holds_when_the_npu_is_recovered_is_run_again():
+    async with holding(Device.NPU) as model:
+        with kernel(model) as announce:
+            answers = [asyncio.create_task(model.answer(n, n + 1)) for n in range(1, 4)]
+            vectors = asyncio.create_task(model.embed([1], [2]))
+            await holds(model.engines[0], 4)
+            announce()
+            await until(model.engines[0], EngineState.BACKING_OFF, EngineState.STARTING)
+            model.let_go()
+            assert await asyncio.gather(*answers) == [([n, n + 1], Device.NPU) for n in range(1, 4)]
+            assert (await vectors).shape[0] == 2
+            assert model.engines[0].status.restarts == 1
+
+
+async def test_a_stream_that_has_begun_ends_with_an_error_when_the_npu_is_recovered():
+    async with serving(Device.NPU, step_s=0.01) as model:
+        with kernel(model) as announce, pytest.raises(EngineDied, match="recovered"):
+            await model.answer(*range(1, 300), on_first=announce)
+
+
+async def test_a_job_whose_caller_reads_the_counter_fails_when_the_npu_is_recovered():
+    async with holding(Device.NPU) as model:
+        with kernel(model) as announce:
+            answer = asyncio.create_task(model.answer(1, 2, own_proof=True))
+            await holds(model.engines[0])
+            announce()
+            with pytest.raises(EngineDied, match="recovered"):
+                await answer
 
 
 async def test_a_call_whose_caller_reads_the_counter_is_not_run_again():

@@ -12,6 +12,7 @@ import resource
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -151,6 +152,11 @@ def lower_priority(nice: int) -> None:
     for task in Path("/proc/self/task").iterdir():
         thread = int(task.name)
         os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + nice)
+
+
+def since_boot() -> float:
+    """Seconds that go on while the machine sleeps, unlike `time.monotonic`."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def cores() -> set[int]:

@@ -237,6 +237,11 @@ def lower_priority(nice: int) -> None:
     """Nothing: all threads have the priority that they were started with."""
 
 
+def since_boot() -> float:
+    """Monotonic seconds; whether they go on while the machine sleeps is the system's affair."""
+    return time.monotonic()
+
+
 def cores() -> set[int]:
     """See `linux`."""
     return set(range(os.cpu_count() or 1))

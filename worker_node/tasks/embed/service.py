@@ -110,7 +110,9 @@ async def _embed(
     cache = services.parts.of(embedding_cache)
     # A vector that was computed for an earlier request proves nothing for this one.
     proof = Proof.of(selection.route, context, strict=services.require_proof)
-    known = [None] * len(rows) if proof.required else cache.look_up(model.space, selection.route.device, rows)
+    # Nor are vectors from before a recovery of the device used: it is announced a moment after what it aborted.
+    kept_as = f"{model.space} {sum(placement.engine.recoveries for placement in model.placements)}"
+    known = [None] * len(rows) if proof.required else cache.look_up(kept_as, selection.route.device, rows)
     missing = [index for index, vector in enumerate(known) if vector is None]
     _count_cached(services.telemetry, selection.route, hits=len(rows) - len(missing), misses=len(missing))
     if not missing:
@@ -135,7 +137,7 @@ async def _embed(
     answer = await run_selected(services, run, selection, operation)
     result = answer.result
     computed = result.rows(len(wanted))
-    cache.keep(model.space, answer.route.device, wanted, computed)
+    cache.keep(kept_as, answer.route.device, wanted, computed)
     reply = EmbeddingReply(
         answer.route,
         cut(_merge(known, missing, computed), request.dimensions),

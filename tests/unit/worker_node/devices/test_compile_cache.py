@@ -1,10 +1,15 @@
 """Compiled blobs are kept apart by all that they depend on, and removed when they can never be used again."""
 
+import re
+from pathlib import Path
+
 import msgspec
 import pytest
 
+from worker_node.core.environment import native_environment
 from worker_node.devices.compile_cache import KEY_FILE, CacheKey, model_hash, prepare
 
+CONFIG = Path(__file__).parents[4] / "config"
 KEY = CacheKey(
     model="m", model_hash="aa", device="NPU", openvino="2026.4", driver="1.2", compiler="7", lengths=(1024, 128)
 )
@@ -55,3 +60,47 @@ def test_the_models_hash_follows_its_files(tmp_path):
     assert len({first, second, hashed()}) == 3
     (tmp_path / "c").write_text("3")
     assert hashed() == hashed()
+
+
+def image_environment():
+    """What the image sets, and the directories that a container of it may write."""
+    text = (CONFIG / "container" / "Containerfile").read_text(encoding="utf-8").rpartition("\nFROM ")[2]
+    volumes = re.findall(r'"(/[^"]+)"', re.findall(r"^VOLUME (.*)$", text, re.MULTILINE)[0])
+    return dict(re.findall(r"\b([A-Z_]+)=(\S+)", re.findall(r"^ENV ((?:.*\\\n)*.*)", text, re.MULTILINE)[0])), volumes
+
+
+def chart_environment():
+    text = (CONFIG / "helm" / "npu-node" / "templates" / "_helpers.tpl").read_text(encoding="utf-8")
+    return dict(re.findall(r"- name: ([A-Z_]+)\n +value: (/\S+)", text)), ["/models"]
+
+
+def unit_environment(name):
+    text = (CONFIG / "systemd" / name).read_text(encoding="utf-8")
+    # %C is /var/cache for the system and ~/.cache for a user.
+    if "CacheDirectory" in text:
+        given = " ".join(re.findall(r"^Environment=(.*)$", text, re.MULTILINE)).replace("%C", "/var/cache")
+        return dict(part.split("=", 1) for part in given.split()), ["/var/cache/npu-node"]
+    assert "ReadWritePaths=%C" in text
+    return {"HOME": "/home/u"}, ["/home/u/.cache"]
+
+
+@pytest.mark.parametrize(
+    ("given", "writable"),
+    [
+        unit_environment("npu-node.service"),
+        unit_environment("npu-node-bounded.service"),
+        image_environment(),
+        chart_environment(),
+    ],
+    ids=["unit", "bounded unit", "image", "chart"],
+)
+def test_the_drivers_own_cache_is_where_a_service_may_write(given, writable):
+    kept = Path(native_environment(given)["ZE_INTEL_NPU_CACHE_DIR"])
+    assert any(kept.is_relative_to(directory) for directory in writable), kept
+
+
+@pytest.mark.parametrize("chosen", ["/elsewhere", ""])
+def test_a_drivers_cache_that_the_environment_names_is_kept(chosen):
+    """Empty, it is none."""
+    given = {"HOME": "/home/u", "ZE_INTEL_NPU_CACHE_DIR": chosen}
+    assert native_environment(given)["ZE_INTEL_NPU_CACHE_DIR"] == chosen

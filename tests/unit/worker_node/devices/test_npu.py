@@ -1,6 +1,7 @@
 """The NPU: found by its driver, its counters and users, and the busy time of runs, real or emulated."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -10,10 +11,12 @@ from worker_node.devices.npu import (
     Busy,
     BusyMeter,
     NpuSource,
+    Reading,
     Utilisation,
     busy_meter,
     find_npu,
     npu_source,
+    version_in,
 )
 
 
@@ -115,7 +118,7 @@ def test_the_source_is_the_kernels_the_users_or_the_stand_in(tmp_path):
     (tmp_path / "npu_busy_time_us").write_text("7\n")
     with npu_source(tmp_path, emulated=True) as scripted:
         assert (scripted.emulated, scripted.stand_in) == (True, False)
-        assert scripted.read().busy_time_us.value == scripted.busy_time_us() == 7
+        assert scripted.read().busy_time_us.value == scripted.busy_time().value == 7
         meter = busy_meter(str(scripted.busy_counter), stand_in=scripted.stand_in)
         meter.begin()
         (tmp_path / "npu_busy_time_us").write_text("9\n")
@@ -156,3 +159,43 @@ def test_the_npu_is_the_first_accelerator_with_its_driver(tmp_path, drivers, exp
     for number, driver in drivers.items():
         accelerator(tmp_path, number, driver)
     assert find_npu(tmp_path / "class") == tmp_path / "class" / expected / "device"
+
+
+@pytest.mark.parametrize(
+    ("version", "wanted", "inside"),
+    [
+        ("1.16.0.20250328-14132024782", "<1.16", False),
+        ("1.13.0.20250131-13074932436", "<1.16", True),
+        ("1.16.0.20250328-14132024782", ">=1.13", True),
+        ("1.6.0", ">=1.13", False),
+        ("1.35.0.1", "1.35", True),
+        ("1.3.5", "1.35", False),
+        ("1.16.4", ">1.16", False),
+        ("1.16.4", "<=1.16", True),
+        ("unknown", "<1.16", False),
+    ],
+)
+def test_versions_are_compared_as_far_as_the_range_goes(version, wanted, inside):
+    assert version_in(version, wanted) is inside
+
+
+def test_memory_and_frequency_are_read_once_a_second_and_a_suspended_device_has_the_frequency_0(tmp_path):
+    now = [100.0]
+    source = NpuSource(False, tmp_path / "npu_busy_time_us", stand_in=False, clock=lambda: now[0])
+    for name in ("npu_busy_time_us", "npu_current_frequency_mhz"):
+        (tmp_path / name).write_text("0\n")
+    assert source.read().frequency_mhz == Reading(0), "no reason: it is a value, not a fault"
+    assert source.read().memory_bytes == Reading(None, "this kernel does not have it")
+    for name in ("npu_busy_time_us", "npu_current_frequency_mhz"):
+        (tmp_path / name).write_text("1400\n")
+    now[0] += 0.9
+    assert source.read().frequency_mhz.value == 0
+    assert source.read().busy_time_us.value == source.busy_time().value == 1400, "a proof needs it as it is now"
+    now[0] += 0.1
+    assert source.read().frequency_mhz.value == 1400
+
+
+def test_no_alert_judges_the_frequency():
+    rules = (Path(__file__).parents[4] / "config" / "prometheus" / "alerts.yml").read_text(encoding="utf-8")
+    assert "npu_device_busy" in rules
+    assert "frequency" not in rules

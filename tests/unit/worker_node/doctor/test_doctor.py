@@ -1,12 +1,16 @@
 """The doctor over scripted machines: each lacks one thing, and the doctor names it, with a fix, and nothing else."""
 
 import dataclasses
+import errno
 import shutil
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
+from worker_node.devices.npu import version_in
 from worker_node.devices.probe import DeviceInfo, Probe
+from worker_node.doctor import checks
 from worker_node.doctor.checks import check_models, examine, healthy
 from worker_node.doctor.machine import ExaminedMachine, Severity
 
@@ -27,6 +31,7 @@ class ScriptedMachine(ExaminedMachine):
 
     group = "render"
     allowed = True
+    environment: ClassVar[dict] = {}
 
     def group_of(self, path):
         return self.group
@@ -45,7 +50,9 @@ def write(root, path, text=""):
 
 def packages(root, **versions):
     head = "Package: {}\nStatus: install ok installed\nDescription: a driver\n for it\nVersion: {}"
-    blocks = [head.format(name, versions.get(name[6:8], "1.28")) for name in PACKAGES]
+    blocks = [
+        head.format(name, versions.get(name[6:8], versions.get("every", "1.35.0.20260701-1"))) for name in PACKAGES
+    ]
     write(root, "var/lib/dpkg/status", "\n\n".join(blocks))
 
 
@@ -73,7 +80,8 @@ class Case:
 def good(tmp_path):
     """A machine on which all is well."""
     root = tmp_path
-    write(root, "proc/sys/kernel/osrelease", "6.12.9+deb13-amd64\n")
+    write(root, "proc/sys/kernel/osrelease", "6.17.0-40-generic\n")
+    write(root, "etc/os-release", 'PRETTY_NAME="Ubuntu 24.04.4 LTS"\nNAME="Ubuntu"\nVERSION_ID="24.04"\n')
     write(root, f"{PCI}/vendor", "0x8086\n")
     write(root, f"{PCI}/device", "0x643e\n")
     write(root, "sys/bus/pci/devices/0000:00:02.0/vendor", "0x8086\n")
@@ -110,6 +118,23 @@ def test_a_sound_machine_passes_every_check_once(good):
     assert len({finding.id for finding in findings}) == len(findings)
 
 
+@pytest.mark.parametrize(
+    ("device", "name", "generation"),
+    [
+        ("7d1d", "Meteor Lake", "37xx"),
+        ("ad1d", "Arrow Lake", "37xx"),
+        ("643e", "Lunar Lake", "40xx"),
+        ("b03e", "Panther Lake", "50xx"),
+        ("fd3e", "Wildcat Lake", "50xx"),
+    ],
+)
+def test_every_generation_is_known_with_its_firmware(good, device, name, generation):
+    write(good.root, f"{PCI}/device", f"0x{device}")
+    (good.root / FIRMWARE).rename(good.root / FIRMWARE.replace("40xx", generation))
+    assert not good.wrong()
+    assert any(name in finding.found for finding in good.examine() if finding.id == "npu-present")
+
+
 def test_a_machine_without_an_npu_is_told_of_the_emulation(good):
     shutil.rmtree(good.root / PCI)
     good.probe = SEES_CPU
@@ -135,7 +160,7 @@ def test_a_device_without_driver(good):
 
 def in_a_cloud_kernel(case):
     without_driver(case)
-    write(case.root, "proc/sys/kernel/osrelease", "6.12.9+deb13-cloud-amd64")
+    write(case.root, "proc/sys/kernel/osrelease", "6.17.9+deb13-cloud-amd64")
 
 
 def given_to_a_virtual_machine(case):
@@ -163,7 +188,11 @@ def logging_of(line):
 
 
 def with_kernel(release):
-    return lambda case: write(case.root, "proc/sys/kernel/osrelease", release)
+    def boot(case):
+        write(case.root, "proc/sys/kernel/osrelease", release)
+        packages(case.root, every="1.10.0")
+
+    return boot
 
 
 def seeing(probe):
@@ -213,3 +242,118 @@ def test_directories_that_cannot_be_made_are_found_whatever_the_rights_say(good,
     monkeypatch.setattr(type(good), "cache", Path("/proc/cache"))
     only(good, "cache-directory", "OV_GENAI_NPU_CACHE")
     assert [check_models(path, {})[0].severity for path in (good.root / "new", Path("/proc/new"))] == ["ok", "warning"]
+
+
+@pytest.mark.parametrize(
+    ("driver", "kernel", "system", "said"),
+    [
+        ("1.35.0.20260701-1", "6.17.0-40-generic", "Ubuntu 24.04", []),
+        ("1.35.0.20260701-1", "7.0.1", "Ubuntu 24.04", ["linux-npu-driver#134"]),
+        ("1.35.0.20260701-1", "6.17.0", "Debian GNU/Linux 13", ["linux-npu-driver#134"]),
+        ("1.35.0.20260701-1", "6.12.9+deb13-amd64", "Debian GNU/Linux 13", ["linux-npu-driver#134", "#87"]),
+        ("1.16.0.20250328-1", "6.14.0-33-generic", "Ubuntu 24.04", ["linux-npu-driver#87"]),
+        ("1.16.0.20250328-1", "6.15.2", "", []),
+        ("1.10.0.20250101-1", "6.12.9", "Debian GNU/Linux 13", []),
+    ],
+)
+def test_pairs_of_driver_and_kernel_are_warnings_with_their_source(good, driver, kernel, system, said):
+    packages(good.root, every=driver)
+    write(good.root, "proc/sys/kernel/osrelease", kernel)
+    name, _, version = system.rpartition(" ")
+    write(good.root, "etc/os-release", f'NAME="{name}"\nVERSION_ID={version}\n')
+    findings = [finding for finding in good.examine() if finding.id == "driver-kernel"]
+    warnings = [finding for finding in findings if finding.severity is Severity.WARNING]
+    assert len(warnings) == len(said)
+    for finding, source in zip(warnings, said, strict=True):
+        assert source in finding.found
+        assert finding.fix
+    assert healthy(good.examine())
+
+
+def test_a_driver_that_no_package_names_is_not_judged(good):
+    (good.root / "var/lib/dpkg/status").unlink()
+    assert not good.wrong()
+
+
+def test_every_row_of_the_pairs_can_be_read():
+    rows = checks._known_pairs()
+    assert set(rows) == {"verified", "problem"}
+    for row in (*rows["verified"], *rows["problem"]):
+        assert "#" in row["source"]
+        assert not version_in("0", row["driver"])
+        version_in("6.17", row["kernel"])
+
+
+def test_a_stale_library_beside_a_newer_driver_is_found_wherever_it_is(good):
+    write(good.root, "usr/local/lib/libze_intel_vpu.so.1.13.0")
+    wrong = good.wrong()
+    assert list(wrong) == ["stale-driver"]
+    assert wrong["stale-driver"].severity is Severity.WARNING
+    assert "/usr/local/lib/libze_intel_vpu.so*" in wrong["stale-driver"].fix
+    (good.root / LIB / "libze_intel_npu.so.1").unlink()
+    assert not good.wrong(), "by itself it is the driver of before 1.16"
+
+
+def test_the_search_for_firmware_by_its_old_names_is_nothing_when_the_driver_has_found_it(good):
+    line = "intel_vpu 0000:00:0b.0: firmware: failed to load vpu_37xx.bin (-2)\n"
+    good.machine.kernel_log = 3 * line + "[drm] Initialized intel_vpu 1.0.0 for 0000:00:0b.0 on minor 0"
+    assert not good.wrong()
+
+
+def test_a_suspended_device_is_sound(good):
+    """Its frequency is 0, and its counter stands still."""
+    write(good.root, "sys/class/accel/accel0/device/npu_current_frequency_mhz", "0\n")
+    write(good.root, "sys/class/accel/accel0/device/power/runtime_status", "suspended\n")
+    assert not good.wrong()
+
+
+CONTAINERS = {
+    "podman": lambda case: write(case.root, "run/.containerenv"),
+    "docker": lambda case: write(case.root, ".dockerenv"),
+    "kubernetes": lambda case: setattr(case.machine, "environment", {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}),
+}
+
+
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_a_container_without_the_device_is_told_how_it_gets_it(good, kind):
+    CONTAINERS[kind](good)
+    shutil.rmtree(good.root / "dev")
+    shutil.rmtree(good.root / "lib/firmware")
+    words = ["npu.intel.com/accel"] if kind == "kubernetes" else ["--device /dev/accel/accel0", "--group-add"]
+    only(good, "device-node", *words)
+
+
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_a_container_whose_device_is_closed_to_it_is_told_of_devices_and_groups_not_of_usermod(good, kind):
+    CONTAINERS[kind](good)
+    good.machine.allowed = False
+    found = only(good, "device-access", *(["deviceGroup"] if kind == "kubernetes" else ["--group-add"]), "volume")
+    assert "usermod" not in found.fix
+
+
+def test_wsl2_is_named_for_what_it_is(good):
+    shutil.rmtree(good.root / PCI)
+    shutil.rmtree(good.root / "dev")
+    write(good.root, "proc/sys/kernel/osrelease", "6.18.33.2-microsoft-standard-WSL2")
+    good.probe = SEES_CPU
+    assert "WSL2" in good.wrong()["npu-present"].found
+    assert "Windows" in good.wrong()["npu-present"].fix
+
+
+def test_esxi_is_named_where_the_firmware_does_not_boot(good):
+    good.machine.kernel_log = "intel_vpu 0000:00:0b.0: [drm] *ERROR* ivpu_boot(): Failed to boot the firmware: -110"
+    only(good, "firmware-boot", "ESXi", "on the host")
+
+
+def test_a_device_that_cannot_be_opened_is_not_usable_whatever_its_rights_say(tmp_path, monkeypatch):
+    """So is one that was given to a container as a volume: the container's rules forbid to open it."""
+    write(tmp_path, "dev/accel/accel0")
+    machine = ExaminedMachine(tmp_path)
+    assert machine.may_use("dev/accel/accel0")
+    assert not machine.may_use("dev/accel/accel1")
+
+    def forbidden(*_arguments):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr("worker_node.doctor.machine.os.open", forbidden)
+    assert not machine.may_use("dev/accel/accel0")

@@ -45,6 +45,8 @@ FORMS = {f"/{version}/audio/{verb}" for version in ("v1", "v3") for verb in ("tr
 class NoEngine:
     """Has a state, and fails the test when it is given anything to do."""
 
+    recoveries = 0
+
     def __init__(self, state):
         reason = None if state is EngineState.READY else "it is loaded when first needed"
         self.status = EngineStatus(state, reason)

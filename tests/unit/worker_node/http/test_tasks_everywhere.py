@@ -24,6 +24,7 @@ class Engine:
     """Answers whatever it is asked, in this process."""
 
     ready = True
+    recoveries = 0
     status = EngineStatus(EngineState.READY, None)
 
     async def run(self, job, _result):

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from worker_node.core.types import ModelKind
+from worker_node.devices.npu import version_in
+from worker_node.models import npu_rules
 from worker_node.models.directory import MODEL_FILE, InstalledModel
 from worker_node.models.npu_rules import problem_on_npu
 
@@ -29,12 +31,43 @@ def model(tmp_path):
         ("qwen3_5", "3720", True),
         ("qwen3_next", "5000", True),
         ("llama", "4000", False),
+        ("swin", "3720", True),
+        ("swin", "4000", False),
     ],
 )
 def test_families_that_compute_garbage_or_hang_are_refused_with_the_source(model, family, architecture, refused):
     problem = problem_on_npu(model(family), architecture)
     assert (problem is not None) == refused
     assert problem is None or "#" in problem
+
+
+@pytest.mark.parametrize(
+    ("wanted", "driver", "refused"),
+    [
+        ("<1742000000", "1738334590", True),
+        ("<1742000000", "1752000000", False),
+        ("1738334590", "1738334590", True),
+        ("1738334590", "1738334591", False),
+        ("<1742000000", None, False),
+        (None, None, True),
+    ],
+)
+def test_a_family_is_refused_with_the_drivers_that_break_it_alone(model, monkeypatch, wanted, driver, refused):
+    row = {"family": "lfm2", "problem": "garbage", "source": "openvino#1"}
+    rows = [row | ({} if wanted is None else {"driver": wanted})]
+    monkeypatch.setattr(npu_rules, "_known_bad", lambda: rows)
+    problem = problem_on_npu(model("lfm2"), "4000", driver)
+    assert (problem is not None) == refused
+    assert problem is None or wanted is None or f"with driver {driver}" in problem
+
+
+def test_every_row_of_what_is_known_can_be_read():
+    for row in npu_rules._known_bad():
+        assert (
+            {"family", "problem", "source"} <= row.keys() <= {"family", "architecture", "driver", "problem", "source"}
+        )
+        assert "#" in row["source"]
+        version_in("1", row.get("driver", "1"))
 
 
 @pytest.mark.parametrize(

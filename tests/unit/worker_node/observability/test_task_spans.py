@@ -21,6 +21,7 @@ class Engine:
     """Takes RUN_S for each job."""
 
     ready = True
+    recoveries = 0
     status = EngineStatus(EngineState.READY, None, pid=4321)
 
     async def run(self, job, _result):

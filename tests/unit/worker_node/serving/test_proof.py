@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.services import services_of
 from tests.support.task_engine import TaskEngine, encoded
-from worker_node.core.errors import NpuNotProven
+from worker_node.core.errors import EngineDied, NpuNotProven
 from worker_node.core.types import Device, Finished, ModelKind, RequestContext, Sampling, TokenIds
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.manager.placement import Placement
@@ -133,6 +133,73 @@ async def test_a_caller_that_reads_the_counter_itself_gets_the_answer():
     request = GenerationRequest(replace(context(), own_proof=True), TokenIds((97,)), Sampling())
     async with generate(registry(Engine(0, 0)), request) as run:
         assert isinstance([event async for _, event, _ in run.events][-1], Finished)
+
+
+class Recovered(Engine):
+    """Its device is recovered in the middle of its first runs; their results arrive together with the announcement."""
+
+    def __init__(self, *busy, runs=1):
+        super().__init__(*busy)
+        self.recovered_runs = runs
+
+    def interrupted(self):
+        if self.runs <= self.recovered_runs:
+            self.recoveries += 1
+
+    async def embed(self, tokens, *, deadline, interactive):
+        result = await super().embed(tokens, deadline=deadline, interactive=interactive)
+        self.interrupted()
+        return result
+
+    async def generate(self, job):
+        self.runs += 1
+        async for delta in super().generate(job):
+            yield delta
+            if delta.finish is None:
+                self.interrupted()
+
+
+@pytest.mark.parametrize("require", [Device.NPU, None])
+async def test_a_result_that_came_with_a_recovery_of_the_npu_is_computed_again(require):
+    engine = Recovered(5, 9)
+    assert (await embedded(registry(engine), require)).npu_busy_delta_us == 9
+    assert engine.runs == 2
+    engine = Recovered(5, 9)
+    request = GenerationRequest(context(require), TokenIds((97,)), Sampling())
+    async with generate(registry(engine), request, whole=True) as run:
+        events = [event async for _, event, _ in run.events]
+    assert (engine.runs, events[-1].npu_busy_delta_us) == (2, 9)
+    assert "".join(event.text for event in events[:-1]) == "aa"
+
+
+@pytest.mark.parametrize("require", [Device.NPU, None])
+async def test_a_stream_with_a_recovery_of_the_npu_in_it_has_no_proof(require):
+    seen = []
+    request = GenerationRequest(context(require), TokenIds((97,)), Sampling())
+    with pytest.raises(EngineDied, match="recovered"):
+        async with generate(registry(Recovered(5, 9)), request) as run:
+            async for _, event, _ in run.events:
+                seen.append(event)
+    assert seen
+    assert not any(isinstance(event, Finished) for event in seen)
+
+
+async def test_a_caller_that_reads_the_counter_itself_gets_no_answer_across_a_recovery():
+    request = GenerationRequest(replace(context(), own_proof=True), TokenIds((97,)), Sampling())
+    with pytest.raises(EngineDied, match="recovered"):
+        async with generate(registry(Recovered(5, 9)), request, whole=True) as run:
+            pytest.fail(str([event async for event in run.events]))
+
+
+async def test_vectors_from_before_a_recovery_are_computed_again():
+    """It is announced a moment after what it aborted: those vectors may have been sent, and must not be kept."""
+    engine = Engine(5)
+    served = registry(engine, cache=10)
+    await embedded(served, None)
+    assert (await embedded(served, None)).cached == "hit"
+    engine.recoveries += 1
+    assert (await embedded(served, None)).cached is None
+    assert (await embedded(served, None)).cached == "hit"
 
 
 async def test_what_was_computed_before_is_no_proof():
