@@ -245,7 +245,9 @@ def describe_installed(manager: ModelManager, model: InstalledModel) -> dict[str
 
 def _installed(model: InstalledModel) -> dict[str, Any]:
     task = _task(model)
-    return model.describe() | {"task": model.kind if task is None else task.verb}
+    described = model.describe()
+    # `passport`: the name of `details` in earlier versions; it stays for one (docs/stability.md).
+    return described | {"task": model.kind if task is None else task.verb, "passport": described["details"]}
 
 
 def _state(model: ServedModel) -> str:
@@ -400,7 +402,10 @@ async def _reply(request: web.Request, job: PullJob, status: int) -> web.StreamR
 
 
 class NodeModel(Reply):
-    """A model of GET /models. `memory` is in bytes: what it takes, and what a load is expected to take."""
+    """A model of GET /models. `memory` is in bytes: what it takes, and what a load is expected to take.
+
+    `passport` is the earlier name of `details`.
+    """
 
     id: str
     aliases: list[str]
@@ -414,6 +419,7 @@ class NodeModel(Reply):
     memory: dict[str, int | None] | None = None
     devices: list[dict[str, Any]] | None = None
     capabilities: list[str] | None = None
+    details: dict[str, Any] | None = None
     passport: dict[str, Any] | None = None
 
 

@@ -27,7 +27,7 @@ MODEL = {
     "devices": [],
     "expires_in_s": None,
     "capabilities": ["embedding"],
-    "passport": {"family": "bert", "quantization": "f32", "licence": "mit", "dimensions": 32},
+    "details": {"family": "bert", "quantization": "f32", "licence": "mit", "dimensions": 32},
 }
 DEVICES = [{"device": "NPU", "state": "ready"}, {"device": "CPU", "state": "unloaded"}]
 LOADED = MODEL | {"state": "ready", "loaded": True, "devices": DEVICES, "memory": {"bytes": 51_000_000}}
@@ -278,7 +278,7 @@ def test_what_is_not_a_nodes_answer_is_a_message(api, capsys, command, answer):
         ({"size": "42"}, "int | null`, got `str"),
         ({"memory": {"bytes": True}}, "int | null`, got `bool"),
         ({"expires_in_s": "soon"}, "float | null`, got `str"),
-        ({"passport": {"licence": ["mit"]}}, "str | null`, got `array"),
+        ({"details": {"licence": ["mit"]}}, "str | null`, got `array"),
     ],
 )
 @pytest.mark.parametrize("command", [["list"], ["ps", "--json"], ["show", "x"]])
