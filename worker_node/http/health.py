@@ -235,7 +235,8 @@ def _engine(placement: Placement) -> dict[str, Any]:
 def certification(placement: Placement | ExcludedPlacement) -> dict[str, str]:
     """What the passports say of a placement, and why; an emulated one's are of the emulated NPU."""
     standing = placement.standing
-    return {"certified": standing.state, "certified_reason": standing.reason[:_LONGEST_REASON]}
+    reason = standing.reason.removeprefix(f"{standing.state} ")
+    return {"certified": standing.state, "certified_reason": reason[:_LONGEST_REASON]}
 
 
 def excluded_placements(model: ServedModel | FailedModel) -> list[dict[str, Any]]:
