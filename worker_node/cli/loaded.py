@@ -49,7 +49,7 @@ def _ps(args: argparse.Namespace) -> int:
                 "emulated": placement.get("emulated"),
                 "certified": placement.get("certified"),
                 "certified_reason": placement.get("certified_reason"),
-                "prompt_limit": placement.get("prompt_limit"),
+                "certified_limit": placement.get("certified_limit"),
                 "faults": placement.get("faults", []),
             }
             for model in models
@@ -79,7 +79,7 @@ def _device(row: Mapping[str, Any]) -> str:
 
 def _certified(row: Mapping[str, Any]) -> str:
     state = str(row["certified"] or "-")
-    return f"{state} to {row['prompt_limit']} tokens" if state == "limited" else state
+    return f"{state} to {row['certified_limit']} tokens" if state == "limited" else state
 
 
 def _when(seconds: float | None) -> str:

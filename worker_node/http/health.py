@@ -232,11 +232,14 @@ def _engine(placement: Placement) -> dict[str, Any]:
     }
 
 
-def certification(placement: Placement | ExcludedPlacement) -> dict[str, str]:
-    """What the passports say of a placement, and why; an emulated one's are of the emulated NPU."""
+def certification(placement: Placement | ExcludedPlacement) -> dict[str, str | int | None]:
+    """What the passports say of a placement, why, and up to how many tokens; an emulated NPU has its own passports."""
     standing = placement.standing
-    reason = standing.reason.removeprefix(f"{standing.state} ")
-    return {"certified": standing.state, "certified_reason": reason[:_LONGEST_REASON]}
+    return {
+        "certified": standing.state,
+        "certified_reason": standing.reason.removeprefix(f"{standing.state} ")[:_LONGEST_REASON],
+        "certified_limit": None if standing.passport is None else standing.passport.limits.max_prompt_tokens,
+    }
 
 
 def excluded_placements(model: ServedModel | FailedModel) -> list[dict[str, Any]]:

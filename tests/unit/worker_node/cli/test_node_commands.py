@@ -31,7 +31,12 @@ MODEL = {
     "details": {"family": "bert", "quantization": "f32", "licence": "mit", "dimensions": 32},
 }
 FAULT = "garbage beyond_tokens=500"
-PASSPORT = {"certified": "limited", "certified_reason": "prompts up to 480 tokens", "prompt_limit": 480, "faults": []}
+PASSPORT = {
+    "certified": "limited",
+    "certified_reason": "prompts up to 480 tokens",
+    "certified_limit": 480,
+    "faults": [],
+}
 DEVICES = [
     {"device": "NPU", "state": "ready", "emulated": True, **PASSPORT},
     {"device": "CPU", "state": "unloaded", "faults": [FAULT]},

@@ -66,6 +66,7 @@ async def test_each_placement_has_its_state_its_reason_and_its_limit(machine, in
     for on_npu, on_cpu in (health["engines"], listed["devices"], openai["devices"]):
         assert (on_npu["device"], on_npu["certified"], on_npu["prompt_limit"]) == ("NPU", state, limit)
         assert reason in on_npu["certified_reason"]
+        assert on_npu["certified_limit"] == (limit if state == "limited" else None)
         assert (on_cpu["device"], on_cpu["certified"]) == ("CPU", "not certified")
     assert health["excluded"] == listed["excluded"] == []
     assert openai["object"] == "model"
