@@ -39,7 +39,8 @@ class NodeStatus:
     """One node as this client sees it.
 
     `status` is the node's own word, or "unknown" before its first probe, "unreachable" when that failed; `usable` says
-    whether requests go there; `trouble` why not. `in_flight` counts this client's requests.
+    whether requests go there; `trouble` why not. `in_flight` counts this client's requests. `faults` are the faults on
+    demand that the node was started with.
     """
 
     url: str
@@ -51,6 +52,7 @@ class NodeStatus:
     version: str | None
     models: tuple[ModelReport, ...]
     devices: tuple[DeviceReport, ...]
+    faults: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, node: Node) -> NodeStatus:
@@ -68,6 +70,7 @@ class NodeStatus:
             version=report.version if report else None,
             models=report.models if report else (),
             devices=report.devices if report else (),
+            faults=report.faults if report else (),
         )
 
 

@@ -207,6 +207,7 @@ async def hosted_node(
             probe=found,
             npu=npu,
             state=NodeState(started=time.monotonic()),
+            faults=machine.faults,
         )
         if source is not None:
             node.reloader = Reloader(

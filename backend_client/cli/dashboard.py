@@ -37,20 +37,29 @@ Fetch = Callable[[str], Awaitable[dict[str, Any]]]
 _Rows = list[dict[str, Any]]
 
 
-class _Engine(BaseModel):
-    state: str
+class _Certification(BaseModel):
+    device: str | None = None
     reason: str | None = None
+    certified: str | None = None
+    certified_reason: str | None = None
+    certified_limit: int | None = None
+
+
+class _Engine(_Certification):
+    state: str
 
 
 class _Model(BaseModel):
     id: str
     engines: list[_Engine] | None = None
+    excluded: list[_Certification] | None = None
 
 
 class _NodeState(BaseModel):
     """The parts of a node's state that the page goes through: a node of another shape would stop it for all nodes."""
 
     kind: Literal["node"]
+    faults: list[str] | None = None
     models: list[_Model] | None = None
     history: dict[str, list[float | None] | float | None] | None = None
     devices: _Rows | None = None
@@ -107,6 +116,7 @@ class Fleet:
             "state_trouble": trouble,
             "models": [model.model_dump() for model in node.models],
             "devices": [device.model_dump() for device in node.devices],
+            "faults": node.faults,
         }
 
 

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -15,6 +16,8 @@ from backend_client.http.health import ModelReport
 from backend_client.settings import ClientSettings
 
 _HEAD = ("NODE", "STATUS", "MODEL", "STATE", "DEVICE", "QUEUE", "RUNNING", "SPACE")
+# Most placements were never certified, and those that were work as they are configured.
+_REMARKABLE = frozenset({"limited", "failed", "expired"})
 _CLEAR = "\x1b[2J\x1b[H"
 
 
@@ -40,10 +43,20 @@ async def run(args: argparse.Namespace, settings: ClientSettings) -> int:
 
 
 def render(nodes: tuple[NodeStatus, ...]) -> str:
-    """The table, and a line for each node that is in trouble."""
+    """The table, and a line for each thing to know of a node: trouble, faults on demand, what is not as certified."""
     rows = [row for node in nodes for row in _rows(node)]
-    troubles = [f"{node.url}: {trouble}" for node in nodes if (trouble := _trouble(node))]
-    return "\n".join([table(_HEAD, rows), *troubles])
+    remarks = [f"{node.url}: {remark}" for node in nodes for remark in (_trouble(node), *_remarks(node)) if remark]
+    return "\n".join([table(_HEAD, rows), *remarks])
+
+
+def _remarks(node: NodeStatus) -> Iterator[str]:
+    if node.faults:
+        yield f"has faults on demand: {'; '.join(node.faults)}"
+    for model in node.models:
+        for placed in (*model.engines, *model.excluded):
+            if placed.certified in _REMARKABLE:
+                on = f"{placed.device} (emulated)" if placed.emulated else placed.device
+                yield f"{model.id} on {on}: {placed.certified}, {placed.certified_reason}"
 
 
 def _trouble(node: NodeStatus) -> str | None:

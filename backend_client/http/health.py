@@ -32,11 +32,23 @@ class DeviceReport(_Part):
     driver: Text | None = None
 
 
+class Certification(_Part):
+    """What the node's passports say of a model on a device, and why.
+
+    It is certified, limited, failed, expired or not certified; None: the node is of a version that says nothing of it.
+    """
+
+    device: Text
+    emulated: bool = False
+    certified: Text | None = None
+    certified_reason: Text | None = None
+
+
 class ModelReport(_Part):
     """One model. `queue_depth` and `in_flight` count requests of all clients. Older nodes do not tell the aliases.
 
     `ready_in_s`: it is loading, and likely to serve in this many seconds. `kind` is "" for a model that failed before
-    it was known.
+    it was known. `engines` are the devices that it is placed on, `excluded` those that it may not run on.
     """
 
     id: Text
@@ -51,6 +63,8 @@ class ModelReport(_Part):
     queue_depth: int = Field(default=0, ge=0)
     in_flight: int = Field(default=0, ge=0)
     ready_in_s: float | None = Field(default=None, ge=0)
+    engines: tuple[Certification, ...] = ()
+    excluded: tuple[Certification, ...] = ()
 
     @field_validator("kind", mode="before")
     @classmethod
@@ -78,10 +92,14 @@ class ModelReport(_Part):
 
 
 class HealthReport(_Part):
-    """The body of /health. Raises pydantic.ValidationError for anything else."""
+    """The body of /health. Raises pydantic.ValidationError for anything else.
+
+    `faults` are the faults on demand that the node was started with.
+    """
 
     status: Literal["ready", "degraded", "starting", "draining", "failed"]
     version: Text | None = None
+    faults: tuple[Text, ...] = ()
     devices: tuple[DeviceReport, ...] = ()
     models: tuple[ModelReport, ...] = ()
 

@@ -27,6 +27,13 @@ ENGINE_STATES = {
     5: ("failed", "dark-red"),
     6: ("stopped", "gray"),
 }
+CERTIFICATION = {
+    0: ("not certified", "gray"),
+    1: ("certified", "green"),
+    2: ("limited", "yellow"),
+    3: ("failed", "red"),
+    4: ("expired", "orange"),
+}
 _PRESENT = {0: ("absent", "gray"), 1: ("present", "green")}
 
 
@@ -126,6 +133,9 @@ def _models(built: Dashboard) -> None:
     state = encoded("npu_node_engine_state", "state", ENGINE_STATES, "model, device", _I)
     text = "Each model on each device. Quarantined: it crashed again and again, or answered a known question wrong."
     built.with_panel(states("Placements", text, (state, _PLACE), ENGINE_STATES))
+    certified = encoded("npu_node_certified", "state", CERTIFICATION, "model, device", _I)
+    text = "What npu-node certify found. Limited: to shorter prompts. Expired: what it depends on has changed since."
+    built.with_panel(states("Certification", text, (certified, _PLACE), CERTIFICATION))
     restarts = f"increase(npu_node_engine_restarts_total{{{_I}}}{_R})"
     wrong = f"increase(npu_node_canary_failures_total{{{_I}}}{_R})"
     text = "Engine processes that ended, and those of them that the canary ended."

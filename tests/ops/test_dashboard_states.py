@@ -3,6 +3,7 @@
 import time
 
 import pytest
+from aiohttp import web
 
 from tests.faults.scripted_node import served_in_thread
 from tests.ops.scripted_page import HOSTILE, LONG, ScriptedState, engine, model, state_of
@@ -111,4 +112,113 @@ def test_one_line_says_what_serves_and_where(browser, serving, words):
         browser.open(url + "/dashboard")
         browser.wait("return document.querySelector('#verdict .mark')")
         assert browser.text("#verdict") == words
+        assert browser.leave() == []
+
+
+FAULTS = ["garbage device=NPU beyond_tokens=500", HOSTILE]
+MADE = "2026-09-01T10:00:00+00:00"
+# The level, the word and what is said of why, by what a node says.
+CERTIFIED = {
+    "certified": ("good", "certified", f"at {MADE}, against stored", "at 2026-09-01, against stored"),
+    "limited": ("warn", "limited to 480 tokens", f"at {MADE}", "at 2026-09-01"),
+    "expired": ("warn", "expired", f"the driver changed since {MADE}", "the driver changed since 2026-09-01"),
+    "failed": ("bad", "failed", f"at {MADE}: canary", "at 2026-09-01: canary"),
+}
+
+
+def certified(state, reason=None, **more):
+    limit = 480 if state == "limited" else None
+    return {"certified": state, "certified_reason": reason, "certified_limit": limit, **more}
+
+
+def test_each_device_says_how_it_was_certified_and_only_a_loss_needs_attention(browser):
+    models = []
+    for state, (_, _, reason, _) in CERTIFIED.items():
+        passport = certified(state, reason, emulated=True)
+        never = engine("ready", "CPU", **certified("not certified", "npu-node certify has not been run for it"))
+        if state == "failed":  # its device is not used
+            excluded = {"device": "NPU", "reason": f"its certification failed {reason}", **passport}
+            models.append(model(f"m-{state}", never, state="ready") | {"excluded": [excluded]})
+        else:
+            models.append(model(f"m-{state}", engine("ready", **passport), never, state="ready"))
+    with served_in_thread(ScriptedState(state_of(models, "ready"))) as url:
+        browser.open(url + "/dashboard")
+        browser.wait("return document.querySelector('#models tbody tr')")
+        cell = 'return document.querySelector(`#models tr[data-key="${arguments[0]}"] td[data-label=Certified]`)'
+        for state, (level, word, _, why) in CERTIFIED.items():
+            mark = browser.run(cell + ".querySelector('.mark').className", f"m-{state} NPU")
+            words = browser.run(cell + ".innerText", f"m-{state} NPU").split()
+            assert mark == f"mark {level}"
+            assert " ".join(words) == f"{word} EMULATED {why}"
+            assert browser.run(cell + ".querySelector('.mark')", f"m-{state} CPU") is None
+            assert browser.run(cell + ".innerText", f"m-{state} CPU").strip() == "not certified"
+        assert "not used" in browser.text('#models tr[data-key="m-failed NPU"]')
+        problems = browser.text("#problems")
+        assert "m-expired on NPU: certification expired" in problems
+        assert "m-failed on NPU: not used" in problems
+        assert "m-certified" not in problems
+        assert "m-limited" not in problems
+        assert "CPU" not in problems
+        browser.wait("return document.title.startsWith('▲ 2 · ')")
+        assert browser.leave() == []
+
+
+def test_a_model_that_no_device_may_run_is_shown_and_red(browser):
+    excluded = [{"device": "NPU", "emulated": False, "reason": "too big", **certified("not certified")}]
+    gone = model("gone", state="failed") | {"kind": None, "reason": "its weights are missing", "queue_depth": 0}
+    models = [gone | {"id": "barred", "reason": "no placement", "excluded": excluded}, gone]
+    with served_in_thread(ScriptedState(state_of(models, "failed"))) as url:
+        browser.open(url + "/dashboard")
+        browser.wait("return document.querySelector('#models tbody tr')")
+        rows = browser.run(
+            "return [...document.querySelectorAll('#models tbody tr')].map(r => [r.className, r.innerText])"
+        )
+        assert [level for level, _ in rows] == ["bad", "bad"]
+        assert "too big" in rows[0][1]
+        assert "its weights are missing" in rows[1][1]
+        assert "barred: not serving" in browser.text("#problems")
+        assert "undefined" not in browser.text("body")
+        assert "null" not in browser.text("#models")
+        assert browser.leave() == []
+
+
+@pytest.mark.parametrize("fleet", [False, True])
+def test_faults_on_demand_are_a_banner_and_stay_text(browser, fleet):
+    node = state_of([model("m", engine("ready"), state="ready")], "ready") | {"faults": FAULTS}
+    state, name = node, "This node"
+    if fleet:
+        name = "http://10.0.0.1:8081"
+        shown = {"url": name, "status": "ready", "usable": True, "breaker": "closed", "trouble": None, "state": node}
+        state = {"kind": "fleet", "at": node["at"], "version": "1", "nodes": [shown]}
+    scripted = ScriptedState(state)
+    with served_in_thread(scripted) as url:
+        browser.open(url + "/dashboard")
+        browser.wait("return document.getElementById('faults').checkVisibility()")
+        banner = browser.text("#faults")
+        assert banner.startswith(f"{name} has faults on demand: {FAULTS[0]}; ")
+        assert HOSTILE in banner
+        assert browser.run("return window.hit ?? null") is None
+        scripted.state = state | {"faults": []} if not fleet else state | {"nodes": []}
+        browser.wait("return !document.getElementById('faults').checkVisibility()")
+        assert browser.leave() == []
+
+
+def test_the_playground_has_the_banner_too_and_names_the_faults_of_an_answer(browser):
+    async def models(_request):
+        row = {"id": "m", "object": "model", "kind": "embedding", "capabilities": ["embedding"], "loaded": True}
+        return web.json_response({"object": "list", "data": [row]})
+
+    async def embeddings(_request):
+        headers = {"X-NPU-Node-Device": "NPU", "X-NPU-Node-Faults": "2"}
+        rows = [{"index": index, "embedding": [1.0, 0.0]} for index in range(4)]
+        return web.json_response({"data": rows, "usage": {"prompt_tokens": 1}}, headers=headers)
+
+    scripted = ScriptedState(state_of([model("m", engine("ready"), state="ready")], "ready") | {"faults": FAULTS})
+    scripted.routes = [web.get("/v1/models", models), web.post("/v1/embeddings", embeddings)]
+    with served_in_thread(scripted) as url:
+        browser.open(url + "/play")
+        browser.wait("return document.getElementById('faults').checkVisibility()")
+        assert browser.text("#faults").startswith("This node has faults on demand: garbage")
+        browser.run("document.querySelector('#embeddings .run').click()")
+        browser.wait("return document.getElementById('facts-list').innerText.includes('Faults on demand')")
         assert browser.leave() == []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from worker_node.core.errors import ConfigurationError
 
@@ -32,7 +34,7 @@ def add_stop(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 def _ps(args: argparse.Namespace) -> int:
     from worker_node.cli.node_client import node_or_none, where_no_node_runs
-    from worker_node.cli.output import megabytes, print_json, serving_device, table
+    from worker_node.cli.output import megabytes, print_json, printable, serving_placement, table
 
     with node_or_none(args) as node:
         models = [] if node is None else node.models()
@@ -40,23 +42,44 @@ def _ps(args: argparse.Namespace) -> int:
             {
                 "name": model["id"],
                 "memory": model["memory"]["bytes"],
-                "device": device,
+                "device": placement["device"],
                 "context": model["context"],
                 "expires_in_s": model["expires_in_s"],
+                # An earlier version of the node has none of the rest.
+                "emulated": placement.get("emulated"),
+                "certified": placement.get("certified"),
+                "certified_reason": placement.get("certified_reason"),
+                "certified_limit": placement.get("certified_limit"),
+                "faults": placement.get("faults", []),
             }
             for model in models
-            if (device := serving_device(model)) is not None
+            if (placement := serving_placement(model)) is not None
         ]
+        placements = [placement for model in models for placement in model.get("devices") or ()]
+        # Each once, also those of engines that are not loaded.
+        faults = dict.fromkeys(fault for placement in placements for fault in placement.get("faults", ()))
     if node is None:
         print(f"npu-node: {where_no_node_runs()}, so nothing is loaded", file=sys.stderr)
     if args.json:
         print_json(rows)
         return 0
     cells = [
-        (r["name"], megabytes(r["memory"]), r["device"], str(r["context"]), _when(r["expires_in_s"])) for r in rows
+        (r["name"], megabytes(r["memory"]), _device(r), str(r["context"]), _certified(r), _when(r["expires_in_s"]))
+        for r in rows
     ]
-    print(table(("NAME", "MEMORY", "DEVICE", "CONTEXT", "UNLOADED"), cells))
+    print(table(("NAME", "MEMORY", "DEVICE", "CONTEXT", "CERTIFIED", "UNLOADED"), cells))
+    if faults:
+        print(printable(f"This node has faults on demand: {'; '.join(faults)}"))
     return 0
+
+
+def _device(row: Mapping[str, Any]) -> str:
+    return f"{row['device']} (emulated)" if row["emulated"] else str(row["device"])
+
+
+def _certified(row: Mapping[str, Any]) -> str:
+    state = str(row["certified"] or "-")
+    return f"{state} to {row['certified_limit']} tokens" if state == "limited" else state
 
 
 def _when(seconds: float | None) -> str:

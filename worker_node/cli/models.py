@@ -60,13 +60,13 @@ def _list(args: argparse.Namespace) -> int:
 def _row(model: Mapping[str, Any]) -> dict[str, Any]:
     from worker_node.cli.output import serving_device
 
-    passport = model.get("passport") or {}
+    details = model.get("details") or {}
     device = serving_device(model)
     return {
         "name": model["id"],
         "size": model.get("size"),
-        "quantization": passport.get("quantization"),
-        "family": passport.get("family"),
+        "quantization": details.get("quantization"),
+        "family": details.get("family"),
         "state": model["state"] if device is None else f"loaded on {device}",
     }
 
@@ -120,7 +120,7 @@ def _not_installed(entry: CatalogEntry) -> dict[str, Any]:
         "state": "not installed",
         "reason": None,
         "capabilities": [entry.kind],
-        "passport": {"quantization": entry.quantization, "family": entry.family, "licence": entry.licence},
+        "details": {"quantization": entry.quantization, "family": entry.family, "licence": entry.licence},
         "context": entry.context_limit,
         "source": str(entry.source),
         "aliases": list(entry.aliases),
@@ -133,7 +133,7 @@ def _facts(known: Mapping[str, Any]) -> dict[str, Any]:
     from worker_node.cli.output import serving_device
     from worker_node.models.catalog import devices_for
 
-    passport = known.get("passport") or {}
+    details = known.get("details") or {}
     placed = [str(placement["device"]) for placement in known.get("devices") or ()]
     return {
         "name": known["id"],
@@ -141,20 +141,20 @@ def _facts(known: Mapping[str, Any]) -> dict[str, Any]:
         "install": known.get("install"),
         "download": known.get("download"),
         "device": serving_device(known),
-        "runs_on": placed or devices_for(known.get("capabilities"), passport.get("quantization")),
+        "runs_on": placed or devices_for(known.get("capabilities"), details.get("quantization")),
         "reason": known["reason"],
         "capabilities": known.get("capabilities"),
         "context": known.get("context"),
-        "dimensions": passport.get("dimensions"),
-        "weights": passport.get("quantization"),
-        "family": passport.get("family"),
-        "licence": passport.get("licence"),
+        "dimensions": details.get("dimensions"),
+        "weights": details.get("quantization"),
+        "family": details.get("family"),
+        "licence": details.get("licence"),
         "source": known.get("source"),
         "aliases": known["aliases"],
         "size": known.get("size"),
         "directory": known.get("directory"),
-        "prompts": sorted(passport.get("prompts") or []),
-        "matryoshka": [str(size) for size in passport.get("matryoshka") or []],
+        "prompts": sorted(details.get("prompts") or []),
+        "matryoshka": [str(size) for size in details.get("matryoshka") or []],
     }
 
 

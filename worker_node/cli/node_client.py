@@ -60,10 +60,10 @@ class _Model(TypedDict, total=False):
     devices: list[dict[str, Any]]
     expires_in_s: float | None
     capabilities: list[str]
-    passport: _Passport | None
+    details: _Details | None
 
 
-class _Passport(TypedDict, total=False):
+class _Details(TypedDict, total=False):
     quantization: str | None
     family: str | None
     licence: str | None

@@ -48,11 +48,17 @@ def megabytes(size: int | None) -> str:
     return f"{size / 1e6:.0f} MB" if size < 1e9 else f"{size / 1e9:.1f} GB"
 
 
-def serving_device(model: Mapping[str, Any]) -> str | None:
-    """The device on which a model of GET /models is loaded; None where it is not."""
+def serving_placement(model: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The placement with which a model of GET /models is loaded; None where it is not."""
     if not model.get("loaded"):
         return None
-    return next((str(placement["device"]) for placement in model["devices"] if placement["state"] == "ready"), None)
+    return next((placement for placement in model["devices"] if placement["state"] == "ready"), None)
+
+
+def serving_device(model: Mapping[str, Any]) -> str | None:
+    """The device on which a model of GET /models is loaded; None where it is not."""
+    placement = serving_placement(model)
+    return None if placement is None else str(placement["device"])
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from worker_node.http.access import API_KEYS
 from worker_node.http.replies import Devices, Health, Status, json_response
 from worker_node.http.request_state import NODE
 from worker_node.http.task import JSON, ApiOperation
-from worker_node.manager.placement import Placement
+from worker_node.manager.placement import ExcludedPlacement, Placement
 from worker_node.manager.served import FailedModel, ModelState, ServedModel
 from worker_node.node import Node
 
@@ -24,6 +24,8 @@ STATUSES = ("ready", "degraded", "starting", "draining", "failed")
 _SERVING = frozenset({"ready", "degraded"})
 # An unloaded model is as available as configured: a request that needs it has it loaded.
 _AVAILABLE = frozenset({ModelState.READY, ModelState.UNLOADED})
+# Clients take no longer texts.
+_LONGEST_REASON = 500
 
 
 def node_status(node: Node) -> str:
@@ -71,6 +73,7 @@ def report(node: Node) -> dict[str, Any]:
         "status": node_status(node),
         "reason": status_reason(node),
         "version": __version__,
+        "faults": [str(fault) for fault in node.faults],
         "uptime_s": round(time.monotonic() - node.state.started, 1),
         "devices": device_list(node),
         "models": [
@@ -177,6 +180,7 @@ def _model(model: ServedModel, aliases: list[str]) -> dict[str, Any]:
         "device": serving.device if serving else None,
         "placements": [placement.device for placement in model.placements],
         "engines": [_engine(placement) for placement in model.placements],
+        "excluded": excluded_placements(model),
         "context_limit": model.installed.context_limit,
         "queue_depth": sum(p.admission.queue_depth for p in model.placements),
         "in_flight": sum(p.admission.outstanding for p in model.placements),
@@ -199,6 +203,7 @@ def _failed(model: FailedModel) -> dict[str, Any]:
         "device": None,
         "placements": [],
         "engines": [],
+        "excluded": excluded_placements(model),
         "context_limit": None,
         "queue_depth": 0,
         "in_flight": 0,
@@ -219,11 +224,30 @@ def _engine(placement: Placement) -> dict[str, Any]:
         "pid": status.pid,
         "restarts": status.restarts,
         "canary": _canary(status.proof),
-        "certified": placement.certified,
+        **certification(placement),
         "notes": placement.notes,
+        "faults": placement.faults,
         "options": placement.options,
         "retry_after_s": _rounded(status.retry_after),
     }
+
+
+def certification(placement: Placement | ExcludedPlacement) -> dict[str, str | int | None]:
+    """What the passports say of a placement, why, and up to how many tokens; an emulated NPU has its own passports."""
+    standing = placement.standing
+    return {
+        "certified": standing.state,
+        "certified_reason": standing.reason.removeprefix(f"{standing.state} ")[:_LONGEST_REASON],
+        "certified_limit": None if standing.passport is None else standing.passport.limits.max_prompt_tokens,
+    }
+
+
+def excluded_placements(model: ServedModel | FailedModel) -> list[dict[str, Any]]:
+    """The devices that a model may not run on, and why."""
+    return [
+        {"device": place.device, "emulated": place.emulated, "reason": place.reason, **certification(place)}
+        for place in model.excluded
+    ]
 
 
 def _canary(proof: CanaryProof | None) -> dict[str, Any] | None:

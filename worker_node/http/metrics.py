@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import get_args
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -18,7 +19,8 @@ from worker_node.http.health import STATUSES, device_list, node_status
 from worker_node.http.request_state import NODE
 from worker_node.http.task import TEXT, ApiOperation
 from worker_node.manager.manager import ModelManager
-from worker_node.manager.placement import Placement
+from worker_node.manager.placement import ExcludedPlacement, Placement
+from worker_node.models.passports import State
 from worker_node.node import Node
 
 _BY = ("model", "device")
@@ -39,10 +41,16 @@ class EngineMetrics:
         for model in manager.models:
             for placement in model.placements:
                 self._read(model.id, placement)
+            for excluded in model.excluded:
+                self._certified(model.id, excluded)
             loaded = [place for place in model.placements if place.engine.status.state is EngineState.READY]
             self._gauge(
                 "loaded_models", "Devices on which the model is loaded", (model.id,), len(loaded), by=("model",)
             )
+
+        for failed in manager.failed:
+            for excluded in failed.excluded:
+                self._certified(failed.name, excluded)
 
     def families(self) -> Iterable[Metric]:
         """All metrics that have a sample."""
@@ -56,6 +64,7 @@ class EngineMetrics:
         key = (model, placement.device.value)
         status = placement.engine.status
         self._engine(key, status)
+        self._certified(model, placement)
         self._admission(key, placement)
         self._processes(key, placement.device, status)
 
@@ -85,6 +94,12 @@ class EngineMetrics:
         if status.proof is not None:
             text = "When the canary passed last, since the epoch"
             self._gauge("canary_passed_timestamp_seconds", text, key, status.proof.passed_at)
+
+    def _certified(self, model: str, placement: Placement | ExcludedPlacement) -> None:
+        text = "1 for what the passports say of the model on the device, used or excluded"
+        for state in get_args(State):
+            key = (model, placement.device.value, state)
+            self._gauge("certified", text, key, placement.standing.state == state, "state")
 
     def _admission(self, key: tuple[str, str], placement: Placement) -> None:
         admission = placement.admission
@@ -229,6 +244,7 @@ class NodeCollector(Collector):
         for name in STATUSES:
             status.add_metric((name,), float(name == now))
         yield status
+        yield _gauge("faults_on_demand", "Faults that the node was started with, for tests", len(node.faults))
         yield _gauge("requests_in_flight", "Inference requests under way", node.state.in_flight)
 
     def _npu(self) -> Iterable[Metric]:

@@ -28,12 +28,12 @@ from worker_node.core.errors import (
 from worker_node.engines.protocol import EngineState
 from worker_node.http.body import Body, deadline_of, read_body
 from worker_node.http.errors import describe
+from worker_node.http.health import certification, excluded_placements
 from worker_node.http.replies import ErrorFields, OpenAIModel, OpenAIModels, Reply, json_response
 from worker_node.http.request_state import NODE
 from worker_node.http.sse import EventStream
 from worker_node.http.task import EVENTS, JSON, ApiOperation
 from worker_node.manager.manager import ModelManager
-from worker_node.manager.placement import Placement
 from worker_node.manager.replacement import WhileInUse
 from worker_node.manager.served import ModelState, ServedModel
 from worker_node.models.directory import InstalledModel
@@ -114,6 +114,8 @@ def _failed(manager: ModelManager, index: int) -> dict[str, Any]:
         "task": failed.kind if task is None else task.verb,
         "state": "failed",
         "reason": failed.reason,
+        "devices": [],
+        "excluded": excluded_placements(failed),
     }
 
 
@@ -186,6 +188,7 @@ def _openai_model(model: InstalledModel, served: ServedModel | None) -> dict[str
         "context_limit": model.context_limit,
         # One that is not is loaded by the first request for it.
         "loaded": served is not None and served.serving() is not None,
+        "devices": [] if served is None else _devices(served),
     }
 
 
@@ -219,7 +222,8 @@ def describe_served(manager: ModelManager, model: ServedModel) -> dict[str, Any]
             "bytes": sum(placement.residency.held or 0 for placement in model.placements) or None,
             "estimate": preferred.residency.memory,
         },
-        "devices": [_device(placement) for placement in model.placements],
+        "devices": _devices(model),
+        "excluded": excluded_placements(model),
         "pinned": preferred.residency.pinned,
         "in_use": model.activity.idle_since is None,
         "expires_in_s": None if left is None else round(left, 1),
@@ -236,6 +240,7 @@ def describe_installed(manager: ModelManager, model: InstalledModel) -> dict[str
         "loaded": False,
         "memory": {"bytes": None, "estimate": None},
         "devices": [],
+        "excluded": [],
         "pinned": False,
         "in_use": False,
         "capabilities": _capabilities(model),
@@ -245,7 +250,9 @@ def describe_installed(manager: ModelManager, model: InstalledModel) -> dict[str
 
 def _installed(model: InstalledModel) -> dict[str, Any]:
     task = _task(model)
-    return model.describe() | {"task": model.kind if task is None else task.verb}
+    described = model.describe()
+    # `passport`: the name of `details` in earlier versions; it stays for one (docs/stability.md).
+    return described | {"task": model.kind if task is None else task.verb, "passport": described["details"]}
 
 
 def _state(model: ServedModel) -> str:
@@ -259,8 +266,18 @@ def _state(model: ServedModel) -> str:
     return state.value
 
 
-def _device(placement: Placement) -> dict[str, Any]:
-    return {"device": placement.device, "state": placement.state, "emulated": placement.emulated}
+def _devices(model: ServedModel) -> list[dict[str, Any]]:
+    return [
+        {
+            "device": placement.device,
+            "state": placement.state,
+            "emulated": placement.emulated,
+            **certification(placement),
+            "prompt_limit": placement.prompt_limit,
+            "faults": placement.faults,
+        }
+        for placement in model.placements
+    ]
 
 
 def _task(model: InstalledModel) -> Task | None:
@@ -400,7 +417,11 @@ async def _reply(request: web.Request, job: PullJob, status: int) -> web.StreamR
 
 
 class NodeModel(Reply):
-    """A model of GET /models. `memory` is in bytes: what it takes, and what a load is expected to take."""
+    """A model of GET /models. `memory` is in bytes: what it takes, and what a load is expected to take.
+
+    `devices` have the state and the certification (`certified`, `certified_reason`) of each placement, `excluded` those
+    of the devices that the model may not run on. `passport` is the earlier name of `details`.
+    """
 
     id: str
     aliases: list[str]
@@ -413,7 +434,9 @@ class NodeModel(Reply):
     context: int | None = None
     memory: dict[str, int | None] | None = None
     devices: list[dict[str, Any]] | None = None
+    excluded: list[dict[str, Any]] | None = None
     capabilities: list[str] | None = None
+    details: dict[str, Any] | None = None
     passport: dict[str, Any] | None = None
 
 

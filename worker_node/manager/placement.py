@@ -14,6 +14,7 @@ from worker_node.core.errors import DeadlineExceeded, InsufficientMemory
 from worker_node.core.types import NOTHING, Device, Feature
 from worker_node.engines.isolation import Isolation, Suspects
 from worker_node.engines.protocol import Engine, EngineState
+from worker_node.models.passports import Standing
 from worker_node.scheduling.admission import Admission
 
 # Until a load has been timed: a process that starts and imports OpenVINO, then reads and compiles the weights.
@@ -111,6 +112,17 @@ class Residency:
         return max(0.5, self.loading_since + self.expected_load_s() - self.clock())
 
 
+@dataclass(frozen=True, slots=True)
+class ExcludedPlacement:
+    """A device that a model may not run on, and why; `standing` is what the passports say of the model there."""
+
+    device: Device
+    emulated: bool
+    standing: Standing
+    reason: str
+
+
+_UNKNOWN = Standing("not certified", "no passport was looked for")
 _COMING = frozenset({EngineState.UNLOADED, EngineState.STARTING})
 
 
@@ -119,7 +131,8 @@ class Placement:
     """`prompt_limit` and `total_limit` are tokens, for the prompt, and for prompt and answer together.
 
     `lacks` is what its engine cannot do. An `on_demand` engine is loaded for the requests that need it, an `eager` one
-    at start-up. `notes` say what was found when it was built, `options` what the settings set for its engine.
+    at start-up. `standing` is what the passports said of it when it was built, `notes` what else was found then,
+    `faults` the faults on demand of its engine, in words. `options` are what the settings set for its engine.
     `suspects` are those of the model, shared by its placements. `parts` say where each part of the model runs, if not
     all of it runs on `device`.
     """
@@ -132,8 +145,9 @@ class Placement:
     emulated: bool = False
     on_demand: bool = False
     eager: bool = False
-    certified: str = "not certified"
+    standing: Standing = _UNKNOWN
     notes: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     lacks: frozenset[Feature] = NOTHING
     parts: Mapping[str, Device] = field(default_factory=dict)

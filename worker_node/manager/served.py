@@ -14,7 +14,7 @@ from typing import Any
 from worker_node.core.errors import ModelNotFound
 from worker_node.core.types import RequestContext
 from worker_node.engines.protocol import EngineState
-from worker_node.manager.placement import Placement
+from worker_node.manager.placement import ExcludedPlacement, Placement
 from worker_node.models.catalog import Catalog, normalise_name
 from worker_node.models.directory import InstalledModel
 
@@ -96,6 +96,7 @@ class ServedModel:
 
     `idle_unload_s`: its engines are unloaded when it was idle for so long, unless a request says otherwise.
     `without_files`: what becomes of a model of the settings when its files are deleted; None for any other model.
+    `excluded` are the devices that it may not run on.
     """
 
     installed: InstalledModel
@@ -103,6 +104,7 @@ class ServedModel:
     aliases: Sequence[str] = field(default=(), kw_only=True)
     idle_unload_s: float | None = field(default=None, kw_only=True)
     without_files: Callable[[str], FailedModel] | None = field(default=None, kw_only=True, compare=False, repr=False)
+    excluded: Sequence[ExcludedPlacement] = field(default=(), kw_only=True)
     activity: Activity = field(default_factory=Activity, kw_only=True, compare=False, repr=False)
 
     @property
@@ -182,7 +184,7 @@ class FailedModel:
     """A configured model by its `name` and `aliases`; `reason` names the file and what to do.
 
     `build` tries again, after the files were repaired; it raises what is wrong with them. `kind` is None where nothing
-    says what kind of model it is. `installed`: there are files.
+    says what kind of model it is. `installed`: there are files. `excluded`: the devices that it may not run on.
     """
 
     name: str
@@ -191,6 +193,7 @@ class FailedModel:
     aliases: Sequence[str] = ()
     kind: str | None = None
     installed: bool = True
+    excluded: Sequence[ExcludedPlacement] = ()
 
     def answers_to(self, name: str) -> bool:
         """Whether a request with that name means this model."""

@@ -155,7 +155,7 @@ class InstalledModel:
             "source": self.source,
             "size": self.size,
             "context": self.context_limit,
-            "passport": {
+            "details": {
                 "digest": self.digest,
                 "family": self.family,
                 "quantization": self.quantization,

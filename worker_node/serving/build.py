@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import shlex
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from worker_node.engines.protocol import EngineSpec
 from worker_node.engines.restart import GrowthLimits, RestartLimits, default_growth
 from worker_node.engines.supervisor import SupervisedEngine
 from worker_node.engines.watchdog import LivenessLimits
-from worker_node.manager.placement import Placement, Residency
+from worker_node.manager.placement import ExcludedPlacement, Placement, Residency
 from worker_node.manager.served import FailedModel, ServedModel
 from worker_node.models.catalog import normalise_name
 from worker_node.models.directory import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel
@@ -104,7 +104,8 @@ def configured_model(wanted: ModelSettings, machine: Machine) -> ServedModel | F
     try:
         return _build(wanted, machine)
     except UnusableFiles as damage:
-        return _failed(wanted, machine, damage.message, _kind(wanted, machine), installed=damage.installed)
+        failed = _failed(wanted, machine, damage.message, _kind(wanted, machine), installed=damage.installed)
+        return replace(failed, excluded=damage.excluded)
 
 
 def _failed(
@@ -156,11 +157,15 @@ def build_model(
     """
     check_options(installed, wanted)
     task = served_task(installed.kind)
+    excluded: Sequence[ExcludedPlacement] = ()
 
     def place(canary: Callable[[int], Canary]) -> tuple[Placement, ...]:
-        return build_placements(task, installed, wanted, machine, canary)
+        nonlocal excluded
+        placements, excluded = build_placements(task, installed, wanted, machine, canary)
+        return placements
 
-    return task.build(ModelParts(installed, wanted, machine.settings, place, guard))
+    model = task.build(ModelParts(installed, wanted, machine.settings, place, guard))
+    return replace(model, excluded=excluded)
 
 
 def build_on_demand(machine: Machine, installed: InstalledModel) -> ServedModel:
@@ -175,11 +180,15 @@ def build_on_demand(machine: Machine, installed: InstalledModel) -> ServedModel:
 
 
 class UnusableFiles(ConfigurationError):
-    """The model's files are missing or damaged; `installed`: some are there."""
+    """The model's files are missing or damaged, or no device may run them.
 
-    def __init__(self, reason: str, *, installed: bool = True) -> None:
+    `installed`: some are there; `excluded`: the devices that may not.
+    """
+
+    def __init__(self, reason: str, *, installed: bool = True, excluded: Sequence[ExcludedPlacement] = ()) -> None:
         super().__init__(reason)
         self.installed = installed
+        self.excluded = excluded
 
 
 def installed_model(wanted: ModelSettings, store: ModelStore, settings: NodeSettings) -> InstalledModel:
@@ -222,8 +231,9 @@ def build_placements(
     wanted: ModelSettings,
     machine: Machine,
     canary: Callable[[int], Canary],
-) -> tuple[Placement, ...]:
-    """Return the placements in order of preference: those of the settings, else one on each device of the machine.
+) -> tuple[tuple[Placement, ...], Sequence[ExcludedPlacement]]:
+    """Return the placements in order of preference, those of the settings, else one on each device of the machine; and
+    the excluded ones.
 
     `canary` makes the canary of an engine from its prompt limit in tokens. No engine is started. Raises
     ConfigurationError, also when there is no device.
@@ -240,7 +250,7 @@ def build_placements(
         place.device: standing_of(installed, wanted, place.device, machine.probe, machine.settings) for place in places
     }
     required = machine.settings.require_certified
-    refused: dict[Device, str] = {}
+    excluded = []
     for device, found in standings.items():
         problem = refusal(found, required=required)
         if problem is None and device is Device.NPU and not machine.emulates(device) and not wanted.allow_known_bad:
@@ -249,15 +259,16 @@ def build_placements(
             architecture = known.get("DEVICE_ARCHITECTURE") or "unknown"
             problem = problem_on_npu(installed, architecture, known.get("NPU_DRIVER_VERSION"))
         if problem is not None:
-            refused[device] = problem
-    for device, problem in refused.items():
-        log.warning("%s is not used on %s: %s", installed.id, device, problem)
-    used = [place for place in places if place.device not in refused]
+            log.warning("%s is not used on %s: %s", installed.id, device, problem)
+            excluded.append(ExcludedPlacement(device, machine.emulates(device), found, problem))
+    left_out = {place.device for place in excluded}
+    used = [place for place in places if place.device not in left_out]
     if not used:
-        reasons = "; ".join(f"{device}: {problem}" for device, problem in refused.items())
-        raise UnusableFiles(f"{installed.id} has no placement that may be used: {reasons}")
+        reasons = "; ".join(f"{place.device}: {place.reason}" for place in excluded)
+        raise UnusableFiles(f"{installed.id} has no placement that may be used: {reasons}", excluded=excluded)
     # Unless the settings say otherwise, only the first is loaded at start: the others serve what it cannot.
-    return tuple(model.placement(place, standings[place.device], first=index == 0) for index, place in enumerate(used))
+    placements = (model.placement(place, standings[place.device], first=index == 0) for index, place in enumerate(used))
+    return tuple(placements), excluded
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +289,8 @@ class _PlacedModel:
         plan = plan_engine(installed, wanted, place, self.devices, machine.settings, machine.npu)
         notes = [f"{name} is ignored: the engine for {device} has no use for it" for name in plan.ignored]
         notes += task.notes(installed, plan)
-        notes += [f"fault on demand: {fault}" for fault in self._faults(device)]
+        faults = tuple(str(fault) for fault in self._faults(device))
+        notes += [f"fault on demand: {fault}" for fault in faults]
         options = self._final_options(plan, device, notes)
         for note in notes:
             log.warning("%s on %s: %s", installed.id, device, note)
@@ -289,10 +301,11 @@ class _PlacedModel:
             admission=Admission(f"{installed.id} on {device}", admission_limits(plan, wanted.max_outstanding)),
             prompt_limit=min(plan.prompt_limit, _certified_limit(standing) or plan.prompt_limit),
             total_limit=plan.total_limit,
-            certified=standing.state,
+            standing=standing,
             emulated=emulated,
             on_demand=lazy or wanted.idle_unload_s is not None,
             notes=tuple(notes),
+            faults=faults,
             options=plan.chosen(wanted.options),
             lacks=task.lacks(plan.options),
             parts=task.parts(plan.options),

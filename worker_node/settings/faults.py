@@ -25,7 +25,8 @@ class Fault(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     kind: Literal["garbage", "stale_audio", "still_counter", "lost_device", "slow_compile", "crash", "hang"]
-    model: str | None = None
+    # It is shown by clients, on one line.
+    model: str | None = Field(default=None, max_length=200, pattern="^[^\x00-\x1f\x7f-\x9f]*$")
     device: Device | None = None
     after: int = Field(default=0, ge=0)
     every: int = Field(default=1, ge=1)

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import re
 import threading
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,9 +28,19 @@ MODEL = {
     "devices": [],
     "expires_in_s": None,
     "capabilities": ["embedding"],
-    "passport": {"family": "bert", "quantization": "f32", "licence": "mit", "dimensions": 32},
+    "details": {"family": "bert", "quantization": "f32", "licence": "mit", "dimensions": 32},
 }
-DEVICES = [{"device": "NPU", "state": "ready"}, {"device": "CPU", "state": "unloaded"}]
+FAULT = "garbage beyond_tokens=500"
+PASSPORT = {
+    "certified": "limited",
+    "certified_reason": "prompts up to 480 tokens",
+    "certified_limit": 480,
+    "faults": [],
+}
+DEVICES = [
+    {"device": "NPU", "state": "ready", "emulated": True, **PASSPORT},
+    {"device": "CPU", "state": "unloaded", "faults": [FAULT]},
+]
 LOADED = MODEL | {"state": "ready", "loaded": True, "devices": DEVICES, "memory": {"bytes": 51_000_000}}
 FAILED = {"id": "broken", "aliases": [], "state": "failed", "reason": "its weights are missing"}
 
@@ -127,11 +138,21 @@ def test_list_shows_what_is_installed_and_what_of_it_is_loaded(api, capsys):
 
 def test_ps_shows_where_and_until_when(api, capsys):
     assert main(["ps"]) == 0
-    assert [line.split() for line in capsys.readouterr().out.splitlines()[1:]] == [
-        ["tiny", "51", "MB", "NPU", "48", "by", "hand"]
-    ]
+    head, row, faults = capsys.readouterr().out.splitlines()
+    assert head.split() == ["NAME", "MEMORY", "DEVICE", "CONTEXT", "CERTIFIED", "UNLOADED"]
+    assert re.split("  +", row) == ["tiny", "51 MB", "NPU (emulated)", "48", "limited to 480 tokens", "by hand"]
+    assert faults == f"This node has faults on demand: {FAULT}"
     assert main(["ps", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)[0]["expires_in_s"] is None
+    [shown] = json.loads(capsys.readouterr().out)
+    assert shown["expires_in_s"] is None
+    assert shown | PASSPORT == shown
+
+
+def test_ps_reads_nodes_that_know_no_passports(api, capsys, monkeypatch):
+    monkeypatch.setitem(LOADED, "devices", [{"device": "NPU", "state": "ready"}])
+    assert main(["ps"]) == 0
+    _, row = capsys.readouterr().out.splitlines()
+    assert row.split() == ["tiny", "51", "MB", "NPU", "48", "-", "by", "hand"]
 
 
 def test_show_tells_the_facts_one_a_line(api, capsys):
@@ -278,7 +299,7 @@ def test_what_is_not_a_nodes_answer_is_a_message(api, capsys, command, answer):
         ({"size": "42"}, "int | null`, got `str"),
         ({"memory": {"bytes": True}}, "int | null`, got `bool"),
         ({"expires_in_s": "soon"}, "float | null`, got `str"),
-        ({"passport": {"licence": ["mit"]}}, "str | null`, got `array"),
+        ({"details": {"licence": ["mit"]}}, "str | null`, got `array"),
     ],
 )
 @pytest.mark.parametrize("command", [["list"], ["ps", "--json"], ["show", "x"]])

@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 from worker_node.core.types import Device
 from worker_node.engines.protocol import CanaryProof, EngineState, EngineStats, EngineStatus
 from worker_node.http.metrics import EngineMetrics
+from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 
 LABELS = {"model": "m", "device": "NPU"}
@@ -19,8 +20,9 @@ class Reading(Collector):
 
     def __init__(self, status):
         admission = Admission("m", AdmissionLimits(max_outstanding=8))
-        placement = SimpleNamespace(device=Device.NPU, engine=SimpleNamespace(status=status), admission=admission)
-        self._registry = SimpleNamespace(models=[SimpleNamespace(id="m", placements=[placement])])
+        placement = Placement(Device.NPU, SimpleNamespace(status=status), admission, 1024, 1152)
+        model = SimpleNamespace(id="m", placements=[placement], excluded=())
+        self._registry = SimpleNamespace(models=[model], failed=())
 
     def collect(self):
         return EngineMetrics(self._registry).families()

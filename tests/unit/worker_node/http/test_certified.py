@@ -1,0 +1,136 @@
+"""What passports say of each placement, and faults on demand, wherever a node shows them."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.support.application import application
+from tests.support.passports import certify, check
+from worker_node.core.errors import EngineUnavailable
+from worker_node.core.types import Device, Route
+from worker_node.devices.npu import NpuSource
+from worker_node.devices.probe import DeviceInfo, Probe
+from worker_node.http.context import route_headers
+from worker_node.serving.build import Machine, build_model, configured_model
+from worker_node.settings import ModelSettings, NodeSettings
+from worker_node.settings.faults import Fault
+
+MODEL = "all-minilm-l6-v2"
+DRIVER = {"NPU_DRIVER_VERSION": "1.32", "DEVICE_ARCHITECTURE": "4000"}
+FAULT = Fault(kind="garbage", device=Device.NPU, beyond_tokens=500)
+WORDS = "garbage device=NPU beyond_tokens=500"
+
+
+@pytest.fixture
+def machine(store, tmp_path):
+    npu = NpuSource(emulated=False, busy_counter=tmp_path / "busy", stand_in=False)
+    settings = NodeSettings(
+        model_store=store.root, passports=tmp_path / "passports", compile_cache=tmp_path / "compiled"
+    )
+    probe = Probe((DeviceInfo("NPU", DRIVER), DeviceInfo("CPU")), "2026.4")
+    return Machine(settings, probe, npu, faults=(FAULT,))
+
+
+@pytest.fixture
+def installed(store):
+    return store.get(MODEL)
+
+
+def served(machine, installed):
+    return build_model(installed, ModelSettings(name=MODEL), machine)
+
+
+async def shown(model, path):
+    async with application([model]) as (client, node):
+        node.faults = (FAULT,)
+        async with client.get(path) as reply:
+            return await reply.json() if "json" in reply.content_type else await reply.text()
+
+
+@pytest.mark.parametrize(
+    ("verdict", "state", "reason", "limit"),
+    [
+        (None, "not certified", "npu-node certify has not been run", 256),
+        ({}, "certified", "", 256),
+        ({"verdict": "limited", "limits": {"max_prompt_tokens": 96}}, "limited", "96 tokens", 96),
+        ({"other": {"driver": "1.30"}}, "expired", "driver", 256),
+    ],
+)
+async def test_each_placement_has_its_state_its_reason_and_its_limit(machine, installed, verdict, state, reason, limit):
+    if verdict is not None:
+        certify(machine, installed, **verdict)
+    model = served(machine, installed)
+    [health] = (await shown(model, "/health"))["models"]
+    [listed] = (await shown(model, "/models"))["models"][:1]
+    openai = await shown(model, f"/v1/models/{MODEL}")
+    for on_npu, on_cpu in (health["engines"], listed["devices"], openai["devices"]):
+        assert (on_npu["device"], on_npu["certified"], on_npu["prompt_limit"]) == ("NPU", state, limit)
+        assert reason in on_npu["certified_reason"]
+        assert on_npu["certified_limit"] == (limit if state == "limited" else None)
+        assert (on_cpu["device"], on_cpu["certified"]) == ("CPU", "not certified")
+    assert health["excluded"] == listed["excluded"] == []
+    assert openai["object"] == "model"
+
+
+async def test_a_placement_that_failed_is_shown_though_it_is_not_used(machine, installed):
+    certify(machine, installed, verdict="failed", checks=[check("canary", "failed"), check("load", "passed")])
+    model = served(machine, installed)
+    health = (await shown(model, "/health"))["models"][0]
+    assert [engine["device"] for engine in health["engines"]] == ["CPU"]
+    [excluded] = health["excluded"]
+    assert (excluded["device"], excluded["certified"], excluded["emulated"]) == ("NPU", "failed", False)
+    assert "canary" in excluded["certified_reason"]
+    assert "load" not in excluded["certified_reason"]
+    assert excluded["reason"].startswith("its certification failed")
+    assert (await shown(model, f"/models/{MODEL}"))["excluded"] == [excluded]
+    metrics = await shown(model, "/metrics")
+    assert f'npu_node_certified{{device="NPU",model="{MODEL}",state="failed"}} 1.0' in metrics
+    assert f'npu_node_certified{{device="NPU",model="{MODEL}",state="certified"}} 0.0' in metrics
+    assert f'npu_node_certified{{device="CPU",model="{MODEL}",state="not certified"}} 1.0' in metrics
+
+
+async def test_a_model_that_no_device_may_run_says_what_each_lacks(machine, installed):
+    strict = machine.settings.model_copy(update={"require_certified": True})
+    certify(machine, installed, other={"driver": "1.30"})
+    failed = configured_model(ModelSettings(name=MODEL), replace(machine, settings=strict))
+    assert [(place.device, place.standing.state) for place in failed.excluded] == [
+        (Device.NPU, "expired"),
+        (Device.CPU, "not certified"),
+    ]
+    async with application([failed]) as (client, _):
+        async with client.get("/health") as reply:
+            [model] = (await reply.json())["models"]
+        async with client.get("/models") as reply:
+            [listed] = [model for model in (await reply.json())["models"] if model["state"] == "failed"]
+        async with client.get("/metrics") as reply:
+            metrics = await reply.text()
+    for described in (model, listed):
+        assert [place["certified"] for place in described["excluded"]] == ["expired", "not certified"]
+    assert f'npu_node_certified{{device="NPU",model="{MODEL}",state="expired"}} 1.0' in metrics
+
+
+async def test_faults_on_demand_are_named_by_the_node_and_by_the_engines_that_have_them(machine, installed):
+    model = served(machine, installed)
+    health = await shown(model, "/health")
+    assert health["faults"] == [WORDS]
+    on_npu, on_cpu = health["models"][0]["engines"]
+    assert (on_npu["faults"], on_cpu["faults"]) == ([WORDS], [])
+    assert [device["faults"] for device in (await shown(model, f"/v1/models/{MODEL}"))["devices"]] == [[WORDS], []]
+    assert "npu_node_faults_on_demand 1.0" in await shown(model, "/metrics")
+
+
+def test_replies_of_an_engine_with_faults_say_how_many():
+    assert route_headers(Route("m", Device.NPU, "preferred", 3, faults=2))["X-NPU-Node-Faults"] == "2"
+    assert "X-NPU-Node-Faults" not in route_headers(Route("m", Device.CPU, "preferred", 3))
+
+
+async def test_an_error_names_the_faults_of_the_engine_that_it_comes_from(machine, installed, monkeypatch):
+    model = served(machine, installed)
+    async with application([model]) as (client, node):
+        error = EngineUnavailable("the engine process died", retry_after=1.0)
+        error.model = MODEL
+        monkeypatch.setattr(type(node.manager), "in_store", lambda *_: (_ for _ in ()).throw(error))
+        for device, header in (("NPU", "1"), ("CPU", None)):
+            error.device = device
+            async with client.get("/models") as reply:
+                assert (reply.status, reply.headers.get("X-NPU-Node-Faults")) == (503, header)
