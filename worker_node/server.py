@@ -36,6 +36,7 @@ from worker_node.models.store import ModelStore
 from worker_node.node import Node, NodeState
 from worker_node.observability.metrics import Telemetry
 from worker_node.observability.tracing import open_tracing
+from worker_node.recertify import Recertification
 from worker_node.registry import tasks
 from worker_node.reload import Reloader, follow_changes
 from worker_node.serving.build import (
@@ -219,10 +220,20 @@ async def hosted_node(
                 node.adopt,
             )
         manager.start()
+        if source is not None and settings.recertify_after_s is not None:
+            again = Recertification(node, lambda wanted: configured_model(wanted, machine), source.config)
+            certifying = asyncio.create_task(again.run(settings.recertify_after_s), name="certify again")
+            stack.push_async_callback(_ended, certifying)
         announcements = None if npu.emulated else uevents()
         if announcements is not None:
             stack.enter_context(listening(announcements, partial(_recovered, node)))
         yield node
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
 
 
 def _recovered(node: Node) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from worker_node.core.errors import NodeError
+from worker_node.core.operating_system import tethered
 from worker_node.settings import ModelSettings, PlacementSettings
 
 Json = dict[str, Any]
@@ -65,7 +66,7 @@ class RunningNode:
         models = {"NPU_NODE_MODELS": json.dumps([wanted], default=str)}
         command = [sys.executable, "-m", "worker_node", "serve", "--host", "127.0.0.1", "--port", "0"]
         self.process = subprocess.Popen(  # noqa: S603  (ours)
-            [*command, "--log-level", "error", *flags],
+            tethered([*command, "--log-level", "error", *flags]),
             env={**inherited, **_VARIABLES, **models, **variables},
             stdout=subprocess.PIPE,
             text=True,

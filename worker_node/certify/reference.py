@@ -30,6 +30,7 @@ from worker_node.certify import inputs
 from worker_node.certify.nodes import CallFailed, RunningNode
 from worker_node.core.environment import native_environment
 from worker_node.core.errors import ConfigurationError
+from worker_node.core.operating_system import tethered
 
 # Tokens of each answer that are compared, and how many of the likeliest tokens are known at each of them.
 ANSWER_TOKENS = 12
@@ -154,7 +155,7 @@ class Reference:
             raise CallFailed(f"prompts are compared only for models in OpenVINO's form, and {self._graph} is missing")
         if self._process is None:
             self._process = subprocess.Popen(  # noqa: S603  (ours)
-                [sys.executable, "-m", __name__, str(self._graph)],
+                tethered([sys.executable, "-m", __name__, str(self._graph)]),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=native_environment(),

@@ -295,11 +295,16 @@ class _PlacedModel:
         for note in notes:
             log.warning("%s on %s: %s", installed.id, device, note)
         lazy = place.load == "lazy" or (place.load is None and not first)
+        admission = Admission(f"{installed.id} on {device}", admission_limits(plan, wanted.max_outstanding))
+        limit, proven = plan.prompt_limit, standing.passport
+        if proven is not None:
+            limit = min(limit, proven.limits.max_prompt_tokens or limit)
+            admission.assume(proven.rates.prompt_tokens_per_s, proven.rates.tokens_per_s)
         return Placement(
             device=device,
             engine=self._engine(plan, device, options),
-            admission=Admission(f"{installed.id} on {device}", admission_limits(plan, wanted.max_outstanding)),
-            prompt_limit=min(plan.prompt_limit, _certified_limit(standing) or plan.prompt_limit),
+            admission=admission,
+            prompt_limit=limit,
             total_limit=plan.total_limit,
             standing=standing,
             emulated=emulated,
@@ -367,10 +372,6 @@ class _PlacedModel:
             lazy=True,
             suspects=self.suspects,
         )
-
-
-def _certified_limit(standing: Standing) -> int | None:
-    return None if standing.passport is None else standing.passport.limits.max_prompt_tokens
 
 
 def _compiled(options: EngineOptions) -> bool:

@@ -210,6 +210,12 @@ class NodeSettings(BaseSettings):
         default=False,
         description="use only placements whose passport says certified or limited, and is of a real device",
     )
+    recertify_after_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="seconds without a request after which models of the settings are certified again whose passport "
+        "expired because the driver or OpenVINO changed; off by default: the device's engines are unloaded for it",
+    )
     faults: Path | None = Field(
         default=None,
         description="a TOML file of faults that engines have on demand, to test what depends on the node: "

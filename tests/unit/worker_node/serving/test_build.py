@@ -6,10 +6,12 @@ import math
 import os
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.support.passports import certify
 from worker_node.cli.main import build_parser
 from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import Device, ModelKind
@@ -123,3 +125,13 @@ def test_an_npu_that_a_model_is_known_to_break_is_left_out_unless_the_settings_a
     assert [place.device for place in built.placements(allow_known_bad=True)] == [Device.NPU, Device.CPU]
     with pytest.raises(ConfigurationError, match="hangs until the device is lost"):
         built.placements(placements=["NPU"])
+
+
+def test_admission_expects_the_rates_that_a_passport_has_measured(built, tmp_path):
+    settings = NodeSettings(compile_cache=built.root, passports=tmp_path / "passports")
+    built.machine = replace(built.machine, settings=settings)
+    certify(built.machine, built.installed, rates={"prompt_tokens_per_s": 200.0, "tokens_per_s": 10.0})
+    on_npu, on_cpu = built.placements()
+    assert on_npu.admission.prefill_rate.seconds(1000) == pytest.approx(5)
+    assert on_npu.admission.decode_rate.seconds(10) == pytest.approx(1)
+    assert on_cpu.admission.prefill_rate.seconds(1000) is None
