@@ -29,7 +29,7 @@ from worker_node.devices.memory import resident_memory
 from worker_node.models.passports import CheckResult
 
 # How much likelier (natural logarithm) the CPU may find another token than the one that the device chose, and by how
-# much log probabilities may differ. docs/certify.md says how this was found.
+# much log probabilities may differ. `python -m benchmarks.agreement` measures both.
 MARGIN = 1.0
 COSINE = 0.99
 # Documents whose scores on the CPU are closer than this may change places.
@@ -97,6 +97,23 @@ class Agreement:
     def right(self) -> bool:
         """Whether numerics alone explain the difference."""
         return self.margin <= MARGIN and (self.logprob_error or 0.0) <= MARGIN
+
+
+def agreement(node: RunningNode, reference: Reference, length: int, variant: int = 0, *, logprobs: bool) -> Agreement:
+    """Compare the answers to a prompt up to the first token that differs: later ones continue different texts."""
+    prompt = inputs.prompt(length, variant, node.tokenize)
+    expected = reference.continuation(prompt)
+    found, reported = node.complete(prompt, ANSWER_TOKENS, logprobs=logprobs)
+    errors = []
+    for at, (likeliest, logarithms) in enumerate(expected):
+        token = found[at] if at < len(found) else None
+        if at < len(reported) and token in likeliest:
+            errors.append(abs(reported[at] - logarithms[likeliest.index(token)]))
+        if token != likeliest[0]:
+            # A token that is not among the likeliest is at least as far behind as the last of them.
+            behind = logarithms[likeliest.index(token)] if token in likeliest else logarithms[-1]
+            return Agreement(length, at, logarithms[0] - behind, max(errors, default=None))
+    return Agreement(length, len(expected), 0.0, max(errors, default=None))
 
 
 class Certification:
@@ -183,21 +200,8 @@ class Certification:
     # -- Generation ---------------------------------------------------------------------------------------------------
 
     def _agreement(self, length: int, variant: int = 0) -> Agreement:
-        """Compare the answers to a prompt up to the first token that differs: later ones continue different texts."""
-        prompt = inputs.prompt(length, variant, self.node.tokenize)
-        expected = self._reference.continuation(prompt)
         # The pipeline of an NPU reports no probabilities.
-        found, logprobs = self.node.complete(prompt, ANSWER_TOKENS, logprobs=self._device != "NPU")
-        errors = []
-        for at, (likeliest, logarithms) in enumerate(expected):
-            token = found[at] if at < len(found) else None
-            if at < len(logprobs) and token in likeliest:
-                errors.append(abs(logprobs[at] - logarithms[likeliest.index(token)]))
-            if token != likeliest[0]:
-                # A token that is not among the likeliest is at least as far behind as the last of them.
-                behind = logarithms[likeliest.index(token)] if token in likeliest else logarithms[-1]
-                return Agreement(length, at, logarithms[0] - behind, max(errors, default=None))
-        return Agreement(length, len(expected), 0.0, max(errors, default=None))
+        return agreement(self.node, self._reference, length, variant, logprobs=self._device != "NPU")
 
     def _answers(self) -> Found:
         for length in inputs.lengths(self._window, self._plan.prompts):
