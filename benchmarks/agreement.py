@@ -7,7 +7,6 @@ with the package, which a CPU with AVX-512 made. On another kind of CPU the same
 """
 
 import argparse
-from functools import partial
 
 from benchmarks.quiet import describe_machine
 from worker_node.certify import inputs
@@ -17,10 +16,9 @@ from worker_node.certify.reference import Reference, shipped_reference
 from worker_node.core.types import Device
 from worker_node.models.directory import MODEL_FILE, content_hash
 from worker_node.models.store import ModelStore
-from worker_node.settings import ModelSettings, PlacementSettings
+from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
 
 MODEL = "smollm2-135m-instruct"
-EMULATED = {"NPU_NODE_NPU_EMULATION": "1"}
 
 
 def main():
@@ -33,13 +31,12 @@ def main():
     directory = ModelStore().get(MODEL).path
     key = f"{content_hash(directory)} {ov.get_version()}"
     stored = shipped_reference(MODEL, key)
-    wanted = ModelSettings(name=MODEL)
-    start = partial(RunningNode, wanted, say=print, flags=())
     lengths = [length for length in inputs.LENGTHS if length < longest] + [longest]
-    for device, variables in ((Device.CPU, {}), (Device.NPU, EMULATED)):
+    for device in (Device.CPU, Device.NPU):
+        settings = NodeSettings(npu_emulation=device is Device.NPU)
         with (
             Reference(key, None, directory / MODEL_FILE, stored) as reference,
-            start(PlacementSettings(device=device), variables=variables) as node,
+            RunningNode(ModelSettings(name=MODEL), PlacementSettings(device=device), settings, print) as node,
         ):
             found = [agreement(node, reference, length, logprobs=device is Device.CPU) for length in lengths]
             errors = [each.logprob_error for each in found if each.logprob_error is not None]

@@ -22,13 +22,13 @@ WORDS = "lost_device after=3"
 
 
 def test_passports_and_faults_are_seen_wherever_a_caller_looks(store, tmp_path):
+    faults = tmp_path / "faults.toml"
+    faults.write_text('[[fault]]\nkind = "lost_device"\nafter = 3\n')
+    settings = NodeSettings(model_store=store.root, passports=tmp_path / "passports", npu_emulation=True, faults=faults)
     with npu_source(None, emulated=True) as npu:
-        settings = NodeSettings(model_store=store.root, passports=tmp_path / "passports", npu_emulation=True)
         machine = Machine(settings, asyncio.run(probe()), npu)
         wanted = ModelSettings(**SETTINGS)
         certify(machine, store.get(MODEL), wanted, verdict="limited", limits={"max_prompt_tokens": 24})
-    faults = tmp_path / "faults.toml"
-    faults.write_text('[[fault]]\nkind = "lost_device"\nafter = 3\n')
     environment = {
         "NPU_NODE_NPU_EMULATION": "1",
         "NPU_NODE_PASSPORTS": str(tmp_path / "passports"),

@@ -17,7 +17,7 @@ def check(name, status):
 def certify(machine, installed, wanted=None, *, device=Device.NPU, other=None, **verdict):
     """Keep a passport of the model on the device as that is now, or as it was with `other` facts of its identity."""
     wanted = wanted or ModelSettings(name=installed.id)
-    identity = identity_of(installed, wanted, device, machine.probe, emulated=machine.emulates(device))
+    identity = identity_of(installed, wanted, device, machine.probe, machine.settings)
     facts = {
         **asdict(replace(identity, **(other or {}))),
         "verdict": "certified",

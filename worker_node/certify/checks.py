@@ -12,10 +12,11 @@ import signal
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import httpx2
@@ -74,14 +75,6 @@ class Plan:
 QUICK = Plan(prompts=7, texts=40, endurance_s=0.0)
 
 
-class _Planned(NamedTuple):
-    """A check by its name; `facts` are the numbers of docs/npu-facts.md that it is about."""
-
-    name: str
-    check: Callable[[], Found]
-    facts: tuple[int, ...] = ()
-
-
 @dataclass(frozen=True, slots=True)
 class Agreement:
     """How far the device's answer to a prompt is the CPU's, which finds another token likelier by `margin` where the
@@ -117,22 +110,14 @@ def agreement(node: RunningNode, reference: Reference, length: int, variant: int
 
 
 class Certification:
-    """Makes the checks of the model's kind. `restart` ends the node and starts it again."""
+    """Makes the checks of the kind of the node's model, in the order of the tables below."""
 
-    def __init__(
-        self,
-        node: RunningNode,
-        reference: Reference,
-        restart: Callable[[], RunningNode],
-        plan: Plan,
-        say: Callable[[str], None],
-    ) -> None:
+    def __init__(self, node: RunningNode, reference: Reference, plan: Plan, say: Callable[[str], None]) -> None:
         self.node = node
         self.checks: list[CheckResult] = []
         self.limit: int | None = None
         self.rates: dict[str, float | None] = {"prompt_tokens_per_s": None, "tokens_per_s": None, "texts_per_s": None}
         self._reference = reference
-        self._restart = restart
         self._plan = plan
         self._say = say
         self._agreements: list[Agreement] = []
@@ -146,52 +131,18 @@ class Certification:
 
     def run(self) -> None:
         """Make all checks: one that fails does not keep the next one from being made."""
-        planned = (_Planned("canary", self._canary, (1,)), *self._of_kind(), *self._of_every_kind())
-        for name, check, facts in planned:
+        for name, check, facts in (*_FIRST, *_OF_KIND[self._kind], *_LAST):
             if self._plan.only and name not in self._plan.only:
                 continue
             self._say(f"{name} …")
             began = time.monotonic()
-            result = _result(name, check, facts)
+            result = _result(name, partial(check, self), facts)
             self.checks.append(result)
             self._say(f"{name}: {result.status}, {result.detail} ({time.monotonic() - began:.0f} s)")
             if result.status == "failed":
                 self.node.await_ready()
 
-    def _of_kind(self) -> Sequence[_Planned]:
-        planned = {
-            "generation": (
-                _Planned("agreement with the CPU", self._answers, (1, 5, 6)),
-                _Planned("largest right prompt", self._largest_prompt, (4, 9)),
-                _Planned("structured output", self._structured_output),
-                _Planned("time by prompt length", self._times, (10,)),
-                _Planned("requests at once", self._at_once, (12,)),
-                _Planned("cancellation", self._cancellation),
-            ),
-            "embedding": (
-                _Planned("agreement with the CPU", self._vectors, (1, 2, 13)),
-                _Planned("texts per second", self._texts),
-            ),
-            "rerank": (_Planned("agreement with the CPU", self._order, (2, 13)),),
-            "transcription": (_Planned("two recordings in turn", self._recordings, (3, 7)),),
-            "vision": (
-                _Planned("images in turn", self._images, (12,)),
-                _Planned("structured output", self._structured_output),
-            ),
-        }
-        return planned[self._kind]
-
-    def _of_every_kind(self) -> Sequence[_Planned]:
-        return (
-            _Planned("busy counter", self._busy_counter, (18, 20)),
-            _Planned("memory", self._memory, (14,)),
-            _Planned("killed engine", self._killed_engine, (20,)),
-            _Planned("second load", self._second_load, (14, 15, 16)),
-            _Planned("suspend and resume", self._suspend, (19,)),
-            _Planned("endurance", self._endurance),
-        )
-
-    def _canary(self) -> Found:
+    def canary(self) -> Found:
         canary = self.node.model()["engines"][0]["canary"]
         if canary is None:
             raise Skipped("the model has none")
@@ -203,7 +154,7 @@ class Certification:
         # The pipeline of an NPU reports no probabilities.
         return agreement(self.node, self._reference, length, variant, logprobs=self._device != "NPU")
 
-    def _answers(self) -> Found:
+    def answers(self) -> Found:
         for length in inputs.lengths(self._window, self._plan.prompts):
             found = self._agreement(length)
             self._agreements.append(found)
@@ -226,7 +177,7 @@ class Certification:
         said = f"{count - len(wrong)} of {count} prompts are answered as by the CPU"
         return f"{said}, {parted} of them up to a token that is nearly as likely", values
 
-    def _largest_prompt(self) -> Found:
+    def largest_prompt(self) -> Found:
         if not self._agreements:
             raise Skipped("agreement with the CPU was not measured")
         wrong = [each.length for each in self._agreements if not each.right]
@@ -246,7 +197,7 @@ class Certification:
         values = {"tokens": low, "wrong_from": high, "window": self._window}
         return f"{low} tokens; from {high} on answers are wrong, in a window of {self._window}", values
 
-    def _structured_output(self) -> Found:
+    def structured_output(self) -> Found:
         schema = {
             "type": "object",
             "properties": {
@@ -269,7 +220,7 @@ class Certification:
         _check_fruit("the arguments of a tool", calls[0]["function"]["arguments"])
         return "an answer has the form of its strict schema, a required tool is called", {}
 
-    def _times(self) -> Found:
+    def times(self) -> Found:
         lengths = inputs.lengths(max(inputs.LENGTHS[0], (self.limit or self._window) - 16), 5)
         first, speeds = [], []
         for length in lengths:
@@ -284,7 +235,7 @@ class Certification:
         said = f"first token after {first[0]:.2f} s ({lengths[0]} tokens) to {first[-1]:.2f} s ({lengths[-1]} tokens)"
         return f"{said}, then {self.rates['tokens_per_s']} tokens per second", values
 
-    def _at_once(self) -> Found:
+    def at_once(self) -> Found:
         lengths = [min(40 + index, self.limit or self._window) for index in range(6)]
         prompts = [inputs.prompt(length, index, self.node.tokenize) for index, length in enumerate(lengths)]
 
@@ -299,7 +250,7 @@ class Certification:
             raise Failed(f"{different} of {len(prompts)} answers at once are not those of one request at a time")
         return f"{len(prompts) - different} of {len(prompts)} answers are those of one request at a time", {}
 
-    def _cancellation(self) -> Found:
+    def cancellation(self) -> Found:
         body = {"model": self.node.id, "prompt": "Count:", "max_tokens": 100, "ignore_eos": True, "stream": True}
         with self.node.http.stream("POST", "/v1/completions", json=body) as reply:
             next((line for line in reply.iter_lines() if line.startswith("data: ")), None)
@@ -313,7 +264,7 @@ class Certification:
 
     # -- Encoders -----------------------------------------------------------------------------------------------------
 
-    def _vectors(self) -> Found:
+    def vectors(self) -> Found:
         cosines = []
         sent = inputs.texts(self._window, self._plan.texts)
         for text in sent:
@@ -333,7 +284,7 @@ class Certification:
             )
         return f"{len(sent)} vectors are the CPU's, cosine {lowest:.5f} or more", values
 
-    def _texts(self) -> Found:
+    def texts(self) -> Found:
         body = {"input": inputs.texts(self._window, 64), "encoding_format": "base64"}
         self.node.post("/v1/embeddings", body)
         began = time.monotonic()
@@ -343,7 +294,7 @@ class Certification:
         self.rates["prompt_tokens_per_s"] = round(tokens / seconds, 1)
         return f"{self.rates['texts_per_s']:.0f} texts of all lengths per second", dict(self.rates)
 
-    def _order(self) -> Found:
+    def order(self) -> Found:
         documents = inputs.DOCUMENTS
         for query in inputs.RANKED:
             expected, found = self._reference.scores(query, documents), self.node.scores(query, documents)
@@ -354,12 +305,12 @@ class Certification:
 
     # -- Speech and images --------------------------------------------------------------------------------------------
 
-    def _recordings(self) -> Found:
+    def recordings(self) -> Found:
         first, second = inputs.recordings()
         turns = self._in_turn([first, second], self._reference.transcript, self.node.transcript)
         return f"{turns} turns of two recordings, each with its own text", {"turns": turns}
 
-    def _images(self) -> Found:
+    def images(self) -> Found:
         images = list(inputs.images())
         turns = self._in_turn(images, self._reference.description, self.node.description)
         return f"{turns} turns of {len(images)} images, each with its own answer", {"turns": turns}
@@ -398,7 +349,7 @@ class Certification:
         }
         return self.node.post(*calls[self._kind])
 
-    def _busy_counter(self) -> Found:
+    def busy_counter(self) -> Found:
         if self._device != "NPU":
             raise Skipped("this device has no busy counter")
         before, began = self.node.health()["npu"], time.monotonic()
@@ -413,7 +364,7 @@ class Certification:
         values = {"busy_us": busy, "request_us": round(took)}
         return f"{busy / 1e3:.1f} ms busy in a request of {took / 1e3:.1f} ms", values
 
-    def _memory(self) -> Found:
+    def memory(self) -> Found:
         pid = self.node.model()["engines"][0]["pid"]
         before = resident_memory(pid)
         if before is None:
@@ -426,7 +377,7 @@ class Certification:
             raise Failed(f"the engine grew by {(after - before) / 2**20:.0f} MB in five requests", **values)
         return f"the engine has {after / 2**20:.0f} MB", values
 
-    def _killed_engine(self) -> Found:
+    def killed_engine(self) -> Found:
         pid = self.node.model()["engines"][0]["pid"]
         os.kill(pid, getattr(signal, "SIGKILL", signal.SIGTERM))
         began = time.monotonic()
@@ -440,13 +391,13 @@ class Certification:
         seconds = time.monotonic() - began
         return f"the next request was answered {seconds:.1f} s after the kill", {"seconds": round(seconds, 2)}
 
-    def _second_load(self) -> Found:
+    def second_load(self) -> Found:
         first = self.node.model()["compile"]["seconds"]
-        self.node = self._restart()
+        self.node.restart()
         second = self.node.model()["compile"]["seconds"]
         return f"{second:.1f} s; the load before took {first:.1f} s", {"first_s": first, "second_s": second}
 
-    def _suspend(self) -> Found:
+    def suspend(self) -> Found:
         if not self._plan.suspend:
             raise Skipped("only with --suspend")
         tool = shutil.which("rtcwake")
@@ -460,7 +411,7 @@ class Certification:
         self._work()
         return "the device serves after suspend and resume", {}
 
-    def _endurance(self) -> Found:
+    def endurance(self) -> Found:
         if not self._plan.endurance_s:
             raise Skipped("left out (--quick)")
         expected, count = _content(self._work()), 0
@@ -475,6 +426,52 @@ class Certification:
             raise Failed(f"the engine was restarted {restarts} times in {count} requests", requests=count)
         minutes = self._plan.endurance_s / 60
         return f"{count} requests in {minutes:.0f} minutes, all with the same answer", {"requests": count}
+
+
+class _Planned(NamedTuple):
+    """A check by its name; `facts` are the numbers of docs/npu-facts.md that it is about."""
+
+    name: str
+    check: Callable[[Certification], Found]
+    facts: tuple[int, ...] = ()
+
+
+_FIRST = (_Planned("canary", Certification.canary, (1,)),)
+_OF_KIND: Mapping[str, Sequence[_Planned]] = {
+    "generation": (
+        _Planned("agreement with the CPU", Certification.answers, (1, 5, 6)),
+        _Planned("largest right prompt", Certification.largest_prompt, (4, 9)),
+        _Planned("structured output", Certification.structured_output),
+        _Planned("time by prompt length", Certification.times, (10,)),
+        _Planned("requests at once", Certification.at_once, (12,)),
+        _Planned("cancellation", Certification.cancellation),
+    ),
+    "embedding": (
+        _Planned("agreement with the CPU", Certification.vectors, (1, 2, 13)),
+        _Planned("texts per second", Certification.texts),
+    ),
+    "rerank": (_Planned("agreement with the CPU", Certification.order, (2, 13)),),
+    "transcription": (_Planned("two recordings in turn", Certification.recordings, (3, 7)),),
+    "vision": (
+        _Planned("images in turn", Certification.images, (12,)),
+        _Planned("structured output", Certification.structured_output),
+    ),
+}
+_LAST = (
+    _Planned("busy counter", Certification.busy_counter, (18, 20)),
+    _Planned("memory", Certification.memory, (14,)),
+    _Planned("killed engine", Certification.killed_engine, (20,)),
+    _Planned("second load", Certification.second_load, (14, 15, 16)),
+    _Planned("suspend and resume", Certification.suspend, (19,)),
+    _Planned("endurance", Certification.endurance),
+)
+CHECKS = frozenset(
+    {
+        "doctor",
+        "load",
+        *(planned.name for planned in (*_FIRST, *(each for kind in _OF_KIND.values() for each in kind), *_LAST)),
+    }
+)
 
 
 def _result(name: str, check: Callable[[], Found], facts: tuple[int, ...]) -> CheckResult:

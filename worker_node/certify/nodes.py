@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import httpx2
@@ -18,27 +18,31 @@ import numpy.typing as npt
 
 from worker_node.core.errors import NodeError
 from worker_node.core.operating_system import tethered
-from worker_node.settings import ModelSettings, PlacementSettings
+from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
 
 Json = dict[str, Any]
 _POLL_S = 0.2
 _STOP_S = 45.0
 _PROGRESS_S = 15.0
-# The certified node shares these with nobody: where it listens, who may call it, what it serves.
-_NOT_INHERITED = frozenset({
-    "NPU_NODE_API_KEYS", "NPU_NODE_API_KEYS_FILE", "NPU_NODE_HOST", "NPU_NODE_PORT", "NPU_NODE_OLLAMA_PORT",
-    "NPU_NODE_TLS_CERT", "NPU_NODE_TLS_KEY", "NPU_NODE_TLS_CLIENT_CA", "NPU_NODE_ANNOUNCE", "NPU_NODE_AGENT_CHECK_PORT",
-    "NPU_NODE_MODELS", "NPU_NODE_FAULTS", "NPU_NODE_REQUIRE_CERTIFIED", "NPU_NODE_RECERTIFY_AFTER_S", "NOTIFY_SOCKET",
-    "WATCHDOG_USEC",
+_VARIABLES = ("NPU_NODE_", "NPU_PROXY_", "NOTIFY_SOCKET", "WATCHDOG_")
+# Of the settings these count for the examined node too: where its files are, and how engines are run and watched. Keys,
+# addresses and what else a service does for its callers do not concern it.
+_SHARED = frozenset({
+    "model_store", "compile_cache", "npu_sysfs", "npu_emulation", "npu_token_limit", "faults", "allow_faults",
+    "load_timeout_s", "watchdog_s", "run_timeout_s", "quarantine_s", "crash_limit", "crash_window_s",
+    "engine_memory_growth", "engine_nice", "max_body_bytes", "max_image_body_bytes",
 })  # fmt: skip
-_VARIABLES = {
+_OWN = {
     # No passport decides what is examined, least of all an earlier failure.
-    "NPU_NODE_PASSPORTS": "/nonexistent/passports",
-    "NPU_NODE_SAMPLING_DEFAULTS": "greedy",
+    "passports": "/nonexistent/passports",
+    "sampling_defaults": "greedy",
     # What comes from a cache says nothing of the device.
-    "NPU_NODE_EMBEDDING_CACHE": "0",
+    "embedding_cache": 0,
     # A canary in the middle of a measurement would be measured.
-    "NPU_NODE_CANARY_INTERVAL_S": "86400",
+    "canary_interval_s": 86_400,
+    "request_timeout_s": 900,
+    "host": "127.0.0.1",
+    "port": 0,
 }
 
 
@@ -53,36 +57,45 @@ class RunningNode:
     """
 
     def __init__(
-        self,
-        model: ModelSettings,
-        place: PlacementSettings,
-        say: Callable[[str], None],
-        variables: Mapping[str, str],
-        flags: tuple[str, ...],
+        self, model: ModelSettings, place: PlacementSettings, settings: NodeSettings, say: Callable[[str], None]
     ) -> None:
         wanted = model.model_dump(mode="json", exclude_unset=True, exclude={"options", "idle_unload_s", "placements"})
         wanted |= {**model.options, "placements": [place.model_dump(mode="json", exclude_unset=True)]}
-        inherited = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
-        models = {"NPU_NODE_MODELS": json.dumps([wanted], default=str)}
-        command = [sys.executable, "-m", "worker_node", "serve", "--host", "127.0.0.1", "--port", "0"]
+        shared = settings.model_dump(mode="json", include=set(_SHARED), exclude_none=True)
+        given = {**shared, **_OWN, "models": [wanted]}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(_VARIABLES)}
+        self._environment = {**inherited, "NPU_NODE_CONFIG": ""} | {
+            f"NPU_NODE_{name.upper()}": value if isinstance(value, str) else json.dumps(value, default=str)
+            for name, value in given.items()
+        }
+        self._say = say
+        self._tokenized: dict[str, list[int]] = {}
+        self._start()
+        self.id: str = self.model()["id"]
+
+    def _start(self) -> None:
+        command = [sys.executable, "-m", "worker_node", "serve", "--log-level", "error"]
         self.process = subprocess.Popen(  # noqa: S603  (ours)
-            tethered([*command, "--log-level", "error", *flags]),
-            env={**inherited, **_VARIABLES, **models, **variables},
+            tethered(command),
+            env=self._environment,
             stdout=subprocess.PIPE,
             text=True,
         )
         assert self.process.stdout is not None  # noqa: S101
         line = self.process.stdout.readline()
-        self._tokenized: dict[str, list[int]] = {}
         self.http = httpx2.Client(base_url=line.split()[-1] if line else "", timeout=900.0)
         try:
             if not line.startswith("listening on "):
                 raise CallFailed("the node did not start; its log above says why")
-            self._await_model(say)
+            self._await_model()
         except BaseException:
             self.stop()
             raise
-        self.id: str = self.model()["id"]
+
+    def restart(self) -> None:
+        """End the process, and start it again."""
+        self.stop()
+        self._start()
 
     def stop(self) -> None:
         """End the process and its engines."""
@@ -103,7 +116,7 @@ class RunningNode:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _await_model(self, say: Callable[[str], None]) -> None:
+    def _await_model(self) -> None:
         began, said = time.monotonic(), 0.0
         while True:
             model = self.model()
@@ -116,7 +129,7 @@ class RunningNode:
             waited = time.monotonic() - began
             if waited - said >= _PROGRESS_S:
                 said = waited
-                say(f"loading and compiling for {waited:.0f} s")
+                self._say(f"loading and compiling for {waited:.0f} s")
             time.sleep(_POLL_S)
 
     def await_ready(self, limit_s: float = 300.0) -> bool:

@@ -55,6 +55,7 @@ def page(passport: Passport) -> str:
         f'<span class="{passport.verdict}">{passport.verdict}</span></h1><p>{escape(said)}</p>{emulated}'
         f"<h2>What it holds for</h2><table>{rows}</table>"
         f"<h2>Checks</h2><table><tr><th>check</th><th>result</th><th>found</th><th>facts</th></tr>{checks}</table>"
+        "<p>Facts are the numbers of docs/npu-facts.md.</p>"
         f"{_plots(passport.checks)}</body></html>\n"
     )
 

@@ -6,10 +6,11 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 from worker_node import __version__
-from worker_node.certify.checks import Certification, Plan
-from worker_node.certify.nodes import CallFailed, RunningNode
+from worker_node.certify.checks import CHECKS, Certification, Plan
+from worker_node.certify.nodes import CallFailed, Json, RunningNode
 from worker_node.certify.reference import Reference, read_reference, shipped_reference
 from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import Device
@@ -22,37 +23,38 @@ from worker_node.models.store import ModelStore
 from worker_node.serving.build import installed_model
 from worker_node.serving.certified import identity_of
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
+from worker_node.settings.faults import read_faults
 
-_LOAD_FACTS = (8, 11, 14)
 _DOCTOR_FACTS = (15, 17, 18, 20, 21, 22, 23)
 _CPU = PlacementSettings(device=Device.CPU, plugin_config={"INFERENCE_PRECISION_HINT": "f32"})
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What is certified, and how. `flags` are those of `serve` that name the settings file."""
+    """What is certified, and how. `reference` is a file that --make-reference wrote."""
 
     settings: NodeSettings
     wanted: ModelSettings
     device: Device
     probe: Probe
     plan: Plan
-    flags: tuple[str, ...] = ()
     reference: Path | None = None
 
 
 def certify(run: Run, say: Callable[[str], None]) -> Passport:
     """The passport, not signed yet. Raises ConfigurationError for a model that is not installed."""
+    if unknown := run.plan.only - CHECKS:
+        raise ConfigurationError(
+            f"--check must be one of {', '.join(sorted(CHECKS))}; got {', '.join(sorted(unknown))}"
+        )
     device, wanted = run.device, run.wanted
     installed, identity = _identified(run)
     emulated = identity.emulated
     say(f"{identity.model} on {device.value}{' (emulated)' if emulated else ''}")
     place = next((each for each in wanted.placements or () if each.device is device), PlacementSettings(device=device))
     place = place.model_copy(update={"load": "eager"})
-    faults = {} if run.settings.faults is None else {"NPU_NODE_FAULTS": str(run.settings.faults)}
-
-    def start() -> RunningNode:
-        return RunningNode(wanted, place, say, faults, run.flags)
+    under = [str(fault) for fault in read_faults(run.settings.faults) if fault.applies(identity.model, device)]
+    under_faults = f", with faults on demand: {'; '.join(under)}" if under else ""
 
     key = _key(identity)
     stored = shipped_reference(identity.model, key) if run.reference is None else read_reference(run.reference, key)
@@ -60,40 +62,17 @@ def certify(run: Run, say: Callable[[str], None]) -> Passport:
     limit, rates = None, Rates()
     with Reference(key, lambda: _start_cpu(run, say), installed.path / MODEL_FILE, stored) as reference:
         try:
-            node = start()
-        except CallFailed as error:
-            failed = CheckResult(
-                name="load", status="failed", detail=error.message[:1000], facts=list(_LOAD_FACTS), values={}
-            )
-            checks.append(failed)
-        else:
-
-            def restart() -> RunningNode:
-                nonlocal node
-                node.stop()
-                node = start()
-                return node
-
-            try:
+            with RunningNode(wanted, place, run.settings, say) as node:
                 seconds = node.model()["compile"]["seconds"]
-                checks.append(
-                    CheckResult(
-                        name="load",
-                        status="passed",
-                        detail=f"loaded and compiled in {seconds} s",
-                        facts=list(_LOAD_FACTS),
-                        values={"seconds": seconds},
-                    )
-                )
-                certification = Certification(node, reference, restart, run.plan, say)
+                detail = f"loaded and compiled in {seconds} s{under_faults}"
+                checks.append(_loaded("passed", detail, {"seconds": seconds}))
+                certification = Certification(node, reference, run.plan, say)
                 certification.run()
-                checks += certification.checks
-                limit, rates = certification.limit, Rates(**certification.rates)
-            finally:
-                node.stop()
+            checks += certification.checks
+            limit, rates = certification.limit, Rates(**certification.rates)
+        except CallFailed as error:
+            checks.append(_loaded("failed", f"{error.message}{under_faults}", {}))
         origin = reference.origin
-    if unknown := run.plan.only - {check.name for check in checks}:
-        raise ConfigurationError(f"--check must name a check of docs/certify.md, got {', '.join(sorted(unknown))}")
     return Passport(
         **asdict(identity),
         verdict=_verdict(run.plan, checks, limit),
@@ -105,6 +84,10 @@ def certify(run: Run, say: Callable[[str], None]) -> Passport:
         rates=rates,
         checks=checks,
     )
+
+
+def _loaded(status: Literal["passed", "failed"], detail: str, values: Json) -> CheckResult:
+    return CheckResult(name="load", status=status, detail=detail[:1000], facts=[8, 11, 14], values=values)
 
 
 def _verdict(plan: Plan, checks: Sequence[CheckResult], limit: int | None) -> Verdict:
@@ -123,8 +106,7 @@ def make_reference(run: Run, path: Path, say: Callable[[str], None]) -> None:
 
 def _identified(run: Run) -> tuple[InstalledModel, Identity]:
     installed = installed_model(run.wanted, ModelStore(run.settings.model_store), run.settings)
-    emulated = run.device is Device.NPU and run.settings.npu_emulation
-    return installed, identity_of(installed, run.wanted, run.device, run.probe, emulated=emulated)
+    return installed, identity_of(installed, run.wanted, run.device, run.probe, run.settings)
 
 
 def _key(identity: Identity) -> str:
@@ -134,7 +116,8 @@ def _key(identity: Identity) -> str:
 
 def _start_cpu(run: Run, say: Callable[[str], None]) -> RunningNode:
     say("  starting a node on the CPU for comparison")
-    return RunningNode(run.wanted, _CPU, say, {"NPU_NODE_NPU_EMULATION": "false"}, run.flags)
+    without = {"npu_emulation": False, "faults": None}
+    return RunningNode(run.wanted, _CPU, run.settings.model_copy(update=without), say)
 
 
 def _doctor(run: Run) -> CheckResult:

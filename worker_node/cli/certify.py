@@ -110,12 +110,12 @@ def _certify(args: argparse.Namespace) -> int:
         if len(args.models) != 1:
             args.parser.error("--make-reference takes one MODEL")
         (wanted,) = _models(args.models, settings)
-        make_reference(Run(settings, wanted, Device.CPU, found, plan, _config(args)), args.make_reference, _say)
+        make_reference(Run(settings, wanted, Device.CPU, found, plan), args.make_reference, _say)
         return 0
     store, failed = passport_store(settings), False
     args.out.mkdir(parents=True, exist_ok=True)
     for wanted in _models(args.models, settings):
-        run = Run(settings, wanted, Device(device), found, plan, _config(args), args.reference)
+        run = Run(settings, wanted, Device(device), found, plan, args.reference)
         passport = certify(run, _say)
         what = "report"
         if not plan.only:
@@ -131,11 +131,6 @@ def _certify(args: argparse.Namespace) -> int:
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def _config(args: argparse.Namespace) -> tuple[str, ...]:
-    source = settings_source(args)
-    return () if source.config is None else ("--config", str(source.config))
 
 
 def _device(given: str | None, settings: NodeSettings, found: Probe) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from typing import Any
 
 from worker_node.core.types import Device
 from worker_node.devices.probe import Probe
 from worker_node.models.directory import InstalledModel, content_hash
 from worker_node.models.passports import NOT_CERTIFIED, Identity, PassportStore, Standing, standing
 from worker_node.settings import ModelSettings, NodeSettings
+from worker_node.settings.faults import read_faults
 
 
 def passport_store(settings: NodeSettings) -> PassportStore:
@@ -19,13 +21,18 @@ def passport_store(settings: NodeSettings) -> PassportStore:
 
 
 def identity_of(
-    installed: InstalledModel, wanted: ModelSettings, device: Device, probe: Probe, *, emulated: bool
+    installed: InstalledModel, wanted: ModelSettings, device: Device, probe: Probe, settings: NodeSettings
 ) -> Identity:
-    """What a passport for the model on the device is bound to. Reads all of the model's weights, once in a process."""
+    """What a passport for the model on the device is bound to. Reads all of the model's weights, once in a process.
+
+    With faults on demand it is another one: what is found under them says nothing of the device without.
+    """
+    emulated = device is Device.NPU and settings.npu_emulation
     info = probe.find("CPU" if emulated else device.value)
     properties = info.properties if info is not None else {}
     place = next((place for place in wanted.placements or () if place.device is device), None)
-    given = [dict(wanted.options), {} if place is None else dict(place.plugin_config or {})]
+    given: list[Any] = [dict(wanted.options), {} if place is None else dict(place.plugin_config or {})]
+    given += [str(fault) for fault in read_faults(settings.faults) if fault.applies(installed.id, device)]
     named = properties.get("DEVICE_ARCHITECTURE") if device is Device.NPU else properties.get("FULL_DEVICE_NAME")
     return Identity(
         model=installed.id,
@@ -48,8 +55,7 @@ def standing_of(
     found = store.of(installed.id, device.value)
     if not found:
         return NOT_CERTIFIED
-    emulated = device is Device.NPU and settings.npu_emulation
-    return standing(found, identity_of(installed, wanted, device, probe, emulated=emulated))
+    return standing(found, identity_of(installed, wanted, device, probe, settings))
 
 
 def refusal(found: Standing, *, required: bool) -> str | None:
