@@ -84,6 +84,30 @@ def test_a_node_that_requires_certificates_takes_none_of_an_emulated_npu(directo
         assert "require_certified is set, and its passport is of an emulated NPU" in model["reason"]
 
 
+def test_a_node_that_requires_passports_can_get_its_first_one(directory, emulated):
+    config = directory / "required.toml"
+    config.write_text("require_certified = true\n" + emulated.read_text().replace("/passports", "/first"))
+
+    def listed(**variables):
+        return json.loads(run("passports", "--config", config, "list", "--json", **variables))
+
+    [before, *_] = listed()
+    assert (before["configured"], before["device"], before["emulated"]) == (EMBEDDER, "NPU", True)
+    assert (before["state"], before["verdict"], before["made"]) == ("not certified", None, None)
+    run("certify", EMBEDDER, "--config", config, "--quick", *only("canary"), "--out", directory / "first")
+    passport, _ = checks_of(directory / "first", EMBEDDER)
+    [after, *_] = listed()
+    assert (after["state"], after["verdict"], after["made"]) == ("certified", "certified", passport["made"])
+
+    other = {"name": EMBEDDER, "npu_buckets": [64], "placements": ["NPU"]}
+    [expired] = listed(NPU_NODE_MODELS=json.dumps([other]))
+    assert (expired["state"], expired["verdict"]) == ("expired", "certified")
+    on_cpu, unused = listed(NPU_NODE_MODELS=json.dumps([other | {"placements": ["CPU"]}]))
+    assert (on_cpu["device"], on_cpu["state"]) == ("CPU", "not certified")
+    assert (unused["device"], unused["configured"], unused["state"]) == ("NPU", None, None)
+    assert unused["verdict"] == "certified"
+
+
 FAULTS = [
     (EMBEDDER, 'kind = "garbage"\nafter = 1', "agreement with the CPU", "vectors are not the CPU's"),
     (EMBEDDER, 'kind = "still_counter"', "busy counter", "the busy counter stood still"),

@@ -21,7 +21,8 @@ from worker_node.serving.build import installed_model
 from worker_node.serving.certified import identity_of
 from worker_node.settings import ModelSettings, NodeSettings
 
-_CPU = {"NPU_NODE_NPU_EMULATION": "false"}
+# A placement that failed before is certified again all the same, and one that has no passport yet is what is certified.
+_UNCERTIFIED = {"NPU_NODE_PASSPORTS": "/nonexistent/passports", "NPU_NODE_REQUIRE_CERTIFIED": "false"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,7 @@ def certify(run: Run, say: Callable[[str], None]) -> Passport:
     identity = identity_of(installed, wanted, device, run.probe, emulated=emulated)
     say(f"{identity.model} on {device.value}{' (emulated)' if emulated else ''}")
 
-    # A placement that failed before is certified again all the same.
-    own = {"NPU_NODE_PASSPORTS": str(Path("/nonexistent/passports"))}
+    own = dict(_UNCERTIFIED)
     if run.settings.faults is not None:
         own["NPU_NODE_FAULTS"] = str(run.settings.faults)
 
@@ -56,7 +56,7 @@ def certify(run: Run, say: Callable[[str], None]) -> Passport:
 
     def start_reference() -> RunningNode:
         say("  the CPU that it is compared with is started")
-        cpu = _CPU | {"NPU_NODE_PASSPORTS": "/nonexistent/passports"}
+        cpu = _UNCERTIFIED | {"NPU_NODE_NPU_EMULATION": "false"}
         return RunningNode(wanted.model_copy(update={"placements": None}), Device.CPU, say, cpu, run.flags)
 
     key = f"{identity.model_hash} {identity.openvino} {identity.settings_hash}"

@@ -6,7 +6,7 @@ import argparse
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from worker_node.cli.serve import add_config, settings_source
 from worker_node.core.errors import ConfigurationError, ModelNotFound
@@ -51,7 +51,11 @@ def add_passports(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     parser = commands.add_parser("passports", help="list, show, compare, export and import passports")
     add_config(parser)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    actions.add_parser("list", help="all passports that count").set_defaults(act=_list)
+    listing = actions.add_parser("list", help="all passports that count")
+    listing.add_argument(
+        "--json", action="store_true", help="as JSON, one array, with each placement of the settings and its state"
+    )
+    listing.set_defaults(act=_list)
     for name, what, act in (
         ("show", "one passport as JSON", _show),
         ("export", "as show: for a file that another node imports", _show),
@@ -156,15 +160,75 @@ def _passports(args: argparse.Namespace) -> int:
     return int(args.act(args, passport_store(_settings(args))))
 
 
-def _list(_args: argparse.Namespace, store: PassportStore) -> int:
-    from worker_node.cli.output import table
+def _list(args: argparse.Namespace, store: PassportStore) -> int:
+    from worker_node.cli.output import print_json, table
 
+    if args.json:
+        print_json(_states(_settings(args), store))
+        return 0
     rows = [
         (p.file_name.removesuffix(".json"), p.verdict, p.architecture, p.driver or "-", p.openvino[:24], p.made)
         for p in store.list()
     ]
     print(table(("NAME", "VERDICT", "ARCHITECTURE", "DRIVER", "OPENVINO", "MADE"), rows))
     return 0
+
+
+def _states(settings: NodeSettings, store: PassportStore) -> list[dict[str, Any]]:
+    """Each placement of the settings with its passport, if it has one, then the passports of other placements.
+
+    `configured` is the model's name in the settings, `state` what /health says of the placement; null: it is not used,
+    whatever its passport says.
+    """
+    import asyncio
+
+    from worker_node.core.types import Device
+    from worker_node.devices.probe import probe
+    from worker_node.models.npu_rules import problem_on_npu
+    from worker_node.models.store import ModelStore
+    from worker_node.serving.build import installed_model
+    from worker_node.serving.certified import identity_of
+
+    found = asyncio.run(probe())
+    passports: dict[tuple[str, str, bool], Passport] = {(p.model, p.device, p.emulated): p for p in store.list()}
+    rows: list[dict[str, Any]] = []
+
+    def add(configured: str | None, model: str, device: str, emulated: bool, state: str | None, reason: str) -> None:
+        place = {"configured": configured, "model": model, "device": device, "emulated": emulated}
+        passport = passports.pop((model, device, emulated), None)
+        rows.append({**place, "state": state, "reason": reason, **_result(passport)})
+
+    for wanted in settings.models:
+        devices = tuple(place.device for place in wanted.placements or ()) or tuple(
+            device
+            for device in settings.devices or Device
+            if found.find(device.value) is not None or (settings.npu_emulation and device is Device.NPU)
+        )
+        for device in devices:
+            emulated = settings.npu_emulation and device is Device.NPU
+            try:
+                installed = installed_model(wanted, ModelStore(settings.model_store), settings)
+            except ConfigurationError as error:
+                add(wanted.name, wanted.name, device.value, emulated, None, error.message)
+                continue
+            identity = identity_of(installed, wanted, device, found, emulated=emulated)
+            standing, problem = store.standing(identity), None
+            if device is Device.NPU and not emulated and not wanted.allow_known_bad:
+                problem = problem_on_npu(installed, identity.architecture)
+            state, reason = (standing.state, standing.reason) if problem is None else (None, problem)
+            add(wanted.name, installed.id, device.value, emulated, state, reason)
+    for passport in list(passports.values()):
+        reason = "the settings have no such placement"
+        add(None, passport.model, passport.device, passport.emulated, None, reason)
+    return rows
+
+
+def _result(passport: Passport | None) -> dict[str, Any]:
+    if passport is None:
+        return {"verdict": None, "max_prompt_tokens": None, "made": None, "failed": []}
+    failed = [check.name for check in passport.checks if check.status == "failed"]
+    limit = passport.limits.max_prompt_tokens
+    return {"verdict": passport.verdict, "max_prompt_tokens": limit, "made": passport.made, "failed": failed}
 
 
 def _find(store: PassportStore, name: str) -> Passport:
