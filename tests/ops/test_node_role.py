@@ -288,6 +288,13 @@ def test_what_has_no_passport_is_certified_with_the_node_stopped_and_as_the_node
     assert sorted(step.fetched) == ["machine/m.NPU-emulated.html", "machine/m.NPU-emulated.passport.json"]
 
 
+@pytest.mark.usefixtures("steps")
+def test_systemd_starts_the_node_when_a_certification_ends_with_or_without_the_controller(hardware):
+    log = hardware.run("journalctl", "--unit=npu-node-certify", "--output=cat", "--no-pager").stdout
+    assert "Triggering OnSuccess= dependencies" in log
+    assert "Triggering OnFailure= dependencies" in log
+
+
 def test_a_second_run_changes_nothing_and_does_not_stop_the_node(steps):
     first, again = steps["certified"], succeeded(steps["repeated"])
     assert not any(again.outcome.changed.values()), again.outcome.changed_tasks()
