@@ -18,6 +18,7 @@ KEY = "ops-test-key-0123456789abcdef"
 EMBEDDER = "all-minilm-l6-v2"
 RUNBOOKS = "https://git.example.net/npu-node/docs/monitoring.md"
 GENERATOR = "smollm2-135m-instruct"
+TRUSTED = "ab" * 32
 BUILD = "hatchling>=1.27"
 _PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 
@@ -119,10 +120,14 @@ def model_package(store):
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The machines by name, the inventory that describes them, and what was done to them in turn."""
+    """The machines by name, the inventory that describes them, and what was done to them in turn.
+
+    `passports` is the directory of what was fetched from them.
+    """
 
     machines: dict[str, Machine]
     inventory: Path
+    passports: Path
     checked: Outcome
     converged: Outcome
     repeated: Outcome
@@ -163,11 +168,13 @@ def machines(machines_possible, wheelhouse, wheel, model_package, store):
 def fleet(machines, certificates, wheel, tmp_path_factory):
     """Both machines as nodes that are watched: checked, provisioned, and provisioned again."""
     addresses = {name: machine.address for name, machine in machines.items()}
+    passports = tmp_path_factory.mktemp("passports")
+    common = {"npu_node_passport_directory": str(passports)}
     inventory = write_inventory(
         tmp_path_factory.mktemp("inventory") / "hosts.json",
         {
             "npu_nodes": {
-                machine.name: machine.variables() | node_variables(addresses, certificates / name) | origin
+                machine.name: machine.variables() | common | node_variables(addresses, certificates / name) | origin
                 for (name, machine), origin in zip(machines.items(), origins(wheel), strict=True)
             },
             "monitored": {next(iter(machines.values())).name: {}},
@@ -177,7 +184,7 @@ def fleet(machines, certificates, wheel, tmp_path_factory):
     checked = play(inventory, "--check")
     converged = play(inventory)
     repeated = play(inventory)
-    return Fleet(machines, inventory, checked, converged, repeated)
+    return Fleet(machines, inventory, passports, checked, converged, repeated)
 
 
 def origins(wheel):
@@ -206,9 +213,9 @@ def node_variables(addresses, certificate):
         "npu_node_npu_emulation": True,
         "npu_node_models": [
             {"name": EMBEDDER, "placements": ["NPU"], "settings": {"npu_buckets": [32, 64]}},
-            {"name": GENERATOR, "placements": [{"device": "NPU", "load": "lazy"}]},
+            {"name": GENERATOR, "placements": [{"device": "CPU", "load": "lazy"}]},  # its certification takes minutes
         ],
-        "npu_node_settings": {"canary_interval_s": 60.0},
+        "npu_node_settings": {"canary_interval_s": 60.0, "trusted_keys": [TRUSTED]},
         "npu_node_host": "0.0.0.0",  # noqa: S104  (beside the proxy, so that both ways in are tried)
         "npu_node_ready_timeout_s": 1200,
         "npu_node_firewall_sources": [str(network)],

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import testinfra
 
-from tests.ops.conftest import EMBEDDER, GENERATOR, KEY, RUNBOOKS
+from tests.ops.conftest import EMBEDDER, GENERATOR, KEY, RUNBOOKS, TRUSTED
 from tests.ops.containers import DEBIAN_12, DEBIAN_13
+from worker_node.models.passports import PassportStore
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(7200)]
 NODES = [DEBIAN_12.name, DEBIAN_13.name]
@@ -196,13 +197,46 @@ def test_the_firewall_lets_in_only_whom_it_should(fleet, machine):
         neighbour.run("ip", "address", "delete", f"{stranger}/32", "dev", "eth0")
 
 
-def test_the_certificate_is_a_fact(host):
-    certificate = json.loads(host.file("/etc/ansible/facts.d/npu_node.fact").content_string)
-    assert certificate["certified"] is True
-    assert certificate["emulated"] is True
-    assert certificate["smoke"] == "pass"
-    assert certificate["doctor"]["refused"] == []
-    assert certificate["release"] == host.file("/opt/npu-node/current").linked_to.rsplit("/", 1)[-1]
+def test_it_is_certified_and_the_fact_says_so(host, machine):
+    fact = json.loads(host.file("/etc/ansible/facts.d/npu_node.fact").content_string)
+    assert (fact["passed"], fact["problems"]) == (True, [])
+    assert (fact["health"], fact["emulated"]) == ("ready", True)
+    assert fact["openvino"]
+    assert fact["doctor"]["refused"] == []
+    assert fact["release"] == host.file("/opt/npu-node/current").linked_to.rsplit("/", 1)[-1]
+    found = {row["model"]: (row["device"], row["emulated"], row["verdict"], row["state"]) for row in fact["passports"]}
+    health = get(f"http://{machine.address}:8081/health", KEY)
+    on_npu = {model["id"] for model in health["models"] if "NPU" in model["placements"]}
+    assert found == dict.fromkeys(on_npu, ("NPU", True, "certified", "certified"))
+    shown = {engine["certified"] for model in health["models"] if model["id"] in on_npu for engine in model["engines"]}
+    assert shown == {"certified"}
+
+
+def test_passports_are_fetched_and_the_key_that_signs_them_is_not(fleet, host, machine, tmp_path):
+    passports = "/var/lib/npu-node/passports"
+    listed = (
+        "HOME=/nonexistent NPU_NODE_MODEL_STORE=/var/lib/npu-node/models /opt/npu-node/current/bin/npu-node passports"
+    )
+    keys = host.check_output(f"{listed} --config /etc/npu-node/node.toml keys").split()
+    assert TRUSTED in keys
+    fetched = fleet.passports / machine.name
+    reports = sorted(path.name for path in fetched.iterdir())
+    files = sorted(file.rsplit("/", 1)[-1] for file in host.check_output(f"ls {passports}/*.json").split())
+    assert files
+    stems = [file.removesuffix(".json") for file in files]
+    assert reports == sorted(f"{stem}.{kind}" for stem in stems for kind in ("html", "passport.json"))
+    for stem in stems:
+        # Another node that trusts this one's key takes it.
+        content = (fetched / f"{stem}.passport.json").read_bytes()
+        assert PassportStore(tmp_path, keys).add(content).verdict == "certified"
+
+    key = host.file(f"{passports}/private.key")
+    assert (oct(key.mode), key.user) == (oct(0o600), "npu-node")
+    secret = key.content_string.splitlines()[1]
+    found = host.run(f"grep -rlF {secret} /etc /opt /var/lib/npu-node /var/log /root /tmp").stdout.split()
+    assert found == [f"{passports}/private.key"]
+    assert not [path for path in fleet.passports.rglob("*") if path.is_file() and secret in path.read_text()]
+    assert secret not in fleet.converged.output
 
 
 def test_prometheus_scrapes_both_nodes_and_watches_its_rules(host):

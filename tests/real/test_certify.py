@@ -57,8 +57,9 @@ def only(*names):
 
 @pytest.fixture(scope="module")
 def certified(directory, emulated):
-    """The embedder has a passport on the emulated NPU."""
-    run("certify", EMBEDDER, "--config", emulated, "--quick", "--out", directory)
+    """The first passport of the embedder on the emulated NPU, of a node that requires one."""
+    words = ["certify", EMBEDDER, "--config", emulated, "--quick", "--out", directory]
+    run(*words, NPU_NODE_REQUIRE_CERTIFIED="true")
     return passport_of(directory, EMBEDDER)
 
 
@@ -119,6 +120,25 @@ def test_an_update_has_a_model_certified_again_while_nobody_uses_the_node(tmp_pa
         assert engine(node.health()[1])["certified"] == "expired"
         node.wait_for(lambda body: engine(body)["certified"] == "certified")
     assert (tmp_path / "passports" / "reports" / f"{EMBEDDER}.NPU-emulated.html").is_file()
+
+
+def test_passports_are_listed_by_placement(tmp_path, emulated, certified):
+    def listed(**variables):
+        return json.loads(run("passports", "--config", emulated, "list", "--json", **variables))
+
+    [before, *_] = listed(NPU_NODE_PASSPORTS=str(tmp_path))
+    assert (before["configured"], before["device"], before["emulated"]) == (EMBEDDER, "NPU", True)
+    assert (before["state"], before["verdict"], before["made"]) == ("not certified", None, None)
+    [after, *_] = listed()
+    assert (after["state"], after["verdict"], after["made"]) == ("certified", "certified", certified[0]["made"])
+
+    other = {"name": EMBEDDER, "npu_buckets": [64], "placements": ["NPU"]}
+    [expired] = listed(NPU_NODE_MODELS=json.dumps([other]))
+    assert (expired["state"], expired["verdict"]) == ("expired", "certified")
+    on_cpu, unused = listed(NPU_NODE_MODELS=json.dumps([other | {"placements": ["CPU"]}]))
+    assert (on_cpu["device"], on_cpu["state"]) == ("CPU", "not certified")
+    assert (unused["device"], unused["configured"], unused["state"]) == ("NPU", None, None)
+    assert unused["verdict"] == "certified"
 
 
 AGREEMENT = "agreement with the CPU"

@@ -6,7 +6,7 @@ import argparse
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from worker_node.cli.serve import add_config, settings_source
 from worker_node.core.errors import ConfigurationError, ModelNotFound
@@ -60,7 +60,11 @@ def add_passports(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     parser = commands.add_parser("passports", help="list, show, compare, export and import passports")
     add_config(parser)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    actions.add_parser("list", help="all passports that count").set_defaults(act=_list)
+    listing = actions.add_parser("list", help="all passports that count")
+    listing.add_argument(
+        "--json", action="store_true", help="as JSON, one array, with each placement of the settings and its state"
+    )
+    listing.set_defaults(act=_list)
     for name, what, act in (
         ("show", "one passport as JSON", _show),
         ("export", "as show: for a file that another node imports", _show),
@@ -173,15 +177,66 @@ def _passports(args: argparse.Namespace) -> int:
     return int(args.act(args, passport_store(_settings(args))))
 
 
-def _list(_args: argparse.Namespace, store: PassportStore) -> int:
-    from worker_node.cli.output import table
+def _list(args: argparse.Namespace, store: PassportStore) -> int:
+    from worker_node.cli.output import print_json, table
 
+    if args.json:
+        print_json(_states(_settings(args), store))
+        return 0
     rows = [
         (p.file_name.removesuffix(".json"), p.verdict, p.architecture, p.driver or "-", p.openvino[:24], p.made)
         for p in store.list()
     ]
     print(table(("NAME", "VERDICT", "ARCHITECTURE", "DRIVER", "OPENVINO", "MADE"), rows))
     return 0
+
+
+def _states(settings: NodeSettings, store: PassportStore) -> list[dict[str, Any]]:
+    """Each placement of the settings with its passport, if it has one, then the passports of other placements.
+
+    `configured` is the model's name in the settings, `state` what /health says of the placement; null: it is not used,
+    whatever its passport says.
+    """
+    import asyncio
+
+    from worker_node.devices.npu import npu_source
+    from worker_node.devices.probe import probe
+    from worker_node.models.store import ModelStore
+    from worker_node.serving.build import Machine, installed_model
+    from worker_node.serving.certified import known_problem, standing_of
+
+    found = asyncio.run(probe())
+    passports = {(passport.model, passport.device, passport.emulated): passport for passport in store.list()}
+    rows: list[dict[str, Any]] = []
+    with npu_source(settings.npu_sysfs, emulated=settings.npu_emulation) as npu:
+        machine = Machine(settings, found, npu)
+    for wanted in settings.models:
+        for device in [place.device for place in wanted.placements or ()] or machine.devices():
+            model, emulated = wanted.name, machine.emulates(device)
+            state: str | None = None
+            try:
+                installed = installed_model(wanted, ModelStore(settings.model_store), settings)
+                model, reason = installed.id, None if emulated else known_problem(installed, wanted, device, found)
+                if reason is None:
+                    standing = standing_of(installed, wanted, device, found, settings)
+                    state, reason = standing.state, standing.reason
+            except ConfigurationError as error:
+                reason = error.message
+            place = {"configured": wanted.name, "model": model, "device": device.value, "emulated": emulated}
+            passport = passports.pop((model, device.value, emulated), None)
+            rows.append({**place, "state": state, "reason": reason, **_result(passport)})
+    for (model, name, emulated), passport in passports.items():
+        place = {"configured": None, "model": model, "device": name, "emulated": emulated}
+        rows.append({**place, "state": None, "reason": "the settings have no such placement", **_result(passport)})
+    return rows
+
+
+def _result(passport: Passport | None) -> dict[str, Any]:
+    if passport is None:
+        return {"verdict": None, "max_prompt_tokens": None, "made": None, "failed": []}
+    failed = [check.name for check in passport.checks if check.status == "failed"]
+    limit = passport.limits.max_prompt_tokens
+    return {"verdict": passport.verdict, "max_prompt_tokens": limit, "made": passport.made, "failed": failed}
 
 
 def _find(store: PassportStore, name: str) -> Passport:

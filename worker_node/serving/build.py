@@ -38,12 +38,11 @@ from worker_node.manager.served import FailedModel, ServedModel
 from worker_node.models.catalog import normalise_name
 from worker_node.models.directory import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel
 from worker_node.models.in_place import apparent_kind, open_directory
-from worker_node.models.npu_rules import problem_on_npu
 from worker_node.models.passports import Standing
 from worker_node.models.store import ModelStore
 from worker_node.registry import tasks
 from worker_node.scheduling.admission import Admission, AdmissionLimits
-from worker_node.serving.certified import refusal, standing_of
+from worker_node.serving.certified import known_problem, refusal, standing_of
 from worker_node.serving.faults import faulty
 from worker_node.serving.task import Draft, EnginePlan, ModelParts, ServedTask, served_task
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
@@ -253,11 +252,8 @@ def build_placements(
     excluded = []
     for device, found in standings.items():
         problem = refusal(found, required=required)
-        if problem is None and device is Device.NPU and not machine.emulates(device) and not wanted.allow_known_bad:
-            info = machine.probe.find(device)
-            known = {} if info is None else info.properties
-            architecture = known.get("DEVICE_ARCHITECTURE") or "unknown"
-            problem = problem_on_npu(installed, architecture, known.get("NPU_DRIVER_VERSION"))
+        if problem is None and not machine.emulates(device):
+            problem = known_problem(installed, wanted, device, machine.probe)
         if problem is not None:
             log.warning("%s is not used on %s: %s", installed.id, device, problem)
             excluded.append(ExcludedPlacement(device, machine.emulates(device), found, problem))

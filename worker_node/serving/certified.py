@@ -9,6 +9,7 @@ from typing import Any
 from worker_node.core.types import Device
 from worker_node.devices.probe import Probe
 from worker_node.models.directory import InstalledModel, content_hash
+from worker_node.models.npu_rules import problem_on_npu
 from worker_node.models.passports import NOT_CERTIFIED, Identity, PassportStore, Standing, standing
 from worker_node.settings import ModelSettings, NodeSettings
 from worker_node.settings.faults import read_faults
@@ -56,6 +57,15 @@ def standing_of(
     if not found:
         return NOT_CERTIFIED
     return standing(found, identity_of(installed, wanted, device, probe, settings))
+
+
+def known_problem(installed: InstalledModel, wanted: ModelSettings, device: Device, probe: Probe) -> str | None:
+    """What others report of the model on a real device like this one; None if nothing, or if the settings allow it."""
+    if device is not Device.NPU or wanted.allow_known_bad:
+        return None
+    info = probe.find(device.value)
+    known = {} if info is None else info.properties
+    return problem_on_npu(installed, known.get("DEVICE_ARCHITECTURE") or "unknown", known.get("NPU_DRIVER_VERSION"))
 
 
 def refusal(found: Standing, *, required: bool) -> str | None:
