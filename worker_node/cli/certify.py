@@ -226,8 +226,8 @@ def _states(settings: NodeSettings, store: PassportStore) -> list[dict[str, Any]
             passport = passports.pop((model, device.value, emulated), None)
             rows.append({**place, "state": state, "reason": reason, **_result(passport)})
     for (model, name, emulated), passport in passports.items():
-        place = {"configured": None, "model": model, "device": name, "emulated": emulated}
-        rows.append({**place, "state": None, "reason": "the settings have no such placement", **_result(passport)})
+        unused: dict[str, Any] = {"configured": None, "model": model, "device": name, "emulated": emulated}
+        rows.append({**unused, "state": None, "reason": "the settings have no such placement", **_result(passport)})
     return rows
 
 
