@@ -16,7 +16,7 @@ from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import Device
 from worker_node.devices.probe import Probe
 from worker_node.doctor.checks import examine
-from worker_node.doctor.machine import ExaminedMachine
+from worker_node.doctor.machine import ExaminedMachine, read_kernel_log
 from worker_node.models.directory import MODEL_FILE, InstalledModel
 from worker_node.models.passports import CheckResult, Identity, Limits, Passport, Rates, Verdict, now
 from worker_node.models.store import ModelStore
@@ -122,7 +122,9 @@ def _start_cpu(run: Run, say: Callable[[str], None]) -> RunningNode:
 
 def _doctor(run: Run) -> CheckResult:
     """What `npu-node doctor --require npu` finds."""
-    found = examine(ExaminedMachine(kernel_log=None), run.probe, cache=run.settings.compile_cache.expanduser())
+    found = examine(
+        ExaminedMachine(kernel_log=read_kernel_log()), run.probe, cache=run.settings.compile_cache.expanduser()
+    )
     wrong = [f"{finding.id}: {finding.found}" for finding in found if finding.severity == "error"]
     return CheckResult(
         name="doctor",

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worker_node.cli.serve import add_config
-from worker_node.core.environment import native_environment
 from worker_node.core.errors import ConfigurationError, ModelNotFound
 
 if TYPE_CHECKING:
@@ -45,11 +43,11 @@ def _doctor(args: argparse.Namespace) -> int:
     from worker_node.cli.serve import load_bounded_settings
     from worker_node.devices.probe import probe
     from worker_node.doctor.checks import as_warnings, check_cpu, examine, healthy
-    from worker_node.doctor.machine import ExaminedMachine
+    from worker_node.doctor.machine import ExaminedMachine, read_kernel_log
 
     node, cache = _node(args) if args.profile == "node" else _bounded(load_bounded_settings(args))
     found = asyncio.run(probe())
-    npu = examine(ExaminedMachine(kernel_log=_kernel_log()), found, cache=cache)
+    npu = examine(ExaminedMachine(kernel_log=read_kernel_log()), found, cache=cache)
     findings = (check_cpu(found), *node, *(npu if args.require else as_warnings(npu)))
     if args.json:
         report = {"ok": healthy(findings), "findings": [asdict(finding) for finding in findings]}
@@ -144,12 +142,3 @@ def _answers(settings: NodeSettings, port: int) -> bool:
         return settings.tls_client_ca is not None
     finally:
         client.close()
-
-
-def _kernel_log() -> str | None:
-    """What dmesg shows; None where it is missing or this user may not read it."""
-    try:
-        done = subprocess.run(["dmesg"], capture_output=True, timeout=10, check=True, env=native_environment())  # noqa: S607
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.decode(errors="replace")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from worker_node.core.environment import native_environment
 from worker_node.core.operating_system import group_name, user
 
 # Where distributions and Intel's packages put libraries.
@@ -105,6 +107,15 @@ class ExaminedMachine:
         except OSError:
             return os.access(self.root / path, os.R_OK | os.W_OK)
         return True
+
+
+def read_kernel_log() -> str | None:
+    """What dmesg shows; None where it is missing or this user may not read it."""
+    try:
+        done = subprocess.run(["dmesg"], capture_output=True, timeout=10, check=True, env=native_environment())  # noqa: S607
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.decode(errors="replace")
 
 
 class Severity(StrEnum):
