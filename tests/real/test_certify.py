@@ -226,8 +226,9 @@ def test_other_kinds_are_compared_with_this_cpu(tmp_path, by_path, model, check)
     assert passport_of(tmp_path, model, "report")[1][check]["status"] == "failed"
 
 
-def refused(*words):
-    done = subprocess.run([*NPU_NODE, *map(str, words)], capture_output=True, text=True, check=False)
+def refused(*words, **variables):
+    command = [*NPU_NODE, *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | variables)
     assert done.returncode == 1, done.stderr
     return done.stderr
 
@@ -238,6 +239,14 @@ def test_a_reference_is_of_the_same_weights_and_complete(tmp_path, emulated):
     assert "must hold answers for" in refused(*words)
     (tmp_path / "r.gz").write_bytes(b"{}")
     assert "must be a file that --make-reference wrote" in refused(*words)
+
+
+def test_results_that_could_not_be_written_are_refused_before_anything_is_loaded(tmp_path, emulated):
+    (tmp_path / "file").touch()
+    words = ["certify", EMBEDDER, "--config", emulated, "--out"]
+    assert "results must go to directories that can be written" in refused(*words, tmp_path / "file")
+    kept = {"NPU_NODE_PASSPORTS": str(tmp_path / "file" / "passports")}
+    assert "cannot be written" in refused(*words, tmp_path, **kept)
 
 
 def test_a_check_must_exist(tmp_path, emulated):

@@ -21,7 +21,7 @@ from worker_node.models.directory import MODEL_FILE, InstalledModel
 from worker_node.models.passports import CheckResult, Identity, Limits, Passport, Rates, Verdict, now
 from worker_node.models.store import ModelStore
 from worker_node.serving.build import installed_model
-from worker_node.serving.certified import identity_of
+from worker_node.serving.certified import identity_of, known_problem
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
 from worker_node.settings.faults import read_faults
 
@@ -94,6 +94,12 @@ def _verdict(plan: Plan, checks: Sequence[CheckResult], limit: int | None) -> Ve
     if any(check.status == "failed" for check in checks):
         return "failed"
     return "incomplete" if plan.only else "limited" if limit else "certified"
+
+
+def left_out(run: Run) -> str | None:
+    """What is known against the model on the device; None if nothing. Raises ConfigurationError as `certify`."""
+    installed, identity = _identified(run)
+    return None if identity.emulated else known_problem(installed, run.wanted, run.device, run.probe)
 
 
 def make_reference(run: Run, path: Path, say: Callable[[str], None]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,7 +94,7 @@ def _certify(args: argparse.Namespace) -> int:
 
     from worker_node.certify.checks import QUICK, Plan
     from worker_node.certify.report import page, summary
-    from worker_node.certify.run import Run, certify, make_reference
+    from worker_node.certify.run import Run, certify, left_out, make_reference
     from worker_node.core.types import Device
     from worker_node.devices.npu import npu_users
     from worker_node.devices.probe import probe
@@ -117,9 +118,22 @@ def _certify(args: argparse.Namespace) -> int:
         make_reference(Run(settings, wanted, Device.CPU, found, plan), args.make_reference, _say)
         return 0
     store, failed = passport_store(settings), False
-    args.out.mkdir(parents=True, exist_ok=True)
+    # What would keep the result from being written shows now, and not after half an hour.
+    if not plan.only:
+        store.private_key()
+    for directory in (args.out, *(() if plan.only else (store.directory,))):
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=directory).close()
+        except OSError as error:
+            raise ConfigurationError(
+                f"results must go to directories that can be written, and {directory} cannot: {error.strerror}"
+            ) from None
     for wanted in _models(args.models, settings):
         run = Run(settings, wanted, Device(device), found, plan, args.reference)
+        if (problem := left_out(run)) is not None and not args.models:
+            _say(f"{wanted.name} is left out: {problem}; to certify it all the same, name it and set allow_known_bad")
+            continue
         passport = certify(run, _say)
         what = "report"
         if not plan.only:

@@ -202,8 +202,8 @@ class PassportStore:
         self._trusted = frozenset(trusted)
 
     def sign_and_store(self, passport: Passport) -> Passport:
-        """Sign a result with the node's key, which is made if there is none, and keep it."""
-        signed = passport.signed(self._private_key())
+        """Sign a result with the node's key, and keep it. Raises ConfigurationError."""
+        signed = passport.signed(self.private_key())
         self._write(signed.file_name, signed.model_dump_json(indent=1).encode())
         return signed
 
@@ -251,7 +251,8 @@ class PassportStore:
         """Those of `list` for a model on a kind of device."""
         return [passport for passport in self.list() if (passport.model, passport.device) == (model, device)]
 
-    def _private_key(self) -> Ed25519PrivateKey:
+    def private_key(self) -> Ed25519PrivateKey:
+        """The node's key, which is made if there is none. Raises ConfigurationError."""
         path = self.directory / _KEY
         if not path.exists():
             self.rotate()
