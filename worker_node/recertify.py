@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from pathlib import Path
 from worker_node.core.operating_system import tethered
 from worker_node.core.types import Device
 from worker_node.manager.manager import ModelManager
-from worker_node.manager.placement import Placement, first_change
+from worker_node.manager.placement import ExcludedPlacement, Placement, first_change
 from worker_node.manager.served import FailedModel, ServedModel
 from worker_node.models.catalog import normalise_name
 from worker_node.node import Node
@@ -58,18 +59,17 @@ class Recertification:
             if idle_since is None or time.monotonic() - idle_since < idle_s or self.node.state.draining:
                 continue
             for wanted, device in self._expired():
-                try:
-                    if not await self._certify(wanted, device):
-                        break
-                except Exception:
-                    log.exception("%s on %s could not be certified again", wanted.name, device)
+                if not await self._certify(wanted, device):
+                    break
                 self._done.add((wanted.name, device))
 
     def _expired(self) -> list[tuple[ModelSettings, Device]]:
         found = []
         for wanted in self.node.settings.models:
-            model = _served(self.node.manager, wanted)
-            for place in model.placements if model is not None else ():
+            model = _known(self.node.manager, wanted)
+            known: list[Placement | ExcludedPlacement] = [*(() if model is None else model.excluded)]
+            known += model.placements if isinstance(model, ServedModel) else ()
+            for place in known:
                 changed = place.standing.changed
                 if changed and changed <= _UPDATED and (wanted.name, place.device) not in self._done:
                     found.append((wanted, place.device))
@@ -86,15 +86,16 @@ class Recertification:
             await asyncio.wait((certifying, request), return_when=asyncio.FIRST_COMPLETED)
         finally:
             request.cancel()
-            given_up = certifying.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await certifying
-            for place in unloaded:
-                place.residency.request_load()
-        if given_up:
+            certifying.cancel()
+            [problem] = await asyncio.gather(certifying, return_exceptions=True)
+        if problem is None:
+            await self._serve(wanted, unloaded)
+            return True
+        _load(unloaded)
+        if isinstance(problem, asyncio.CancelledError):
             log.info("a request came: the certification of %s on %s is put off", wanted.name, device)
             return False
-        await self._serve(wanted)
+        log.error("%s on %s could not be certified again", wanted.name, device, exc_info=problem)
         return True
 
     async def _alone(self, loaded: list[Placement], wanted: ModelSettings, device: Device) -> None:
@@ -102,14 +103,26 @@ class Recertification:
         self.node.manager.unload_placements(loaded)
         while still := [place for place in loaded if _has_process(place)]:
             await first_change(still)
-        reports = passport_store(self.node.settings).directory / "reports"
+        settings = self.node.settings
+        passports = passport_store(settings).directory
         config = [] if self.config is None else ["--config", str(self.config)]
-        command = ["certify", wanted.name, "--device", device.value, "--quick", "--out", str(reports), *config]
+        command = [
+            "certify",
+            wanted.name,
+            "--device",
+            device.value,
+            "--quick",
+            "--out",
+            str(passports / "reports"),
+            *config,
+        ]
         process = await asyncio.create_subprocess_exec(
-            *tethered([sys.executable, "-m", "worker_node", *command]),
+            *tethered([sys.executable, "-m", "worker_node", *command, "--out", str(passports / "reports")]),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
+            # What flags of the command line may have set.
+            env={**os.environ, "NPU_NODE_MODEL_STORE": str(settings.model_store), "NPU_NODE_PASSPORTS": str(passports)},
         )
         try:
             async with asyncio.timeout(_LONGEST_S):
@@ -124,23 +137,37 @@ class Recertification:
             lines = said.decode(errors="replace").strip().splitlines()
             log.warning("%s on %s is not certified: %s", wanted.name, device, lines[-1] if lines else "no reason given")
 
-    async def _serve(self, wanted: ModelSettings) -> None:
-        """Serve the model by what its passports say now."""
+    async def _serve(self, wanted: ModelSettings, unloaded: list[Placement]) -> None:
+        """Serve the model by what its passports say now, and load the other engines again."""
         manager = self.node.manager
-        old, new = _served(manager, wanted), await asyncio.to_thread(self.build, wanted)
-        if old is None:
-            return
-        if isinstance(new, FailedModel):
+        new, old = await asyncio.to_thread(self.build, wanted), _known(manager, wanted)
+        own = {id(place) for place in (old.placements if isinstance(old, ServedModel) else ())}
+        _load([place for place in unloaded if id(place) not in own])
+        if isinstance(old, FailedModel) and isinstance(new, ServedModel):
+            manager.drop_failed(old.name)
+            manager.add(new)
+        elif isinstance(old, ServedModel) and isinstance(new, FailedModel):
             log.error("%s is served no longer: %s", wanted.name, new.reason)
             manager.fail(old, new)
-        elif (problem := await manager.turnover.replace(old, new)) is not None:
+        elif (
+            isinstance(old, ServedModel)
+            and isinstance(new, ServedModel)
+            and (problem := await manager.turnover.replace(old, new)) is not None
+        ):
             log.error("%s", problem)
+            _load([place for place in unloaded if id(place) in own])
 
 
-def _served(manager: ModelManager, wanted: ModelSettings) -> ServedModel | None:
+def _known(manager: ModelManager, wanted: ModelSettings) -> ServedModel | FailedModel | None:
     name = normalise_name(wanted.name)
-    return next((model for model in manager.models if normalise_name(model.id) == name), None)
+    served = next((model for model in manager.models if normalise_name(model.id) == name), None)
+    return served or next((model for model in manager.failed if normalise_name(model.name) == name), None)
 
 
 def _has_process(place: Placement) -> bool:
     return place.engine.status.pid is not None
+
+
+def _load(places: list[Placement]) -> None:
+    for place in places:
+        place.residency.request_load()
