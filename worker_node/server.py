@@ -50,7 +50,7 @@ from worker_node.serving.build import (
 from worker_node.serving.run import Services, TaskParts
 from worker_node.serving.task import served_task
 from worker_node.settings import NodeSettings
-from worker_node.settings.faults import read_faults
+from worker_node.settings.faults import Fault, read_faults
 from worker_node.settings.reading import SettingsSource
 
 log = logging.getLogger(__name__)
@@ -188,9 +188,11 @@ async def hosted_node(
             for kind in tasks():
                 await served_task(kind).start(parts)
         machine = Machine(settings, found, npu, faults=read_faults(settings.faults))
+        models = profile.models(machine)
+        _check_faults(machine.faults, [model.name if isinstance(model, FailedModel) else model.id for model in models])
         budgets = memory_budgets(None, found)
         manager = ModelManager(
-            profile.models(machine),
+            models,
             ModelStore(settings.model_store),
             partial(build_on_demand, machine),
             budgets if settings.memory_budget is None else budgets | {HOST: settings.memory_budget},
@@ -228,6 +230,15 @@ async def hosted_node(
         if announcements is not None:
             stack.enter_context(listening(announcements, partial(_recovered, node)))
         yield node
+
+
+def _check_faults(faults: Sequence[Fault], served: Sequence[str]) -> None:
+    """Raise ConfigurationError for a fault that would strike nothing: a test of it would show nothing."""
+    for fault in faults:
+        if fault.model is not None and fault.model not in served:
+            raise ConfigurationError(
+                f"faults: model must be the id of a model of the settings ({', '.join(served)}), got {fault.model}"
+            )
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

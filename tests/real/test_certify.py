@@ -147,6 +147,8 @@ FAULTS = [
     (EMBEDDER, 'kind = "still_counter"', "busy counter", "the busy counter stood still"),
     (EMBEDDER, 'kind = "lost_device"\nafter = 3', AGREEMENT, "HTTP 50"),
     (EMBEDDER, 'kind = "crash"\nafter = 3', AGREEMENT, "HTTP 50"),
+    # Each request is answered by the next engine process.
+    (EMBEDDER, 'kind = "lost_device"\nafter = 25', AGREEMENT, "the engine was restarted, 1 times by now"),
     (EMBEDDER, 'kind = "hang"\nafter = 3', AGREEMENT, "HTTP 50"),
     (EMBEDDER, 'kind = "garbage"', "load", "its known question was answered wrongly"),
     (WRITER, 'kind = "garbage"\nafter = 1', AGREEMENT, "wrong answers to prompts of 13, "),
@@ -167,6 +169,15 @@ def test_each_fault_on_demand_is_found_and_named(tmp_path, emulated, model, faul
     report, checks = passport_of(tmp_path, model, "report")
     assert (report["verdict"], checks[check]["status"]) == ("failed", "failed")
     assert said in checks[check]["detail"]
+
+
+def test_a_passport_covers_no_longer_prompts_than_were_examined(tmp_path, emulated):
+    wanted = only(AGREEMENT, "largest right prompt", "structured output")
+    words = ["certify", WRITER, "--config", emulated, "--quick", *wanted, "--out", tmp_path]
+    run(*words, NPU_NODE_NPU_TOKEN_LIMIT="64")
+    report, checks = passport_of(tmp_path, WRITER, "report")
+    assert (report["verdict"], report["limits"]["max_prompt_tokens"]) == ("incomplete", 64)
+    assert "the window is too small for a tool" in checks["structured output"]["detail"]
 
 
 def test_a_slow_compile_is_measured(tmp_path, emulated):
@@ -249,6 +260,24 @@ def test_results_that_could_not_be_written_are_refused_before_anything_is_loaded
     assert "cannot be written" in refused(*words, tmp_path, **kept)
 
 
+def test_a_model_of_the_settings_is_found_by_every_name(tmp_path, emulated):
+    models = json.dumps([{"name": "minilm", "npu_buckets": [16], "placements": ["NPU"]}])
+    words = ["certify", EMBEDDER, "--config", emulated, *only("canary"), "--out", tmp_path]
+    run(*words, NPU_NODE_MODELS=models)
+    first, _ = passport_of(tmp_path, EMBEDDER, "report")
+    run(*words, NPU_NODE_MODELS=models.replace("minilm", EMBEDDER))
+    second, _ = passport_of(tmp_path, EMBEDDER, "report")
+    assert first["settings_hash"] == second["settings_hash"]
+
+
+@pytest.mark.parametrize("minutes", ["-1", "nan", "inf"])
+def test_endurance_is_a_time(minutes):
+    command = [*NPU_NODE, "certify", "--endurance", minutes]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "must be from 0 to 1440 minutes" in done.stderr
+
+
 def test_a_check_must_exist(tmp_path, emulated):
     words = ["certify", EMBEDDER, "--config", emulated, "--out", tmp_path, "--check", "luck"]
     assert "--check must be one of agreement with the CPU, " in refused(*words)
@@ -261,6 +290,7 @@ def test_a_check_must_exist(tmp_path, emulated):
         ("[[fault]]\nkind = 'tired'", "fault.0.kind"),
         ("[[fault]]\nkind = 'crash'\nevery = 0", "fault.0.every"),
         ("[[fault", "not: "),
+        ("[[fault]]\nkind = 'crash'\nmodel = 'minilm'", "model must be the id of a model of the settings"),
     ],
 )
 def test_a_file_of_faults_is_checked(tmp_path, text, problem):

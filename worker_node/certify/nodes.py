@@ -50,6 +50,10 @@ class CallFailed(NodeError):
     """A call of a node that a certification runs failed; the text says how."""
 
 
+class PromptTooLong(CallFailed):
+    """A prompt does not fit the placement's window."""
+
+
 class RunningNode:
     """`npu-node serve` with one model at one placement, as a process of its own on a free port of this machine.
 
@@ -241,6 +245,8 @@ class RunningNode:
         except (httpx2.HTTPError, ValueError) as error:
             raise CallFailed(f"the node broke the call off ({type(error).__name__})") from None
         if reply.status_code != 200:
-            raise CallFailed(f"HTTP {reply.status_code}: {str(body.get('error', body))[:300]}")
+            said = body.get("error", body)
+            too_long = isinstance(said, dict) and said.get("code") == "context_length_exceeded"
+            raise (PromptTooLong if too_long else CallFailed)(f"HTTP {reply.status_code}: {str(said)[:300]}")
         busy = reply.headers.get("X-NPU-Busy-Delta-Us")
         return body | {"_busy_us": int(busy) if busy and busy.isdigit() else None}

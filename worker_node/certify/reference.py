@@ -12,7 +12,6 @@ chosen one.
 
 from __future__ import annotations
 
-import base64
 import gzip
 import hashlib
 import json
@@ -21,8 +20,9 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -42,6 +42,9 @@ _MOST_BYTES = 100_000_000
 # At each token of an answer: the likeliest tokens and the natural logarithms of their probabilities, the likeliest
 # first. The first of each row are the answer of a greedy search.
 Continuation = list[tuple[list[int], list[float]]]
+
+
+T = TypeVar("T")
 
 
 class Reference:
@@ -83,29 +86,26 @@ class Reference:
 
     def continuation(self, prompt: list[int]) -> Continuation:
         """How the CPU continues the prompt, token by token."""
-        answer: Continuation = self._answer(["continuation", prompt], lambda: self._continue(prompt))
-        return answer
+        return self._answer(["continuation", prompt], lambda: self._continue(prompt), Continuation)
 
     def vector(self, text: str) -> npt.NDArray[np.float32]:
         """The text's vector, shape (d,)."""
-        encoded = self._answer(["vector", text], lambda: _encoded(self._on_cpu().vector(text)))
-        return np.frombuffer(base64.b64decode(encoded), "<f2").astype(np.float32)
+        encoded = self._answer(["vector", text], lambda: self._on_cpu().vector(text).astype("<f2").tobytes(), bytes)
+        return np.frombuffer(encoded, "<f2").astype(np.float32)
 
     def scores(self, query: str, documents: Sequence[str]) -> list[float]:
         """How well each document answers the query."""
-        answer: list[float] = self._answer(
-            ["scores", query, list(documents)], lambda: self._on_cpu().scores(query, documents)
-        )
-        return answer
+        question = ["scores", query, list(documents)]
+        return self._answer(question, lambda: self._on_cpu().scores(query, documents), list[float])
 
     def transcript(self, recording: bytes) -> str:
         """What is said in the recording."""
         digest = hashlib.sha256(recording).hexdigest()
-        return str(self._answer(["transcript", digest], lambda: self._on_cpu().transcript(recording)))
+        return self._answer(["transcript", digest], lambda: self._on_cpu().transcript(recording), str)
 
     def description(self, image: str) -> str:
         """What the model says of an image, given as a data URL."""
-        return str(self._answer(["description", image], lambda: self._on_cpu().description(image)))
+        return self._answer(["description", image], lambda: self._on_cpu().description(image), str)
 
     def make(self) -> None:
         """Ask the CPU everything of which a certification may want the answer, but prompts of unusual lengths."""
@@ -138,12 +138,18 @@ class Reference:
         except OSError as error:
             raise ConfigurationError(f"the reference cannot be written to {path}: {error.strerror}") from None
 
-    def _answer(self, question: list[Any], ask: Callable[[], Any]) -> Any:
+    def _answer(self, question: list[Any], ask: Callable[[], T], form: type[T]) -> T:
         digest = hashlib.sha256(json.dumps(question).encode()).hexdigest()[:32]
         if digest not in self._answers:
-            self._answers[digest] = ask()
+            # As a file holds it: bytes are base64.
+            self._answers[digest] = msgspec.to_builtins(ask())
         self._asked.add(digest)
-        return self._answers[digest]
+        try:
+            return msgspec.convert(self._answers[digest], form)
+        except msgspec.ValidationError as error:
+            raise ConfigurationError(
+                f"the reference must hold an answer to {question[0]}, and is damaged: {error}"
+            ) from None
 
     def _on_cpu(self) -> RunningNode:
         if self._node is None:
@@ -188,7 +194,7 @@ def read_reference(path: Path, key: str) -> dict[str, Any]:
             raise ConfigurationError(f"{path} must hold at most {_MOST_BYTES} bytes")
         found = json.loads(content)
         theirs, answers = found["key"], dict(found["answers"])
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+    except (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigurationError(f"{path} must be a file that --make-reference wrote; it is not: {error}") from None
     if theirs != key:
         raise ConfigurationError(
@@ -196,10 +202,6 @@ def read_reference(path: Path, key: str) -> dict[str, Any]:
             "to compare with this machine's CPU"
         )
     return answers
-
-
-def _encoded(vector: npt.NDArray[np.float32]) -> str:
-    return base64.b64encode(vector.astype("<f2").tobytes()).decode()
 
 
 def _main(graph: str) -> None:

@@ -21,7 +21,7 @@ from worker_node.models.directory import MODEL_FILE, InstalledModel
 from worker_node.models.passports import CheckResult, Identity, Limits, Passport, Rates, Verdict, now
 from worker_node.models.store import ModelStore
 from worker_node.serving.build import installed_model
-from worker_node.serving.certified import identity_of, known_problem
+from worker_node.serving.certified import faults_of, identity_of, known_problem
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
 from worker_node.settings.faults import read_faults
 
@@ -53,7 +53,8 @@ def certify(run: Run, say: Callable[[str], None]) -> Passport:
     say(f"{identity.model} on {device.value}{' (emulated)' if emulated else ''}")
     place = next((each for each in wanted.placements or () if each.device is device), PlacementSettings(device=device))
     place = place.model_copy(update={"load": "eager"})
-    under = [str(fault) for fault in read_faults(run.settings.faults) if fault.applies(identity.model, device)]
+    faults = faults_of(read_faults(run.settings.faults), identity.model, device, run.settings)
+    under = [str(fault) for fault in faults]
     under_faults = f", with faults on demand: {'; '.join(under)}" if under else ""
 
     key = _key(identity)
@@ -75,7 +76,7 @@ def certify(run: Run, say: Callable[[str], None]) -> Passport:
         origin = reference.origin
     return Passport(
         **asdict(identity),
-        verdict=_verdict(run.plan, checks, limit),
+        verdict=_verdict(run.plan, checks),
         made=now(),
         node=socket.gethostname(),
         version=__version__,
@@ -90,10 +91,12 @@ def _loaded(status: Literal["passed", "failed"], detail: str, values: Json) -> C
     return CheckResult(name="load", status=status, detail=detail[:1000], facts=[8, 11, 14], values=values)
 
 
-def _verdict(plan: Plan, checks: Sequence[CheckResult], limit: int | None) -> Verdict:
+def _verdict(plan: Plan, checks: Sequence[CheckResult]) -> Verdict:
     if any(check.status == "failed" for check in checks):
         return "failed"
-    return "incomplete" if plan.only else "limited" if limit else "certified"
+    if plan.only:
+        return "incomplete"
+    return "limited" if any("wrong_from" in check.values for check in checks) else "certified"
 
 
 def left_out(run: Run) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import tempfile
 from dataclasses import replace
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from worker_node.devices.probe import Probe
     from worker_node.models.passports import Passport, PassportStore
     from worker_node.settings import ModelSettings, NodeSettings
+
+
+# A day.
+_MOST_MINUTES = 1440
 
 
 def add_certify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -34,7 +39,7 @@ def add_certify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument(
         "--quick", action="store_true", help="five minutes after compiling: fewer prompts, no endurance"
     )
-    parser.add_argument("--endurance", type=float, metavar="MINUTES", help="how long requests are repeated (10)")
+    parser.add_argument("--endurance", type=_minutes, metavar="MINUTES", help="how long requests are repeated (10)")
     parser.add_argument(
         "--check",
         action="append",
@@ -54,6 +59,13 @@ def add_certify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="only write this CPU's answers to one MODEL, for --reference",
     )
     parser.set_defaults(run=_certify)
+
+
+def _minutes(text: str) -> float:
+    minutes = float(text)
+    if not 0 <= minutes <= _MOST_MINUTES:
+        raise argparse.ArgumentTypeError(f"must be from 0 to {_MOST_MINUTES} minutes, got {text}")
+    return minutes
 
 
 def add_passports(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -115,20 +127,14 @@ def _certify(args: argparse.Namespace) -> int:
         if len(args.models) != 1:
             args.parser.error("--make-reference takes one MODEL")
         (wanted,) = _models(args.models, settings)
+        _check_writable(args.make_reference.parent)
         make_reference(Run(settings, wanted, Device.CPU, found, plan), args.make_reference, _say)
         return 0
     store, failed = passport_store(settings), False
-    # What would keep the result from being written shows now, and not after half an hour.
     if not plan.only:
         store.private_key()
-    for directory in (args.out, *(() if plan.only else (store.directory,))):
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=directory).close()
-        except OSError as error:
-            raise ConfigurationError(
-                f"results must go to directories that can be written, and {directory} cannot: {error.strerror}"
-            ) from None
+        _check_writable(store.directory)
+    _check_writable(args.out)
     for wanted in _models(args.models, settings):
         run = Run(settings, wanted, Device(device), found, plan, args.reference)
         if (problem := left_out(run)) is not None and not args.models:
@@ -140,11 +146,23 @@ def _certify(args: argparse.Namespace) -> int:
             passport, what = store.sign_and_store(passport), "passport"
         stem = passport.file_name.removesuffix(".json")
         (args.out / f"{stem}.{what}.json").write_text(passport.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        (args.out / f"{stem}.html").write_text(page(passport), encoding="utf-8")
+        report = args.out / (f"{stem}.html" if what == "passport" else f"{stem}.{what}.html")
+        report.write_text(page(passport), encoding="utf-8")
         print(summary(passport))
-        print(f"report: {args.out / f'{stem}.html'}\n")
+        print(f"report: {report}\n")
         failed = failed or passport.verdict == "failed"
     return 1 if failed else 0
+
+
+def _check_writable(directory: Path) -> None:
+    """Raise ConfigurationError now, and not when half an hour's result is to be written."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=directory).close()
+    except OSError as error:
+        raise ConfigurationError(
+            f"results must go to directories that can be written, and {directory} cannot: {error.strerror}"
+        ) from None
 
 
 def _say(text: str) -> None:
@@ -169,19 +187,28 @@ def _models(names: list[str], settings: NodeSettings) -> list[ModelSettings]:
     from worker_node.models.store import ModelStore
     from worker_node.settings import ModelSettings
 
-    configured = {model.name: model for model in settings.models}
     if not names:
         return list(settings.models)
     store, found = ModelStore(settings.model_store), []
-    for name in names:
-        if name in configured:
-            found.append(configured[name])
-            continue
+
+    def id_of(name: str) -> str:
         try:
-            installed = store.get(name).id
+            return store.get(name).id
         except ModelNotFound:
             raise ConfigurationError(f"{name} is not installed in {store.root}; run: npu-node pull {name}") from None
-        found.append(configured.get(installed) or ModelSettings(name=installed))
+
+    configured = {model.name: model for model in settings.models}
+    for model in settings.models:
+        # The settings may name a model by an alias.
+        if model.path is None:
+            with contextlib.suppress(ConfigurationError):
+                configured[id_of(model.name)] = model
+    for name in names:
+        if name not in configured:
+            installed = id_of(name)
+            found.append(configured.get(installed) or ModelSettings(name=installed))
+        else:
+            found.append(configured[name])
     return found
 
 
@@ -257,7 +284,12 @@ def _find(store: PassportStore, name: str) -> Passport:
     from worker_node.models.passports import Passport
 
     if Path(name).is_file():
-        return Passport.read(Path(name).read_bytes())
+        passport = Passport.read(Path(name).read_bytes())
+        try:
+            passport.check_signature(store.keys())
+        except ConfigurationError as error:
+            print(f"npu-node: {name} would not count here: {error.message}", file=sys.stderr)
+        return passport
     for passport in store.list():
         if passport.file_name.removesuffix(".json") == name:
             return passport

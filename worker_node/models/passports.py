@@ -6,16 +6,17 @@ import contextlib
 import json
 import logging
 import os
+import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from worker_node.core.errors import ConfigurationError
 
@@ -51,7 +52,7 @@ class _Part(BaseModel):
 
 
 class Limits(_Part):
-    """`max_prompt_tokens`: the longest prompt that was answered rightly; null: the whole window."""
+    """`max_prompt_tokens`: the longest prompt that was answered rightly; null for what takes no prompts."""
 
     max_prompt_tokens: int | None = Field(default=None, ge=1)
 
@@ -59,9 +60,9 @@ class Limits(_Part):
 class Rates(_Part):
     """What was measured, per second; null where it was not."""
 
-    prompt_tokens_per_s: float | None = Field(default=None, gt=0)
-    tokens_per_s: float | None = Field(default=None, gt=0)
-    texts_per_s: float | None = Field(default=None, gt=0)
+    prompt_tokens_per_s: float | None = Field(default=None, ge=0.01, le=1e9)
+    tokens_per_s: float | None = Field(default=None, ge=0.01, le=1e9)
+    texts_per_s: float | None = Field(default=None, ge=0.01, le=1e9)
 
 
 class CheckResult(_Part):
@@ -115,15 +116,31 @@ class Passport(_Part):
             if len(content) > _MOST_BYTES:
                 raise ConfigurationError(f"a passport must have at most {_MOST_BYTES} bytes, got {len(content)}")
             passport = cls.model_validate_json(content)
-            datetime.fromisoformat(passport.made)
         except ValidationError as error:
             first = error.errors(include_input=False, include_url=False)[0]
-            problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+            place, said = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+            problem = f"{place}: {said}" if place else said
         except (ValueError, RecursionError) as error:
             problem = str(error)
         else:
             return passport
         raise ConfigurationError(f"not a passport: {problem}"[:500])
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        failed = any(check.status == "failed" for check in self.checks)
+        if self.verdict in {"certified", "limited"} and failed:
+            raise ValueError("a verdict must follow from the checks, and one of them failed")
+        if self.verdict == "limited" and self.limits.max_prompt_tokens is None:
+            raise ValueError("limits must have max_prompt_tokens where the verdict is limited")
+        if not _offset_known(self.made):
+            raise ValueError("made must be a time with its offset, such as 2026-11-27T10:00:00+00:00")
+        return self
+
+    @property
+    def made_at(self) -> datetime:
+        """When it was made."""
+        return datetime.fromisoformat(self.made)
 
     @property
     def identity(self) -> Identity:
@@ -177,15 +194,17 @@ NOT_CERTIFIED = Standing("not certified", "npu-node certify has not been run for
 
 
 def standing(passports: Iterable[Passport], identity: Identity) -> Standing:
-    """What the passports of a model on a device say of it as it is now."""
+    """What the passports of a model on a device say of it as it is now: the newest that is about it."""
     best = NOT_CERTIFIED
-    for passport in passports:
+    for passport in sorted(passports, key=lambda passport: passport.made_at, reverse=True):
         if passport.verdict == "incomplete" or (passport.emulated and not identity.emulated):
             continue
         given, found = asdict(passport.identity), asdict(identity)
         changed = tuple(name for name in found if given[name] != found[name])
         if not changed:
             return Standing(passport.verdict, _words(passport), passport)
+        if best is not NOT_CERTIFIED:
+            continue
         names = " and the ".join(_NAMES.get(name, name) for name in changed)
         best = Standing("expired", f"the {names} changed since {passport.made}", changed=frozenset(changed))
     return best
@@ -194,7 +213,8 @@ def standing(passports: Iterable[Passport], identity: Identity) -> Standing:
 class PassportStore:
     """The passports of a directory, and the node's key beside them (mode 0600; leave it out of backups).
 
-    Its own keys, also those that were replaced, and the `trusted` ones may sign. Raises ConfigurationError.
+    Its own keys, also those that were replaced, and the `trusted` ones may sign. Everything but the private key may be
+    read by other users: root certifies, and a service reads the result. Raises ConfigurationError.
     """
 
     def __init__(self, directory: Path, trusted: Sequence[str] = ()) -> None:
@@ -208,31 +228,42 @@ class PassportStore:
         return signed
 
     def add(self, content: bytes) -> Passport:
-        """Keep a passport from elsewhere, whose signature is checked."""
+        """Keep a passport from elsewhere, whose signature is checked, unless a newer one is kept."""
         passport = Passport.read(content)
         passport.check_signature(self.keys())
+        for kept in self.list():
+            if kept.file_name == passport.file_name and kept.made_at > passport.made_at:
+                raise ConfigurationError(
+                    f"the passport must be newer than the one that is kept, of {kept.made}; got one of {passport.made}"
+                )
         self._write(passport.file_name, content)
         return passport
 
     def list(self) -> list[Passport]:
         """Those that can be read and are signed by a key that is trusted; of others the log says why they are not."""
-        found = []
+        found, keys = [], self.keys()
         for path in sorted(self.directory.glob("*.json")):
-            with contextlib.suppress(OSError):
-                try:
-                    passport = Passport.read(path.read_bytes()[: _MOST_BYTES + 1])
-                    passport.check_signature(self.keys())
-                except ConfigurationError as error:
-                    log.warning("%s does not count: %s", path, error.message)
-                else:
-                    found.append(passport)
+            try:
+                passport = Passport.read(_content_of(path))
+                passport.check_signature(keys)
+            except ConfigurationError as error:
+                log.warning("%s does not count: %s", path, error.message)
+            else:
+                found.append(passport)
         return found
 
     def keys(self) -> frozenset[str]:
         """The public keys that are trusted, in hexadecimal: the node's own, and those of the settings."""
-        own: list[str] = []
-        with contextlib.suppress(OSError):
-            own = (self.directory / _OWN_KEYS).read_text(encoding="ascii").split()
+        own: set[str] = set()
+        path = self.directory / _OWN_KEYS
+        try:
+            own.update(path.read_text(encoding="ascii", errors="replace").split())
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            log.warning("%s cannot be read (%s): what this node signed does not count", path, error.strerror)
+        with contextlib.suppress(ConfigurationError):
+            own.add(_public(self._load_key().public_key()))
         return self._trusted | frozenset(own)
 
     def rotate(self) -> str:
@@ -241,10 +272,11 @@ class PassportStore:
         content = private.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
-        self._write(_KEY, content)
         public = _public(private.public_key())
-        kept = self.keys() - self._trusted
-        self._write(_OWN_KEYS, "".join(f"{key}\n" for key in sorted({*kept, public})).encode())
+        # First of all the public one: interrupted between the two, no key would sign what nobody trusts.
+        known = (self.keys() - self._trusted) | {public}
+        self._write(_OWN_KEYS, "".join(f"{key}\n" for key in sorted(known)).encode())
+        self._write(_KEY, content, mode=0o600)
         return public
 
     def of(self, model: str, device: str) -> Sequence[Passport]:
@@ -253,9 +285,12 @@ class PassportStore:
 
     def private_key(self) -> Ed25519PrivateKey:
         """The node's key, which is made if there is none. Raises ConfigurationError."""
-        path = self.directory / _KEY
-        if not path.exists():
+        if not (self.directory / _KEY).exists():
             self.rotate()
+        return self._load_key()
+
+    def _load_key(self) -> Ed25519PrivateKey:
+        path = self.directory / _KEY
         try:
             key = serialization.load_pem_private_key(path.read_bytes(), None)
         except (OSError, ValueError) as error:
@@ -266,17 +301,39 @@ class PassportStore:
             raise ConfigurationError(f"{path} must hold an Ed25519 key; npu-node passports rotate makes another")
         return key
 
-    def _write(self, name: str, content: bytes) -> None:
+    def _write(self, name: str, content: bytes, mode: int = 0o644) -> None:
         path = self.directory / name
         part = path.with_name(f".{name}.part")
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             part.unlink(missing_ok=True)
-            with os.fdopen(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
-                file.write(content)
-            part.replace(path)
+            try:
+                with os.fdopen(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+                    file.write(content)
+                part.chmod(mode)
+                part.replace(path)
+            finally:
+                part.unlink(missing_ok=True)
         except OSError as error:
             raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _content_of(path: Path) -> bytes:
+    """A file's bytes. Raises ConfigurationError for what is no file, or larger than a passport may be."""
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES:
+            raise ConfigurationError(f"a passport must be a file of at most {_MOST_BYTES} bytes")
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"it cannot be read: {error.strerror}") from None
+
+
+def _offset_known(made: str) -> bool:
+    try:
+        return datetime.fromisoformat(made).tzinfo is not None
+    except ValueError:
+        return False
 
 
 def now() -> str:
@@ -290,7 +347,8 @@ def _words(passport: Passport) -> str:
         return f"failed at {passport.made}: {', '.join(failed) or 'see the passport'}"
     if passport.verdict == "limited":
         return f"prompts up to {passport.limits.max_prompt_tokens} tokens, at {passport.made}"
-    return f"at {passport.made}, compared with {passport.reference}"
+    emulated = ", of an emulated NPU" if passport.emulated else ""
+    return f"at {passport.made}, compared with {passport.reference}{emulated}"
 
 
 def _public(key: Ed25519PublicKey) -> str:

@@ -42,7 +42,7 @@ from worker_node.models.passports import Standing
 from worker_node.models.store import ModelStore
 from worker_node.registry import tasks
 from worker_node.scheduling.admission import Admission, AdmissionLimits
-from worker_node.serving.certified import known_problem, refusal, standing_of
+from worker_node.serving.certified import faults_of, known_problem, refusal, standing_of
 from worker_node.serving.faults import faulty
 from worker_node.serving.task import Draft, EnginePlan, ModelParts, ServedTask, served_task
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
@@ -343,7 +343,7 @@ class _PlacedModel:
         return replace(options, cache_dir=str(kept))
 
     def _faults(self, device: Device) -> list[Fault]:
-        return [fault for fault in self.machine.faults if fault.applies(self.installed.id, device)]
+        return faults_of(self.machine.faults, self.installed.id, device, self.machine.settings)
 
     def _engine(self, plan: EnginePlan, device: Device, options: EngineOptions) -> SupervisedEngine:
         machine, emulated = self.machine, self.machine.emulates(device)

@@ -35,7 +35,7 @@ class Fault(BaseModel):
     seed: int = 0
 
     def applies(self, model: str, device: Device) -> bool:
-        """Whether the engine of a model on a device has it."""
+        """Whether it is one of the engine of a model on a device."""
         return self.model in {None, model} and self.device in {None, device}
 
     def __str__(self) -> str:

@@ -25,7 +25,10 @@ WORDS = "garbage device=NPU beyond_tokens=500"
 def machine(store, tmp_path):
     npu = NpuSource(emulated=False, busy_counter=tmp_path / "busy", stand_in=False)
     settings = NodeSettings(
-        model_store=store.root, passports=tmp_path / "passports", compile_cache=tmp_path / "compiled"
+        model_store=store.root,
+        passports=tmp_path / "passports",
+        compile_cache=tmp_path / "compiled",
+        allow_faults=True,
     )
     probe = Probe((DeviceInfo("NPU", DRIVER), DeviceInfo("CPU")), "2026.4")
     return Machine(settings, probe, npu, faults=(FAULT,))

@@ -1,6 +1,7 @@
 """Passports: whose signature counts, what they hold for, and what they forbid."""
 
 import json
+import os
 import stat
 from pathlib import Path
 
@@ -60,7 +61,7 @@ def test_what_the_node_signs_counts_there_and_nowhere_else(store, tmp_path):
     assert standing_in(other, HERE).state == "not certified"
 
 
-@pytest.mark.parametrize("changed", [{"verdict": "limited"}, {"emulated": True}, {"driver": "9"}, {"checks": []}])
+@pytest.mark.parametrize("changed", [{"verdict": "failed"}, {"emulated": True}, {"driver": "9"}, {"checks": []}])
 def test_a_passport_that_was_changed_is_refused(store, changed):
     signed = store.sign_and_store(passport())
     tampered = signed.model_copy(update=changed).model_dump_json().encode()
@@ -114,6 +115,71 @@ def test_what_is_required_and_what_an_emulated_npu_proves(store):
     found = standing_in(store, HERE)
     assert (found.state, found.passport.limits.max_prompt_tokens) == ("limited", 480)
     assert refusal(found, required=True) is None
+
+
+def test_the_newest_result_counts_whatever_its_file_is_called(store):
+    older = store.sign_and_store(passport(made="2026-11-01T10:00:00+00:00"))
+    (store.directory / "0-copy.json").write_text(older.model_dump_json())
+    store.sign_and_store(passport(made="2026-11-02T11:00:00+02:00", verdict="failed"))
+    assert standing_in(store, HERE).state == "failed"
+    with pytest.raises(ConfigurationError, match="must be newer than the one that is kept, of 2026-11-02T11"):
+        store.add(older.model_dump_json().encode())
+
+
+def test_what_root_certified_counts_for_a_service(store):
+    signed = store.sign_and_store(passport())
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in store.directory.iterdir()}
+    assert modes == {signed.file_name: 0o644, "own_keys": 0o644, "private.key": 0o600}
+    # The service may not read the private key, and needs only the public ones.
+    (store.directory / "private.key").unlink()
+    assert store.list() == [signed]
+
+
+def test_a_damaged_list_of_keys_costs_no_current_passport(store, caplog):
+    signed = store.sign_and_store(passport())
+    own = store.directory / "own_keys"
+    own.write_bytes(b"\xff\xfe\n")
+    assert store.list() == [signed]
+    own.unlink()
+    assert store.list() == [signed], "its current key is known from the private one"
+    own.mkdir()
+    assert store.list() == [signed]
+    assert "own_keys cannot be read" in caplog.text
+
+
+def test_what_is_no_file_or_a_huge_one_is_passed_over(store, caplog):
+    signed = store.sign_and_store(passport())
+    os.mkfifo(store.directory / "fifo.json")
+    with (store.directory / "sparse.json").open("wb") as file:
+        file.truncate(3 * 2**30)
+    (store.directory / "directory.json").mkdir()
+    assert store.list() == [signed]
+    assert caplog.text.count("a passport must be a file of at most 1000000 bytes") == 3
+
+
+def test_a_key_that_cannot_be_replaced_leaves_nothing_behind(store):
+    (store.directory / "private.key").mkdir(parents=True)
+    with pytest.raises(ConfigurationError, match="cannot be written"):
+        store.rotate()
+    assert {path.name for path in store.directory.iterdir()} == {"private.key", "own_keys"}
+
+
+FAILED = {"name": "load", "status": "failed", "detail": "", "facts": [], "values": {}}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"checks": [FAILED]}, "one of them failed"),
+        ({"verdict": "limited"}, "limits must have max_prompt_tokens"),
+        ({"rates": {"tokens_per_s": 0.0001}}, "rates.tokens_per_s"),
+        ({"made": "2026-11-01T10:00:00"}, "made must be a time with its offset"),
+    ],
+)
+def test_a_signed_passport_that_contradicts_itself_is_refused(wrong, said):
+    content = json.loads(passport().model_dump_json()) | wrong
+    with pytest.raises(ConfigurationError, match=said):
+        Passport.read(json.dumps(content).encode())
 
 
 def test_a_report_of_some_checks_certifies_nothing(store):

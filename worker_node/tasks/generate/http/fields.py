@@ -163,7 +163,8 @@ class SamplingFields(GuidedFields, SamplingBody):
             )
         if self.stream and self.return_token_ids:
             raise BadRequest(
-                "return_token_ids: only a whole reply has them; leave it out, or stream", param="return_token_ids"
+                "return_token_ids: only whole replies have token ids; leave out return_token_ids or stream",
+                param="return_token_ids",
             )
         ids = bool(self.return_token_ids)
         if not self.use_beam_search:
