@@ -79,7 +79,7 @@ class Reference:
         """Where the answers that were asked for came from."""
         made_here = self._asked - self._stored
         if not made_here:
-            return "stored" if self._asked else "none"
+            return "stored" if self._asked else "nothing"
         if made_here == self._asked:
             return "this CPU"
         return f"stored, and this CPU for {len(made_here)} of {len(self._asked)} answers"
