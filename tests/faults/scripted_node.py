@@ -170,6 +170,9 @@ def served_in_thread(node):
         async with node.running():
             started.set()
             await done.wait()
+            # A connection that is being accepted while its listener closes would never be closed.
+            for _ in range(10):
+                await asyncio.sleep(0)
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),))
     thread.start()

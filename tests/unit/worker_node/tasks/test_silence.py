@@ -20,6 +20,7 @@ class Ear:
     """Says how many samples it was given, and keeps them."""
 
     ready = True
+    recoveries = 0
     status = EngineStatus(EngineState.READY, None)
 
     def __init__(self):
