@@ -8,13 +8,13 @@ import logging
 import sqlite3
 import time
 from collections.abc import Callable, Coroutine, Iterable
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from redis.asyncio import Redis
+from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
@@ -27,6 +27,7 @@ R = TypeVar("R")
 _MILLION = 1_000_000
 # A store that hangs must not hold requests up.
 _PATIENCE_S = 1.0
+_CONNECTIONS = 8
 _KEPT_S = 70 * 24 * 3600
 _ADD = """
 local spent = tonumber(redis.call('GET', KEYS[1]) or '0')
@@ -58,13 +59,16 @@ class _Store(Protocol):
 class _InRedis:
     """Nothing is retried: what was sent twice would be counted twice, or given back twice."""
 
-    def __init__(self, url: str) -> None:
-        self._redis = Redis.from_url(
+    def __init__(self, url: str, patience_s: float) -> None:
+        pool = BlockingConnectionPool.from_url(
             url,
-            socket_timeout=_PATIENCE_S,
-            socket_connect_timeout=_PATIENCE_S,
+            max_connections=_CONNECTIONS,
+            timeout=patience_s,
+            socket_timeout=patience_s,
+            socket_connect_timeout=patience_s,
             retry=Retry(NoBackoff(), 0),
         )
+        self._redis = Redis.from_pool(pool)
         self._add = self._redis.register_script(_ADD)
         self._give_back = self._redis.register_script(_GIVE_BACK)
 
@@ -87,52 +91,49 @@ def _key(account: str) -> str:
 
 
 class _InFile:
-    """In the file of the keys, which the processes of one machine share."""
+    """In the file of the keys, which the processes of one machine share; each of them writes from one thread."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        with closing(self._open()) as base:
-            base.execute("CREATE TABLE IF NOT EXISTS spent (account TEXT PRIMARY KEY, amount INTEGER NOT NULL) STRICT")
+    def __init__(self, path: Path, patience_s: float) -> None:
+        self._thread = ThreadPoolExecutor(1, "spending")
+        self._base = sqlite3.connect(path, timeout=patience_s, isolation_level=None, check_same_thread=False)
+        self._base.execute(
+            "CREATE TABLE IF NOT EXISTS spent (account TEXT PRIMARY KEY, amount INTEGER NOT NULL) STRICT"
+        )
 
     async def add(self, account: str, amount: int, most: int) -> tuple[bool, int]:
-        def run(base: sqlite3.Connection) -> tuple[bool, int]:
-            spent = _in_file(base, account)
+        def run() -> tuple[bool, int]:
+            spent = self._amount(account)
             if spent + amount > most:
                 return False, spent
-            base.execute("INSERT OR REPLACE INTO spent VALUES (?, ?)", (account, spent + amount))
+            self._set(account, spent + amount)
             return True, spent + amount
 
         return await self._at_once(run)
 
     async def give_back(self, account: str, amount: int) -> None:
-        def run(base: sqlite3.Connection) -> None:
-            left = max(0, _in_file(base, account) - amount)
-            base.execute("INSERT OR REPLACE INTO spent VALUES (?, ?)", (account, left))
-
-        await self._at_once(run)
+        await self._at_once(lambda: self._set(account, max(0, self._amount(account) - amount)))
 
     async def total(self, account: str) -> int:
-        return await self._at_once(lambda base: _in_file(base, account))
+        return await self._at_once(lambda: self._amount(account))
 
     async def close(self) -> None:
-        """Nothing is open between calls."""
+        self._thread.shutdown()
+        self._base.close()
 
-    def _open(self) -> sqlite3.Connection:
-        return sqlite3.connect(self._path, timeout=_PATIENCE_S, isolation_level=None)
-
-    async def _at_once(self, work: Callable[[sqlite3.Connection], R]) -> R:
+    async def _at_once(self, work: Callable[[], R]) -> R:
         def run() -> R:
-            with closing(self._open()) as base:
-                base.execute("BEGIN IMMEDIATE")
-                with base:
-                    return work(base)
+            with self._base:
+                self._base.execute("BEGIN IMMEDIATE")
+                return work()
 
-        return await asyncio.to_thread(run)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, run)
 
+    def _amount(self, account: str) -> int:
+        row = self._base.execute("SELECT amount FROM spent WHERE account = ?", (account,)).fetchone()
+        return int(row[0]) if row else 0
 
-def _in_file(base: sqlite3.Connection, account: str) -> int:
-    row = base.execute("SELECT amount FROM spent WHERE account = ?", (account,)).fetchone()
-    return int(row[0]) if row else 0
+    def _set(self, account: str, amount: int) -> None:
+        self._base.execute("INSERT OR REPLACE INTO spent VALUES (?, ?)", (account, amount))
 
 
 class Spending:
@@ -143,9 +144,15 @@ class Spending:
     """
 
     def __init__(
-        self, store: str, keys: Path, failed: Callable[[], None], clock: Callable[[], float] = time.time
+        self,
+        store: str,
+        keys: Path,
+        failed: Callable[[], None],
+        clock: Callable[[], float] = time.time,
+        patience_s: float = _PATIENCE_S,
     ) -> None:
-        self._store: _Store = _InFile(keys) if store == "memory://" else _InRedis(store)
+        in_file = store == "memory://"
+        self._store: _Store = _InFile(keys, patience_s) if in_file else _InRedis(store, patience_s)
         self._failed = failed
         self._clock = clock
         self._settling: set[asyncio.Task[Any]] = set()
@@ -159,7 +166,7 @@ class Spending:
         account = self._account(team)
         amount = _millionths(most)
         limit = int((cap * _MILLION).to_integral_value(ROUND_FLOOR))
-        adding = self._kept(self._patient(self._store.add(account, amount, limit)))
+        adding = self._kept(self._store.add(account, amount, limit))
         try:
             # To its end, although the caller may leave: what was added has to be known.
             added, spent = await asyncio.shield(adding)
@@ -191,7 +198,7 @@ class Spending:
         try:
             for team in teams:
                 if team.spend_cap is not None:
-                    spent = await self._patient(self._store.total(self._account(team.name)))
+                    spent = await self._store.total(self._account(team.name))
                     found[team.name] = (Decimal(spent) / _MILLION, team.spend_cap)
         except (OSError, RedisError, sqlite3.Error) as error:
             raise OSError(f"the store of the spend caps fails ({type(error).__name__})") from None
@@ -210,14 +217,10 @@ class Spending:
 
     async def _give_back(self, account: str, amount: int) -> None:
         try:
-            await self._patient(self._store.give_back(account, amount))
+            await self._store.give_back(account, amount)
         except (OSError, RedisError, sqlite3.Error) as error:
             self._failed()
             log.warning("a call counts at its most: the store of the spend caps fails (%s)", type(error).__name__)
-
-    async def _patient(self, work: Coroutine[Any, Any, R]) -> R:
-        async with asyncio.timeout(_PATIENCE_S):
-            return await work
 
     def _kept(self, work: Coroutine[Any, Any, R]) -> asyncio.Task[R]:
         task = asyncio.create_task(work)

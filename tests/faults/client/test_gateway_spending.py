@@ -27,26 +27,26 @@ def redis_server():
 
 
 @pytest.fixture(params=["file", "redis"])
-def shared(request, tmp_path):
+async def shared(request, tmp_path):
     """Makes the spending of one gateway more."""
     url = "memory://"
     if request.param == "redis":
         url, _ = request.getfixturevalue("redis_server")
         redis.Redis.from_url(url).flushall()
-    failures = []
+    made = []
 
     def make(clock=lambda: NOVEMBER):
-        return Spending(url, tmp_path / "keys.db", lambda: failures.append(1), clock)
+        made.append(Spending(url, tmp_path / "keys.db", lambda: None, clock, patience_s=60))
+        return made[-1]
 
-    make.failures = failures
-    return make
+    yield make
+    for each in made:
+        await each.close()
 
 
 async def spent(spending):
-    """What the capped team has spent this month; the gateway is gone then."""
-    found = await spending.spent([CAPPED])
-    await spending.close()
-    return found["capped"][0]
+    """What the capped team has spent this month."""
+    return (await spending.spent([CAPPED]))["capped"][0]
 
 
 async def test_two_gateways_never_spend_more_than_the_cap_together(shared):
@@ -72,7 +72,8 @@ def test_what_is_held_is_what_the_calls_did_cost(tmp_path_factory, calls):
     """Against plain sums of whole millionths; a cost below nothing or above what was reserved moves no cap."""
 
     async def run():
-        spending = Spending("memory://", tmp_path_factory.mktemp("spent") / "keys.db", lambda: None, lambda: NOVEMBER)
+        file = tmp_path_factory.mktemp("spent") / "keys.db"
+        spending = Spending("memory://", file, lambda: None, lambda: NOVEMBER, patience_s=60)
         held = 0
         for most, cost in calls:
             try:
@@ -85,6 +86,7 @@ def test_what_is_held_is_what_the_calls_did_cost(tmp_path_factory, calls):
             held += min(most, max(0, cost))
             await asyncio.gather(*spending._settling)
             assert (await spending.spent([CAPPED]))["capped"][0] == Decimal(held) / 1_000_000
+        await spending.close()
 
     asyncio.run(run())
 
@@ -104,9 +106,10 @@ async def test_each_month_has_its_own_cap_and_gives_back_to_the_month_that_paid(
 
 
 async def test_a_caller_who_leaves_while_the_store_is_asked_reserves_nothing(shared):
+    """What one caller left may still be held while the next asks: each may cost a twelfth of the cap."""
     spending = shared()
     for turns in range(12):
-        task = asyncio.create_task(spending.purse(CAPPED).reserve(Decimal("0.4")))
+        task = asyncio.create_task(spending.purse(CAPPED).reserve(Decimal("0.08")))
         for _ in range(turns):
             await asyncio.sleep(0)
         if task.cancel():
@@ -120,7 +123,7 @@ async def test_a_caller_who_leaves_while_the_store_is_asked_reserves_nothing(sha
 
 async def test_an_emptied_store_holds_nothing_and_not_less(redis_server):
     url, _ = redis_server
-    spending = Spending(url, None, lambda: None, lambda: NOVEMBER)
+    spending = Spending(url, None, lambda: None, lambda: NOVEMBER, patience_s=60)
     settle = await spending.purse(CAPPED).reserve(Decimal(1))
     redis.Redis.from_url(url).flushall()
     settle(Decimal(0))
