@@ -33,6 +33,8 @@ _LOOK_S = 5.0
 _UPDATED = frozenset({"driver", "compiler", "openvino"})
 # A certification that lasts longer hangs.
 _LONGEST_S = 4 * 3600.0
+# One that ended without a passport is tried again as late as this.
+_AGAIN_S = 24 * 3600.0
 
 Build = Callable[[ModelSettings], ServedModel | FailedModel]
 
@@ -48,8 +50,9 @@ class Recertification:
     build: Build
     config: Path | None
     look_s: float = _LOOK_S
-    # What was certified since the start, whatever came of it: a result is not asked for twice.
-    _done: set[tuple[str, Device]] = field(default_factory=set)
+    clock: Callable[[], float] = time.monotonic
+    # Until when what ended without a passport is left alone.
+    _paused: dict[tuple[str, Device], float] = field(default_factory=dict)
 
     async def run(self, idle_s: float) -> None:
         """Certify what has expired whenever no request ran for `idle_s` seconds, until cancelled."""
@@ -61,7 +64,7 @@ class Recertification:
             for wanted, device in self._expired():
                 if not await self._certify(wanted, device):
                     break
-                self._done.add((wanted.name, device))
+                self._paused[wanted.name, device] = self.clock() + _AGAIN_S
 
     def _expired(self) -> list[tuple[ModelSettings, Device]]:
         found = []
@@ -71,7 +74,8 @@ class Recertification:
             known += model.placements if isinstance(model, ServedModel) else ()
             for place in known:
                 changed = place.standing.changed
-                if changed and changed <= _UPDATED and (wanted.name, place.device) not in self._done:
+                paused = self.clock() < self._paused.get((wanted.name, place.device), 0.0)
+                if changed and changed <= _UPDATED and not paused:
                     found.append((wanted, place.device))
         return found
 
@@ -106,18 +110,9 @@ class Recertification:
         settings = self.node.settings
         passports = passport_store(settings).directory
         config = [] if self.config is None else ["--config", str(self.config)]
-        command = [
-            "certify",
-            wanted.name,
-            "--device",
-            device.value,
-            "--quick",
-            "--out",
-            str(passports / "reports"),
-            *config,
-        ]
+        command = ["certify", wanted.name, "--device", device.value, "--quick", "--out", str(passports / "reports")]
         process = await asyncio.create_subprocess_exec(
-            *tethered([sys.executable, "-m", "worker_node", *command, "--out", str(passports / "reports")]),
+            *tethered([sys.executable, "-m", "worker_node", *command, *config]),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,

@@ -319,7 +319,7 @@ class PassportStore:
 
 
 def _content_of(path: Path) -> bytes:
-    """A file's bytes. Raises ConfigurationError for what is no file, or larger than a passport may be."""
+    """A file's bytes. Raises ConfigurationError for other things than files, and larger ones than passports may be."""
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES:
