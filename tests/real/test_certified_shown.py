@@ -7,6 +7,7 @@ import os
 import httpx
 import pytest
 
+from tests.support.gateway import start_gateway
 from tests.support.nodes import run_node_command, start_node
 from tests.support.passports import certify
 from worker_node.devices.npu import npu_source
@@ -48,6 +49,9 @@ def test_passports_and_faults_are_seen_wherever_a_caller_looks(store, tmp_path):
         assert "NPU (emulated)" in listed[1]
         assert "limited to 24 tokens" in listed[1]
         assert listed[2] == f"This node has faults on demand: {WORDS}"
+        with start_gateway(node.url) as gateway:
+            reply = httpx.post(f"{gateway}/v1/embeddings", json={"model": MODEL, "input": "a text"}, timeout=120)
+            assert (reply.status_code, reply.headers.get("X-NPU-Node-Faults")) == (200, "1"), reply.text
         replies = []
         while not replies or replies[-1].status_code == 200:
             body = {"model": MODEL, "input": f"text {len(replies)}"}
