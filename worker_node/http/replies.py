@@ -112,24 +112,6 @@ class OpenAIModels(Reply):
     data: list[OpenAIModel]
 
 
-class AnthropicModel(Reply):
-    """One model, where the request has `anthropic-version`."""
-
-    type: Literal["model"]
-    id: str
-    display_name: str
-    created_at: str
-
-
-class AnthropicModels(Reply):
-    """GET /v1/models, where the request has `anthropic-version`."""
-
-    data: list[AnthropicModel]
-    has_more: bool
-    first_id: str | None
-    last_id: str | None
-
-
 class OpenAIUsage(Reply):
     """Tokens in and out."""
 
