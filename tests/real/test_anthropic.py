@@ -1,5 +1,6 @@
 """Anthropic's Messages API: its stock Python client against a real node, and what a coding agent sends."""
 
+import asyncio
 import json
 
 import anthropic
@@ -185,6 +186,9 @@ async def test_a_full_node_says_rate_limit(http, quick_models):
                 assert int(refused.headers["Retry-After"]) >= 1
                 assert (await refused.json())["error"]["type"] == "rate_limit_error"
             reply.close()
+        # The node's end blocks this loop: a connection that is not closed by then is waited for.
+        while (await (await http.get(node.url + "/health")).json())["models"][0]["in_flight"]:
+            await asyncio.sleep(0.05)
 
 
 def test_models_are_listed_in_anthropics_form(client):
