@@ -171,7 +171,9 @@ class Node:
         runner, self._runner = self._runner, None
         if runner is not None:
             for connection in runner.server.connections:
-                connection.transport.abort()
+                # None: its client left, and its handler has not ended yet.
+                if connection.transport is not None:
+                    connection.transport.abort()
             await runner.cleanup()
 
     async def _report(self, _):
