@@ -12,6 +12,7 @@ import hashlib
 import itertools
 import json
 import random
+import socket
 from collections import Counter
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -150,26 +151,36 @@ class Node:
         self.drawn = Counter()
         self.port = 0
         self._runner = None
+        # One caller kills while another starts.
+        self._changing = asyncio.Lock()
 
     @property
     def alive(self):
         return self._runner is not None
 
     async def start(self):
-        if self.alive:
-            return
-        app = web.Application()
-        app.router.add_get("/health", self._report)
-        app.router.add_post("/{path:.*}", self._answer)
-        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True).start()
-        self.port = self._runner.addresses[0][1]
-        self.url = f"http://127.0.0.1:{self.port}"
+        async with self._changing:
+            if self.alive:
+                return
+            app = web.Application()
+            app.router.add_get("/health", self._report)
+            app.router.add_post("/{path:.*}", self._answer)
+            self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+            await self._runner.setup()
+            self._listener = socket.create_server(("127.0.0.1", self.port))
+            await web.SockSite(self._runner, self._listener).start()
+            self.port = self._listener.getsockname()[1]
+            self.url = f"http://127.0.0.1:{self.port}"
 
     async def kill(self):
-        runner, self._runner = self._runner, None
-        if runner is not None:
+        async with self._changing:
+            runner, self._runner = self._runner, None
+            if runner is None:
+                return
+            # asyncio never closes what it is accepting while its listener is closed.
+            asyncio.get_running_loop().remove_reader(self._listener)
+            for _ in range(5):
+                await asyncio.sleep(0)
             for connection in runner.server.connections:
                 # None: its client left, and its handler has not ended yet.
                 if connection.transport is not None:
@@ -290,9 +301,10 @@ class Callers:
 
     async def openai_async_stream(self, text, got):
         last = None
-        async for chunk in await self._openai_async.chat.completions.create(**asks(text), stream=True):
-            last = chunk.choices[0]
-            got.append(last.delta.content or "")
+        async with await self._openai_async.chat.completions.create(**asks(text), stream=True) as stream:
+            async for chunk in stream:
+                last = chunk.choices[0]
+                got.append(last.delta.content or "")
         assert last.finish_reason == "stop"
 
     async def openai_embed(self, text, got):
