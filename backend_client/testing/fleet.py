@@ -7,7 +7,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from aiohttp import web
 
@@ -63,6 +63,11 @@ _TURNS = 8
 log = logging.getLogger(__name__)
 
 
+class _Running(NamedTuple):
+    runner: web.AppRunner
+    listener: socket.socket
+
+
 class FakeFleet:
     """Use as `with`. `fleet[0]` is a node; `requests` are what all nodes got, oldest first, without health checks.
 
@@ -74,7 +79,7 @@ class FakeFleet:
             log.warning("FakeFleet: memory=True has no effect any more, remove it; the nodes are on loopback")
         self.requests: list[Sent] = []
         self.nodes = [FakeNode(self.requests.append, dimensions) for _ in range(nodes)]
-        self._runners: dict[int, web.AppRunner] = {}
+        self._running_nodes: dict[int, _Running] = {}
         self._ports: dict[int, int] = {}
         # Of nodes that were stopped: nobody else gets their port meanwhile.
         self._kept: dict[int, socket.socket] = {}
@@ -104,8 +109,8 @@ class FakeFleet:
     def kill(self, index: int) -> None:
         """Stop a node: its connections break, and new ones are refused. One that is stopped stays so."""
         thread, index = self._running(), range(len(self.nodes))[index]
-        if (runner := self._runners.pop(index, None)) is not None:
-            thread.run(_end(runner))
+        if (running := self._running_nodes.pop(index, None)) is not None:
+            thread.run(_end(running))
             self._kept[index] = _bound(self._ports[index])
 
     def revive(self, index: int) -> None:
@@ -162,15 +167,15 @@ class FakeFleet:
     async def _start(self, index: int) -> None:
         runner = web.AppRunner(application(self.nodes[index]), handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", self._ports.get(index, 0))
-        await site.start()
-        self._runners[index] = runner
-        self._ports[index] = runner.addresses[0][1]
+        listener = socket.create_server(("127.0.0.1", self._ports.get(index, 0)))
+        await web.SockSite(runner, listener).start()
+        self._running_nodes[index] = _Running(runner, listener)
+        self._ports[index] = listener.getsockname()[1]
         self.nodes[index].url = f"http://127.0.0.1:{self._ports[index]}"
 
     async def _stop(self) -> None:
-        for runner in self._runners.values():
-            await _end(runner)
+        for running in self._running_nodes.values():
+            await _end(running)
 
 
 def _bound(port: int) -> socket.socket:
@@ -181,11 +186,14 @@ def _bound(port: int) -> socket.socket:
     return held
 
 
-async def _end(runner: web.AppRunner) -> None:
-    # A connection that is being accepted while its listener closes is never closed: let it become the server's first.
+async def _end(running: _Running) -> None:
+    # asyncio never closes a connection that it is accepting while the listener closes: it accepts no more, then ends.
+    # The loop of Windows cannot be told.
+    with contextlib.suppress(NotImplementedError):
+        asyncio.get_running_loop().remove_reader(running.listener)
     for _ in range(_TURNS):
         await asyncio.sleep(0)
-    await runner.cleanup()
+    await running.runner.cleanup()
 
 
 def _has(body: Mapping[str, Any], fields: Mapping[str, Any]) -> bool:

@@ -1,9 +1,13 @@
 """The test doubles that users of the package get."""
 
+import contextlib
+import gc
 import os
 import socket
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -74,3 +78,24 @@ def test_the_plugin_gives_a_fixture(tmp_path):
     alone = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # the plugins of this project's tests take seconds
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=alone)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_node_that_is_killed_while_clients_connect_leaves_nothing_open():
+    """A connection that was left open would end this test with its warning."""
+    done = threading.Event()
+
+    def connect(port):
+        while not done.is_set():
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", port), timeout=10).close()
+
+    with FakeFleet() as fleet, ThreadPoolExecutor(3) as pool:
+        try:
+            for _ in range(3):
+                pool.submit(connect, int(fleet.urls[0].rpartition(":")[2]))
+            for _ in range(30):
+                fleet.kill(0)
+                fleet.revive(0)
+        finally:
+            done.set()
+    gc.collect()
