@@ -94,6 +94,7 @@ class _InFile:
     """In the file of the keys, which the processes of one machine share; each of them writes from one thread."""
 
     def __init__(self, path: Path, patience_s: float) -> None:
+        self._patience_s = patience_s
         self._thread = ThreadPoolExecutor(1, "spending")
         self._base = sqlite3.connect(path, timeout=patience_s, isolation_level=None, check_same_thread=False)
         self._base.execute(
@@ -121,7 +122,12 @@ class _InFile:
         self._base.close()
 
     async def _at_once(self, work: Callable[[], R]) -> R:
+        until = time.monotonic() + self._patience_s
+
         def run() -> R:
+            # While others hold the file, those before this one have waited in turn.
+            if time.monotonic() > until:
+                raise TimeoutError
             with self._base:
                 self._base.execute("BEGIN IMMEDIATE")
                 return work()

@@ -1,7 +1,9 @@
 """Spend caps of teams: shared by gateways, in a file and in a real Redis or Valkey, whatever fails in between."""
 
 import asyncio
+import contextlib
 import signal
+import sqlite3
 from decimal import Decimal
 
 import pytest
@@ -132,6 +134,22 @@ async def test_an_emptied_store_holds_nothing_and_not_less(redis_server):
     with pytest.raises(SpendCapReached):
         await spending.purse(CAPPED).reserve(Decimal(1))
     await spending.close()
+
+
+async def test_a_file_that_others_hold_refuses_all_who_wait_for_it_at_once(tmp_path):
+    """One after the other, 200 waits of a quarter of a second would last 50 s."""
+    spending = Spending("memory://", tmp_path / "keys.db", lambda: None, lambda: NOVEMBER, patience_s=0.25)
+    with contextlib.closing(sqlite3.connect(tmp_path / "keys.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        async with asyncio.timeout(25):
+            calls = (spending.purse(CAPPED).reserve(Decimal("0.001")) for _ in range(200))
+            refused = await asyncio.gather(*calls, return_exceptions=True)
+        assert {type(each) for each in refused} == {CloudUnavailable}
+        other.execute("ROLLBACK")
+    await spending.close()
+    again = Spending("memory://", tmp_path / "keys.db", lambda: None, lambda: NOVEMBER, patience_s=60)
+    assert await spent(again) == 0
+    await again.close()
 
 
 async def test_a_store_that_hangs_refuses_the_cloud(redis_server):
