@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import sys
 import time
@@ -33,7 +34,7 @@ _LOOK_S = 5.0
 _UPDATED = frozenset({"driver", "compiler", "openvino"})
 # A certification that lasts longer hangs.
 _LONGEST_S = 4 * 3600.0
-# One that ended without a passport is tried again as late as this.
+# Whatever came of one, the next of the same model on the same device is not begun before.
 _AGAIN_S = 24 * 3600.0
 
 Build = Callable[[ModelSettings], ServedModel | FailedModel]
@@ -51,8 +52,7 @@ class Recertification:
     config: Path | None
     look_s: float = _LOOK_S
     clock: Callable[[], float] = time.monotonic
-    # Until when what ended without a passport is left alone.
-    _paused: dict[tuple[str, Device], float] = field(default_factory=dict)
+    _ended: dict[tuple[str, Device], float] = field(default_factory=dict)
 
     async def run(self, idle_s: float) -> None:
         """Certify what has expired whenever no request ran for `idle_s` seconds, until cancelled."""
@@ -64,7 +64,7 @@ class Recertification:
             for wanted, device in self._expired():
                 if not await self._certify(wanted, device):
                     break
-                self._paused[wanted.name, device] = self.clock() + _AGAIN_S
+                self._ended[wanted.name, device] = self.clock()
 
     def _expired(self) -> list[tuple[ModelSettings, Device]]:
         found = []
@@ -74,8 +74,8 @@ class Recertification:
             known += model.placements if isinstance(model, ServedModel) else ()
             for place in known:
                 changed = place.standing.changed
-                paused = self.clock() < self._paused.get((wanted.name, place.device), 0.0)
-                if changed and changed <= _UPDATED and not paused:
+                ended = self._ended.get((wanted.name, place.device), -math.inf)
+                if changed and changed <= _UPDATED and self.clock() - ended >= _AGAIN_S:
                     found.append((wanted, place.device))
         return found
 
