@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import logging
 import socket
+import ssl
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, Self
+from dataclasses import dataclass
+from typing import Any, Self
 
 from aiohttp import web
 
@@ -63,9 +65,36 @@ _TURNS = 8
 log = logging.getLogger(__name__)
 
 
-class _Running(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Served:
+    """An application on a port of loopback."""
+
     runner: web.AppRunner
     listener: socket.socket
+
+    @classmethod
+    async def start(cls, app: web.Application, port: int = 0, tls: ssl.SSLContext | None = None) -> Self:
+        """Serve it; port 0 takes a free one."""
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await runner.setup()
+        listener = socket.create_server(("127.0.0.1", port))
+        await web.SockSite(runner, listener, ssl_context=tls).start()
+        return cls(runner, listener)
+
+    @property
+    def port(self) -> int:
+        """What it listens on."""
+        return int(self.listener.getsockname()[1])
+
+    async def end(self) -> None:
+        """Break its connections, and refuse new ones."""
+        # asyncio never closes a connection that it is accepting while the listener closes: it accepts no more, then
+        # ends. The loop of Windows cannot be told.
+        with contextlib.suppress(NotImplementedError):
+            asyncio.get_running_loop().remove_reader(self.listener)
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
+        await self.runner.cleanup()
 
 
 class FakeFleet:
@@ -79,7 +108,7 @@ class FakeFleet:
             log.warning("FakeFleet: memory=True has no effect any more, remove it; the nodes are on loopback")
         self.requests: list[Sent] = []
         self.nodes = [FakeNode(self.requests.append, dimensions) for _ in range(nodes)]
-        self._running_nodes: dict[int, _Running] = {}
+        self._served: dict[int, Served] = {}
         self._ports: dict[int, int] = {}
         # Of nodes that were stopped: nobody else gets their port meanwhile.
         self._kept: dict[int, socket.socket] = {}
@@ -109,8 +138,8 @@ class FakeFleet:
     def kill(self, index: int) -> None:
         """Stop a node: its connections break, and new ones are refused. One that is stopped stays so."""
         thread, index = self._running(), range(len(self.nodes))[index]
-        if (running := self._running_nodes.pop(index, None)) is not None:
-            thread.run(_end(running))
+        if (served := self._served.pop(index, None)) is not None:
+            thread.run(served.end())
             self._kept[index] = _bound(self._ports[index])
 
     def revive(self, index: int) -> None:
@@ -165,17 +194,13 @@ class FakeFleet:
         return self._thread
 
     async def _start(self, index: int) -> None:
-        runner = web.AppRunner(application(self.nodes[index]), handler_cancellation=True, shutdown_timeout=0.1)
-        await runner.setup()
-        listener = socket.create_server(("127.0.0.1", self._ports.get(index, 0)))
-        await web.SockSite(runner, listener).start()
-        self._running_nodes[index] = _Running(runner, listener)
-        self._ports[index] = listener.getsockname()[1]
-        self.nodes[index].url = f"http://127.0.0.1:{self._ports[index]}"
+        served = await Served.start(application(self.nodes[index]), self._ports.get(index, 0))
+        self._served[index], self._ports[index] = served, served.port
+        self.nodes[index].url = f"http://127.0.0.1:{served.port}"
 
     async def _stop(self) -> None:
-        for running in self._running_nodes.values():
-            await _end(running)
+        for served in self._served.values():
+            await served.end()
 
 
 def _bound(port: int) -> socket.socket:
@@ -184,16 +209,6 @@ def _bound(port: int) -> socket.socket:
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind(("127.0.0.1", port))
     return held
-
-
-async def _end(running: _Running) -> None:
-    # asyncio never closes a connection that it is accepting while the listener closes: it accepts no more, then ends.
-    # The loop of Windows cannot be told.
-    with contextlib.suppress(NotImplementedError):
-        asyncio.get_running_loop().remove_reader(running.listener)
-    for _ in range(_TURNS):
-        await asyncio.sleep(0)
-    await running.runner.cleanup()
 
 
 def _has(body: Mapping[str, Any], fields: Mapping[str, Any]) -> bool:

@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from backend_client.testing import FakeNode, fake_vector, status
-from backend_client.testing.fleet import application
+from backend_client.testing.fleet import Served, application
 from backend_client.testing.node import EMBEDDER, WORD, WRITER, event_bytes, generation, model_row, refusal
 
 ANSWER = WORD.findall("The capital is Paris.")
@@ -74,13 +74,12 @@ class ScriptedNode(FakeNode):
         app = application(self)
         app.middlewares.append(self._instead)
         app.add_routes(self._routes)
-        server = TestServer(app, host="127.0.0.1", port=port, scheme="https" if tls else "http")
-        await server.start_server(ssl=tls)
-        self.url = str(server.make_url("")).rstrip("/")
+        served = await Served.start(app, port, tls)
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{served.port}"
         try:
             yield self
         finally:
-            await server.close()
+            await served.end()
 
     def _vector(self, text, length, space):
         return fake_vector(text if space.startswith(self.space) else f"{space}: {text}", length)
@@ -170,9 +169,6 @@ def served_in_thread(node):
         async with node.running():
             started.set()
             await done.wait()
-            # A connection that is being accepted while its listener closes would never be closed.
-            for _ in range(10):
-                await asyncio.sleep(0)
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),))
     thread.start()

@@ -12,7 +12,6 @@ import hashlib
 import itertools
 import json
 import random
-import socket
 from collections import Counter
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -27,6 +26,7 @@ from backend_client.gateway.app import make_app
 from backend_client.gateway.settings import GatewaySettings
 from backend_client.options import ClientOptions
 from backend_client.testing import FakeNode
+from backend_client.testing.fleet import Served
 from backend_client.testing.node import EMBEDDER, WRITER, route_headers
 from tests.support.later import Later
 
@@ -150,13 +150,13 @@ class Node:
         self.faults = 0.0
         self.drawn = Counter()
         self.port = 0
-        self._runner = None
+        self._served = None
         # One caller kills while another starts.
         self._changing = asyncio.Lock()
 
     @property
     def alive(self):
-        return self._runner is not None
+        return self._served is not None
 
     async def start(self):
         async with self._changing:
@@ -165,27 +165,20 @@ class Node:
             app = web.Application()
             app.router.add_get("/health", self._report)
             app.router.add_post("/{path:.*}", self._answer)
-            self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-            await self._runner.setup()
-            self._listener = socket.create_server(("127.0.0.1", self.port))
-            await web.SockSite(self._runner, self._listener).start()
-            self.port = self._listener.getsockname()[1]
+            self._served = await Served.start(app, self.port)
+            self.port = self._served.port
             self.url = f"http://127.0.0.1:{self.port}"
 
     async def kill(self):
         async with self._changing:
-            runner, self._runner = self._runner, None
-            if runner is None:
+            served, self._served = self._served, None
+            if served is None:
                 return
-            # asyncio never closes what it is accepting while its listener is closed.
-            asyncio.get_running_loop().remove_reader(self._listener)
-            for _ in range(5):
-                await asyncio.sleep(0)
-            for connection in runner.server.connections:
+            for connection in served.runner.server.connections:
                 # None: its client left, and its handler has not ended yet.
                 if connection.transport is not None:
                     connection.transport.abort()
-            await runner.cleanup()
+            await served.end()
 
     async def _report(self, _):
         answer = self._health.health()
