@@ -53,11 +53,12 @@ $(STAMP): pyproject.toml constraints.txt | $(VENV)/bin/python
 	@$(PIP) --progress-bar off --editable '.[node,convert,dev]'
 	@touch $@ $(NODE)
 
-# While the models are prepared another core compiles what was installed without bytecode.
-demo: $(NODE)       ## install, prepare the models, start a node, call it, kill it, fall back to the cloud
+# While the models are prepared another core compiles what was installed without bytecode. Held to another CPU, the demo
+# needs the copy of OpenVINO that the tests have, and pytest to make it: docs/contributing.md, "Other CPUs".
+demo: $(if $(ONEDNN_MAX_CPU_ISA),$(STAMP),$(NODE)) ## install, prepare the models, start a node, call it, kill it, fall back to the cloud
 	@echo "preparing two models: 176 MB to download, 206 MB on disk, once"
 	@$(BIN)/python -c 'import demo, openvino_genai, worker_node.server' & \
-		$(BIN)/python -m worker_node pull --embedded && wait && $(BIN)/python demo.py
+		$(PULL) && wait && $(if $(ONEDNN_MAX_CPU_ISA),PYTHONPATH="$$($(BIN)/python -m tests.support.avx2)") $(BIN)/python demo.py
 
 serve: $(NODE)      ## run a node on this machine with the embedded models
 	$(BIN)/python -m worker_node pull --embedded

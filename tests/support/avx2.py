@@ -51,3 +51,8 @@ def _make(package, directory, isa):
             assert found, f"{library.name}: no detection of the CPU like {pattern}; adapt the patches in {__file__}"
         library.unlink()
         library.write_bytes(content)
+
+
+if __name__ == "__main__":
+    use_if_wanted()
+    print(os.environ.get("PYTHONPATH", ""))
