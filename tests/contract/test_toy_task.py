@@ -105,14 +105,6 @@ async def test_health_and_the_list_of_models_describe_the_task(node, http):
     assert (described["task"], described["capabilities"]) == ("count", ["counting"])
 
 
-async def test_the_route_is_explained_without_running_anything(node, http):
-    wanted = {"path": "/count", "body": {"texts": ["banana"], "model": "vowels"}, "headers": {"X-Priority": "batch"}}
-    async with http.post(node.url + "/route/explain", json=wanted) as reply:
-        explained = await reply.json()
-    assert (explained["device"], explained["token_count"], explained["refusal"]) == ("NPU", 6, None)
-    assert [place["device"] for place in explained["placements"]] == ["NPU", "CPU"]
-
-
 async def test_requests_are_validated_and_bounded(count, http, node):
     assert (await count("x" * 65))[2]["error"]["code"] == "context_length_exceeded"
     assert (await count(*["x"] * 9))[0] == 400

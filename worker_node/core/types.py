@@ -76,13 +76,12 @@ class Priority(StrEnum):
 class RequestContext:
     """What every request carries, whatever its dialect.
 
-    `arrived` and `deadline` are absolute monotonic times; `require_device` forbids every other placement; an
-    `interactive` request goes before batch work. A generation
-    needs room for `min_new_tokens` after its prompt. For an engine that is started at start-up or after a crash, and
-    for memory, it waits at most `restart_wait_s` seconds (None: until its deadline). With `own_proof` the caller holds
-    the NPU that it requires and reads its counter, so nothing is run again. With `dry_run` nothing is loaded or run:
-    the routing decision is all that is wanted. `note_ignored` is called with the place of each part of the request that
-    has no effect, `note_limited` with a field that asks for more than is available, and what is available.
+    `arrived` and `deadline` are absolute monotonic times. `require_device` forbids every other placement. An
+    `interactive` request goes before batch work. A generation needs room for `min_new_tokens` after its prompt. For an
+    engine that is started at start-up or after a crash, and for memory, it waits at most `restart_wait_s` seconds
+    (None: until its deadline). With `own_proof` the caller holds the NPU that it requires and reads its counter, so no
+    attempt is repeated. `note_ignored` is called with the place of each part of the request that has no effect,
+    `note_limited` with a field that asks for more than is available, and what is available.
     """
 
     request_id: str
@@ -93,7 +92,6 @@ class RequestContext:
     min_new_tokens: int = 1
     restart_wait_s: float | None = None
     own_proof: bool = False
-    dry_run: bool = False
     note_ignored: Callable[[str], None] = field(default=lambda _place: None, compare=False, repr=False)
     note_limited: Callable[[str, int], None] = field(default=lambda _name, _most: None, compare=False, repr=False)
 

@@ -145,8 +145,6 @@ async def read_bytes(request: web.Request, limit: int | None = None) -> bytes:
     Raises as `read_body`.
     """
     state = request[STATE]
-    if state.dry_run is not None:
-        return state.dry_run.body
     settings = state.node.settings
     limit = settings.max_body_bytes if limit is None else limit
     if (request.content_length or 0) > limit:
@@ -178,8 +176,7 @@ async def read_bytes(request: web.Request, limit: int | None = None) -> bytes:
 def deadline_of(request: web.Request) -> float:
     """The request's deadline in monotonic seconds. Raises BadRequest, DeadlineExceeded."""
     state = request[STATE]
-    headers = request.headers if state.dry_run is None else state.dry_run.headers
-    return state.arrived + _timeout_s(headers, state.node.settings.request_timeout_s)
+    return state.arrived + _timeout_s(request.headers, state.node.settings.request_timeout_s)
 
 
 @asynccontextmanager

@@ -26,7 +26,7 @@ E = TypeVar("E", bound=StrEnum)
 def request_context(request: web.Request) -> RequestContext:
     """Read the common headers. Raises BadRequest for a malformed one, DeadlineExceeded if the deadline has passed."""
     state = request[STATE]
-    headers = request.headers if state.dry_run is None else state.dry_run.headers
+    headers = request.headers
     restart_wait_ms = _whole(headers, "X-NPU-Restart-Wait-Ms", 0)
     return RequestContext(
         request_id=state.id,
@@ -36,7 +36,6 @@ def request_context(request: web.Request) -> RequestContext:
         min_new_tokens=_whole(headers, "X-NPU-Min-New-Tokens", 1) or 1,
         restart_wait_s=None if restart_wait_ms is None else restart_wait_ms / 1000,
         deadline=deadline_of(request),
-        dry_run=state.dry_run is not None,
         note_ignored=partial(note_ignored, request),
         note_limited=partial(_note_limited, request),
     )

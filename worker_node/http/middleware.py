@@ -71,7 +71,7 @@ async def describe_request(request: web.Request, response: web.StreamResponse) -
     """For `on_response_prepare`: name the request's id, and list its ignored fields, which are counted."""
     state = request.get(STATE)
     response.headers["X-Request-ID"] = request_id(request) if state is None else state.id
-    if state is None or state.ignored is None or state.dry_run is not None:
+    if state is None or state.ignored is None:
         return
     if not state.ignored.names and not state.ignored.limited:
         return

@@ -313,9 +313,7 @@ async def keeping(request: web.Request, model: ServedModel | str, keep_alive: Ke
     try:
         yield
     finally:
-        state = request[STATE]
-        if state.dry_run is None:
-            state.node.manager.keep(model, seconds)
+        request[STATE].node.manager.keep(model, seconds)
 
 
 OPERATIONS = (

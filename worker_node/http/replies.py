@@ -84,16 +84,6 @@ class Devices(Reply):
     npu_counters: dict[str, Any]
 
 
-class ExplanationReply(Reply):
-    """POST /route/explain."""
-
-    model: str
-    token_count: int
-    device: str | None
-    reason: str | None
-    placements: list[dict[str, Any]]
-
-
 class OpenAIModel(Reply):
     """One model. `devices` are its placements, with what their passports say, as in GET /models."""
 

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from aiohttp import web
 
 from worker_node.http.leniency import Ignored
 from worker_node.node import Node
-
-
-@dataclass(frozen=True, slots=True)
-class DryRun:
-    """The body and headers of a request that is only to be explained, in place of the HTTP request's own."""
-
-    body: bytes
-    headers: Mapping[str, str]
 
 
 @dataclass(slots=True)
@@ -30,7 +21,6 @@ class RequestState:
     node: Node
     id: str
     arrived: float
-    dry_run: DryRun | None = None
     ignored: Ignored | None = None
     begun: bool = False
     complete: int | None = None

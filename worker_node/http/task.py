@@ -25,7 +25,7 @@ TEXT, HTML, BINARY = "text/plain", "text/html", "application/octet-stream"
 class ApiOperation:
     """A route and its description: what it takes, what it gives. `replies` are by content type; None is text or bytes.
 
-    An `inference` is refused while the node drains, and waited for when it does; it is traced, and can be explained.
+    An `inference` is refused while the node drains, and waited for when it does; it is traced.
     """
 
     method: str

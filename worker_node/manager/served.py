@@ -6,13 +6,12 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from worker_node.core.errors import ModelNotFound
-from worker_node.core.types import RequestContext
 from worker_node.engines.protocol import EngineState
 from worker_node.manager.placement import ExcludedPlacement, Placement
 from worker_node.models.catalog import Catalog, normalise_name
@@ -63,10 +62,6 @@ class Activity:
             self._busy.clear()
             if self.on_idle is not None:
                 self.on_idle()
-
-    def used_by(self, context: RequestContext) -> AbstractContextManager[None]:
-        """As `working`, for a request from when its model is found; a dry run does not count."""
-        return nullcontext() if context.dry_run else self.working()
 
     @property
     def running(self) -> int:

@@ -30,7 +30,7 @@ from opentelemetry.util.types import AttributeValue
 
 from worker_node import __version__
 from worker_node.core.errors import ConfigurationError, NodeError
-from worker_node.core.types import RequestContext, Route, Usage
+from worker_node.core.types import Route, Usage
 from worker_node.engines.protocol import Engine
 
 Attributes = dict[str, AttributeValue]
@@ -120,11 +120,9 @@ class Tracing:
         finally:
             span.end(self._clock.at(time.monotonic()))
 
-    def operation(
-        self, name: str, context: RequestContext, attributes: Mapping[str, AttributeValue]
-    ) -> AbstractContextManager[Operation]:
-        """Trace an operation, by the name that its task gives it, while the block runs. A dry run is not traced."""
-        if context.dry_run or not self.enabled:
+    def operation(self, name: str, attributes: Mapping[str, AttributeValue]) -> AbstractContextManager[Operation]:
+        """Trace an operation, by the name that its task gives it, while the block runs."""
+        if not self.enabled:
             return nullcontext(UNTRACED)
         return self._operation(name, attributes)
 

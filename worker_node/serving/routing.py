@@ -1,15 +1,14 @@
 """Where a request runs, and why: the first placement, in the model's own order, that can serve it.
 
 `decide` is pure: a request runs at once, waits for an engine that is being loaded or restarted, or is refused, by the
-state that the placements are in. `select_placement` does what was decided; `explain` reports it for a dry run.
+state that the placements are in. `select_placement` does what was decided.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, cast
 
 from worker_node.core.errors import (
@@ -261,11 +260,8 @@ async def select_placement(demand: Demand, context: RequestContext, *, units: in
 
     If no placement is ready, it has one loaded and waits for the first that is likely to be ready in time; meanwhile
     the request takes places in the queue. Raises the errors of `choose`; ModelLoading also when the load is
-    likely to outlast the deadline; InsufficientMemory; DeadlineExceeded; Overloaded when too many wait; Explained for a
-    dry run.
+    likely to outlast the deadline; InsufficientMemory; DeadlineExceeded; Overloaded when too many wait.
     """
-    if context.dry_run:
-        raise Explained(explain(demand, context))
     clock = demand.placements[0].residency.clock
     began, loading_s = clock(), 0.0
     decision = decide(demand, _statuses(demand), context, began=began, now=began)
@@ -324,34 +320,3 @@ def reject_if_full(placements: Sequence[Placement], units: int, context: Request
             return
     if refusal is not None:
         raise refusal
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """A decision about a demand. After a wait, the `route` is the one that the request would then take."""
-
-    demand: Demand
-    decision: Decision
-    route: Route | None
-
-
-class Explained(Exception):
-    """Raised in place of running a request that is a dry run."""
-
-    def __init__(self, explanation: Explanation) -> None:
-        super().__init__("a dry run ends where the placement is decided")
-        self.explanation = explanation
-
-
-def explain(demand: Demand, context: RequestContext) -> Explanation:
-    """Decide as for a real request, but load and run nothing: an engine that would be waited for counts as ready."""
-    considered, now = _statuses(demand), time.monotonic()
-    decision = decide(demand, considered, context, began=now, now=now)
-    if decision.error is not None:
-        return Explanation(demand, decision, None)
-    after = decision
-    if decision.wait_until is not None:
-        after = choose(
-            demand, [replace(s, obstacle=None) if i == decision.index else s for i, s in enumerate(considered)]
-        )
-    return Explanation(demand, decision, after.route(demand))

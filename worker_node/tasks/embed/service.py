@@ -76,10 +76,10 @@ async def embed(services: Services, request: EmbeddingRequest) -> EmbeddingReply
     ModelLoading, DeviceUnavailable.
     """
     context = request.context
-    with services.tracing.operation("embeddings", context, {"npu.texts": len(request.texts)}) as operation:
+    with services.tracing.operation("embeddings", {"npu.texts": len(request.texts)}) as operation:
         began = time.monotonic()
         model = await embedding_model(services.manager, request.model, context.deadline)
-        with model.activity.used_by(context):
+        with model.activity.working():
             reply = await _embed(services, model, request, operation, began)
         operation.answered(
             reply.usage, busy_us=reply.npu_busy_delta_us, busy_shared=reply.npu_busy_shared, cached=reply.cached
@@ -159,8 +159,7 @@ async def _tokenize(model: EmbeddingModel, request: EmbeddingRequest) -> Rows:
     """The token ids of the texts, with the model's prompts. Raises as `embed`."""
     check_dimensions(model, request.dimensions)
     texts = with_prompt(model, request.texts, request.input_type)
-    if not request.context.dry_run:
-        reject_if_full(model.placements, len(texts), request.context)
+    reject_if_full(model.placements, len(texts), request.context)
     return await model.tokenizer.encode(texts, truncate=request.truncate, deadline=request.context.deadline)
 
 

@@ -268,27 +268,19 @@ def _names(use: ToolUse) -> frozenset[str]:
 async def _decode_images(services: Services, model: GenerationModel, request: GenerationRequest) -> dict[str, RawImage]:
     """The pixels of the request's images by field; refuses the request before that if the queue is full."""
     if model.images is None and not request.images:
-        if not request.context.dry_run:
-            reject_if_full(model.placements, 1, request.context)
+        reject_if_full(model.placements, 1, request.context)
         return {}
     note: Note = partial(services.telemetry.own(ImageMetrics).count, model.id)
-    if request.context.dry_run:
-        note = _count_nothing
     try:
         images = check_images(services.manager, model, request)
     except NodeError as error:
         for image in request.images:
             note(image, 0, error.code)
         raise
-    if not request.context.dry_run:
-        reject_if_full(model.placements, 1, request.context)
+    reject_if_full(model.placements, 1, request.context)
     if not images or model.images is None:
         return {}
     return await services.parts.of(image_decoder).decode(images, model.images, request.context.deadline, note)
-
-
-def _count_nothing(_image: Image, _size: int, _refusal: str | None) -> None:
-    """A request that is only explained neither takes nor refuses its images."""
 
 
 def checked_sampling(model: GenerationModel, request: GenerationRequest) -> Sampling:

@@ -15,7 +15,7 @@ from worker_node.manager.placement import Placement
 from worker_node.observability.metrics import Telemetry
 from worker_node.observability.tracing import Operation, Tracing
 from worker_node.scheduling.admission import Work
-from worker_node.serving.routing import Explained, Explanation, select_placement
+from worker_node.serving.routing import select_placement
 from worker_node.serving.run import Execution, Proof, Services, after_first
 from worker_node.tasks.generate.answer_text import Answer
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
@@ -42,7 +42,7 @@ async def generate(
     with trace_generation(services.tracing, request) as operation, ExitStack() as in_use:
         began = time.monotonic()
         model = await generation_model(services.manager, request.model, context.deadline, seeing=bool(request.images))
-        in_use.enter_context(model.activity.used_by(context))
+        in_use.enter_context(model.activity.working())
         prepared = await prepare_generation(services, model, request)
         tokenize_s = time.monotonic() - began
         if operation.recording:
@@ -88,7 +88,7 @@ def trace_generation(tracing: Tracing, request: GenerationRequest) -> AbstractCo
     }
     name = "text_completion" if isinstance(request.prompt, str | TokenIds) else "chat"
     attributes = {f"gen_ai.request.{key}": value for key, value in asked.items() if value is not None}
-    return tracing.operation(name, request.context, attributes)
+    return tracing.operation(name, attributes)
 
 
 class ChoiceEvent(NamedTuple):
@@ -280,8 +280,6 @@ async def generate_choices(
 
     `whole`: see `generate`. Raises what `generate` raises; the failure of one is the failure of all.
     """
-    if requests[0].context.dry_run:
-        raise Explained(await _explain(services, requests))
     async with AsyncExitStack() as stack:
         runs: list[GenerationRun] = []
         for index, request in enumerate(requests):
@@ -289,20 +287,6 @@ async def generate_choices(
             runs[0].check_places(len(requests))
         events = runs[0].events if len(runs) == 1 else await stack.enter_async_context(aclosing(_merged(runs)))
         yield Choices(tuple(runs), events)
-
-
-async def _explain(services: Services, requests: Sequence[GenerationRequest]) -> Explanation:
-    """The first refusal among the dry runs, else the first route, which the headers of the reply would name."""
-    explanations: list[Explanation] = []
-    for request in requests:
-        try:
-            async with generate(services, request):
-                raise AssertionError("a dry run does not run")
-        except Explained as explained:
-            explanations.append(explained.explanation)
-            if explained.explanation.decision.error is not None:
-                return explained.explanation
-    return explanations[0]
 
 
 async def _merged(runs: Sequence[GenerationRun]) -> AsyncGenerator[ChoiceEvent, None]:

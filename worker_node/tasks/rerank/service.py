@@ -126,10 +126,10 @@ async def rerank(services: Services, request: RerankRequest) -> RerankReply:
     Raises ModelNotFound, BadRequest, ContextLengthExceeded, Overloaded, DeadlineExceeded, EngineUnavailable,
     ModelLoading, DeviceUnavailable, NpuNotProven.
     """
-    with services.tracing.operation("rerank", request.context, {"npu.texts": len(request.documents)}) as operation:
+    with services.tracing.operation("rerank", {"npu.texts": len(request.documents)}) as operation:
         began = time.monotonic()
         model = await model_of(services.manager, RERANK, RerankModel, request.model, request.context.deadline)
-        with model.activity.used_by(request.context):
+        with model.activity.working():
             reply = await _rerank(services, model, request, operation, began)
         operation.answered(reply.usage, busy_us=reply.npu_busy_delta_us, busy_shared=reply.npu_busy_shared)
     services.telemetry.finished(
@@ -153,8 +153,7 @@ async def _rerank(
             "parts",
             param=request.field,
         )
-    if not context.dry_run:
-        reject_if_full(model.placements, count, context)
+    reject_if_full(model.placements, count, context)
     pairs = await model.tokenizer.encode(
         request.query,
         request.documents,

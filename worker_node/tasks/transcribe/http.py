@@ -302,8 +302,6 @@ async def _translations(request: web.Request) -> web.StreamResponse:
 
 async def _answer(request: web.Request, *, translate: bool) -> web.StreamResponse:
     node, context = request.app[NODE], request_context(request)
-    if context.dry_run:
-        raise BadRequest("a form with a file is not explained; its device is that of the reply", param="path")
     # A file that is too large for every model here is not read; the model's own bound is checked where it is known.
     bounds = [model.limits for model in node.manager.models if isinstance(model, TranscriptionModel)]
     most = max((bound.max_audio_mb for bound in bounds), default=AudioOptions().max_audio_mb) * _MEBIBYTE

@@ -179,10 +179,10 @@ async def transcribe(
     With a `voice`, the model gets only what that takes for speech. Raises BadRequest (no audio, or too long), and what
     `run_single` raises; while iterating, too.
     """
-    with services.tracing.operation("transcribe", context, {}) as operation:
+    with services.tracing.operation("transcribe", {}) as operation:
         began = time.monotonic()
         model = await find_model(services, wanted, context)
-        with model.activity.used_by(context):
+        with model.activity.working():
             pcm = scratch / "audio.pcm"
             most = 60.0 * model.limits.max_audio_minutes
             seconds = await decoder.decode(upload, pcm, most, context.deadline)

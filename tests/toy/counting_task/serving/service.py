@@ -23,12 +23,11 @@ class CountingMetrics:
 
 async def count(services, context: RequestContext, texts: list[str], name: str | None) -> tuple[Counted, Route]:
     """Count the vowels of texts; a character is a token."""
-    with services.tracing.operation("count", context, {"npu.texts": len(texts)}) as operation:
+    with services.tracing.operation("count", {"npu.texts": len(texts)}) as operation:
         began = time.monotonic()
         model = await model_of(services.manager, KIND, CountingModel, name, context.deadline)
-        with model.activity.used_by(context):
-            if not context.dry_run:
-                reject_if_full(model.placements, len(texts), context)
+        with model.activity.working():
+            reject_if_full(model.placements, len(texts), context)
             longest = max(map(len, texts), default=0)
             if longest > model.installed.context_limit:
                 raise ContextLengthExceeded(f"a text has {longest} letters; at most 64 are counted", param="texts")

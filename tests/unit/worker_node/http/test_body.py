@@ -31,7 +31,6 @@ TOO_MUCH = {
         "/v1/chat/completions",
         CHAT | {"metadata": {str(i): 1 for i in range(MANY)}},
     ),
-    "lists to explain": ("/route/explain", {"path": "/inference", "body": {"prompt": [[]] * MANY}}),
 }
 
 HONEST = {

@@ -22,7 +22,7 @@ def context(**headers):
 
 def test_without_headers_it_is_interactive_and_has_the_longest_time():
     found = context()
-    assert (found.interactive, found.deadline, found.require_device, found.dry_run) == (True, 280.0, None, False)
+    assert (found.interactive, found.deadline, found.require_device) == (True, 280.0, None)
 
 
 @pytest.mark.parametrize(("value", "interactive"), [("batch", False), ("Batch ", False), ("interactive", True)])

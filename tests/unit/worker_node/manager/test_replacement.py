@@ -4,7 +4,6 @@ how a request is routed, waits or is refused is the real code."""
 import asyncio
 import random
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -75,10 +74,9 @@ class World:
         return engine.name, place.loading_s
 
 
-def run(monkeypatch, scenario, **options):
+def run(scenario, **options):
     async def main():
         loop = asyncio.get_running_loop()
-        monkeypatch.setattr("worker_node.serving.routing.time", SimpleNamespace(monotonic=loop.time))
         world = World(loop, **options)
         await asyncio.sleep(30)  # what is loaded with the node
         await world.request(CPU, LONG_S)
@@ -92,7 +90,7 @@ def run(monkeypatch, scenario, **options):
 
 
 @pytest.mark.parametrize("eager", [False, True], ids=["loaded on demand", "loaded with the node"])
-def test_the_first_device_never_waits_for_a_change_and_the_second_one_load(monkeypatch, eager):
+def test_the_first_device_never_waits_for_a_change_and_the_second_one_load(eager):
     async def scenario(world):
         changing = world.change(world.form(cpu_s=9.0))
         served = []
@@ -108,10 +106,10 @@ def test_the_first_device_never_waits_for_a_change_and_the_second_one_load(monke
         assert (form, waited <= 9) == ("form 2", True)
         assert len(world.machine.memory) == 2
 
-    run(monkeypatch, scenario, eager=eager)
+    run(scenario, eager=eager)
 
 
-def test_a_model_that_is_loaded_on_demand_is_changed_without_a_wait_where_it_is_loaded(monkeypatch):
+def test_a_model_that_is_loaded_on_demand_is_changed_without_a_wait_where_it_is_loaded():
     async def scenario(world):
         await world.change(world.form(lazy=True))
         assert await world.request(NPU) == ("form 2", 0)
@@ -121,11 +119,11 @@ def test_a_model_that_is_loaded_on_demand_is_changed_without_a_wait_where_it_is_
         await world.change(world.form(lazy=True))
         assert not world.machine.memory, "what was not loaded is not loaded for a change"
 
-    run(monkeypatch, scenario)
+    run(scenario)
 
 
 @pytest.mark.parametrize("eager", [False, True], ids=["loaded on demand", "loaded with the node"])
-def test_where_memory_holds_only_one_of_them_requests_wait_for_the_later_form(monkeypatch, eager):
+def test_where_memory_holds_only_one_of_them_requests_wait_for_the_later_form(eager):
     """Two forms on the NPU and one on the CPU fit."""
 
     async def scenario(world):
@@ -139,10 +137,10 @@ def test_where_memory_holds_only_one_of_them_requests_wait_for_the_later_form(mo
             assert (await world.request(limit_s=LONG_S))[0] == "form 2"
         assert len(world.machine.memory) == 2
 
-    run(monkeypatch, scenario, budget=350, eager=eager)
+    run(scenario, budget=350, eager=eager)
 
 
-def test_a_form_that_cannot_be_loaded_on_the_first_device_leaves_the_earlier_one(monkeypatch):
+def test_a_form_that_cannot_be_loaded_on_the_first_device_leaves_the_earlier_one():
     async def scenario(world):
         before = world.model
         problem = await world.change(world.form(failures=[True]))
@@ -151,7 +149,7 @@ def test_a_form_that_cannot_be_loaded_on_the_first_device_leaves_the_earlier_one
         assert [await world.request(device) for device in (NPU, CPU)] == [("form 1", 0)] * 2
         assert len(world.machine.memory) == 2, "what was loaded of the later form is gone"
 
-    run(monkeypatch, scenario)
+    run(scenario)
 
 
 @pytest.mark.parametrize("second", [3.0, 4.0, 22.0], ids=["while it loads", "when it is ready", "at the end"])
@@ -185,11 +183,11 @@ def test_an_engine_that_is_killed_during_a_change_costs_no_more_than_its_own_res
             killed in [placement.engine for placement in world.model.placements] and killed.pid is None
         )
 
-    run(monkeypatch, scenario)
+    run(scenario)
 
 
 @pytest.mark.parametrize("drain", [False, True])
-def test_a_model_that_is_removed_during_a_change_is_gone_in_both_forms(monkeypatch, drain):
+def test_a_model_that_is_removed_during_a_change_is_gone_in_both_forms(drain):
     async def scenario(world):
         old = world.model
         changing = world.change(world.form())
@@ -203,10 +201,10 @@ def test_a_model_that_is_removed_during_a_change_is_gone_in_both_forms(monkeypat
         assert not world.manager.models
         assert not world.machine.memory
 
-    run(monkeypatch, scenario)
+    run(scenario)
 
 
-def test_random_changes_within_a_budget_end_and_leave_nothing_waiting(monkeypatch, long):
+def test_random_changes_within_a_budget_end_and_leave_nothing_waiting(long):
     """Requests with patience are served, whichever form memory holds; each change ends."""
 
     def seeded(seed, budget):
@@ -238,4 +236,4 @@ def test_random_changes_within_a_budget_end_and_leave_nothing_waiting(monkeypatc
 
     for seed in range(60 if long else 6):
         for budget in (210, 250, 310, 350, 410):
-            run(monkeypatch, seeded(seed, budget), budget=budget)
+            run(seeded(seed, budget), budget=budget)

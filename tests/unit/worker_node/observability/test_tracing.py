@@ -97,13 +97,6 @@ def test_a_caller_who_leaves_is_no_error(recorded):
     assert recorded.tree()["queue"] == "chat m"
 
 
-def test_a_dry_run_leaves_no_span(recorded):
-    context = RequestContext("req_1", 0.0, 1e9, dry_run=True)
-    with recorded.tracing.operation("embeddings", context, {"npu.texts": 1}) as operation:
-        operation.tokenized(time.monotonic())
-    assert not recorded.spans
-
-
 def test_a_node_that_does_not_trace_does_not_import_the_sdk():
     program = (
         "import sys, worker_node.server, worker_node.app\n"

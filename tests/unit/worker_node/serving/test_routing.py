@@ -21,7 +21,7 @@ from worker_node.core.types import Device, RequestContext
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
-from worker_node.serving.routing import Demand, PlacementStatus, choose, explain, select_placement
+from worker_node.serving.routing import Demand, PlacementStatus, choose, select_placement
 
 NPU = PlacementStatus(Device.NPU, prompt_limit=1024, total_limit=1152)
 GPU = PlacementStatus(Device.GPU, prompt_limit=4096, total_limit=4096)
@@ -181,7 +181,6 @@ async def test_a_quarantined_npu_has_the_lazy_placement_loaded():
 async def test_an_eager_engine_that_is_loading_is_waited_for_and_no_other_one_is_loaded_meanwhile():
     npu, cpu = Engine(EngineState.STARTING), Engine(EngineState.UNLOADED)
     wanted = demand(npu, cpu, 50)
-    assert explain(wanted, context()).route.device is Device.NPU
     (finding,) = await begun(select_placement(wanted, context()))
     assert wanted.placements[0].admission.outstanding == 1
     npu.set(EngineState.READY)

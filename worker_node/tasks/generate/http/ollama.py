@@ -304,8 +304,6 @@ async def _load_or_unload(
     manager = request.app[NODE].manager
     reason = "load"
     seconds = None if body.keep_alive is None else seconds_of(body.keep_alive)
-    if context.dry_run:
-        return web.Response()  # a load chooses no device: the explanation has no route
     if seconds == 0:
         reason = "unload"
         manager.unload(await served(request, body.model))
