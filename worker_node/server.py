@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
 
 from aiohttp import web
 
@@ -27,7 +26,7 @@ from worker_node.devices.probe import probe
 from worker_node.devices.recovery import listening, uevents
 from worker_node.http.connection import ConnectionLimits, Connections
 from worker_node.http.errors import Renderer, error_response
-from worker_node.http.health import agent_check, node_status
+from worker_node.http.health import node_status
 from worker_node.http.middleware import note_refusal
 from worker_node.http.tls import ServerTls
 from worker_node.manager.manager import ModelManager
@@ -36,7 +35,6 @@ from worker_node.models.store import ModelStore
 from worker_node.node import Node, NodeState
 from worker_node.observability.metrics import Telemetry
 from worker_node.observability.tracing import open_tracing
-from worker_node.recertify import Recertification
 from worker_node.registry import tasks
 from worker_node.reload import Reloader, follow_changes
 from worker_node.serving.build import (
@@ -121,14 +119,7 @@ async def running_node(
             if port is not None:
                 socks.append(_bind(settings.host, port))
                 stack.callback(socks[-1].close)
-        agent = None
-        if settings.agent_check_port is not None:
-            agent = _bind(settings.host, settings.agent_check_port)
-            stack.callback(agent.close)
         node = await stack.enter_async_context(hosted_node(settings, profile, source))
-        if agent is not None:
-            listener = await asyncio.get_running_loop().create_server(partial(AgentCheck, node), sock=agent)
-            stack.callback(listener.close)
         lag = asyncio.create_task(node.telemetry.watch_event_loop(), name="event loop lag")
         stack.callback(lag.cancel)
         runner = web.AppRunner(
@@ -156,20 +147,6 @@ async def running_node(
         url = _url(socks[0], "https" if tls else "http")
         await stack.enter_async_context(announced(node, url))
         yield node, url
-
-
-class AgentCheck(asyncio.Protocol):
-    """Answers each connection with one line for HAProxy's agent-check and closes it. What it sends is not read."""
-
-    def __init__(self, node: Node) -> None:
-        self._node = node
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Answer, and close."""
-        # Not checked: uvloop's transports have none of asyncio's classes.
-        answering = cast("asyncio.WriteTransport", transport)
-        answering.write(f"{agent_check(self._node)}\n".encode())
-        answering.close()
 
 
 @asynccontextmanager
@@ -222,10 +199,6 @@ async def hosted_node(
                 node.adopt,
             )
         manager.start()
-        if source is not None and settings.recertify_after_s is not None:
-            again = Recertification(node, lambda wanted: configured_model(wanted, machine), source.config)
-            certifying = asyncio.create_task(again.run(settings.recertify_after_s), name="certify again")
-            stack.push_async_callback(_ended, certifying)
         announcements = None if npu.emulated else uevents()
         if announcements is not None:
             stack.enter_context(listening(announcements, partial(_recovered, node)))
@@ -239,12 +212,6 @@ def _check_faults(faults: Sequence[Fault], served: Sequence[str]) -> None:
             raise ConfigurationError(
                 f"faults: model must be the id of a model of the settings ({', '.join(served)}), got {fault.model}"
             )
-
-
-async def _ended(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
 
 
 def _recovered(node: Node) -> None:

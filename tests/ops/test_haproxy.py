@@ -1,4 +1,4 @@
-"""Debian's HAProxy with config/haproxy/npu-nodes.cfg in front of two real nodes: weight by free queue, and drain."""
+"""Debian's HAProxy with config/haproxy/npu-nodes.cfg in front of two real nodes: load by open requests, and drain."""
 
 import contextlib
 import csv
@@ -30,20 +30,14 @@ CHAT = {"model": "smollm2", "messages": [{"role": "user", "content": "Hello"}]}
 def fleet(quick_models, tmp_path):
     """The front's URL, the path of HAProxy's socket, and the nodes."""
     with contextlib.ExitStack() as stack:
-        agents = [free_port(), free_port()]
-        nodes = [
-            stack.enter_context(
-                start_node(NPU_NODE_MODELS=MODELS, NPU_NODE_AGENT_CHECK_PORT=str(agent), **quick_models)
-            )
-            for agent in agents
-        ]
+        nodes = [stack.enter_context(start_node(NPU_NODE_MODELS=MODELS, **quick_models)) for _ in range(2)]
         front, sock = free_port(), tmp_path / "stats.sock"
         config = EXAMPLE.read_text().replace("/run/haproxy/npu-nodes.sock", str(sock))
-        config = config.replace("127.0.0.1:8080", f"127.0.0.1:{front}").replace("inter 1s", "inter 100ms")
-        for number, (node, agent) in enumerate(zip(nodes, agents, strict=True), start=1):
-            old = f"192.0.2.1{number}:8081 agent-port 8082"
+        config = config.replace("127.0.0.1:8080", f"127.0.0.1:{front}").replace("inter 2s", "inter 100ms")
+        for number, node in enumerate(nodes, start=1):
+            old = f"192.0.2.1{number}:8081"
             assert old in config
-            config = config.replace(old, f"{node.url.removeprefix('http://')} agent-port {agent}")
+            config = config.replace(old, node.url.removeprefix("http://"))
         (tmp_path / "haproxy.cfg").write_text(config)
         with subprocess.Popen([shutil.which("haproxy"), "-db", "-f", tmp_path / "haproxy.cfg"]) as process:
             stack.callback(process.wait)
@@ -53,13 +47,13 @@ def fleet(quick_models, tmp_path):
 
 
 def servers(sock):
-    """What HAProxy says of each node: its status and weight."""
+    """What HAProxy says of each node: its status and how many requests it was sent."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(str(sock))
         connection.sendall(b"show stat\n")
         text = b"".join(iter(lambda: connection.recv(65536), b"")).decode()
     rows = csv.DictReader(text.removeprefix("# ").splitlines())
-    return {row["svname"]: (row["status"], int(row["weight"])) for row in rows if row["svname"].startswith("node")}
+    return {row["svname"]: (row["status"], int(row["stot"])) for row in rows if row["svname"].startswith("node")}
 
 
 def wait_for(sock, wanted):
@@ -79,17 +73,18 @@ def opened(url, **fields):
     return urllib.request.urlopen(request, timeout=60)  # noqa: S310
 
 
-def test_haproxy_follows_the_queue_and_the_drain_of_nodes(fleet):
+def test_haproxy_prefers_the_idle_node_and_leaves_out_one_that_drains(fleet):
     front, sock, nodes = fleet
-    wait_for(sock, lambda seen: seen == {"node1": ("UP", 100), "node2": ("UP", 100)})
-    with opened(nodes[0].url, max_tokens=4000, ignore_eos=True, stream=True) as held:
+    wait_for(sock, lambda seen: {status for status, _ in seen.values()} == {"UP"})
+    with opened(front, max_tokens=4000, ignore_eos=True, stream=True) as held:
         held.readline()
-        wait_for(sock, lambda seen: seen["node1"] == ("UP", 75) and seen["node2"] == ("UP", 100))
-        nodes[0].process.send_signal(signal.SIGTERM)
-        wait_for(sock, lambda seen: seen["node1"][0].startswith("DRAIN"))
+        (busy,) = [name for name, (_, sent) in servers(sock).items() if sent]
         for _ in range(4):
             with opened(front, max_tokens=2) as reply:
                 assert json.load(reply)["usage"]["completion_tokens"] == 2
-    wait_for(sock, lambda seen: seen["node1"][0].startswith("DOWN"))
+        assert servers(sock)[busy] == ("UP", 1), "the node with the open stream got more requests"
+        nodes[int(busy[-1]) - 1].process.send_signal(signal.SIGTERM)
+        wait_for(sock, lambda seen: seen[busy][0].startswith("DOWN"))
+        assert held.readline(), "a node that drains finishes its requests"
     with opened(front, max_tokens=2) as reply:
         assert reply.status == 200

@@ -41,17 +41,6 @@ def node_status(node: Node) -> str:
     return "starting" if ModelState.LOADING in states else "failed"
 
 
-def agent_check(node: Node) -> str:
-    """The state in the words of HAProxy's agent-check, with the free share of the fullest model's queue as weight."""
-    status = node_status(node)
-    if status not in _SERVING:
-        return "drain" if status == "draining" else "down"
-    serving = [place.admission for model in node.manager.models if (place := model.serving()) is not None]
-    free = min((1 - queue.outstanding / queue.limits.max_outstanding for queue in serving), default=1.0)
-    # A weight of 0 would take the node out for all of its models.
-    return f"ready up {max(1, round(100 * free))}%"
-
-
 def status_reason(node: Node) -> str | None:
     """Which models do not serve as configured, and why; None when all do."""
     parts = []

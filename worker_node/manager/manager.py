@@ -26,7 +26,6 @@ from worker_node.core.types import Progress
 from worker_node.devices.memory import resident_memory
 from worker_node.engines.protocol import EngineState
 from worker_node.manager.on_demand import Build, OnDemand
-from worker_node.manager.placement import Placement
 from worker_node.manager.reconciler import Reconciler
 from worker_node.manager.replacement import Turnover, WhileInUse
 from worker_node.manager.served import FailedModel, KeepAlive, Names, ServedModel
@@ -203,18 +202,9 @@ class ModelManager:
     def unload(self, model: ServedModel) -> None:
         """Unload the model as soon as it is idle."""
         model.activity.kept = None
-        self.unload_placements(model.placements)
-
-    def unload_placements(self, placements: Iterable[Placement]) -> None:
-        """Unload the engines as soon as their models are idle; a request loads them again."""
-        for placement in placements:
+        for placement in model.placements:
             placement.residency.unload_when_idle = True
         self._reconciler.poke()
-
-    def fail(self, model: ServedModel, failed: FailedModel) -> None:
-        """Serve the model no longer after its last request: `failed` says why, and what to do."""
-        self.failed.append(failed)
-        self.turnover.retire_later(model)
 
     async def pull(self, name: str, progress: Progress) -> None:
         """Install the model that `name` stands for. Raises as `pull_spec`, and what the pull ends with."""

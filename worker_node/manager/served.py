@@ -39,7 +39,6 @@ class Activity:
     _running: int = 0
     _since: float = 0.0
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
-    _busy: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self._since = self.clock()
@@ -52,14 +51,12 @@ class Activity:
     def __enter__(self) -> None:
         self._running += 1
         self._idle.clear()
-        self._busy.set()
 
     def __exit__(self, *_error: object) -> None:
         self._running -= 1
         if not self._running:
             self._since = self.clock()
             self._idle.set()
-            self._busy.clear()
             if self.on_idle is not None:
                 self.on_idle()
 
@@ -76,10 +73,6 @@ class Activity:
     async def idle(self) -> None:
         """Wait until no request runs."""
         await self._idle.wait()
-
-    async def busy(self) -> None:
-        """Wait until a request runs."""
-        await self._busy.wait()
 
 
 class ModelState(StrEnum):

@@ -179,15 +179,11 @@ class Passport(_Part):
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a passport says of a placement now; `reason` in words, `passport` only where it holds.
-
-    `changed`: the fields of the identity for which it has expired.
-    """
+    """What a passport says of a placement now; `reason` in words, `passport` only where it holds."""
 
     state: State
     reason: str
     passport: Passport | None = None
-    changed: frozenset[str] = frozenset()
 
 
 NOT_CERTIFIED = Standing("not certified", "npu-node certify has not been run for it")
@@ -206,7 +202,7 @@ def standing(passports: Iterable[Passport], identity: Identity) -> Standing:
         if best is not NOT_CERTIFIED:
             continue
         names = " and the ".join(_NAMES.get(name, name) for name in changed)
-        best = Standing("expired", f"the {names} changed since {passport.made}", changed=frozenset(changed))
+        best = Standing("expired", f"the {names} changed since {passport.made}")
     return best
 
 

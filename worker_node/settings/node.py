@@ -126,13 +126,6 @@ class NodeSettings(BaseSettings):
         description="a second port with the same routes, for tools that take the host and port of an Ollama "
         "server (11435 by custom)",
     )
-    agent_check_port: int | None = Field(
-        default=None,
-        ge=1,
-        le=65535,
-        description="a port that tells each connection the free share of the queue (75%), drain or down, as HAProxy's "
-        "agent-check reads it; off by default, without a key",
-    )
     announce: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(), description="gateways (npu-gateway) that are told every five seconds where this node is, as URLs"
     )
@@ -209,12 +202,6 @@ class NodeSettings(BaseSettings):
     require_certified: bool = Field(
         default=False,
         description="use only placements whose passport says certified or limited, and is of a real device",
-    )
-    recertify_after_s: float | None = Field(
-        default=None,
-        gt=0,
-        description="seconds without a request after which models of the settings are certified again whose passport "
-        "expired because the driver or OpenVINO changed; off by default: the device's engines are unloaded for it",
     )
     faults: Path | None = Field(
         default=None,

@@ -7,7 +7,7 @@ import pytest
 from tests.support.application import application
 from worker_node.core.types import Device
 from worker_node.engines.protocol import EngineState, EngineStatus
-from worker_node.http.health import agent_check, node_status, status_reason
+from worker_node.http.health import node_status, status_reason
 from worker_node.node import NodeState
 from worker_node.settings import NodeSettings
 from worker_node.tasks.embed.service import EmbeddingModel
@@ -89,25 +89,3 @@ async def test_key_holders_and_callers_of_a_node_without_keys_are_told_all(keys,
     status, fields = await told(keys, headers)
     assert status == 200
     assert fields >= PRIVATE
-
-
-@pytest.mark.parametrize(
-    ("fleet", "held", "line"),
-    [
-        ({"a": [READY], "b": [READY]}, {"a": 2}, "ready up 75%"),
-        ({"a": [READY], "b": [UNLOADED]}, {}, "ready up 100%"),
-        ({"a": [UNLOADED]}, {}, "ready up 100%"),
-        ({"a": [READY], "b": [READY]}, {"a": 8}, "ready up 1%"),
-        ({"a": [FAILED, READY], "b": [READY]}, {"a": 4}, "ready up 50%"),
-        ({"a": [STARTING]}, {}, "down"),
-        ({"a": [FAILED]}, {}, "down"),
-        ({"draining": True, "a": [READY]}, {"a": 2}, "drain"),
-    ],
-)
-def test_an_agent_check_has_the_free_share_of_the_fullest_queue(fleet, held, line):
-    checked = node(**fleet)
-    for model in checked.manager.models:
-        for placement in model.placements:
-            limits = SimpleNamespace(max_outstanding=8)
-            placement.admission = SimpleNamespace(outstanding=held.get(model.id, 0), limits=limits)
-    assert agent_check(checked) == line
