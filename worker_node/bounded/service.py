@@ -43,7 +43,7 @@ class BoundedResult:
     error: str | None
 
     def __repr__(self) -> str:
-        return f"JobResult(error={self.error!r})"
+        return f"BoundedResult(error={self.error!r})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +82,7 @@ class JobService:
         if not self.services.manager.models:
             return self.choice.problem
         status = self._placement.engine.status
-        failed = status.state not in {EngineState.READY, EngineState.STARTING, EngineState.UNLOADED}
-        return status.reason if failed else None
+        return status.reason if status.state.down else None
 
     @property
     def loaded(self) -> bool:

@@ -1,4 +1,4 @@
-"""Every error the node can answer with.
+"""The errors that the node answers with.
 
     NodeError
     ├── BadRequest                  400 invalid_request     the request is wrong; sending it again will not help

@@ -251,7 +251,11 @@ class Runner(Protocol):
 
 
 class EngineState(StrEnum):
-    """The states of an engine."""
+    """The states of an engine.
+
+    `loadable`: a load has not begun or has not ended. `down`: it does not serve, and no request changes that.
+    `given_up`: no process of it will start soon, so others may use its memory.
+    """
 
     UNLOADED = "unloaded"
     STARTING = "starting"
@@ -260,6 +264,18 @@ class EngineState(StrEnum):
     QUARANTINED = "quarantined"
     FAILED = "failed"
     STOPPED = "stopped"
+
+    @property
+    def loadable(self) -> bool:
+        return self in {EngineState.UNLOADED, EngineState.STARTING}
+
+    @property
+    def down(self) -> bool:
+        return self not in {EngineState.UNLOADED, EngineState.STARTING, EngineState.READY}
+
+    @property
+    def given_up(self) -> bool:
+        return self in {EngineState.QUARANTINED, EngineState.FAILED}
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,6 @@ from worker_node.engines.restart import RestartPolicy, RestartVerdict
 
 log = logging.getLogger(__name__)
 
-_UNLOADABLE = frozenset({EngineState.READY, EngineState.BACKING_OFF, EngineState.QUARANTINED, EngineState.FAILED})
 _MB = 1e6
 
 
@@ -145,7 +144,7 @@ class SupervisedEngine:
 
     async def unload(self) -> bool:
         """End the process until `wake` is called; False, and nothing done, while it holds jobs or is being loaded."""
-        if self._task is None or self._state not in _UNLOADABLE or self.status.in_flight:
+        if self._task is None or self._state.loadable or self._state is EngineState.STOPPED or self.status.in_flight:
             return False
         self._set(EngineState.UNLOADED, "it was unloaded; it is loaded again when needed")
         await self._end("it is unloaded")

@@ -159,7 +159,7 @@ async def _show(request: web.Request) -> web.Response:
             "license": installed.licence,
             "modelfile": f"# {installed.source}\nFROM {installed.id}\n",
             "parameters": "",
-            "template": "" if model is None else model.template(),
+            "template": model.template(),
             "details": _details(installed),
             "model_info": {
                 "general.architecture": installed.family,

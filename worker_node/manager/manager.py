@@ -24,7 +24,6 @@ from worker_node.core.errors import (
 )
 from worker_node.core.types import Progress
 from worker_node.devices.memory import resident_memory
-from worker_node.engines.protocol import EngineState
 from worker_node.manager.on_demand import Build, OnDemand
 from worker_node.manager.reconciler import Reconciler
 from worker_node.manager.replacement import Turnover, WhileInUse
@@ -38,8 +37,6 @@ from worker_node.registry import tasks
 R = TypeVar("R")
 
 _UNLIMITED: Mapping[str, int | None] = {}
-_LOADABLE = frozenset({EngineState.UNLOADED, EngineState.STARTING})
-_PAUSED = frozenset({EngineState.FAILED, EngineState.QUARANTINED, EngineState.BACKING_OFF})
 # Each is a process that downloads and converts.
 _MOST_PULLS = 8
 _PULL_RETRY_S = 30.0
@@ -170,7 +167,7 @@ class ModelManager:
     def request_load(self, model: ServedModel) -> bool:
         """Start to load the model's preferred engine; False if one serves already, or none can be loaded now."""
         preferred = model.placements[0]
-        if model.serving() is not None or preferred.state not in _LOADABLE:
+        if model.serving() is not None or not preferred.state.loadable:
             return False
         preferred.wake(insist=True)
         return True
@@ -178,7 +175,7 @@ class ModelManager:
     async def force_load(self, model: ServedModel) -> None:
         """Start to load the model's preferred engine, even one that failed or backs off and would be retried later."""
         engine = model.placements[0].engine
-        if engine.status.state in _PAUSED:
+        if engine.status.state.down:
             await engine.unload()
         self.request_load(model)
 

@@ -123,7 +123,6 @@ class ExcludedPlacement:
 
 
 _UNKNOWN = Standing("not certified", "no passport was looked for")
-_COMING = frozenset({EngineState.UNLOADED, EngineState.STARTING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,12 +213,12 @@ class Placement:
         inf where nobody knows; None for an engine that does not become ready by itself soon.
         """
         status, residency = self.engine.status, self.residency
-        if status.state in _COMING and residency.on_change is not None:
+        if status.state.loadable and residency.on_change is not None:
             return residency.ready_in()
         load_s = residency.expected_load_s()
         if residency.load_s is None and status.load_seconds is not None:
             load_s = status.load_seconds
-        if status.state in _COMING:
+        if status.state.loadable:
             return load_s
         return (status.retry_after or 0.0) + load_s if self._returns else None
 

@@ -29,8 +29,6 @@ _STATES = {
     EngineState.FAILED: UnitState.DOWN,
     EngineState.STOPPED: UnitState.UNLOADING,
 }
-# No process is to come soon: others may use the memory.
-_GIVEN_UP = frozenset({EngineState.QUARANTINED, EngineState.FAILED})
 
 
 class Reconciler:
@@ -197,7 +195,7 @@ class Reconciler:
             key=(model.id, placement.device.value),
             device=placement.device.value,
             pool=residency.pool,
-            memory=0 if status.state in _GIVEN_UP else held,
+            memory=0 if status.state.given_up else held,
             state=state,
             last_use=max(model.activity.idle_since or 0.0, residency.ready_at),
             wanted_since=residency.wanted_since,

@@ -19,7 +19,6 @@ from worker_node.models.store import ModelStore
 
 log = logging.getLogger(__name__)
 
-_DOWN = frozenset({EngineState.BACKING_OFF, EngineState.QUARANTINED, EngineState.FAILED, EngineState.STOPPED})
 # So long after its engines have ended nobody else refers to a model any more.
 _COLLECT_S = 1.0
 
@@ -65,7 +64,7 @@ class Turnover:
                 await first_change([first])
         finally:
             self._reconciler.unserved.remove(new)
-        if first.engine.status.state in _DOWN:
+        if first.engine.status.state.down:
             reason = first.engine.status.reason
             await self._stop(new)
             return (

@@ -159,8 +159,9 @@ def decide(
 ) -> Decision:
     """Decide at the monotonic time `now` for a request that has waited since `began`.
 
-    Where no placement is ready, it waits for the first that is likely to be in time, however that comes to be ready.
-    One that waits for that at `first` does not go back to an earlier one until that is ready.
+    A ready placement is used at once. If none is ready, the request waits for the first placement that is likely to be
+    ready before the request must run. A request that already waits for the placement at index `first` considers only
+    that one and later ones, so a request does not alternate between two loading placements.
     """
     decision = choose(demand, considered)
     if decision.error is None or not isinstance(decision.error, (ModelLoading, EngineUnavailable, DeviceUnavailable)):
@@ -187,11 +188,11 @@ def decide(
 
 
 def choose(demand: Demand, considered: Sequence[PlacementStatus]) -> Decision:
-    """The first placement that can serve now; each reason names the device that was skipped first.
+    """Choose the first placement that can serve now. The decision's reason says why the preferred one was skipped.
 
-    The error is UnsupportedParameter if no placement supports what the request needs, ContextLengthExceeded if its
-    prompt does not fit those that do, DeviceUnavailable if the required device cannot serve, ModelLoading or
-    EngineUnavailable (with a time to retry after) if the suitable ones are not up.
+    The decision's error is UnsupportedParameter if no placement supports what the request needs, ContextLengthExceeded
+    if the prompt fits none of those that do, DeviceUnavailable if the required device cannot serve, and ModelLoading or
+    EngineUnavailable (with `retry_after`) if the suitable placements are not ready.
     """
     allowed = [(i, status) for i, status in enumerate(considered) if demand.require in {None, status.device}]
     if not allowed:

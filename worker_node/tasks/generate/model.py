@@ -90,8 +90,8 @@ async def generation_model(
 class GenerationRequest:
     """A prompt to continue. Text and token ids are continued as they stand; messages go through the chat template.
 
-    `sampling.max_new_tokens` None means as many as the placement allows. The answer is held to `grammar`: EBNF (see
-    `grammars`), or what it is compiled from; with tools it may be calls instead, and is if one is forced.
+    `sampling.max_new_tokens` None means as many as the placement allows. The answer has the form of `grammar`: EBNF, or
+    what EBNF is compiled from; with tools it may be calls instead, and is if one is forced.
     `think` turns the reasoning of models that can do with and without it on or off; with `split_reasoning` it is
     separated from the answer. Prompt and answer together have at most `context_limit` tokens. With
     `drop_oldest` the oldest turns of a conversation that is too long are left out.
