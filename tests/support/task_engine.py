@@ -6,13 +6,14 @@ from contextlib import aclosing
 import msgspec
 import numpy as np
 
+from worker_node.core.types import NOT_MEASURED
 from worker_node.encoders.jobs import RowResult, row_job
 from worker_node.engines.protocol import TOKEN_DTYPE, VECTOR_DTYPE, EngineState
 
 
-def encoded(vectors, *, busy_us=None, busy_shared=False, device_tokens=None):
+def encoded(vectors, *, busy=NOT_MEASURED, device_tokens=None):
     data = np.asarray(vectors, VECTOR_DTYPE).tobytes()
-    return RowResult(0, data, time.monotonic(), 0.0, busy_us, busy_shared, device_tokens)
+    return RowResult(0, data, time.monotonic(), 0.0, busy, device_tokens)
 
 
 async def vectors_of(engine, rows, *, deadline):

@@ -8,6 +8,7 @@ import numpy as np
 
 from tests.support.application import application, built_models, with_engine
 from tests.support.task_engine import TaskEngine, encoded
+from worker_node.core.types import Busy
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.tasks.generate.messages import TokenDelta
 
@@ -44,7 +45,7 @@ class WritingEngine(TaskEngine):
 
     async def embed(self, tokens, *, deadline, interactive):
         self.jobs.append(tokens)
-        return encoded(np.eye(len(tokens), 384), busy_us=5)
+        return encoded(np.eye(len(tokens), 384), busy=Busy(5))
 
 
 @functools.cache

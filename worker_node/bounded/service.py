@@ -197,7 +197,7 @@ class JobService:
             async for _, event, _ in run.events:
                 if isinstance(event, Token):
                     pieces.append(event.text)
-                elif isinstance(event, Finished) and event.npu_busy_shared:
+                elif isinstance(event, Finished) and event.busy.shared:
                     extra["npu_busy_exclusive"] = False
         return "".join(pieces), extra
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Protocol
 
+import msgspec
+
 
 class Device(StrEnum):
     """Where a model can run."""
@@ -98,6 +100,24 @@ class RequestContext:
     def restart_by(self, now: float) -> float:
         """Until when a request that begins to wait at `now` waits for an engine that no request has loaded."""
         return self.deadline if self.restart_wait_s is None else min(self.deadline, now + self.restart_wait_s)
+
+
+class Busy(msgspec.Struct, frozen=True, array_like=True):
+    """The NPU's busy time during a run in microseconds, None where it was not measured.
+
+    `shared`: others are known to have used the NPU too. False means unknown: the counter cannot show exclusive use.
+    """
+
+    us: int | None = None
+    shared: bool = False
+
+    def plus(self, other: Busy) -> Busy:
+        """The busy time of both runs; one that was not measured counts as none."""
+        measured = [us for us in (self.us, other.us) if us is not None]
+        return Busy(sum(measured) if measured else None, self.shared or other.shared)
+
+
+NOT_MEASURED = Busy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,8 +273,7 @@ class Finished:
     finish_reason: FinishReason
     usage: Usage
     timing: Timing
-    npu_busy_delta_us: int | None = None
-    npu_busy_shared: bool = False
+    busy: Busy = NOT_MEASURED
     stop_sequence: str | None = None
     mean_logprob: float = -math.inf
     token_ids: tuple[int, ...] = ()

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from worker_node.core.types import Busy
 from worker_node.devices.emulated_npu import StandInWriter, stand_in_counter
 
 ACCEL_CLASS = Path("/sys/class/accel")
@@ -181,14 +182,6 @@ def busy_meter(counter: str | None, *, stand_in: bool) -> BusyMeter:
         return BusyMeter(lambda: read_counter(path).value)
     writer = StandInWriter(path)
     return BusyMeter(writer.read, writer.ran)
-
-
-@dataclass(frozen=True, slots=True)
-class Busy:
-    """Busy microseconds during a run (None: unknown), and whether others are known to have used the device."""
-
-    us: int | None
-    shared: bool = False
 
 
 @dataclass(slots=True)

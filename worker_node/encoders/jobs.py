@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from annotated_types import Ge, Gt, Le, Len
 
-from worker_node.core.types import Device
+from worker_node.core.types import NOT_MEASURED, Busy, Device
 from worker_node.engines.options import BlobOptions, EngineOptions, Option
 from worker_node.engines.protocol import TOKEN_DTYPE, VECTOR_DTYPE, EngineStats, Outcome
 from worker_node.scheduling.texts import BatchLimits, TextQueue, Waiting
@@ -63,8 +63,7 @@ class RowResult(Outcome, frozen=True, array_like=True):
     data: bytes
     started: float
     inference_s: float
-    busy_us: int | None = None
-    busy_shared: bool = False
+    busy: Busy = NOT_MEASURED
     device_tokens: int | None = None
     measured_tokens: int = 0
     measured_s: float = 0.0
@@ -83,8 +82,7 @@ class RunCost:
     """What one run on the device cost. `tokens` is rows times padded length."""
 
     tokens: int
-    busy_us: int | None = None
-    busy_shared: bool = False
+    busy: Busy = NOT_MEASURED
 
 
 @dataclass(slots=True)
@@ -238,10 +236,9 @@ class RowJobs:
             job.vectors[waiting.row] = output[i]
             job.missing -= 1
             job.device_tokens += cost.tokens / len(batch)
-            job.busy_us = (
-                None if job.busy_us is None or cost.busy_us is None else job.busy_us + cost.busy_us / len(batch)
-            )
-            job.busy_shared |= cost.busy_shared
+            whole = cost.busy.us
+            job.busy_us = None if job.busy_us is None or whole is None else job.busy_us + whole / len(batch)
+            job.busy_shared |= cost.busy.shared
             touched[waiting.job_id] = job
         for job_id, job in touched.items():
             if job.missing == 0 and job.vectors is not None and job.started is not None:
@@ -251,8 +248,7 @@ class RowJobs:
                     job.vectors.tobytes(),
                     job.started,
                     now - job.started,
-                    None if job.busy_us is None else round(job.busy_us),
-                    job.busy_shared,
+                    Busy(None if job.busy_us is None else round(job.busy_us), job.busy_shared),
                     round(job.device_tokens),
                     *self.throughput.take(),
                 )

@@ -154,7 +154,7 @@ class StaticEncoder:
         except RuntimeError as error:
             raise DeviceBroken(f"the NPU failed in a run: {brief(error)}") from None
         busy = self._meter.end()
-        cost = RunCost(shape[0] * shape[1], busy.us, busy.shared)
+        cost = RunCost(shape[0] * shape[1], busy)
         for event in self._jobs.finish(batch, request.get_output_tensor(0).data, cost, time.monotonic()):
             emit(event)
 

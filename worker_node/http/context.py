@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from functools import partial
+from functools import partial, reduce
 from typing import TypeVar
 
 from aiohttp import web
 
 from worker_node.core.errors import BadRequest
-from worker_node.core.types import Device, Finished, Priority, RequestContext, Route, Timing
+from worker_node.core.types import NOT_MEASURED, Busy, Device, Finished, Priority, RequestContext, Route, Timing
 from worker_node.http.body import deadline_of, limited, note_ignored
 from worker_node.http.request_state import STATE
 
@@ -66,8 +66,8 @@ def _choice(headers: Mapping[str, str], name: str, kind: type[E]) -> E | None:
     raise BadRequest(f"{name} must be one of {', '.join(kind)}", param=name)
 
 
-def route_headers(route: Route, npu_busy_delta_us: int | None = None, *, shared: bool = False) -> dict[str, str]:
-    """Which device ran the request, why, and what it cost; `shared`: others are known to have used the NPU too."""
+def route_headers(route: Route, busy: Busy = NOT_MEASURED) -> dict[str, str]:
+    """Which device ran the request, why, and what it cost."""
     headers = {
         "X-Model": route.model,
         "X-NPU-Node-Device": route.device.value,
@@ -82,9 +82,9 @@ def route_headers(route: Route, npu_busy_delta_us: int | None = None, *, shared:
         headers[FAULTS] = str(route.faults)
     if route.unproven:
         headers["X-NPU-Proven"] = "false"
-    if npu_busy_delta_us is not None:
-        headers["X-NPU-Busy-Delta-Us"] = str(npu_busy_delta_us)
-        if shared:
+    if busy.us is not None:
+        headers["X-NPU-Busy-Delta-Us"] = str(busy.us)
+        if busy.shared:
             headers["X-NPU-Busy-Exclusive"] = "false"
     return headers
 
@@ -95,20 +95,16 @@ def timing_ms(timing: Timing, *stages: str) -> dict[str, float | None]:
     return {stage: None if value is None else round(value, 3) for stage, value in values.items()}
 
 
-def busy_time(ends: Iterable[Finished]) -> int | None:
-    """The NPU's busy time over the generations in microseconds, or None where none was measured."""
-    deltas = [end.npu_busy_delta_us for end in ends if end.npu_busy_delta_us is not None]
-    return sum(deltas) if deltas else None
+def busy_of(ends: Iterable[Finished]) -> Busy:
+    """The NPU's busy time over the generations of one request."""
+    return reduce(Busy.plus, (end.busy for end in ends), NOT_MEASURED)
 
 
-def busy_fields(ends: Iterable[Finished]) -> dict[str, int | bool]:
-    """The busy time as fields, with whether others are known to have used the NPU; empty where nothing was measured.
+def busy_fields(busy: Busy) -> dict[str, int | bool]:
+    """The busy time as fields of a body; none where nothing was measured.
 
     Streams send them in their last object, because their headers are gone by then.
     """
-    ends = list(ends)
-    busy_us = busy_time(ends)
-    if busy_us is None:
+    if busy.us is None:
         return {}
-    shared = any(end.npu_busy_shared for end in ends)
-    return {"npu_busy_delta_us": busy_us, **({"npu_busy_exclusive": False} if shared else {})}
+    return {"npu_busy_delta_us": busy.us, **({"npu_busy_exclusive": False} if busy.shared else {})}

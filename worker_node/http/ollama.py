@@ -62,7 +62,7 @@ def ending(finished: Finished, loading_s: float) -> dict[str, Any]:
         "prompt_eval_duration": round(reading * _NS_PER_MS),
         "eval_count": finished.usage.completion_tokens,
         "eval_duration": round(max(0.0, timing.inference - reading) * _NS_PER_MS),
-        **busy_fields([finished]),
+        **busy_fields(finished.busy),
     }
 
 

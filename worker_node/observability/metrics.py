@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 
-from worker_node.core.types import Route, Timing, Usage
+from worker_node.core.types import NOT_MEASURED, Busy, Route, Timing, Usage
 
 M = TypeVar("M")
 
@@ -92,8 +92,7 @@ class Telemetry:
         usage: Usage,
         timing: Timing,
         *,
-        busy_us: int | None = None,
-        busy_shared: bool = False,
+        busy: Busy = NOT_MEASURED,
         ran: bool = True,
     ) -> None:
         """Count a finished request of any task; `ran`: a device worked on it."""
@@ -104,10 +103,10 @@ class Telemetry:
             self.queue_time.labels(*by_route).observe(max(0.0, timing.queue / 1e3))
             self.inference_time.labels(*by_route).observe(timing.inference / 1e3)
         self.latency.labels(*by_route).observe(timing.total / 1e3)
-        if busy_us is not None:
+        if busy.us is not None:
             # Never true: the counter cannot show that nobody else used the device.
-            exclusive = "false" if busy_shared else "unknown"
-            self.npu_busy.labels(route.model, str(route.emulated).lower(), exclusive).inc(max(0, busy_us) / 1e6)
+            exclusive = "false" if busy.shared else "unknown"
+            self.npu_busy.labels(route.model, str(route.emulated).lower(), exclusive).inc(max(0, busy.us) / 1e6)
 
     def responded(self, route: str, status: int | str) -> None:
         """Count an HTTP request by its route, as it was declared, and its status."""

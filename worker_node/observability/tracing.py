@@ -30,7 +30,7 @@ from opentelemetry.util.types import AttributeValue
 
 from worker_node import __version__
 from worker_node.core.errors import ConfigurationError, NodeError
-from worker_node.core.types import Route, Usage
+from worker_node.core.types import NOT_MEASURED, Busy, Route, Usage
 from worker_node.engines.protocol import Engine
 
 Attributes = dict[str, AttributeValue]
@@ -232,8 +232,7 @@ class Operation:
         usage: Usage,
         *,
         finish_reason: str | None = None,
-        busy_us: int | None = None,
-        busy_shared: bool = False,
+        busy: Busy = NOT_MEASURED,
         cached: str | None = None,
         ended: float | None = None,
     ) -> None:
@@ -250,9 +249,9 @@ class Operation:
             found["gen_ai.response.finish_reasons"] = [finish_reason]
         if cached is not None:
             found["npu.cache"] = cached
-        if busy_us is not None:
-            found["npu.busy_time_us"] = busy_us
-            if busy_shared:
+        if busy.us is not None:
+            found["npu.busy_time_us"] = busy.us
+            if busy.shared:
                 found["npu.busy_exclusive"] = False
         self._span.set_attributes(found)
         self._finish(time.monotonic() if ended is None else ended)

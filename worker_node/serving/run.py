@@ -29,7 +29,7 @@ from worker_node.core.errors import (
     NpuNotProven,
     RequestBreaksEngine,
 )
-from worker_node.core.types import Device, RequestContext, Route, Timing
+from worker_node.core.types import Busy, Device, RequestContext, Route, Timing
 from worker_node.engines.isolation import fingerprint
 from worker_node.engines.protocol import Job, JobResult, R, ResultStream
 from worker_node.manager.manager import ModelManager
@@ -254,8 +254,7 @@ class Execution:
 class SingleResult(JobResult, Protocol):
     """The one result of a job. `started` is monotonic time, `inference_s` seconds on the device.
 
-    `busy_us` is the NPU's busy time, None where there is no counter; `busy_shared`: others are known to have used the
-    NPU too. Since its last result the engine computed `measured_tokens` tokens in `measured_s` seconds in which more
+    Since its last result the engine computed `measured_tokens` tokens in `measured_s` seconds in which more
     work was waiting.
     """
 
@@ -264,9 +263,7 @@ class SingleResult(JobResult, Protocol):
     @property
     def inference_s(self) -> float: ...
     @property
-    def busy_us(self) -> int | None: ...
-    @property
-    def busy_shared(self) -> bool: ...
+    def busy(self) -> Busy: ...
     @property
     def measured_tokens(self) -> int: ...
     @property
@@ -326,7 +323,7 @@ async def run_selected(services: Services, run: SingleRun[S], selection: Selecti
                 result = await anext(aiter(results))
         execution.permit.measured(result.measured_tokens, result.measured_s)
         operation.ran(result.started, result.started + result.inference_s)
-        proof.check(result.busy_us)
+        proof.check(result.busy)
     timing = Timing(
         queue=(result.started - run.prepared) * 1e3,
         tokenize=(run.prepared - run.began) * 1e3,
@@ -355,18 +352,18 @@ class Proof:
         required = context.require_device is Device.NPU and route.device is Device.NPU and not context.own_proof
         return cls(route, required, strict)
 
-    def check(self, busy_us: int | None) -> None:
+    def check(self, busy: Busy) -> None:
         """Raise NpuNotProven if the request requires the NPU and its busy time does not prove that the NPU ran it."""
         if not self.required:
             return
         what = f"{self.route.model}: the request requires the NPU, and"
-        if busy_us is None:
+        if busy.us is None:
             if self.strict:
                 raise NpuNotProven(
                     f"{what} its busy counter cannot be read (/health says why); npu_require_proof = false lets it pass"
                 )
             self.unread = True
-        elif busy_us <= 0:
+        elif busy.us <= 0:
             raise NpuNotProven(f"{what} its busy counter did not move during the run; try again or examine the device")
 
 

@@ -33,7 +33,7 @@ async def _count(request):
     return web.Response(
         body=orjson.dumps({"counts": result.counts, "device": route.device}),
         content_type="application/json",
-        headers=route_headers(route, result.busy_us, shared=result.busy_shared),
+        headers=route_headers(route, result.busy),
     )
 
 

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from worker_node.core.types import NOT_MEASURED, Busy
 from worker_node.engines.protocol import Outcome
 
 
@@ -24,8 +25,7 @@ class Counted(Outcome, frozen=True, array_like=True):
     counts: list[int]
     started: float
     inference_s: float
-    busy_us: int | None = None
-    busy_shared: bool = False
+    busy: Busy = NOT_MEASURED
     measured_tokens: int = 0
     measured_s: float = 0.0
 

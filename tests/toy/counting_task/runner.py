@@ -63,7 +63,7 @@ class CountingRunner:
         seconds = time.monotonic() - began
         if busy is None:
             return Counted(job.id, counts, began, seconds)
-        return Counted(job.id, counts, began, seconds, busy.us, busy.shared)
+        return Counted(job.id, counts, began, seconds, busy)
 
     def stats(self):
         return EngineStats(running=len(self._jobs))

@@ -16,7 +16,7 @@ from pydantic import Field
 from worker_node.core.errors import BadRequest, UnsupportedParameter
 from worker_node.core.types import RequestContext
 from worker_node.http.body import Body, DialectBody, OneOrMany, note_ignored, read_body
-from worker_node.http.context import request_context, route_headers, timing_ms
+from worker_node.http.context import busy_fields, request_context, route_headers, timing_ms
 from worker_node.http.leniency import Table, Unsupported
 from worker_node.http.ollama import KeepAlive, OllamaOptions, keeping, served
 from worker_node.http.replies import OpenAIUsage, Reply
@@ -36,7 +36,7 @@ from worker_node.tasks.embed.service import (
 
 def embedding_headers(reply: EmbeddingReply) -> dict[str, str]:
     """The headers of every embedding reply: its route and cost, its vector space, and whether the cache had it."""
-    headers = route_headers(reply.route, reply.npu_busy_delta_us, shared=reply.npu_busy_shared)
+    headers = route_headers(reply.route, reply.busy)
     headers["X-Space"] = reply.space
     if reply.cached is not None:
         headers["X-NPU-Node-Cache"] = reply.cached
@@ -134,10 +134,9 @@ async def _embeddings(request: web.Request) -> web.StreamResponse:
         "space": reply.space,
         "usage": {"prompt_tokens": reply.usage.prompt_tokens},
         "timing_ms": timing_ms(reply.timing, "queue", "tokenize", "inference", "total"),
-        "npu_busy_delta_us": reply.npu_busy_delta_us,
+        "npu_busy_delta_us": reply.busy.us,
+        **busy_fields(reply.busy),
     }
-    if reply.npu_busy_shared:
-        head["npu_busy_exclusive"] = False
     if reply.route.emulated:
         head["emulated"] = True
     rows = await rows_json(reply.vectors)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from prometheus_client import CollectorRegistry, Counter
 
 from worker_node.core.errors import BadRequest, UnsupportedParameter
-from worker_node.core.types import Device, ModelKind, RequestContext, Route, Timing, Usage
+from worker_node.core.types import NOT_MEASURED, Busy, Device, ModelKind, RequestContext, Route, Timing, Usage
 from worker_node.encoders.jobs import RowResult, row_job
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.served import ServedModel
@@ -50,7 +50,6 @@ class EmbeddingRequest:
 class EmbeddingReply:
     """`vectors`: float32 (n, dimensions); comparable only to vectors of an equal `space`.
 
-    `npu_busy_shared`: others are known to have used the NPU too, so that its busy time is not this run's alone.
     `device_tokens` are those that the device computed, padding included, where the engine counts them;
     `computed_tokens` are those of the texts that it computed. `cached` says that all vectors (hit) or some (partial)
     were computed for an earlier request. The request waited for `loading_s` seconds for its model to be loaded.
@@ -61,8 +60,7 @@ class EmbeddingReply:
     space: str
     usage: Usage
     timing: Timing
-    npu_busy_delta_us: int | None = None
-    npu_busy_shared: bool = False
+    busy: Busy = NOT_MEASURED
     device_tokens: int | None = None
     computed_tokens: int = 0
     cached: Literal["hit", "partial"] | None = None
@@ -81,9 +79,7 @@ async def embed(services: Services, request: EmbeddingRequest) -> EmbeddingReply
         model = await embedding_model(services.manager, request.model, context.deadline)
         with model.activity.working():
             reply = await _embed(services, model, request, operation, began)
-        operation.answered(
-            reply.usage, busy_us=reply.npu_busy_delta_us, busy_shared=reply.npu_busy_shared, cached=reply.cached
-        )
+        operation.answered(reply.usage, busy=reply.busy, cached=reply.cached)
         return reply
 
 
@@ -144,8 +140,7 @@ async def _embed(
         space,
         usage,
         answer.timing,
-        result.busy_us,
-        result.busy_shared,
+        result.busy,
         result.device_tokens,
         computed_tokens=sum(map(len, wanted)),
         cached="partial" if len(missing) < len(rows) else None,
@@ -338,14 +333,7 @@ def _count_cached(telemetry: Telemetry, route: Route, hits: int, misses: int) ->
 
 
 def count_embedding(telemetry: Telemetry, reply: EmbeddingReply) -> None:
-    telemetry.finished(
-        reply.route,
-        reply.usage,
-        reply.timing,
-        busy_us=reply.npu_busy_delta_us,
-        busy_shared=reply.npu_busy_shared,
-        ran=reply.cached != "hit",
-    )
+    telemetry.finished(reply.route, reply.usage, reply.timing, busy=reply.busy, ran=reply.cached != "hit")
     own, model, device = telemetry.own(EmbeddingMetrics), reply.route.model, reply.route.device
     own.texts.labels(model, device).inc(len(reply.vectors))
     if reply.device_tokens is not None:

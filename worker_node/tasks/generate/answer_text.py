@@ -11,6 +11,7 @@ from enum import Enum, auto
 from typing import Protocol
 
 from worker_node.core.types import (
+    NOT_MEASURED,
     Finished,
     FinishReason,
     Piece,
@@ -49,12 +50,11 @@ class Answer:
         self._finish = FinishReason.STOP
         self._prompt_tokens = prompt_tokens
         self._reasoning_tokens = 0
-        self._busy_shared = False
         self._logprob = 0.0
         self._ids: list[int] | None = [] if sampling.token_ids else None
         self.tokens = 0
         self.unreported = 0
-        self.busy_us: int | None = None
+        self.busy = NOT_MEASURED
         self.stopped = False
         self.submitted = self.started = time.monotonic()
         self.first_token: float | None = None
@@ -74,7 +74,7 @@ class Answer:
         logprobs = self._logprobs(delta.tokens[:taken], delta.logprobs[:taken]) if delta.logprobs else ()
         pieces = self._reader.read(text, logprobs)
         self._reasoning_tokens += taken if self._reader.reasoning else 0
-        self.busy_us, self._busy_shared = delta.busy_us, delta.busy_shared
+        self.busy = delta.busy
         self._prompt_tokens = delta.prompt_tokens or self._prompt_tokens
         if delta.finish is not None:
             self._finish = FinishReason(delta.finish)
@@ -97,8 +97,7 @@ class Answer:
                 total=(now - arrived) * 1e3,
                 first_token=None if self.first_token is None else (self.first_token - arrived) * 1e3,
             ),
-            npu_busy_delta_us=self.busy_us,
-            npu_busy_shared=self._busy_shared,
+            busy=self.busy,
             stop_sequence=self._text.matched,
             mean_logprob=self._logprob / self.tokens if self.tokens else -math.inf,
             token_ids=tuple(self._ids or ()),

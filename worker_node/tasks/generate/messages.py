@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from worker_node.core.types import NOT_MEASURED, Busy
 from worker_node.engines.protocol import TOKEN_BYTES, Outcome
 
 
@@ -77,8 +78,8 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     """New token ids of one generation. `finish` is set on the last: stop, length; `logprobs`, where asked for, are
     natural logarithms, one a token.
 
-    `started` (monotonic) is set on the first delta: when the engine took the job up. `busy_us` is the NPU's busy time
-    since then, `busy_shared` that others are known to have used it too. `at` (monotonic) is when the engine had the
+    `started` (monotonic) is set on the first delta: when the engine took the job up. `busy` is the NPU's busy time
+    since then. `at` (monotonic) is when the engine had the
     tokens. Since the last delta of any job the engine computed `prefilled` prompt tokens in `prefill_s` seconds.
     `prompt_tokens`, on the last, is the prompt's exact size where the edge could only estimate it.
     """
@@ -87,9 +88,8 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     tokens: list[int]
     finish: str | None = None
     started: float | None = None
-    busy_us: int | None = None
+    busy: Busy = NOT_MEASURED
     logprobs: list[float] | None = None
-    busy_shared: bool = False
     at: float | None = None
     prefilled: int = 0
     prefill_s: float = 0.0

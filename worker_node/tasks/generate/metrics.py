@@ -66,9 +66,7 @@ def declare_generation_metrics(telemetry: Telemetry) -> None:
 def count_generation(telemetry: Telemetry, route: Route, finished: Finished) -> None:
     """Count a finished generation; its tokens were counted as they came."""
     timing, tokens = finished.timing, finished.usage.completion_tokens
-    telemetry.finished(
-        route, finished.usage, timing, busy_us=finished.npu_busy_delta_us, busy_shared=finished.npu_busy_shared
-    )
+    telemetry.finished(route, finished.usage, timing, busy=finished.busy)
     if timing.first_token is None:
         return
     own = telemetry.own(GenerationMetrics)

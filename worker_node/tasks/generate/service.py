@@ -188,7 +188,7 @@ class GenerationRun:
                 finally:
                     counter.inc(answer.unreported)
             if self.proof.required:
-                self.proof.check(answer.busy_us)
+                self.proof.check(answer.busy)
             for event in held:
                 yield event
             for piece in answer.flush():
@@ -198,8 +198,7 @@ class GenerationRun:
             operation.answered(
                 finished.usage,
                 finish_reason=finished.finish_reason.value,
-                busy_us=finished.npu_busy_delta_us,
-                busy_shared=finished.npu_busy_shared,
+                busy=finished.busy,
                 ended=at,
             )
             yield ChoiceEvent(index, finished, answer.tokens)
@@ -230,7 +229,7 @@ class GenerationRun:
     def _begun(self, answer: Answer, delta: TokenDelta, at: float) -> None:
         """The first tokens have come: the engine works on the request."""
         if self.proof.required:
-            self.proof.check(delta.busy_us)
+            self.proof.check(delta.busy)
         answer.first_token = time.monotonic()
         answer.started = delta.started or answer.submitted
         if self.operation.recording:

@@ -13,6 +13,7 @@ import numpy as np
 import openvino as ov
 import openvino_genai as genai
 
+from worker_node.core.types import NOT_MEASURED, Busy
 from worker_node.devices.blobs import (
     NPU,
     SMALL,
@@ -23,7 +24,7 @@ from worker_node.devices.blobs import (
     require_npu,
     unusable,
 )
-from worker_node.devices.npu import Busy, BusyMeter, busy_meter
+from worker_node.devices.npu import BusyMeter, busy_meter
 from worker_node.engines.protocol import (
     TOKEN_DTYPE,
     DeviceBroken,
@@ -114,8 +115,7 @@ class PipelineRunner(SerialRunner[GenerateJob]):
                 tokens,
                 finish,
                 started if begins else None,
-                busy.us,
-                busy_shared=busy.shared,
+                busy,
                 at=at,
                 prefilled=job.prompt_tokens if begins else 0,
                 prefill_s=at - started if begins else 0.0,
@@ -124,7 +124,7 @@ class PipelineRunner(SerialRunner[GenerateJob]):
 
         def on_tokens(tokens: list[int]) -> bool:
             self._generated += len(tokens)
-            emit(Step([delta(tokens, _UNKNOWN if meter is None else meter.so_far())]))
+            emit(Step([delta(tokens, NOT_MEASURED if meter is None else meter.so_far())]))
             poll()
             return not self._cancelled and job.deadline > time.monotonic()
 
@@ -140,7 +140,7 @@ class PipelineRunner(SerialRunner[GenerateJob]):
                 meter.end()
             emit(failed)
             return
-        busy = _UNKNOWN if meter is None else meter.end()
+        busy = NOT_MEASURED if meter is None else meter.end()
         if streamer.failure is not None:
             raise streamer.failure
         if self._cancelled:
@@ -167,9 +167,6 @@ class PipelineRunner(SerialRunner[GenerateJob]):
         except (RuntimeError, TypeError, ValueError) as error:
             return Failed(job.id, "invalid_request", brief(error))
         return None
-
-
-_UNKNOWN = Busy(None)
 
 
 def _finish(reason: genai.GenerationFinishReason, *, stopped: bool) -> str | None:

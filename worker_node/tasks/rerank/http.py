@@ -102,7 +102,7 @@ async def _rerank(request: web.Request) -> web.Response:
     rendered: Any = _tei(body, texts, reply)
     if body.texts is None:
         rendered = _cohere(body, texts, reply, context.request_id, version="2" if request.path == "/v2/rerank" else "1")
-    headers = route_headers(reply.route, reply.npu_busy_delta_us, shared=reply.npu_busy_shared)
+    headers = route_headers(reply.route, reply.busy)
     return json_response(rendered, headers=headers)
 
 
@@ -129,7 +129,7 @@ def _cohere(
         "api_version": {"version": version},
         "device": reply.route.device,
         "emulated": reply.route.emulated,
-        "npu_busy_delta_us": reply.npu_busy_delta_us,
+        "npu_busy_delta_us": reply.busy.us,
         "timing_ms": timing_ms(reply.timing, "queue", "tokenize", "inference", "total"),
     }
     return {

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from prometheus_client import CollectorRegistry, Counter
 
 from worker_node.core.errors import BadRequest, EngineUnavailable
-from worker_node.core.types import RequestContext, Route, Timing, Usage
+from worker_node.core.types import NOT_MEASURED, Busy, RequestContext, Route, Timing, Usage
 from worker_node.encoders.jobs import RowJob, RowResult, row_job
 from worker_node.manager.served import ServedModel
 from worker_node.observability.metrics import Telemetry
@@ -64,8 +64,7 @@ class RerankReply:
     logits: npt.NDArray[np.float64]
     usage: Usage
     timing: Timing
-    npu_busy_delta_us: int | None = None
-    npu_busy_shared: bool = False
+    busy: Busy = NOT_MEASURED
     device_tokens: int | None = None
     loading_s: float = 0.0
 
@@ -131,14 +130,8 @@ async def rerank(services: Services, request: RerankRequest) -> RerankReply:
         model = await model_of(services.manager, RERANK, RerankModel, request.model, request.context.deadline)
         with model.activity.working():
             reply = await _rerank(services, model, request, operation, began)
-        operation.answered(reply.usage, busy_us=reply.npu_busy_delta_us, busy_shared=reply.npu_busy_shared)
-    services.telemetry.finished(
-        reply.route,
-        reply.usage,
-        reply.timing,
-        busy_us=reply.npu_busy_delta_us,
-        busy_shared=reply.npu_busy_shared,
-    )
+        operation.answered(reply.usage, busy=reply.busy)
+    services.telemetry.finished(reply.route, reply.usage, reply.timing, busy=reply.busy)
     services.telemetry.own(RerankMetrics).reranked(reply)
     return reply
 
@@ -191,8 +184,7 @@ async def _rerank(
         logits,
         usage,
         answer.timing,
-        result.busy_us,
-        result.busy_shared,
+        result.busy,
         result.device_tokens,
         answer.loading_s,
     )

@@ -17,9 +17,9 @@ import numpy as np
 import openvino as ov
 import openvino_genai as genai
 
-from worker_node.core.types import Device
+from worker_node.core.types import NOT_MEASURED, Busy, Device
 from worker_node.devices.blobs import brief, describe_npu, npu_properties, require_npu
-from worker_node.devices.npu import Busy, busy_meter
+from worker_node.devices.npu import busy_meter
 from worker_node.engines.protocol import (
     DeviceBroken,
     EngineSpec,
@@ -113,7 +113,7 @@ class TranscribeRunner(SerialRunner[TranscribeJob]):
         except RuntimeError as error:
             # The job was examined before, so this is the device or its driver, and every next job would meet it too.
             raise DeviceBroken(f"the {self._spec.device} failed in a transcription: {brief(error)}") from None
-        busy = self._meter.end() if self._on_npu else Busy(None)
+        busy = self._meter.end() if self._on_npu else NOT_MEASURED
         if failure is not None:
             raise failure
         if self._cancelled:
@@ -181,8 +181,7 @@ def _transcript(job: TranscribeJob, result: Any, started: float, busy: Busy) -> 
         segments=segments,
         words=words,
         tokens=result.perf_metrics.get_num_generated_tokens(),
-        busy_us=busy.us,
-        busy_shared=busy.shared,
+        busy=busy,
         measured_tokens=job.prompt_tokens,
         measured_s=seconds,
     )

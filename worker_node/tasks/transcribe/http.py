@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from worker_node.core.errors import BadRequest, InsufficientStorage, NodeError, PayloadTooLarge, UnsupportedParameter
 from worker_node.http.body import arrival, silence
 from worker_node.http.body import explain as explain_invalid
-from worker_node.http.context import request_context, route_headers
+from worker_node.http.context import busy_fields, request_context, route_headers
 from worker_node.http.errors import describe_error
 from worker_node.http.leniency import Ignored
 from worker_node.http.replies import Reply
@@ -319,7 +319,7 @@ async def _answer(request: web.Request, *, translate: bool) -> web.StreamRespons
             if asked.stream and reply_form in {"json", "text"}:
                 return await _stream(request, run)
             parts = [part async for part in run.parts]
-            headers = route_headers(run.route, run.busy_us, shared=run.busy_shared)
+            headers = route_headers(run.route, run.busy)
             return _rendered(reply_form, run, parts, wanted, headers)
 
 
@@ -400,8 +400,7 @@ async def _stream(request: web.Request, run: Transcription) -> web.StreamRespons
                 "usage": _usage(run),
                 "device": run.route.device,
             }
-            if run.busy_us is not None:
-                done["npu_busy_delta_us"] = run.busy_us
+            done |= busy_fields(run.busy)
             await stream.send(done)
         except NodeError as error:
             stream.failed(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from worker_node.core.types import NOT_MEASURED, Busy
 from worker_node.engines.protocol import Outcome
 
 SAMPLE_BYTES = 2
@@ -60,8 +61,7 @@ class Transcript(Outcome, frozen=True, array_like=True):
     segments: tuple[Span, ...] = ()
     words: tuple[Span, ...] = ()
     tokens: int = 0
-    busy_us: int | None = None
-    busy_shared: bool = False
+    busy: Busy = NOT_MEASURED
     measured_tokens: int = 0
     measured_s: float = 0.0
 

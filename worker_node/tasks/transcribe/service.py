@@ -14,7 +14,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry, Counter
 
 from worker_node.core.errors import UnsupportedParameter
-from worker_node.core.types import NOTHING, Feature, RequestContext, Route, Timing, Usage
+from worker_node.core.types import NOT_MEASURED, NOTHING, Busy, Feature, RequestContext, Route, Timing, Usage
 from worker_node.observability.metrics import Telemetry
 from worker_node.observability.tracing import Operation
 from worker_node.sandbox.pool import PreparationLimits, PreparationPool
@@ -139,8 +139,7 @@ class Transcription:
     parts: AsyncIterator[SpokenPart]
     timing: Timing
     tokens: int = 0
-    busy_us: int | None = None
-    busy_shared: bool = False
+    busy: Busy = NOT_MEASURED
     complete: bool = False
 
 
@@ -195,14 +194,9 @@ async def transcribe(
             if not result.complete:  # a streamed reply has reported the error itself, or its reader has left
                 return
             usage = Usage(max(1, round(run.heard_s * RATE) // SAMPLES_PER_POSITION), result.tokens)
-            operation.answered(usage, busy_us=result.busy_us, busy_shared=result.busy_shared)
-            services.telemetry.finished(
-                result.route,
-                usage,
-                replace(result.timing, total=(time.monotonic() - context.arrived) * 1e3),
-                busy_us=result.busy_us,
-                busy_shared=result.busy_shared,
-            )
+            operation.answered(usage, busy=result.busy)
+            timing = replace(result.timing, total=(time.monotonic() - context.arrived) * 1e3)
+            services.telemetry.finished(result.route, usage, timing, busy=result.busy)
             services.telemetry.own(SpeechMetrics).transcribed(result.route, run.heard_s, seconds - run.heard_s)
 
 
@@ -244,8 +238,7 @@ class _Run:
             self._parts(first),
             answer.timing,
             transcript.tokens,
-            transcript.busy_us,
-            transcript.busy_shared,
+            transcript.busy,
         )
         self._result = result
         return result
@@ -264,9 +257,7 @@ class _Run:
     def _add(self, answer: Answer[Transcript]) -> None:
         result, transcript = self._result, answer.result
         result.tokens += transcript.tokens
-        if transcript.busy_us is not None:
-            result.busy_us = (result.busy_us or 0) + transcript.busy_us
-        result.busy_shared |= transcript.busy_shared
+        result.busy = result.busy.plus(transcript.busy)
         result.timing = replace(result.timing, inference=result.timing.inference + answer.timing.inference)
 
     async def _next(self, after: Route | None = None) -> tuple[SpokenPart | None, Answer[Transcript] | None]:

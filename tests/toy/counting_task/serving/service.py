@@ -40,7 +40,7 @@ async def count(services, context: RequestContext, texts: list[str], name: str |
             )
             answer = await run_single(services, run, operation)
         result, route, usage = answer.result, answer.route, Usage(letters)
-        operation.answered(usage, busy_us=result.busy_us, busy_shared=result.busy_shared)
-        services.telemetry.finished(route, usage, answer.timing, busy_us=result.busy_us, busy_shared=result.busy_shared)
+        operation.answered(usage, busy=result.busy)
+        services.telemetry.finished(route, usage, answer.timing, busy=result.busy)
         services.telemetry.own(CountingMetrics).letters.labels(route.model, route.device.value).inc(letters)
         return result, route

@@ -3,6 +3,7 @@
 import msgspec
 import numpy as np
 
+from worker_node.core.types import Busy
 from worker_node.encoders.jobs import RowJobs, RunCost, row_job
 from worker_node.scheduling.texts import BatchLimits
 
@@ -26,20 +27,20 @@ def test_rows_of_several_jobs_in_one_run_go_back_to_their_jobs():
     jobs = RowJobs()
     jobs.add(job(1, [7, 8], [9]))
     jobs.add(job(2, [5, 5, 5]))
-    done = run(jobs, jobs.take(ALL, 1.0), 4, RunCost(12, busy_us=300, busy_shared=True))
+    done = run(jobs, jobs.take(ALL, 1.0), 4, RunCost(12, Busy(300, True)))
     vectors = {event.id: np.frombuffer(event.data, "<f4").reshape(-1, 2).tolist() for event in done}
     assert vectors == {1: [[7, 2], [9, 1]], 2: [[5, 3]]}
-    assert {event.id: (event.busy_us, event.device_tokens) for event in done} == {1: (200, 8), 2: (100, 4)}
-    assert all(event.busy_shared and event.started == 1.0 and event.inference_s == 1.0 for event in done)
+    assert {event.id: (event.busy.us, event.device_tokens) for event in done} == {1: (200, 8), 2: (100, 4)}
+    assert all(event.busy.shared and event.started == 1.0 and event.inference_s == 1.0 for event in done)
     assert len(jobs) == 0
 
 
 def test_without_a_counter_no_busy_time_is_claimed():
     jobs = RowJobs()
     jobs.add(job(1, [1], [2]))
-    assert run(jobs, jobs.take(ONE, 1.0), 1, RunCost(1, busy_us=5)) == []
-    (event,) = run(jobs, jobs.take(ONE, 1.0), 1, RunCost(1, busy_us=None))
-    assert event.busy_us is None
+    assert run(jobs, jobs.take(ONE, 1.0), 1, RunCost(1, Busy(5))) == []
+    (event,) = run(jobs, jobs.take(ONE, 1.0), 1, RunCost(1))
+    assert event.busy.us is None
 
 
 def test_unused_rows_attend_to_one_token():

@@ -10,6 +10,7 @@ from tests.support.application import application
 from tests.support.scripted_runner import result_of
 from tests.support.task_models import HEARER, RANKER, hearer, placement, ranker, request
 from tests.unit.worker_node.observability.recorded_spans import Recorded
+from worker_node.core.types import Busy
 from worker_node.encoders.jobs import RowJob
 from worker_node.engines.protocol import EngineState, EngineStatus
 
@@ -28,7 +29,7 @@ class Engine:
         began = time.monotonic()
         await asyncio.sleep(RUN_S)
         result = replace(result_of(job), started=began, inference_s=RUN_S)
-        yield result if isinstance(job, RowJob) else replace(result, tokens=2, busy_us=7)
+        yield result if isinstance(job, RowJob) else replace(result, tokens=2, busy=Busy(7))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 from tests.unit.worker_node.observability.recorded_spans import Recorded
 from worker_node.core.errors import ConfigurationError, EngineUnavailable
-from worker_node.core.types import Device, Message, RequestContext, Route, Sampling, Usage
+from worker_node.core.types import Busy, Device, Message, RequestContext, Route, Sampling, Usage
 from worker_node.observability.tracing import open_tracing, set_response_status
 from worker_node.tasks.generate.model import GenerationRequest
 from worker_node.tasks.generate.service import trace_generation
@@ -42,7 +42,7 @@ def test_a_generation_is_one_trace_with_its_caller(recorded):
         operation.submitted(ENGINE)
         operation.started(time.monotonic())
         operation.first_token(time.monotonic())
-        operation.answered(Usage(7, 5), finish_reason="stop", busy_us=12, ended=time.monotonic())
+        operation.answered(Usage(7, 5), finish_reason="stop", busy=Busy(12), ended=time.monotonic())
         set_response_status(served, 200)
     spans = recorded.spans
     server = spans["POST /inference"]

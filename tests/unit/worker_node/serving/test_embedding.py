@@ -7,7 +7,7 @@ import numpy as np
 
 from tests.support.services import services_of
 from tests.support.task_engine import TaskEngine, encoded
-from worker_node.core.types import Device, ModelKind, RequestContext
+from worker_node.core.types import Busy, Device, ModelKind, RequestContext
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
@@ -34,7 +34,7 @@ class Engine(TaskEngine):
     async def embed(self, tokens, *, deadline, interactive):
         self.priorities.append(interactive)
         vectors = np.asarray([[sum(row)] for row in tokens], np.float32)
-        return encoded(vectors, busy_us=7, device_tokens=BUCKET * len(tokens))
+        return encoded(vectors, busy=Busy(7), device_tokens=BUCKET * len(tokens))
 
 
 def services():

@@ -10,7 +10,7 @@ import pytest
 from tests.support.services import services_of
 from tests.support.task_engine import TaskEngine, encoded
 from worker_node.core.errors import EngineDied, NpuNotProven
-from worker_node.core.types import Device, Finished, ModelKind, RequestContext, Sampling, TokenIds
+from worker_node.core.types import Busy, Device, Finished, ModelKind, RequestContext, Sampling, TokenIds
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
@@ -45,12 +45,12 @@ class Engine(TaskEngine):
 
     async def embed(self, tokens, *, deadline, interactive):
         self.runs += 1
-        return encoded(np.zeros((len(tokens), 1)), busy_us=self.busy[-1])
+        return encoded(np.zeros((len(tokens), 1)), busy=Busy(self.busy[-1]))
 
     async def generate(self, job):
         for index, busy in enumerate(self.busy):
             finish = "stop" if index == len(self.busy) - 1 else None
-            yield TokenDelta(1, [ord("a")], finish, busy_us=busy, busy_shared=False)
+            yield TokenDelta(1, [ord("a")], finish, busy=Busy(busy))
 
 
 def registry(engine, *, strict=False, cache=0, device=Device.NPU):
@@ -114,7 +114,7 @@ async def test_a_counter_that_stops_to_be_readable_is_told_at_the_end():
 async def test_a_counter_that_cannot_be_read_passes_with_a_label_or_not_at_all():
     route, events = await generated(registry(Engine(None, None)))
     assert route.unproven
-    assert events[-1].npu_busy_delta_us is None
+    assert events[-1].busy.us is None
     assert (await embedded(registry(Engine(None)))).route.unproven
     for attempt in (generated, embedded):
         with pytest.raises(NpuNotProven, match="cannot be read"):
@@ -162,13 +162,13 @@ class Recovered(Engine):
 @pytest.mark.parametrize("require", [Device.NPU, None])
 async def test_a_result_that_came_with_a_recovery_of_the_npu_is_computed_again(require):
     engine = Recovered(5, 9)
-    assert (await embedded(registry(engine), require)).npu_busy_delta_us == 9
+    assert (await embedded(registry(engine), require)).busy.us == 9
     assert engine.runs == 2
     engine = Recovered(5, 9)
     request = GenerationRequest(context(require), TokenIds((97,)), Sampling())
     async with generate(registry(engine), request, whole=True) as run:
         events = [event async for _, event, _ in run.events]
-    assert (engine.runs, events[-1].npu_busy_delta_us) == (2, 9)
+    assert (engine.runs, events[-1].busy.us) == (2, 9)
     assert "".join(event.text for event in events[:-1]) == "aa"
 
 

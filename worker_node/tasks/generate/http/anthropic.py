@@ -321,7 +321,7 @@ class _Rendered(Renderer):
         piece = event.event
         if isinstance(piece, Finished):
             usage = _usage(piece.usage.prompt_tokens, piece.usage.completion_tokens)
-            last = _frame("message_delta", delta=_ending(piece), usage=usage, **busy_fields([piece]))
+            last = _frame("message_delta", delta=_ending(piece), usage=usage, **busy_fields(piece.busy))
             return self._close() + last + _frame("message_stop")
         if isinstance(piece, ToolCallStarted):
             self._blanks = ""

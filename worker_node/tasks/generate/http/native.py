@@ -12,7 +12,7 @@ from worker_node.core.errors import NodeError
 from worker_node.core.types import Finished, Message, Token
 from worker_node.http import parameters
 from worker_node.http.body import Body, OneOrMany, read_body
-from worker_node.http.context import request_context, timing_ms
+from worker_node.http.context import busy_fields, request_context, timing_ms
 from worker_node.http.errors import describe
 from worker_node.http.replies import Reply
 from worker_node.http.sse import event_frame
@@ -80,10 +80,9 @@ class _Native(Renderer):
                 **timing_ms(finished.timing, "total"),
                 "generate": round(finished.timing.inference, 3),
             },
-            "npu_busy_delta_us": finished.npu_busy_delta_us,
+            "npu_busy_delta_us": finished.busy.us,
+            **busy_fields(finished.busy),
         }
-        if finished.npu_busy_shared:
-            done["npu_busy_exclusive"] = False
         if route.emulated:
             done["emulated"] = True
         return done

@@ -25,7 +25,7 @@ from worker_node.core.types import (
     ToolUse,
 )
 from worker_node.http.body import limited, read_body
-from worker_node.http.context import busy_fields, request_context
+from worker_node.http.context import busy_fields, busy_of, request_context
 from worker_node.http.errors import describe_error
 from worker_node.http.leniency import Table
 from worker_node.http.ollama import keeping
@@ -124,8 +124,7 @@ class _Rendered(Renderer):
             return b"" if part is None else self._chunk(part, event.tokens)
         self._ends.append(event.event)
         complete = len(self._ends) == len(self._choices.runs)
-        measured = complete and any(end.npu_busy_delta_us is not None for end in self._ends)
-        busy = busy_fields(self._ends) if measured else {}
+        busy = busy_fields(busy_of(self._ends)) if complete else {}
         last = self._chunk(self._closing(event.choice, event.event), event.tokens, {} if self._with_usage else busy)
         if not complete:
             return last

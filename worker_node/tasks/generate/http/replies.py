@@ -16,7 +16,7 @@ from aiohttp import web
 
 from worker_node.core.errors import NodeError
 from worker_node.core.types import Finished, Piece, Reasoning, Token, TokenLogprob, ToolCallStarted
-from worker_node.http.context import busy_time, route_headers
+from worker_node.http.context import busy_of, route_headers
 from worker_node.http.replies import json_response
 from worker_node.http.request_state import NODE
 from worker_node.http.sse import EventStream, LineStream
@@ -73,8 +73,7 @@ def answering(parse: Callable[[web.Request], Awaitable[Ask | web.StreamResponse]
             if not ask.stream:
                 events = [event async for event in choices.events]
                 finished = [event.event for event in events if isinstance(event.event, Finished)]
-                shared = any(end.npu_busy_shared for end in finished)
-                headers = route_headers(choices.routes[0], busy_time(finished), shared=shared)
+                headers = route_headers(choices.routes[0], busy_of(finished))
                 return json_response(renderer.whole(events), headers=headers)
             try:
                 async with renderer.frames(request, route_headers(choices.head())) as stream:

@@ -165,7 +165,7 @@ class _Response:
                 "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
                 "total_tokens": usage.prompt_tokens + usage.completion_tokens,
             },
-            **busy_fields([finished]),
+            **busy_fields(finished.busy),
         }
 
 

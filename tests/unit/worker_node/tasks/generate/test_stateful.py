@@ -182,7 +182,7 @@ def test_every_token_tells_whether_others_are_known_to_have_used_the_npu(monkeyp
     rig.runner.submit(job(1, max_new_tokens=4))
     rig.arrivals[2] = lambda: counter.write_text("60001000\n")
     rig.run()
-    told = [(delta.busy_us, delta.busy_shared) for event in rig.events for delta in event.deltas]
+    told = [(delta.busy.us, delta.busy.shared) for event in rig.events for delta in event.deltas]
     assert told == [(0, False)] * 2 + [(60_000_000, True)] * 3
 
 
