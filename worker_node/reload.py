@@ -15,30 +15,12 @@ from worker_node.manager.served import FailedModel, ServedModel
 from worker_node.models.catalog import normalise_name
 from worker_node.serving.build import HOST
 from worker_node.settings import ModelSettings, NodeSettings, is_loopback
+from worker_node.settings.node import RELOADED
 from worker_node.settings.reading import SettingsSource
 
 log = logging.getLogger(__name__)
 
-# Read by each request; with `models` and `memory_budget` these are applied while the node runs. Everything else
-# needs a restart.
-_BY_REQUEST = frozenset(
-    {
-        "api_keys",
-        "api_keys_file",
-        "allow_unauthenticated",
-        "allow_image_hosts",
-        "allowed_hosts",
-        "cors_origins",
-        "unknown_fields",
-        "max_body_bytes",
-        "max_image_body_bytes",
-        "max_texts",
-        "body_timeout_s",
-        "request_timeout_s",
-        "drain_timeout_s",
-    }
-)
-_APPLIED = _BY_REQUEST | {"models", "memory_budget"}
+_APPLIED = frozenset(name for name, field in NodeSettings.model_fields.items() if RELOADED in field.metadata)
 _LOOK_S = 1.0
 _Stamp = tuple[int, int, int]
 

@@ -7,6 +7,7 @@ import ipaddress
 import json
 import re
 from dataclasses import dataclass
+from enum import Enum
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -95,6 +96,13 @@ class ImageHost:
         return self.port is not None and not self.host.startswith("*")
 
 
+class _Mark(Enum):
+    RELOADED = "reloaded"
+
+
+# Marks the settings that a reload applies; all others need a restart.
+RELOADED = _Mark.RELOADED
+
 EMBEDDED_MODELS = ("all-minilm-l6-v2", "smollm2-135m-instruct")
 
 
@@ -140,15 +148,15 @@ class NodeSettings(BaseSettings):
     announce_labels: dict[str, str] = Field(
         default={}, description='up to 16 labels that `npu-gateway nodes list` shows: {"site": "berlin"}'
     )
-    api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
+    api_keys: Annotated[tuple[SecretStr, ...], NoDecode, RELOADED] = Field(
         default=(), description="API keys; each request must carry one; better in a file"
     )
-    api_keys_file: Path | None = Field(
+    api_keys_file: Annotated[Path | None, RELOADED] = Field(
         default=None,
         description="a file with further keys, one a line; a service manager hands them over so (systemd's "
         "LoadCredential)",
     )
-    allow_unauthenticated: bool = Field(
+    allow_unauthenticated: Annotated[bool, RELOADED] = Field(
         default=False,
         description="serve without keys on an address that others reach, because something else guards the port",
     )
@@ -159,17 +167,17 @@ class NodeSettings(BaseSettings):
     tls_client_ca: Path | None = Field(
         default=None, description="PEM file of an authority: only clients with a certificate of it are admitted"
     )
-    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode, RELOADED] = Field(
         default=(), description='further host names of a node without keys: "npu.example", "*.lan", "*"'
     )
-    cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+    cors_origins: Annotated[tuple[str, ...], NoDecode, RELOADED] = Field(
         default=(), description='sites whose pages may call this node: "https://app.example", "*"'
     )
     model_store: Path = Field(
         default_factory=default_store_root,
         description="directory of the installed models; default: ~/.cache/npu-node/models",
     )
-    models: tuple[ModelSettings, ...] = Field(
+    models: Annotated[tuple[ModelSettings, ...], RELOADED] = Field(
         default=tuple(ModelSettings(name=name) for name in EMBEDDED_MODELS),
         description="what to serve: a table [[models]] for each model",
     )
@@ -229,7 +237,7 @@ class NodeSettings(BaseSettings):
         pattern=r"^https?://[^\s\"'<>]+$",
         description="address of a Grafana with this node's dashboards; the dashboard links to it",
     )
-    unknown_fields: Literal["ignore", "reject"] = Field(
+    unknown_fields: Annotated[Literal["ignore", "reject"], RELOADED] = Field(
         default="ignore",
         description="what to do with fields of OpenAI's and Ollama's dialects that have no effect here: ignore "
         "and list them in the reply, or reject",
@@ -239,18 +247,20 @@ class NodeSettings(BaseSettings):
         description="where a request leaves sampling open: the model's generation_config.json (in Ollama's dialect "
         "Ollama's own defaults), or greedy",
     )
-    max_body_bytes: Size = Field(default=8 * 1024 * 1024, description="bytes of the largest request body")
-    max_image_body_bytes: Size = Field(
+    max_body_bytes: Annotated[Size, RELOADED] = Field(
+        default=8 * 1024 * 1024, description="bytes of the largest request body"
+    )
+    max_image_body_bytes: Annotated[Size, RELOADED] = Field(
         default=32 * 1024 * 1024,
         description="the same for requests that may carry images, while a model that reads images is served: one of "
         "20 MB in base64 and some text fit the default",
     )
-    allow_image_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
+    allow_image_hosts: Annotated[tuple[str, ...], NoDecode, RELOADED] = Field(
         default=(),
         description='hosts from which images that requests name by URL are fetched: "images.example", "*.example", '
         '"images.example:8443", "http://10.0.0.5:8080" (docs/vision.md); none by default',
     )
-    max_texts: int = Field(default=2048, gt=0, description="texts in one request")
+    max_texts: Annotated[int, RELOADED] = Field(default=2048, gt=0, description="texts in one request")
     embedding_cache: int = Field(
         default=1000, ge=0, le=1_000_000, description="texts whose vectors are kept; 0 keeps none"
     )
@@ -272,14 +282,16 @@ class NodeSettings(BaseSettings):
         gt=0,
         description="seconds from the opening of a connection to the end of its first header",
     )
-    body_timeout_s: float = Field(default=10.0, gt=0, description="seconds of silence within a body")
+    body_timeout_s: Annotated[float, RELOADED] = Field(
+        default=10.0, gt=0, description="seconds of silence within a body"
+    )
     keepalive_timeout_s: float = Field(
         default=75.0, gt=0, description="seconds that an idle connection stays open, or takes for its next header"
     )
-    request_timeout_s: float = Field(
+    request_timeout_s: Annotated[float, RELOADED] = Field(
         default=180.0, gt=0, description="seconds that any request may take; X-Request-Timeout-Ms shortens it"
     )
-    drain_timeout_s: float = Field(
+    drain_timeout_s: Annotated[float, RELOADED] = Field(
         default=25.0, ge=0, le=25.0, description="seconds that admitted work gets to finish after SIGTERM"
     )
     load_timeout_s: float = Field(
@@ -324,7 +336,7 @@ class NodeSettings(BaseSettings):
         description="has no effect any more: reranking and speech engines on the CPU have a lower priority than chats "
         "there (docs/performance.md)",
     )
-    memory_budget: Size | None = Field(
+    memory_budget: Annotated[Size | None, RELOADED] = Field(
         default=None,
         description="bytes of memory that all models together may take; a load that does not fit unloads idle models "
         "that the settings do not name; default: 80 % of the host memory that is free at start-up",
