@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from worker_node.core.operating_system import cores
 
@@ -78,13 +79,31 @@ class MemoryReader:
 KERNEL = MemoryReader()
 
 
-def resident_memory(pid: int, proc: Path = _PROC) -> int | None:
-    """Memory of a process that is in RAM now, mapped files included; None if the process has ended."""
+@dataclass(frozen=True, slots=True)
+class ProcessUse:
+    """What a process uses: CPU seconds so far, bytes in RAM (mapped files included), open file descriptors."""
+
+    cpu_s: float
+    resident: int
+    files: int | None
+
+
+def process_use(pid: int) -> ProcessUse | None:
+    """What a process uses now; None if it has ended or belongs to another user."""
     try:
-        pages = int(Path(f"{proc}/{pid}/statm").read_bytes().split()[1])
-    except OSError:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            times = process.cpu_times()
+            files = process.num_fds() if hasattr(process, "num_fds") else None
+            return ProcessUse(times.user + times.system, process.memory_info().rss, files)
+    except psutil.Error:
         return None
-    return pages * mmap.PAGESIZE
+
+
+def resident_memory(pid: int) -> int | None:
+    """Memory of a process that is in RAM now, mapped files included; None if the process has ended."""
+    use = process_use(pid)
+    return None if use is None else use.resident
 
 
 def _groups(proc: Path, cgroups: Path) -> Iterator[str]:

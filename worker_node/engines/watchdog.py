@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, field
-from pathlib import Path
+
+import psutil
 
 from worker_node.core.operating_system import ENDED_BY_OTHERS
 
@@ -113,17 +114,12 @@ class Liveness:
         return None, left
 
 
-def stopped(pid: int | None, proc: Path = Path("/proc")) -> bool:
+def stopped(pid: int | None) -> bool:
     """Whether a process was stopped by a signal or a debugger: no request does that."""
     try:
-        status = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
+        return psutil.Process(pid).status() in {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP}
+    except psutil.Error:
         return False
-    # The name before it is in parentheses and may hold anything.
-    return status.rpartition(")")[2].split()[0] in _STOPPED
-
-
-_STOPPED = frozenset("Tt")
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from prometheus_client.registry import Collector
 
 from worker_node import __version__
 from worker_node.core.errors import BadRequest, ConfigurationError
-from worker_node.devices.memory import resident_memory
+from worker_node.devices.memory import process_use
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.http import health
 from worker_node.http.replies import Health, Reply, json_response
@@ -101,25 +101,6 @@ def engines_of(node: Node) -> Iterable[tuple[str, EngineStatus]]:
             yield f"{model.id} on {placement.device}", placement.engine.status
 
 
-# Fixed by the kernel for what it reports to programs.
-_TICKS_PER_S = 100
-
-
-def usage(pids: Iterable[int]) -> tuple[float, int] | None:
-    """CPU seconds and resident bytes of those of the processes that live, in all; None where there is no /proc."""
-    seconds, resident, found = 0.0, 0, False
-    for pid in pids:
-        try:
-            # After the name in brackets: user and system time in ticks.
-            fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        except OSError:
-            continue
-        found = True
-        seconds += (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
-        resident += resident_memory(pid) or 0
-    return (seconds, resident) if found else None
-
-
 PERIOD_S = 1.0
 _RECENT = "2m"
 # By the name that the page asks for: seconds of a sample, and how many are kept.
@@ -192,7 +173,9 @@ def read(node: Node) -> tuple[Numbers, Numbers]:
     telemetry = node.telemetry
     placements = [placement for model in node.manager.models for placement in model.placements]
     pids = [pid for placement in placements if (pid := placement.engine.status.pid) is not None]
-    cpu_s, memory = usage([os.getpid(), *pids]) or (None, None)
+    uses = [use for pid in (os.getpid(), *pids) if (use := process_use(pid)) is not None]
+    cpu_s = sum(use.cpu_s for use in uses) if uses else None
+    memory = sum(use.resident for use in uses) if uses else None
     embeddings, embedding_s = _embedding_time(node)
     npu_us = node.npu.busy_time_us()
     counters: Numbers = {

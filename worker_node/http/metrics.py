@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import get_args
 
 from aiohttp import web
@@ -13,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from worker_node import __version__
 from worker_node.core.types import Device, Priority
-from worker_node.devices.memory import resident_memory
+from worker_node.devices.memory import process_use
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.http.health import STATUSES, device_list, node_status
 from worker_node.http.request_state import NODE
@@ -127,9 +126,9 @@ class EngineMetrics:
             text = "Static shapes of a model that engine processes imported from blobs, or compiled (or cached)"
             for origin in SHAPE_ORIGINS:
                 self._counter("loaded_shapes", text, (*key, origin), status.shapes.get(origin, 0), "origin")
-        memory, files = process_footprint(status.pid)
-        self._gauge("engine_resident_memory_bytes", "Resident memory of the engine process", key, memory)
-        self._gauge("engine_open_fds", "Open file descriptors of the engine process", key, files)
+        if status.pid is not None and (use := process_use(status.pid)) is not None:
+            self._gauge("engine_resident_memory_bytes", "Resident memory of the engine process", key, use.resident)
+            self._gauge("engine_open_fds", "Open file descriptors of the engine process", key, use.files)
 
     def _gauge(
         self,
@@ -151,18 +150,6 @@ class EngineMetrics:
         labels = (*_BY, *more)
         family = self._counters.setdefault(name, CounterMetricFamily(f"npu_node_{name}", text, labels=labels))
         family.add_metric(key, value)
-
-
-def process_footprint(pid: int | None) -> tuple[int | None, int | None]:
-    """Resident bytes and open file descriptors of a process; None for what is not there to be read."""
-    if pid is None:
-        return None, None
-    try:
-        files = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:
-        return None, None
-    memory = resident_memory(pid)
-    return (None, None) if memory is None else (memory, files)  # it may end between the two reads
 
 
 # npu-proxy's names, and the labels that it has of ours.
