@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from backend_client.errors import InvalidAnswer
 from backend_client.http.answers import choices_in
-from backend_client.http.stream_forms import FORMS, INFERENCE, EventStream, StreamEvent
+from backend_client.http.stream_forms import CHAT, INFERENCE, EventStream, StreamEvent
 from backend_client.lifetime import OneLoop, end_now
 from backend_client.results import (
     ChatDelta,
@@ -28,7 +28,6 @@ Answer = AsyncGenerator[str | GenerateResult, None]
 """Pieces of text, as they come; the result is the last item."""
 
 M = TypeVar("M", bound=BaseModel)
-_CHAT = FORMS["/v1/chat/completions"]
 _INCOMPLETE = {
     "length": "it was cut: increase max_tokens",
     "model_length": "it was cut where the model's context ends",
@@ -84,7 +83,7 @@ async def chat_items(events: EventStream, schema: type[BaseModel] | None) -> Cha
                 for delta in _deltas(item.data or {}):
                     yield delta
                 continue
-            yield chat_result(replace(item, body=_CHAT.whole(seen)), schema)
+            yield chat_result(replace(item, body=CHAT.whole(seen)), schema)
     finally:
         await events.aclose()
 

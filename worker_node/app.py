@@ -64,7 +64,7 @@ def make_app(node: Node) -> web.Application:
     app.add_routes(_routes(described))
     for api in task_apis():
         if api.prepare is not None:
-            api.prepare(app, node)
+            api.prepare(node)
         if api.metrics is not None:
             api.metrics(node.telemetry)
     return app

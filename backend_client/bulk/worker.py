@@ -87,7 +87,7 @@ class Worker:
         store = await in_daemon_thread(lambda: open_store(request.out), "open output")
         work: Work
         if job.kind == "embed":
-            slots = request.concurrency or client.npu.backend.concurrency()
+            slots = request.concurrency or client.npu.fleet.concurrency()
             embedding = {**options, "truncate": bool(job.options.get("truncate"))}
             work = Embedding(client, job, embedding, slots, request.patience)
         else:
@@ -122,7 +122,7 @@ class Worker:
             )
             self._client = InferenceClient.from_settings(settings)
             if job is not None and job.space:
-                self._client.npu.backend.runtime.bindings.bind_dimensions(job.space, job.dimensions)
+                self._client.npu.fleet.runtime.bindings.bind_dimensions(job.space, job.dimensions)
         return self._client
 
     def _options(self, job: BulkJob | None) -> CallOptions:

@@ -13,18 +13,19 @@ from backend_client.cloud.ledger import Ledger
 from backend_client.errors import ClientClosed, CloudError, CloudRejected, StreamInterrupted
 from backend_client.fleet.breaker import Breaker
 from backend_client.http import messages
-from backend_client.http.answers import choices_in, read_answer, read_json, reading, vectors_in
+from backend_client.http.answers import choices_in, completion_in, read_json, reading, vectors_in
+from backend_client.http.forwarding import asks_for_stream
 from backend_client.http.health import ModelReport
 from backend_client.http.messages import EmbedJob, Exchange, Job, NotAnAnswer, Vectors, plain_name
+from backend_client.http.routes import only_on_nodes
 from backend_client.http.sse import EventParser
-from backend_client.http.stream_forms import FORMS, EventStream, Json, StreamEvent, failure_in, read_event
+from backend_client.http.stream_forms import CHAT, EventStream, Json, StreamEvent, failure_in, read_event
 from backend_client.lifetime import Clock, Deadline, OpenCalls
-from backend_client.results import ChatChoice, EmbedBatch, RawReply, Usage
+from backend_client.results import Attempt, ChatChoice, EmbedBatch, RawReply, Usage
 from backend_client.sdk.client import httpx
 from backend_client.settings import CloudSettings
 
 _CHAT = "/v1/chat/completions"
-_FORM = FORMS[_CHAT]
 # What local servers know beside OpenAI's parameters.
 _LOCAL = (
     "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "chat_template_kwargs",
@@ -82,7 +83,7 @@ class CloudBackend:
 
     def refusal(self, job: Job) -> str | None:
         """Why the cloud cannot serve a job, or None."""
-        if reason := job.only_on_nodes:
+        if reason := only_on_nodes(job):
             return reason
         if isinstance(job, EmbedJob):
             return self._embedding_refusal(job)
@@ -132,6 +133,11 @@ class CloudBackend:
         held = await attempt.run(_begun(events), opened_by)
         items = _follow(attempt, held, events)
         return items if chat is job else _as_inference(items)
+
+    async def forward(self, job: Exchange) -> tuple[RawReply | EventStream, tuple[Attempt, ...]]:
+        """The reply to a request that came as bytes, which mean nothing to the cloud. Raises CloudError."""
+        job = replace(job, content=None)
+        return await (self.open_exchange(job) if asks_for_stream(job) else self.exchange(job)), ()
 
     async def models(self) -> list[ModelReport]:
         """None: its models are those of the settings."""
@@ -187,15 +193,15 @@ class CloudBackend:
     async def _whole(self, job: Exchange, attempt: CloudAttempt, body: Json) -> tuple[Json, Usage | None]:
         response = await self._client(job).post("/chat/completions", cast_to=httpx.Response, body=body)
         found: Json = read_json(response.content)
-        choices: tuple[ChatChoice, ...] = read_answer(_CHAT, body, found)
+        choices: tuple[ChatChoice, ...] = completion_in(body, found)
         check_model(attempt.model, found)
         return found, usage_in(found, attempt.bound, "".join(choice.text for choice in choices))
 
     async def _events(self, job: Exchange, attempt: CloudAttempt, body: Json) -> AsyncGenerator[StreamEvent, None]:
         """The events up to `[DONE]`, which is there also where the cloud sends none."""
-        read = _FORM.reader(body)
+        read = CHAT.reader(body)
         create = self._client(job).chat.completions.with_streaming_response.create
-        async with create(messages=[], model="", extra_body=_FORM.request(body)) as response:
+        async with create(messages=[], model="", extra_body=CHAT.request(body)) as response:
             async for event in _parsed(response.iter_bytes()):
                 if event.data is None:
                     break
@@ -259,7 +265,7 @@ async def _parsed(chunks: AsyncIterator[bytes]) -> AsyncGenerator[StreamEvent, N
 async def _begun(events: AsyncGenerator[StreamEvent, None]) -> list[StreamEvent]:
     """The events up to the first one with a part of the answer."""
     held = [await anext(events)]
-    while not _FORM.begins(held[-1]):
+    while not CHAT.begins(held[-1]):
         held.append(await anext(events))
     return held
 

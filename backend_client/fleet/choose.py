@@ -30,7 +30,6 @@ class RefusalReason(Enum):
     LACKS_MODEL = auto()
     LACKS_DEVICE = auto()
     OTHER_SPACE = auto()
-    OTHER_NODE = auto()
     LOADING = auto()
 
 
@@ -52,8 +51,6 @@ class Refusal:
 
 def refusal(node: Node, need: Requirement, now: float) -> Refusal | None:
     """Why `node` may not get the request, or None."""
-    if need.node is not None and need.node != node.url:
-        return Refusal(node.url, RefusalReason.OTHER_NODE, f"does not store what {need.node} stores")
     model = None if need.model is None else node.names.get(plain_name(need.model))
     if need.model is not None and node.models and model is None:
         # Of a node that is down, too: nobody expects a model of it that its last report does not list.
@@ -202,8 +199,6 @@ def explain(need: Requirement, refusals: Collection[Refusal], now: float) -> NPU
     """The error for a request that no node can take, with every node's reason."""
     if not refusals:
         return NPUUnavailableError("no node is configured: set NPU_CLIENT_NODES")
-    # With a node prescribed, the others' reasons say nothing.
-    refusals = [item for item in refusals if item.reason is not RefusalReason.OTHER_NODE] or refusals
     reasons = "; ".join(f"{item.node} {item.why}" for item in refusals)
     kinds = {item.reason for item in refusals}
     if kinds == {RefusalReason.LACKS_MODEL}:

@@ -16,16 +16,12 @@ _REMEMBERED_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """What a request asks of the node that serves it. `model` None: the node's default of that kind.
-
-    `node`: only this one will do, because it stores what the request refers to.
-    """
+    """What a request asks of the node that serves it. `model` None: the node's default of that kind."""
 
     kind: ModelKind
     model: str | None = None
     device: str | None = None
     space: str | None = None
-    node: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

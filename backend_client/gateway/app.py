@@ -18,7 +18,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from backend_client.client import InferenceClient
 from backend_client.errors import NPUError
-from backend_client.gateway.forward import ID, TEAM, Forwarder, dialect_of, refused
+from backend_client.gateway.forward import ID, TEAM, Forwarder, dialect_of, own_headers, refused
 from backend_client.gateway.keys import KeyStore, Team
 from backend_client.gateway.limits import Limits, Refusal
 from backend_client.gateway.metrics import Metrics
@@ -73,7 +73,7 @@ def make_app(settings: GatewaySettings, client: InferenceClient) -> web.Applicat
     app.router.add_get("/metrics", scraped)
     app.router.add_post(_ANNOUNCE, announced)
     add_page(app, client, keys, metrics)
-    app.router.add_route("*", "/{path:.*}", Forwarder(client, metrics, limits, spending).handle)
+    app.add_routes(Forwarder(client, metrics, limits, spending).routes())
 
     async def running(_: web.Application) -> AsyncIterator[None]:
         # The nodes are known before the first request asks for one.
@@ -142,8 +142,7 @@ def _answering(settings: GatewaySettings, keys: KeyStore | None, metrics: Metric
                 response = refused(dialect, Refusal(500, "internal_error", "internal error; the log has it by its id"))
             status = response.status
             if not response.prepared:
-                response.headers.setdefault("X-Request-ID", request[ID])
-                response.headers["Server"] = "npu-gateway"
+                response.headers.update(own_headers(request, dialect))
             return response
         finally:
             # Each open page asks for its state every second: that is no use of the fleet.

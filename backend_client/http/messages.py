@@ -110,18 +110,16 @@ def encode_texts(
     return encode({"texts": texts} | {name: value for name, value in given.items() if value is not None})
 
 
-def embed_reply(node: str, reply: Reply, expected: int) -> tuple[Vectors, str, tuple[int, int | None]]:
-    """The vectors of a binary reply to `expected` texts, their space, and `costs`. Raises BadReply."""
+def binary_vectors(reply: Reply, count: int | None) -> Vectors:
+    """The vectors of a binary reply to `count` texts (None: any number). Raises NotAnAnswer."""
     rows, _, columns = reply.headers.get("x-shape", "").partition(",")
-    count, dimensions = integer(rows), integer(columns)
-    space = reply.headers.get("x-space")
-    if count is None or not dimensions or not space:
-        raise BadReply("the reply lacks a valid X-Shape or X-Space: this is not a node's /embeddings", node=node)
-    if len(reply.body) != count * dimensions * 4:
-        raise BadReply(f"{len(reply.body)} bytes came for {count} × {dimensions} float32", node=node)
+    found, dimensions = integer(rows), integer(columns)
+    if found is None or not dimensions or not reply.headers.get("x-space"):
+        raise NotAnAnswer("the reply lacks a valid X-Shape or X-Space: this is not a node's /embeddings")
+    if len(reply.body) != found * dimensions * 4:
+        raise NotAnAnswer(f"{len(reply.body)} bytes came for {found} × {dimensions} float32")
     # Copied: an array over bytes is read-only, and callers normalise in place.
-    vectors = np.ndarray((count, dimensions), _FLOAT32, bytearray(reply.body))
-    return read_from(node, check_vectors, vectors, expected), space, costs(reply.headers)
+    return check_vectors(np.ndarray((found, dimensions), _FLOAT32, bytearray(reply.body)), count)
 
 
 def read_from(node: str, read: Callable[..., T], *args: Any) -> T:
@@ -137,7 +135,7 @@ def check_vectors(vectors: Vectors, count: int | None) -> Vectors:
     """The vectors, if there is one with a direction for each of `count` texts (None: any number)."""
     if count is not None and len(vectors) != count:
         raise NotAnAnswer(f"{count} texts were sent, {len(vectors)} vectors came back")
-    if not vectors.shape[1]:
+    if len(vectors) and not vectors.shape[1]:
         raise NotAnAnswer("the vectors are empty")
     # In float32, as callers compute it: such vectors compare with no other one.
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
@@ -235,17 +233,15 @@ class EmbedJob(Job):
 class Exchange(Job):
     """A request in OpenAI's dialect, or a prompt for the nodes' own /inference, sent as it is but for the model's name.
 
-    `body` is JSON without `model`; with a `file` (name and bytes) its fields and the file are sent as a form. `node`:
-    only this one can serve it. `refused` gets the replies of nodes that refused it, for callers who hand them on.
-    With `content`, of a type, nodes get these very bytes, and `body` is what they say.
+    `path` is one of `routes.ROUTES`. `body` is JSON without `model`; with a `file` (name and bytes) its fields and the
+    file are sent as a form. `refused` gets the replies of nodes that refused it, for callers who hand them on. With
+    `content`, of a type, nodes get these very bytes, and `body` is what they say.
     """
 
     path: str
     kind: ModelKind = "generation"
-    method: str = "POST"
     body: Mapping[str, Any] | None = field(default=None, repr=False)
     file: tuple[str, bytes] | None = field(default=None, repr=False)
-    node: str | None = None
     refused: list[Reply] = field(default_factory=list, repr=False)
     content: bytes | None = field(default=None, repr=False)
     content_type: str = "application/json"
@@ -265,16 +261,6 @@ class Exchange(Job):
         # The fields of a form are texts.
         if self.file is None:
             check_counts(self.body or {})
-
-    @property
-    def only_on_nodes(self) -> str | None:
-        if reason := super(Exchange, self).only_on_nodes:
-            return reason
-        if self.path in {"/v1/chat/completions", "/inference"} and self.method == "POST":
-            return None
-        if self.path == "/v1/embeddings":
-            return "of /v1/embeddings it serves texts without other fields only: call embed or embed_many"
-        return f"it serves chats and embeddings only, and this is {self.path}"
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from threading import Lock
@@ -41,6 +41,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from backend_client.calls import Backend, BaseClient
 from backend_client.client import InferenceClient, NPUClient
 from backend_client.errors import NPUError
+from backend_client.http.forwarding import Forwarded, asks_for_stream
 from backend_client.http.messages import EmbedJob, Exchange, J, Job
 from backend_client.http.stream_forms import EventStream, finish_reason_in
 from backend_client.lifetime import Deadline
@@ -126,6 +127,9 @@ class _Observation:
     def answered(self, origin: Origin, usage: Usage, finish_reason: str) -> None:
         self.origin, self.usage, self.finish_reason = origin, usage, finish_reason
 
+    def forwarded(self, found: Forwarded) -> None:
+        self.answered(replace(found.origin, attempts=tuple(found.attempts)), found.watch.usage, "")
+
     def traced(self, job: J) -> J:
         """The job, with the headers that make the node's spans children of this one."""
         headers: dict[str, str] = {}
@@ -162,6 +166,23 @@ class ObservedBackend:
             seen = observed.enter_context(self._observed(job, stream=True))
             events = await self.inner.open_exchange(seen.traced(job), opened_by)
             return _follow(events, seen, observed.pop_all())
+
+    async def forward(
+        self, job: Exchange
+    ) -> tuple[Forwarded | EmbedBatch | RawReply | EventStream, tuple[Attempt, ...]]:
+        """Send a request that came as bytes, observed to the end of its reply."""
+        with ExitStack() as observed:
+            seen = observed.enter_context(self._observed(job, stream=asks_for_stream(job)))
+            found, before = await self.inner.forward(seen.traced(job))
+            if isinstance(found, EmbedBatch | RawReply):
+                seen.answered(replace(found, attempts=before + found.attempts), found.usage, "")
+            elif not isinstance(found, Forwarded):
+                found = _follow(found, seen, observed.pop_all())
+            elif isinstance(found.content, bytes):
+                seen.forwarded(found)
+            else:
+                found = replace(found, content=_follow_bytes(found, found.content, seen, observed.pop_all()))
+            return found, before
 
     async def close(self) -> None:
         """Close what is inside."""
@@ -234,3 +255,15 @@ async def _follow(events: EventStream, seen: _Observation, observed: ExitStack) 
                 yield item
         finally:
             await events.aclose()
+
+
+async def _follow_bytes(
+    found: Forwarded, content: AsyncGenerator[bytes, None], seen: _Observation, observed: ExitStack
+) -> AsyncGenerator[bytes, None]:
+    with observed:
+        try:
+            async for part in content:
+                yield part
+            seen.forwarded(found)
+        finally:
+            await content.aclose()

@@ -10,7 +10,7 @@
     ├── Forbidden                   403 forbidden           another name than this node's, or another site's page
     ├── ModelNotFound               404 model_not_found
     ├── RouteNotFound               404 not_found
-    ├── ResponseNotFound            404 response_not_found  not stored, or no longer
+    ├── JobNotFound                 404 job_not_found       no such pull, or no longer
     ├── MethodNotAllowed            405 method_not_allowed
     ├── ModelInUse                  409 model_in_use        it has requests, and is to be removed
     ├── RequestTimeout              408 request_timeout     the client was too slow in sending
@@ -133,11 +133,11 @@ class RouteNotFound(NodeError):
     type = "not_found_error"
 
 
-class ResponseNotFound(NodeError):
-    """No such response, or item of one, is stored for the request's key."""
+class JobNotFound(NodeError):
+    """No pull of that id is known."""
 
     status = 404
-    code = "response_not_found"
+    code = "job_not_found"
     type = "not_found_error"
 
 

@@ -63,12 +63,6 @@ class ApiKeys:
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
         return any(matches)
 
-    def owner(self, request: web.Request) -> bytes:
-        """The owner of a request: equal for all requests with one key, different for each key. Only for authorized
-        ones.
-        """
-        return _given(request) if self._digests else b""
-
 
 def _given(request: web.Request) -> bytes:
     """The digest of the key that a request carries; Anthropic's clients send it as x-api-key."""

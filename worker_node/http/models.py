@@ -21,9 +21,9 @@ from worker_node.core.errors import (
     ConfigurationError,
     InsufficientMemory,
     InternalError,
+    JobNotFound,
     NodeError,
     NotOffered,
-    ResponseNotFound,
 )
 from worker_node.engines.protocol import EngineState
 from worker_node.http.body import Body, deadline_of, read_body
@@ -384,11 +384,9 @@ class PullJobs:
         return job
 
     def find(self, job_id: str) -> PullJob:
-        """The job of that id. Raises ResponseNotFound."""
+        """The job of that id. Raises JobNotFound."""
         if job_id not in self._jobs:
-            raise ResponseNotFound(
-                f"there is no job {job_id[:100]!r}; ended jobs are forgotten after a while", param="id"
-            )
+            raise JobNotFound(f"there is no job {job_id[:100]!r}; ended jobs are forgotten after a while", param="id")
         return self._jobs[job_id]
 
 

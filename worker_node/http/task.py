@@ -49,13 +49,13 @@ class TaskApi:
     """The HTTP side of a task, which its registration names (`registry.Task.api`).
 
     `operations` are its routes. `errors` gives the form of errors at paths whose clients expect another than their
-    prefix has. `metrics` declares the task's own metrics, which are then there from the start. `prepare` gives the
-    application what the routes need beside the node.
+    prefix has. `metrics` declares the task's own metrics, which are then there from the start. `prepare` changes the
+    node as the routes need it.
     """
 
     operations: tuple[ApiOperation, ...]
     errors: Mapping[str, Renderer] = field(default_factory=dict)
-    prepare: Callable[[web.Application, Node], None] | None = None
+    prepare: Callable[[Node], None] | None = None
     metrics: Callable[[Telemetry], object] | None = None
 
 

@@ -267,14 +267,6 @@ class NodeSettings(BaseSettings):
     embedding_cache: int = Field(
         default=1000, ge=0, le=1_000_000, description="texts whose vectors are kept; 0 keeps none"
     )
-    stored_responses: int = Field(
-        default=1000,
-        ge=0,
-        le=100_000,
-        description="responses of /v1/responses that are kept in memory for later turns; 0 keeps none",
-    )
-    stored_response_bytes: Size = Field(default=64 * 1024 * 1024, description="bytes of all stored responses together")
-    stored_response_s: float = Field(default=3600.0, gt=0, description="seconds that a response is stored")
     max_connections: int = Field(
         default=1024,
         gt=0,

@@ -326,7 +326,7 @@ async def test_embed_stream_keeps_the_order_and_little_in_memory(pair):
         rows = []
         async for batch in client.embed_stream(texts()):
             rows.append(batch.vectors)
-            assert given <= sum(map(len, rows)) + (client.backend.concurrency() + 1) * 64
+            assert given <= sum(map(len, rows)) + (client.fleet.concurrency() + 1) * 64
     np.testing.assert_array_equal(np.concatenate(rows), vectors_for(TEXTS * 10))
 
 

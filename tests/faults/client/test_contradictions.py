@@ -39,7 +39,7 @@ async def test_a_node_that_answers_other_vectors_than_it_reports_is_not_believed
         with pytest.raises(NPUUnavailableError, match=r"2 dimensions came .* its own /health says 8"):
             await client.embed("text", timeout=2)
         # Nothing was learned from it, and its other models go on.
-        client.backend.runtime.add(urls(honest))
+        client.fleet.runtime.add(urls(honest))
         await client.health()
         lengths, tried = await outcomes(client)
         assert lengths == {8}

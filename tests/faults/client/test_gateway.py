@@ -14,6 +14,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from multidict import CIMultiDict
+from yarl import URL
 
 from backend_client import CloudClient, InferenceClient, NPUClient
 from backend_client.errors import ConfigurationError
@@ -133,6 +134,36 @@ async def test_a_stream_that_fails_before_its_first_token_is_another_nodes(pair,
         text = await reply.read()
         assert text == answer if path == "/api/chat" else text.endswith(b"data: [DONE]\n\n")
         assert begun not in text
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("DELETE", "/v1/responses/%2e%2e/%2e%2e/models/fake-writer"),
+        ("POST", "/v1/responses/%2e%2e/%2e%2e/admin/reload"),
+        ("POST", "/v1/responses/resp_0/cancel"),
+        ("GET", "/v1/responses/resp_0"),
+        ("GET", "/v1/responses/..%2f..%2fdashboard/state"),
+        ("GET", "/v1/models/%2e%2e%2f%2e%2e%2fdashboard%2fstate"),
+        ("GET", "/v1/models/x%3Fa=b"),
+        ("GET", "/v1/models/.."),
+        ("DELETE", f"/v1/models/{WRITER}"),
+        ("POST", "/v1/embeddings/../../admin/reload"),
+        ("POST", "//v1/embeddings"),
+        ("POST", "/v1/embeddings/"),
+        ("GET", "/metrics/../dashboard/state"),
+        ("POST", "/models/pull"),
+        ("PUT", "/v1/chat/completions"),
+    ],
+)
+async def test_no_path_but_those_of_inference_reaches_a_node(scripted, method, path):
+    async with gateway(scripted) as http:
+        origin = (await http.get("/health")).url.origin()
+        reply = await http.request(
+            method, URL(f"{origin}{path}", encoded=True), json=CHAT if method == "POST" else None
+        )
+        assert (reply.status, (await reply.json())["error"]["code"]) in {(404, "not_found"), (404, "model_not_found")}
+    assert not scripted.requests
 
 
 async def test_a_dead_node_is_passed_over(pair):

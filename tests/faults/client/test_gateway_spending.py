@@ -192,7 +192,8 @@ async def test_a_team_at_its_cap_has_nodes_only(scripted, cloud, tmp_path, body)
         served = len(answers) - 1
         assert 1 <= served <= 66, "1.2 at 0.018 each, and each may cost more than it does"
         assert len(cloud.requests) == served
-        assert answers[-1][0] == 503
+        assert answers[-1][0] == 402
+        assert "spend_cap_reached" in answers[-1][2]
         assert "capped's spend cap of 1.2 a month" in answers[-1][2]
         assert (await ask(http, free))[:2] == (200, "cloud")
         metrics = await (await http.get("/metrics", headers={"x-api-key": free})).text()
@@ -210,13 +211,13 @@ async def test_what_no_bound_holds_and_what_has_no_price_is_refused_to_a_capped_
     capped = keys.add("capped", spend_cap=Decimal(1000))
     keys.close()
     scripted.respond = answering(lambda: error_response(503, "draining"))
-    for prices_of, body, message in (
-        (prices(), {**CHAT, "web_search_options": {}}, "cannot bound what web_search_options costs"),
-        ({}, CHAT, "cloud.prices lacks cloud-chat"),
+    for prices_of, body, status, message in (
+        (prices(), {**CHAT, "web_search_options": {}}, 503, "cannot bound what web_search_options costs"),
+        ({}, CHAT, 402, "cloud.prices lacks cloud-chat"),
     ):
         async with gateway(scripted, cloud=cloud, cloud_prices=prices_of, keys=tmp_path / "keys.db") as http:
             reply = await http.post("/v1/chat/completions", json=body, headers={"x-api-key": capped})
-            assert reply.status == 503
+            assert reply.status == status
             assert message in await reply.text()
     assert not cloud.requests
 
@@ -267,5 +268,5 @@ async def test_what_a_team_may_not_spend_does_not_count_for_the_process(scripted
     values = {"keys": tmp_path / "keys.db", "spend_cap": 2}
     async with gateway(scripted, cloud=cloud, cloud_prices=prices(), **values) as http:
         for _ in range(5):
-            assert (await http.post("/v1/chat/completions", json=CHAT, headers=poor)).status == 503
+            assert (await http.post("/v1/chat/completions", json=CHAT, headers=poor)).status == 402
         assert (await http.post("/v1/chat/completions", json=CHAT, headers=rich)).status == 200

@@ -201,12 +201,12 @@ async def test_requests_wait_for_the_only_node_and_cost_no_retries(keeps):
     [node] = nodes = fleet(1)
     Loading(node, 20.0, keeps=keeps)
     async with warm(nodes) as client:
-        before = client.backend.runtime.budget.balance
+        before = client.fleet.runtime.budget.balance
         calls = [client.embed_result("text", timeout=30) for _ in range(50)]
         calls += [client.generate("prompt", timeout=30) for _ in range(50)]
         results = await asyncio.gather(*calls)
         assert {result.node for result in results} == {node.url}
-        assert client.backend.runtime.budget.balance >= before
+        assert client.fleet.runtime.budget.balance >= before
         # Once before it is loaded, if it refuses that, and once afterwards.
         assert len(node.requests) <= 200
 
@@ -259,7 +259,7 @@ class Cloud(BaseClient):
 
     def __init__(self):
         self.ledger = Ledger({})
-        self.backend = self
+        self.service = self
 
     def chat_model_for(self, name):
         return None if name == WRITER else "cloud-chat"

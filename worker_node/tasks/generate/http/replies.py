@@ -46,9 +46,6 @@ class Renderer(ABC):
     def whole(self, events: Sequence[ChoiceEvent]) -> dict[str, Any]:
         """The reply without a stream."""
 
-    def abandon(self) -> None:  # noqa: B027  (only a dialect that stores answers needs it)
-        """The reader has left before the end."""
-
 
 @dataclass(frozen=True, slots=True)
 class Ask:
@@ -76,19 +73,15 @@ def answering(parse: Callable[[web.Request], Awaitable[Ask | web.StreamResponse]
                 shared = any(end.npu_busy_shared for end in finished)
                 headers = route_headers(choices.routes[0], busy_time(finished), shared=shared)
                 return json_response(renderer.whole(events), headers=headers)
-            try:
-                async with renderer.frames(request, route_headers(choices.head())) as stream:
-                    try:
-                        await stream.write(renderer.opening())
-                        async for event in choices.events:
-                            if frames := renderer.event(event):
-                                await stream.write(frames)
-                    except NodeError as error:
-                        stream.failed(error)
-                        await stream.write(renderer.failure(error))
-            except BaseException:
-                renderer.abandon()
-                raise
+            async with renderer.frames(request, route_headers(choices.head())) as stream:
+                try:
+                    await stream.write(renderer.opening())
+                    async for event in choices.events:
+                        if frames := renderer.event(event):
+                            await stream.write(frames)
+                except NodeError as error:
+                    stream.failed(error)
+                    await stream.write(renderer.failure(error))
             return stream.response
 
     return answer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
@@ -10,7 +9,7 @@ from pydantic import BeforeValidator, Field
 from worker_node.core.errors import BadRequest
 from worker_node.core.types import AnswerSchema, Message, RequestContext, ToolCall, ToolUse
 from worker_node.http import parameters
-from worker_node.http.body import Body, DialectBody
+from worker_node.http.body import DialectBody
 from worker_node.http.leniency import Table
 from worker_node.http.parameters import RepetitionPenalty, SamplingBody
 from worker_node.tasks.generate.http.conversation import (
@@ -82,15 +81,7 @@ class ReasoningItem(DialectBody):
     summary: Any = None
 
 
-class ItemReference(Body):
-    """An item of a stored response."""
-
-    type: Literal["item_reference"] | None = None
-    id: str
-
-
-InputItem = CallItem | OutputItem | ReasoningItem | MessageItem
-Item = InputItem | ItemReference
+Item = CallItem | OutputItem | ReasoningItem | MessageItem
 
 
 class ResponsesFunctionTool(FunctionFields):
@@ -153,7 +144,6 @@ class ResponsesBody(SamplingBody):
     parallel_tool_calls: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None
-    previous_response_id: str | None = None
 
     @property
     def items(self) -> list[Item]:
@@ -162,11 +152,11 @@ class ResponsesBody(SamplingBody):
             return [MessageItem(role="user", content=[ResponsesTextPart(type="input_text", text=self.input)])]
         return self.input
 
-    def request(self, context: RequestContext, items: Sequence[Item]) -> GenerationRequest:
-        """The domain request that answers these items, among which no reference is left. Raises BadRequest."""
+    def request(self, context: RequestContext) -> GenerationRequest:
+        """The domain request that it makes. Raises BadRequest."""
         return GenerationRequest(
             context,
-            self._conversation(items),
+            self._conversation(),
             parameters.sampling(parameters.OPENAI, vars(self)),
             self.model,
             tool_use=self._tool_use(),
@@ -175,10 +165,10 @@ class ResponsesBody(SamplingBody):
             drop_oldest=self.truncation == "auto",
         )
 
-    def _conversation(self, items: Sequence[Item]) -> tuple[Message, ...]:
+    def _conversation(self) -> tuple[Message, ...]:
         turns = [Message("system", self.instructions)] if self.instructions else []
-        called = {item.call_id: item.name for item in items if isinstance(item, CallItem)}
-        for number, item in enumerate(items):
+        called = {item.call_id: item.name for item in self.items if isinstance(item, CallItem)}
+        for number, item in enumerate(self.items):
             if isinstance(item, CallItem):
                 turns.append(Message("assistant", "", (ToolCall(item.name, past_arguments(item.arguments)),)))
             elif isinstance(item, OutputItem):
