@@ -339,11 +339,16 @@ def transcription_in(body: Any) -> dict[str, Any]:
         }
 
 
+def form_value(form: Mapping[str, Any], name: str) -> str:
+    """A field of a form as nodes read it: the last value that is not blank, without the blanks around it."""
+    given = form.get(name)
+    values = [str(value).strip() for value in (given if isinstance(given, list) else [given or ""])]
+    return next((value for value in reversed(values) if value), "")
+
+
 def transcript_in(request: Mapping[str, Any], body: Any) -> Any:
-    """The reply to a form, whose fields may be lists: the last value counts, and blanks around it do not."""
-    given = request.get("response_format")
-    values = [str(value).strip() for value in (given if isinstance(given, list) else [given])]
-    if next((value for value in reversed(values) if value), None) not in _PLAIN:
+    """The reply to a form."""
+    if form_value(request, "response_format") not in _PLAIN:
         return transcription_in(body)
     if not isinstance(body, bytes):
         raise NotAnAnswer("the reply is not plain text")

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from backend_client.http.answers import form_value
 from backend_client.http.messages import Exchange, NotAnAnswer, Reply, costs
 from backend_client.http.routes import ROUTES, read_whole
 from backend_client.http.sse import Event, EventParser, MalformedStream
@@ -17,6 +18,8 @@ _SSE, _LINES = "text/event-stream", "application/x-ndjson"
 STREAMS = frozenset({_SSE, _LINES})
 # An unfinished event of more is not a node's.
 _LONGEST_EVENT = 4 * 1024 * 1024
+# As nodes read the field of a form.
+_TRUE = frozenset({"true", "t", "yes", "y", "on", "1"})
 _CODES = {401: "invalid_api_key", 404: "model_not_found", 413: "payload_too_large"}
 # What callers get of the headers of a node or a cloud: what the reply is, and who made it. Cookies, redirects and what
 # browsers may do are for the caller's own server to say.
@@ -38,8 +41,15 @@ def passed_on(headers: Mapping[str, str]) -> dict[str, str]:
 
 def asks_for_stream(job: Exchange) -> bool:
     """Whether the reply is a stream, as far as the request says."""
-    stream = (job.body or {}).get("stream")
-    return ROUTES[job.path].streams if stream is None else bool(stream)
+    route, body = ROUTES[job.path], job.body or {}
+    if route.upload:
+        return form_value(body, "stream").lower() in _TRUE and form_value(body, "response_format") in {
+            "",
+            "json",
+            "text",
+        }
+    stream = body.get("stream")
+    return route.streams if stream is None else bool(stream)
 
 
 def in_our_words(reply: Reply, path: str) -> Reply:
@@ -80,8 +90,9 @@ class StreamWatch:
         kind = head.headers.get("content-type", "").partition(";")[0].strip()
         if kind not in STREAMS:
             return False
-        if self._form is None or kind != (_LINES if self._form.lines else _SSE):
-            raise NotAnAnswer("the reply is a stream of another form than its route's")
+        asked = ROUTES[self._job.path].upload or asks_for_stream(self._job)
+        if self._form is None or kind != (_LINES if self._form.lines else _SSE) or not asked:
+            raise NotAnAnswer("the reply is a stream that was not asked for, or of another form than its route's")
         return True
 
     def whole(self, reply: Reply) -> Any:

@@ -240,7 +240,9 @@ class FleetBackend:
 
         async def send(lease: Lease) -> tuple[Reply, bytes, StreamWatch, AsyncGenerator[Reply | bytes, None]]:
             wired = await _encoded(job, call, None)
-            parts = running.transport.parts(lease.node.url, wired, streamed=asks_for_stream(job))
+            # A model may load in silence for as long as it takes.
+            streamed = asks_for_stream(job) and runs_on_device(job)
+            parts = running.transport.parts(lease.node.url, wired, streamed=streamed)
             try:
                 return await self._begin(lease, job, wired, parts)
             except BaseException:
