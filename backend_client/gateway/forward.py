@@ -135,7 +135,10 @@ class Forwarder:
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
         dialect = ROUTES[request.path].dialect
-        job = await self._job(request, await request.read())
+        try:
+            job = await self._job(request, await request.read())
+        except RequestRejected as error:
+            raise _refusal_of(error) from None
         try:
             found, before = await self._client.core.backend.forward(job)
         except NPUError as error:
@@ -164,20 +167,17 @@ class Forwarder:
         return await self._stream(request, dialect, head, parts)
 
     async def _job(self, request: web.Request, content: bytes) -> Exchange:
-        """The request as the client takes it. Raises Refusal for what the team may not do, or no body at all."""
+        """The request as the client takes it. Raises RequestRejected, Refusal for what the team may not do."""
         route, team = ROUTES[request.path], request[TEAM]
-        try:
-            fields = await _fields(request, content) if route.upload else json_object(content)
-            device = read_device(_only(request, "X-NPU-Require-Device"), "X-NPU-Require-Device")
-            local = read_flag(_only(request, "X-NPU-Local-Only"), "X-NPU-Local-Only")
-            sent_on = {
-                lower: value
-                for name, value in request.headers.items()
-                if (lower := name.lower()).startswith(_SENT_ON) and lower not in _NOT_SENT_ON
-            }
-            printable(sent_on)
-        except RequestRejected as error:
-            raise _refusal_of(error) from None
+        fields = await _fields(request, content) if route.upload else json_object(content)
+        device = read_device(_only(request, "X-NPU-Require-Device"), "X-NPU-Require-Device")
+        local = read_flag(_only(request, "X-NPU-Local-Only"), "X-NPU-Local-Only")
+        sent_on = {
+            lower: value
+            for name, value in request.headers.items()
+            if (lower := name.lower()).startswith(_SENT_ON) and lower not in _NOT_SENT_ON
+        }
+        printable(sent_on)
         model = fields.pop("model", None)
         if not isinstance(model, str | None):
             raise Refusal(400, "invalid_request", "model must be the name of a model, as a string")
@@ -196,7 +196,8 @@ class Forwarder:
             path=request.path,
             kind=kind,
             body=fields,
-            content=content,
+            # Nodes have defaults of their own: a request that names no model gets the name of the fleet's.
+            content=content if model or route.upload else None,
             content_type=request.headers.get("Content-Type", "application/json"),
             model=model or None,
             deadline=Deadline.after(seconds, self._client.core.clock),

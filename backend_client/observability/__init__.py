@@ -193,9 +193,11 @@ class ObservedBackend:
         operation = operation_name(job)
         attributes = of_request(job, operation, self._asked, stream=stream)
         began = time.perf_counter()
+        # A request that the gateway takes over belongs to the trace of its headers.
+        parent = _PROPAGATOR.extract(job.extra_headers) if "traceparent" in job.extra_headers else None
         # A stream's span cannot be the current one: it is open while the caller's own code runs.
         span = self._tracer.start_span(
-            f"{operation} {job.model}" if job.model else operation, kind=SpanKind.CLIENT, attributes=attributes
+            f"{operation} {job.model}" if job.model else operation, parent, kind=SpanKind.CLIENT, attributes=attributes
         )
         seen = _Observation(span)
         error = ""

@@ -23,7 +23,7 @@ from backend_client.gateway.cli import build_parser, main
 from backend_client.gateway.keys import KeyStore
 from backend_client.gateway.settings import GatewaySettings
 from backend_client.testing import cut
-from backend_client.testing.node import EMBEDDER, WRITER, route_headers
+from backend_client.testing.node import EMBEDDER, WRITER, model_row, route_headers
 from tests.faults.client.test_fallback import settings as cloud_settings
 from tests.faults.scripted_node import answering, error_response, vectors_for
 from tests.support.gateway import started_store
@@ -530,3 +530,37 @@ async def test_a_key_for_some_models_is_shown_no_others(scripted, tmp_path):
         form.add_field("file", b"RIFF", filename="a.wav")
         reply = await http.post("/v1/audio/transcriptions", data=form, headers=bound)
         assert (reply.status, "one model" in await reply.text()) == (400, True)
+
+
+async def test_errors_of_models_are_in_anthropics_form_for_its_clients(scripted):
+    async with gateway(scripted) as http:
+        headers = {"anthropic-version": "2023-06-01", "X-Request-ID": "mine"}
+        for path in ("/v1/models/none", "/v1/models?limit=0", f"/v1/models/{EMBEDDER}", "/v1/models/a/b"):
+            reply = await http.get(path, headers=headers)
+            body = await reply.json()
+            assert (body["type"], reply.status) in {("error", 404), ("error", 400)}, path
+            assert body["error"]["type"] in {"not_found_error", "invalid_request_error"}
+            assert (reply.headers["request-id"], reply.headers["X-Request-ID"]) == ("mine", "mine")
+        reply = await http.get(f"/v1/models/{WRITER}", headers=headers)
+        assert ((await reply.json())["type"], reply.headers["request-id"]) == ("model", "mine")
+        stream = {"messages": [], "max_tokens": 1, "model": "none"}
+        assert (await http.post("/v1/messages", json=stream)).headers["request-id"].startswith("req_")
+        plain = await http.get("/v1/models/none")
+        assert (await plain.json())["error"]["code"] == "model_not_found"
+        assert "request-id" not in plain.headers
+
+
+async def test_a_request_that_names_no_model_of_several_is_the_callers_mistake(scripted):
+    scripted.offer("generation", "another")
+    async with gateway(scripted) as http:
+        reply = await http.post("/inference", json={"prompt": "a"})
+        assert (reply.status, (await reply.json())["error"]["code"]) == (400, "invalid_request")
+    assert not scripted.requests
+
+
+async def test_a_request_that_names_no_model_is_for_the_default_of_the_fleet(scripted):
+    """Of which the node has another one: `spaces` of the client names it."""
+    scripted.models = {"another": model_row("embedding") | {"dimensions": 8, "space": "space-c"}, **scripted.models}
+    async with gateway(scripted) as http:
+        reply = await http.post("/embeddings", json={"texts": ["a"]})
+        assert (reply.status, reply.headers["X-Model"]) == (200, EMBEDDER)
