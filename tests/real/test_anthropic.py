@@ -116,11 +116,6 @@ def test_an_answer_is_held_to_a_schema(client):
         ({"messages": [{"role": "user", "content": "word " * 9000}]}, "invalid_request_error", "prompt is too long: "),
         ({"messages": [{"role": "user", "content": "word " * 90000}]}, "invalid_request_error", "prompt is too long: "),
         ({"messages": [{"role": "user", "content": [PNG]}]}, "invalid_request_error", "does not read images"),
-        (
-            {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
-            "invalid_request_error",
-            "runs no tools of its own",
-        ),
         ({"tool_choice": {"type": "tool", "name": "other"}, "tools": [WEATHER]}, "invalid_request_error", "'other'"),
         ({"messages": []}, "invalid_request_error", "messages"),
         ({"extra_body": {"max_tokens": None}}, "invalid_request_error", "max_tokens"),

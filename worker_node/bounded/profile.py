@@ -93,7 +93,7 @@ def _app(node: Node, service: JobService) -> web.Application:
     """Return the application of the bounded profile: its own routes and nothing else."""
     # The log has method, path, status and time alone: a request has no id, least of all one that its caller wrote.
     log_request = log_requests(lambda _request: "-")
-    render = errors_as(lambda _path: job_error_response, admit_connection, OriginPolicy("127.0.0.1").check)
+    render = errors_as(lambda _request: job_error_response, admit_connection, OriginPolicy("127.0.0.1").check)
     app = web.Application(middlewares=[log_request, render])
     app[NODE] = node
     app[SERVICE] = service

@@ -27,7 +27,7 @@ from worker_node.core.errors import (
 )
 from worker_node.engines.protocol import EngineState
 from worker_node.http.body import Body, deadline_of, read_body
-from worker_node.http.errors import describe
+from worker_node.http.errors import ANTHROPIC_VERSION, describe
 from worker_node.http.health import certification, excluded_placements
 from worker_node.http.replies import ErrorFields, OpenAIModel, OpenAIModels, Reply, json_response
 from worker_node.http.request_state import NODE
@@ -39,8 +39,6 @@ from worker_node.manager.served import ModelState, ServedModel
 from worker_node.models.directory import InstalledModel
 from worker_node.registry import Task, task_of, tasks
 
-# With this header the lists of models are in Anthropic's form.
-_ANTHROPIC = "anthropic-version"
 # As Anthropic documents them.
 _PAGE, _LARGEST_PAGE = 20, 1000
 # How many ended pulls are kept.
@@ -134,7 +132,7 @@ async def _openai_list(request: web.Request) -> web.Response:
     node = request.app[NODE]
     served = {model.id: model for model in node.manager.models}
     usable = chat_first(await node.manager.installed(deadline_of(request)))
-    if _ANTHROPIC in request.headers:
+    if ANTHROPIC_VERSION in request.headers:
         rows = [_anthropic_model(model) for model in usable if "completion" in capabilities(model)]
         return json_response(_anthropic_page(rows, request.query))
     return json_response({"object": "list", "data": [_openai_model(model, served.get(model.id)) for model in usable]})
@@ -160,7 +158,7 @@ def _anthropic_page(rows: list[dict[str, Any]], query: Mapping[str, str]) -> dic
 async def _openai_one(request: web.Request) -> web.Response:
     node = request.app[NODE]
     model = await node.manager.resolve(request.match_info["id"], deadline_of(request))
-    if _ANTHROPIC in request.headers:
+    if ANTHROPIC_VERSION in request.headers:
         return json_response(_anthropic_model(model.installed))
     return json_response(_openai_model(model.installed, model))
 
@@ -171,6 +169,8 @@ def _anthropic_model(model: InstalledModel) -> dict[str, Any]:
         "id": model.id,
         "display_name": model.id,
         "lifecycle": "active",
+        "deprecated_at": None,
+        "retires_at": None,
         "created_at": datetime.fromtimestamp(int(model.installed_at), UTC).isoformat().replace("+00:00", "Z"),
         "max_input_tokens": model.context_limit,
     }

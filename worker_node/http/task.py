@@ -66,7 +66,7 @@ def task_apis() -> Iterator[TaskApi]:
             yield cast("TaskApi", load(task.api))
 
 
-def error_form(path: str) -> Renderer:
-    """The function that makes a reply of an error at this path."""
-    own = (api.errors[path] for api in task_apis() if path in api.errors)
-    return next(own, None) or renderer(path)
+def error_form(request: web.Request) -> Renderer:
+    """The function that makes a reply of an error of this request."""
+    own = (api.errors[request.path] for api in task_apis() if request.path in api.errors)
+    return next(own, None) or renderer(request)

@@ -29,7 +29,7 @@ async def serving(policy, monkeypatch):
     async def refuse(_request):
         raise BadRequest("wrong")
 
-    app = web.Application(middlewares=[errors_as(lambda _path: _plain_error, policy.check)])
+    app = web.Application(middlewares=[errors_as(lambda _request: _plain_error, policy.check)])
     app.on_response_prepare.append(policy.add_headers)
     app.add_routes([web.get("/", answer), web.post("/", answer), web.post("/wrong", refuse)])
     server = TestServer(app, host="127.0.0.1")
