@@ -15,6 +15,7 @@
     ├── ModelInUse                  409 model_in_use        it has requests, and is to be removed
     ├── RequestTimeout              408 request_timeout     the client was too slow in sending
     ├── PayloadTooLarge             413 payload_too_large
+    ├── UnsupportedMediaType        415 unsupported_media_type  a body in an encoding that the node does not read
     ├── Retryable                   (retry_after set)       another try, here or elsewhere, may succeed
     │   ├── Overloaded              429 overloaded
     │   ├── EngineUnavailable       503 engine_unavailable  the engine died, hung, or is not ready yet
@@ -170,6 +171,14 @@ class PayloadTooLarge(NodeError):
 
     status = 413
     code = "payload_too_large"
+    type = "invalid_request_error"
+
+
+class UnsupportedMediaType(NodeError):
+    """The body is in an encoding that the node does not read."""
+
+    status = 415
+    code = "unsupported_media_type"
     type = "invalid_request_error"
 
 

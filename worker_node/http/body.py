@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+import zlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -19,7 +20,14 @@ from aiohttp import web
 from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, ValidationError
 from pydantic_core import CoreSchema
 
-from worker_node.core.errors import BadRequest, DeadlineExceeded, PayloadTooLarge, RequestTimeout, UnsupportedParameter
+from worker_node.core.errors import (
+    BadRequest,
+    DeadlineExceeded,
+    PayloadTooLarge,
+    RequestTimeout,
+    UnsupportedMediaType,
+    UnsupportedParameter,
+)
 from worker_node.http.leniency import Ignored, Table, sift
 from worker_node.http.request_state import STATE
 from worker_node.node import Node
@@ -29,6 +37,11 @@ MAX_VALUES = 50_000
 _NUMBERS_AS_ONE = 16
 
 _NUMBERS_AND_BLANKS = b"-0123456789 \t\r\n"
+
+UNKNOWN_ENCODING = "Content-Encoding: gzip (x-gzip), deflate and identity are supported; send the body in one of them"
+# What aiohttp decodes; it passes on what it does not know as it is.
+_DECODED = frozenset({"", "identity", "gzip", "deflate"})
+_UNFRAMED = "the body is not framed or encoded as its headers say"
 
 _MILLISECONDS = re.compile(r"-?[0-9]{1,12}")
 
@@ -147,8 +160,42 @@ async def read_bytes(request: web.Request, limit: int | None = None) -> bytes:
     state = request[STATE]
     if state.dry_run is not None:
         return state.dry_run.body
-    settings = state.node.settings
-    limit = settings.max_body_bytes if limit is None else limit
+    limit = state.node.settings.max_body_bytes if limit is None else limit
+    zipped = request.headers.get("Content-Encoding", "").lower() == "x-gzip"
+    data = await _received(request, limit)
+    return await asyncio.to_thread(_unzipped, data, limit) if zipped else data
+
+
+def check_encoding(request: web.Request) -> None:
+    """The check of each request: raises UnsupportedMediaType for a body in an encoding that is not decoded here."""
+    encoding = request.headers.get("Content-Encoding", "").lower()
+    if encoding not in _DECODED and (encoding != "x-gzip" or request.content_type.startswith("multipart/")):
+        raise UnsupportedMediaType(UNKNOWN_ENCODING)
+
+
+async def expect_continue(_request: web.Request) -> None:
+    """For routes: `100 Continue` is sent where the body is read (`arrival`), so refusals before that cost no upload."""
+
+
+def _unzipped(data: bytes, limit: int) -> bytes:
+    """The content of a gzip file; aiohttp does not know its old name. Raises BadRequest, PayloadTooLarge."""
+    decoder = zlib.decompressobj(zlib.MAX_WBITS | 16)
+    try:
+        content = decoder.decompress(data, limit + 1)
+    except zlib.error:
+        raise BadRequest(_UNFRAMED) from None
+    if len(content) > limit:
+        raise _too_large(limit)
+    if not decoder.eof or decoder.unused_data:
+        raise BadRequest(_UNFRAMED)
+    return content
+
+
+def _too_large(limit: int) -> PayloadTooLarge:
+    return PayloadTooLarge(f"the body has more than the {limit} bytes that it may have")
+
+
+async def _received(request: web.Request, limit: int) -> bytes:
     if (request.content_length or 0) > limit:
         raise PayloadTooLarge(f"the body has {request.content_length} bytes and may have {limit}")
     if request.content.is_eof() and request.content.exception() is None and request.content.total_bytes <= limit:
@@ -166,13 +213,13 @@ async def read_bytes(request: web.Request, limit: int | None = None) -> bytes:
                 chunks.append(chunk)
                 size += len(chunk)
                 if size > limit:
-                    raise PayloadTooLarge(f"the body has more than the {limit} bytes that it may have")
+                    raise _too_large(limit)
     except RuntimeError:
         if request.transport is not None:
             raise
         raise ConnectionResetError("the client left before its body was read") from None
     except web.RequestPayloadError:
-        raise BadRequest("the body is not framed or encoded as its headers say") from None
+        raise BadRequest(_UNFRAMED) from None
 
 
 def deadline_of(request: web.Request) -> float:
@@ -184,12 +231,17 @@ def deadline_of(request: web.Request) -> float:
 
 @asynccontextmanager
 async def arrival(request: web.Request) -> AsyncIterator[None]:
-    """Bounds the time in which the body is read in this block: each piece must arrive within `silence` seconds.
+    """Asks for the body, which is read in this block, and bounds its time: each piece must arrive within `silence`
+    seconds.
 
     Raises RequestTimeout when the sender falls silent, and DeadlineExceeded when the request's deadline passes first,
     so that a byte now and then holds a connection neither for hours nor beyond the caller's deadline.
     """
     deadline = deadline_of(request)
+    if request.version >= (1, 1) and request.headers.get("Expect", "").lower() == "100-continue":
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        # Not part of the reply, which aiohttp takes for begun otherwise.
+        request.writer.output_size = 0
     try:
         async with asyncio.timeout(max(0.0, deadline - time.monotonic())) as scope:
             yield

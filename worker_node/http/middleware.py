@@ -165,6 +165,9 @@ def errors_as(form: Callable[[web.Request], Renderer], *checks: Check) -> Middle
             response.headers[FAULTS] = str(faults)
         if allow is not None:
             response.headers["Allow"] = allow
+        if "Expect" in request.headers and not request.content.is_eof():
+            # The client need not send the body any more, so what follows on this connection may be either.
+            response.force_close()
         return response
 
     return render
