@@ -360,7 +360,7 @@ def _rendered(
             reply["segments"] = [_segment(place, segment, wanted) for place, segment in enumerate(segments)]
         if wanted.words:
             reply["words"] = [
-                {"word": word.text.strip(), "start": round(word.begin, 2), "end": round(word.end, 2)}
+                {"word": word.text.strip(), "start": round(word.begin, 3), "end": round(word.end, 3)}
                 for part in parts
                 for word in part.words
             ]
@@ -372,8 +372,8 @@ def _segment(place: int, segment: Span, wanted: TranscriptionRequest) -> dict[st
     return {
         "id": place,
         "seek": round(segment.begin * 100),
-        "start": round(segment.begin, 2),
-        "end": round(segment.end, 2),
+        "start": round(segment.begin, 3),
+        "end": round(segment.end, 3),
         "text": segment.text,
         "tokens": [],
         "temperature": wanted.temperature,
