@@ -262,10 +262,10 @@ class OllamaOptions(SamplingBody):
     repeat_penalty: RepetitionPenalty | None = None
     ignore_eos: bool | None = None
 
-    def sampling(self) -> Sampling:
+    def sampling(self, *, logprobs: bool) -> Sampling:
         """How to sample. Raises BadRequest."""
-        given = self.model_dump()
-        return parameters.sampling(parameters.OLLAMA, given, dialect_defaults=parameters.OLLAMA_DEFAULTS)
+        defaults = parameters.OLLAMA_DEFAULTS
+        return parameters.sampling(parameters.OLLAMA, self.model_dump(), dialect_defaults=defaults, logprobs=logprobs)
 
 
 def schema_of(wanted: Format | None) -> AnswerSchema | None:

@@ -22,7 +22,7 @@ from worker_node.http.body import arrival, silence
 from worker_node.http.body import explain as explain_invalid
 from worker_node.http.context import request_context, route_headers
 from worker_node.http.errors import describe_error
-from worker_node.http.leniency import Ignored
+from worker_node.http.leniency import Ignored, reject_required_device
 from worker_node.http.replies import Reply
 from worker_node.http.request_state import NODE, STATE
 from worker_node.http.sse import EventStream
@@ -158,10 +158,12 @@ class UploadForm:
     fields: MultiDict[str] = field(default_factory=MultiDict)
 
     def note_ignored(self, request: web.Request, *, detects_voice: bool) -> None:
-        """List fields without effect in the reply, or refuse them where the node is strict.
+        """List fields without effect in the reply, or refuse them where the node is strict. Raises
+        UnsupportedParameter.
 
         `detects_voice`: what the form says of voice activity has an effect.
         """
+        reject_required_device(self.fields)
         state = request[STATE]
         strict = state.node.settings.unknown_fields == "reject"
         ignored = Ignored()

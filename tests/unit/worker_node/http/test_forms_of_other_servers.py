@@ -6,6 +6,7 @@ The engine is scripted: what it is given is the prompt and the grammar.
 import json
 
 import numpy as np
+import ollama
 import pytest
 
 from tests.support.events import sse
@@ -214,6 +215,50 @@ async def test_more_logprobs_than_there_are_is_what_there_is(store, temperature,
         fields = {"logprobs": True, "top_logprobs": shown, "temperature": temperature}
         reply, _ = await post(client, CHAT, **fields)
         assert "X-NPU-Node-Ignored" not in reply.headers
+
+
+@pytest.mark.parametrize(("path", "text"), [(OLLAMA, "message"), ("/api/generate", "response")])
+async def test_ollamas_answers_have_log_probabilities_in_its_clients_form(store, path, text):
+    form = ollama.ChatResponse if path == OLLAMA else ollama.GenerateResponse
+    asked = {"logprobs": True, "top_logprobs": 5, "stream": False}
+    async with writing(store) as (client, _, engine):
+        reply, whole = await post(client, path, **asked, options={"temperature": 0})
+        assert reply.headers["X-NPU-Node-Ignored"] == "top_logprobs;limited=1"
+        tokens = form.model_validate(whole).logprobs
+        assert "".join(token.token for token in tokens) == engine.text
+        assert {(token.logprob, token.top_logprobs[0].token == token.token) for token in tokens} == {(-0.5, True)}
+        # Ollama's own default is a temperature, with which the likeliest token is not known.
+        reply, sampled = await post(client, path, **asked)
+        assert reply.headers["X-NPU-Node-Ignored"] == "top_logprobs;limited=0"
+        assert {len(token["top_logprobs"]) for token in sampled["logprobs"]} == {0}
+        async with client.post(path, json={"model": WRITER, **PROMPTS[path], "logprobs": True}) as reply:
+            *frames, last = [json.loads(line) for line in (await reply.text()).splitlines()]
+        assert "logprobs" not in last
+        said = [frame[text]["content"] if path == OLLAMA else frame[text] for frame in frames]
+        assert "".join(said) == "".join(token["token"] for frame in frames for token in frame["logprobs"])
+        reply, whole = await post(client, path, top_logprobs=5, stream=False)
+        assert (reply.headers["X-NPU-Node-Ignored"], "logprobs" in whole) == ("top_logprobs", False)
+        reply, whole = await post(client, path, stream=False, logprobs=True, top_logprobs=21)
+        assert reply.status == 400
+
+
+async def test_ollamas_own_example_of_options_is_taken_and_what_has_no_effect_is_named(store):
+    options = {"typical_p": 0.7, "repeat_last_n": 33, "num_keep": 5, "penalize_newline": True, "numa": False}
+    async with writing(store) as (client, *_):
+        reply, _ = await post(client, OLLAMA, options=options, stream=False)
+        assert reply.status == 200
+        assert reply.headers["X-NPU-Node-Ignored"] == ", ".join(sorted(f"options.{name}" for name in options))
+
+
+@pytest.mark.parametrize("path", [CHAT, OLLAMA, "/v1/embeddings", "/api/embed", "/embeddings", "/v1/rerank"])
+async def test_a_required_device_in_a_body_is_refused_and_never_ignored(store, path):
+    body = {"require_device": "NPU", "query": "a", "documents": ["a"], "messages": TURNS, "input": "a"}
+    if path == "/embeddings":
+        body = {"require_device": "NPU", "texts": ["a"]}
+    async with writing(store) as (client, *_):
+        reply, error = await post(client, path, **body)
+    assert reply.status == 400
+    assert "require_device" in str(error)
 
 
 async def test_a_priority_above_0_is_batch_work(store):

@@ -144,12 +144,13 @@ async def test_no_time_is_after_the_end_of_the_audio(send, ear):
         (1, {"language": "en"}, None),
         (1, {"language": "EN"}, None),
         (1, {"language": "de"}, "language"),
+        (1, {"require_device": "NPU"}, "require_device"),
         (0.1, {}, None),
         (0.05, {}, "file"),
         (1 / RATE, {}, "file"),
     ],
 )
-async def test_an_english_model_takes_english_and_audio_that_is_long_enough(send, seconds, fields, param):
+async def test_what_a_form_asks_for_is_done_or_refused_by_name(send, seconds, fields, param):
     status, body = await send(tone(-20, seconds), **fields)
     assert (status, body.get("error", {}).get("param")) == (400 if param else 200, param)
     assert param != "file" or "at least 0.1 s" in body["error"]["message"]

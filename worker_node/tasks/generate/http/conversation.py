@@ -33,7 +33,8 @@ class ImagePart(DialectBody):
         detail: str | None = None
 
     type: Literal["image_url"]
-    image_url: Url
+    # Some clients, and OpenAI's own older examples, write the URL alone.
+    image_url: Annotated[Url, BeforeValidator(lambda given: {"url": given} if isinstance(given, str) else given)]
 
 
 class ResponsesTextPart(DialectBody):
