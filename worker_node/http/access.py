@@ -105,7 +105,12 @@ class OriginPolicy:
 
     def opens_to(self, origin: str | None) -> bool:
         """Whether `cors_origins` names the origin."""
-        return origin is not None and ("*" in self.origins or origin.lower() in self.origins)
+        if origin is None:
+            return False
+        scheme, _, rest = origin.lower().partition("://")
+        match = _AUTHORITY.fullmatch(rest)
+        any_port = "" if match is None else f"{scheme}://{match[1]}:*"
+        return not self.origins.isdisjoint({"*", origin.lower(), any_port})
 
     def check(self, request: web.Request) -> web.StreamResponse | None:
         """Answer the preflight requests of browsers for the origins that are let in.

@@ -24,8 +24,8 @@ from worker_node.settings.model import ModelSettings, custom_error
 
 # A name or an address, `*.example` for all names below one, or `*` for all.
 _HOST_NAME = re.compile(r"\*|(?:\*\.)?[A-Za-z0-9_-][A-Za-z0-9._-]*|[0-9A-Fa-f:.]+")
-# Scheme, host and port as browsers send them.
-_ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#\s]+")
+# Scheme, host and port as browsers send them; the port may be any.
+_ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://(?:\[[0-9A-Fa-f:.]+\]|[^/?#\s*:\[\]]+)(?::(?:[0-9]{1,5}|\*))?")
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*(?:([KMGT])(i?))?B?", re.IGNORECASE | re.ASCII)
 
 
@@ -170,7 +170,7 @@ class NodeSettings(BaseSettings):
         default=(), description='further host names of a node without keys: "npu.example", "*.lan", "*"'
     )
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
-        default=(), description='sites whose pages may call this node: "https://app.example", "*"'
+        default=(), description='sites whose pages may call this node: "https://app.example", "http://localhost:*", "*"'
     )
     model_store: Path = Field(
         default_factory=default_store_root,
@@ -362,7 +362,8 @@ class NodeSettings(BaseSettings):
         for origin in value:
             if origin != "*" and _ORIGIN.fullmatch(origin) is None:
                 raise ValueError(
-                    f"{origin!r} is not an origin: write https://app.example (scheme, host, port) or * for all"
+                    f"{origin!r} is not an origin: write https://app.example (scheme, host, port), "
+                    "http://localhost:* for any port, or * for all"
                 )
         return value
 
