@@ -9,9 +9,11 @@ import numpy as np
 import ollama
 import pytest
 
+from tests.support.application import application
 from tests.support.events import sse
 from tests.support.recogniser import Recogniser
-from tests.support.writing import WRITER, writing
+from tests.support.task_models import HEARER, RANKER, hearer, placement, ranker
+from tests.support.writing import EMBEDDER, WRITER, writing
 
 CHAT, COMPLETIONS, OLLAMA = "/v1/chat/completions", "/v1/completions", "/api/chat"
 TURNS = [{"role": "user", "content": "Hello"}]
@@ -215,6 +217,27 @@ async def test_more_logprobs_than_there_are_is_what_there_is(store, temperature,
         fields = {"logprobs": True, "top_logprobs": shown, "temperature": temperature}
         reply, _ = await post(client, CHAT, **fields)
         assert "X-NPU-Node-Ignored" not in reply.headers
+
+
+async def test_tokens_are_told_for_every_model_that_takes_texts(store):
+    async with writing(store) as (client, _, engine):
+        reply, body = await post(client, "/tokenize", model=EMBEDDER, prompt="hello")
+        assert (reply.status, body) == (200, {"count": 3, "max_model_len": 256, "tokens": [101, 7592, 102]})
+        _, body = await post(client, "/tokenize", model=EMBEDDER, prompt="hello", add_special_tokens=False)
+        assert body["tokens"] == [7592]
+        _, body = await post(client, "/tokenize", model=EMBEDDER, content="hello")
+        assert body["tokens"] == [7592]
+        for wrong in ({"messages": TURNS}, {"prompt": "a", "with_pieces": True}, {}, {"prompt": "a " * 300}):
+            reply, body = await post(client, "/tokenize", model=EMBEDDER, **wrong)
+            assert reply.status == 400, wrong
+        assert (body["error"]["code"], body["error"]["param"]) == ("context_length_exceeded", "prompt")
+        assert not engine.jobs
+    models = [ranker(store, [placement(RANKER, engine)]), hearer(store, [placement(HEARER, engine)])]
+    async with application(models) as (client, _):
+        _, body = await post(client, "/tokenize", model=RANKER, prompt="hello")
+        assert body["tokens"] == [101, 7592, 102]
+        reply, body = await post(client, "/tokenize", model=HEARER, prompt="hello")
+        assert (reply.status, body["error"]["param"]) == (400, "model")
 
 
 @pytest.mark.parametrize(("path", "text"), [(OLLAMA, "message"), ("/api/generate", "response")])
