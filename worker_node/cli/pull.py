@@ -94,7 +94,7 @@ def _pull(args: argparse.Namespace) -> int:
     if args.check or args.embedded or args.name or args.quantization or args.model_store:
         failed = _pull_to_store(args, names)
     else:
-        failed = on_node(args, lambda node: _pull_by_node(node, names), lambda: _pull_to_store(args, names))
+        failed = on_node(args, lambda node: _pull_by_node(args, node, names), lambda: _pull_to_store(args, names))
     print("".join(graphs), end="")
     return failed
 
@@ -128,15 +128,25 @@ def _toml(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _pull_by_node(node: NodeClient, names: list[str]) -> int:
+def _pull_by_node(args: argparse.Namespace, node: NodeClient, names: list[str]) -> int:
+    from worker_node.cli.node_client import NodeCallFailed
     from worker_node.cli.output import progress_display
+    from worker_node.models.sources.reference import is_local
 
     for name in names:
         # The node knows its own directories, not the one that this command was started in.
         local = "://" not in name and (name.startswith(("./", "../", "~")) or name.endswith(".gguf"))
         source = str(Path(name).expanduser().resolve()) if local else name
-        with progress_display(name) as progress:
-            node.pull(source, progress)
+        try:
+            with progress_display(name) as progress:
+                node.pull(source, progress)
+        except NodeCallFailed as error:
+            if error.http_status != 400 or not is_local(name):
+                raise
+            # Requests may name few local files; the user of this command may read more.
+            if failed := _pull_to_store(args, [name]):
+                return failed
+            continue
         print(f"{name}: ready at {node.url}", flush=True)
     return 0
 

@@ -29,8 +29,8 @@
     ├── DeadlineExceeded            504 deadline_exceeded
     ├── InternalError               500 internal_error      a bug here: nothing a client sends may cause it
     ├── ConfigurationError          (start-up)              settings or a model directory are wrong
-    └── ModelError                  502 model_error         download, verification or conversion failed
-        ├── DownloadFailed
+    └── ModelError                  502 model_error         verification or conversion failed
+        ├── DownloadFailed          424                     another host could not be reached, or refused
         ├── HashMismatch
         └── ConversionFailed
 
@@ -290,7 +290,12 @@ class ModelError(NodeError):
 
 
 class DownloadFailed(ModelError):
-    """The source could not be reached, or did not hold the file."""
+    """The source could not be reached, or did not hold the file.
+
+    502 would say that a proxy found no node: clients would ask the next node, and count it against this one.
+    """
+
+    status = 424
 
 
 class HashMismatch(ModelError):

@@ -37,6 +37,7 @@ from worker_node.manager.manager import ModelManager
 from worker_node.manager.replacement import WhileInUse
 from worker_node.manager.served import ModelState, ServedModel
 from worker_node.models.directory import InstalledModel
+from worker_node.models.sources.reference import is_below, is_local
 from worker_node.registry import Task, task_of, tasks
 
 # As Anthropic documents them.
@@ -393,12 +394,27 @@ class PullJobs:
 PULLS = web.AppKey("pulls", PullJobs)
 
 
+async def start_pull(request: web.Request, name: str) -> PullJob:
+    """Begin to pull, or follow a pull of that name. Raises as `ModelManager.pull_spec`.
+
+    Raises BadRequest for files of this machine outside of `pull_roots`, by one text, so that nobody learns which exist.
+    """
+    node, deadline = request.app[NODE], deadline_of(request)
+    manager, roots = node.manager, node.settings.pull_roots
+    local = is_local(name.strip()) and manager.store.catalog.find(name) is None
+    if local and not await manager.query_store(lambda _: is_below(name.strip(), roots), deadline):
+        raise BadRequest(
+            f"{name[:200]!r}: requests may name local files only by an absolute path below one of the node's "
+            "pull_roots; add its directory there, or run npu-node pull on the node's machine",
+            param="model",
+        )
+    await manager.pull_spec(name, deadline)  # a wrong name has a status of its own
+    return request.app[PULLS].start(manager, name)
+
+
 async def _pull(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, PullBody)
-    manager = request.app[NODE].manager
-    await manager.pull_spec(body.name, deadline_of(request))  # a wrong name has a status of its own
-    job = request.app[PULLS].start(manager, body.name)
-    return await _reply(request, job, 202)
+    return await _reply(request, await start_pull(request, body.name), 202)
 
 
 async def _job(request: web.Request) -> web.StreamResponse:

@@ -32,7 +32,7 @@ from worker_node.manager.replacement import Turnover, WhileInUse
 from worker_node.manager.served import FailedModel, KeepAlive, Names, ServedModel
 from worker_node.models.directory import InstalledModel
 from worker_node.models.prepare import PullSpec
-from worker_node.models.pull import checked_spec, pull
+from worker_node.models.pull import pull
 from worker_node.models.store import ModelStore
 from worker_node.registry import tasks
 
@@ -234,8 +234,8 @@ class ModelManager:
                     await self.resolve(failed.name, math.inf)
 
     async def pull_spec(self, name: str, deadline: float) -> PullSpec:
-        """What a request to pull `name` asks for. Raises as `checked_spec` and `query_store`."""
-        return await self.query_store(lambda store: checked_spec(store, name), deadline)
+        """What a request to pull `name` asks for. Raises as `ModelStore.pull_spec` and `query_store`."""
+        return await self.query_store(lambda store: store.pull_spec(name), deadline)
 
     async def delete(self, name: str, in_use: WhileInUse = WhileInUse.DRAIN, *, deadline: float = math.inf) -> None:
         """Stop serving a model and remove its files, damaged or not. Raises ModelNotFound, ModelInUse, BadRequest.

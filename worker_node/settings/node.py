@@ -176,6 +176,10 @@ class NodeSettings(BaseSettings):
         default_factory=default_store_root,
         description="directory of the installed models; default: ~/.cache/npu-node/models",
     )
+    pull_roots: Annotated[tuple[Path, ...], NoDecode] = Field(
+        default=(),
+        description="directories of model files that requests may pull by their path; npu-node pull takes any",
+    )
     models: tuple[ModelSettings, ...] = Field(
         default=tuple(ModelSettings(name=name) for name in EMBEDDED_MODELS),
         description="what to serve: a table [[models]] for each model",
@@ -367,6 +371,13 @@ class NodeSettings(BaseSettings):
                 )
         return value
 
+    @field_validator("pull_roots")
+    @classmethod
+    def _roots(cls, value: tuple[Path, ...]) -> tuple[Path, ...]:
+        if relative := next((root for root in value if not root.expanduser().is_absolute()), None):
+            raise ValueError(f"{str(relative)!r} must be an absolute path")
+        return tuple(root.expanduser() for root in value)
+
     @field_validator("allow_image_hosts")
     @classmethod
     def _image_hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -381,6 +392,7 @@ class NodeSettings(BaseSettings):
         "allowed_hosts",
         "cors_origins",
         "allow_image_hosts",
+        "pull_roots",
         "devices",
         mode="before",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,13 +88,23 @@ def parse_reference(name: str, catalog: Catalog) -> Reference:
 
 def foreign_reference(name: str) -> ForeignReference | None:
     """As `parse_reference` without the catalog; None when the name has none of the forms. Raises BadRequest."""
-    if (reference := hub_reference(name)) is not None:
-        return reference
-    if "://" in name:
-        return None
-    if name.startswith(("/", "./", "../", "~")) or name.endswith(".gguf") or name in {".", ".."}:
-        return _local(name)
-    return None
+    return _local(name) if is_local(name) else hub_reference(name)
+
+
+def is_local(name: str) -> bool:
+    """Whether a name that is not of the catalog stands for files of this machine. Looks at no file."""
+    if "://" in name or hub_reference(name) is not None:
+        return False
+    return name.startswith(("/", "./", "../", "~")) or name.endswith(".gguf") or name in {".", ".."}
+
+
+def is_below(name: str, roots: Iterable[Path]) -> bool:
+    """Whether a name is an absolute path into one of the directories, with all links resolved."""
+    try:
+        return Path(name).is_absolute() and any(Path(name).resolve().is_relative_to(root.resolve()) for root in roots)
+    except (OSError, ValueError, RuntimeError):
+        # Too long, a null byte, links in a circle.
+        return False
 
 
 def is_foreign(name: str) -> bool:

@@ -256,6 +256,15 @@ def test_pull_asks_the_node_and_names_local_files_by_their_absolute_path(api, tm
     assert "downloading x" in capsys.readouterr().err
 
 
+def test_pull_of_local_files_that_the_node_refuses_goes_to_the_store(api, monkeypatch):
+    api.refuse = (400, "not below pull_roots")
+    stored = []
+    monkeypatch.setattr("worker_node.cli.pull._pull_to_store", lambda _args, names: stored.extend(names) or 0)
+    assert main(["pull", "./mine", "/models/tiny.gguf"]) == 0
+    assert stored == ["./mine", "/models/tiny.gguf"]
+    assert main(["pull", "smollm2"]) == 1
+
+
 def test_what_the_node_refuses_is_said_in_its_words(api, capsys):
     api.refuse = (404, "model 'x' not found")
     assert main(["show", "x"]) == 1

@@ -103,7 +103,7 @@ async def test_a_deleted_model_of_the_settings_is_failed_until_it_is_pulled_agai
 
     monkeypatch.setattr("worker_node.manager.manager.pull", pull)
     spec = SimpleNamespace(model_id="sound", name="sound")
-    monkeypatch.setattr("worker_node.manager.manager.checked_spec", lambda _store, _name: spec)
+    monkeypatch.setattr(ModelStore, "pull_spec", lambda _store, _name: spec)
     monkeypatch.setattr(ModelStore, "is_installed", lambda _store, _wish: False)
     manager = ModelManager([model, other], ModelStore(copied), pytest.fail)
     await manager.delete("sound")

@@ -7,7 +7,6 @@ import pytest
 from tests.support.cross_encoders import write_tiny
 from tests.support.scripted_hub import COMMIT, Repository
 from worker_node.core.errors import (
-    BadRequest,
     ConfigurationError,
     ConversionFailed,
     SourceRejected,
@@ -15,7 +14,6 @@ from worker_node.core.errors import (
 from worker_node.core.types import ModelKind
 from worker_node.models.catalog import Quantization
 from worker_node.models.in_place import open_directory
-from worker_node.models.pull import checked_spec
 from worker_node.models.store import ModelStore
 
 # Each conversion is a process of its own.
@@ -122,14 +120,6 @@ def test_what_does_not_fit_into_memory_is_rejected_before_the_conversion(store_r
     monkeypatch.setattr("worker_node.models.sources.selection.available_memory", lambda: 900_000_000)
     with pytest.raises(ConversionFailed, match=r"not enough memory to convert .* takes up to 1\.0 GB, 0\.9 GB"):
         ModelStore().pull(str(make_gguf()))
-
-
-def test_requests_may_name_local_files_only_by_their_absolute_path(store_root):
-    store = ModelStore()
-    assert checked_spec(store, "/models/x").model_id == "x"
-    for name in ("./x", "../x", "x.gguf"):
-        with pytest.raises(BadRequest, match="absolute"):
-            checked_spec(store, name)
 
 
 def test_downloads_that_nobody_continues_are_removed_after_a_week(store_root):
