@@ -29,6 +29,7 @@ _BY_REQUEST = frozenset(
         "allow_image_hosts",
         "allowed_hosts",
         "cors_origins",
+        "pull_roots",
         "unknown_fields",
         "max_body_bytes",
         "max_image_body_bytes",
