@@ -108,11 +108,11 @@ def is_below(name: str, roots: Iterable[Path]) -> bool:
 
 
 def is_foreign(name: str) -> bool:
-    """Whether the name is a source that can be pulled without the catalog."""
-    try:
-        return foreign_reference(name.strip()) is not None
-    except BadRequest:
-        return False
+    """Whether the name has the form of a source that can be pulled without the catalog.
+
+    Looks at no file: requests may name any path as their model, and must not learn from the answer what is there.
+    """
+    return is_local(name.strip()) or hub_reference(name.strip()) is not None
 
 
 def alias_of(name: str) -> str:
