@@ -16,7 +16,7 @@ from pathlib import Path
 
 from backend_client.client import InferenceClient
 from backend_client.errors import ConfigurationError
-from backend_client.gateway.keys import KeyStore
+from backend_client.gateway.keys import KeyFile, KeyStore
 from backend_client.gateway.settings import GatewaySettings
 from backend_client.settings import ClientSettings
 
@@ -75,6 +75,8 @@ def build_parser() -> argparse.ArgumentParser:
         action = actions.add_parser(name, help=what)
         action.add_argument("name")
         action.set_defaults(run=_change_node, action=name)
+        if name == "enrol":
+            action.add_argument("--port", type=int, default=8081, help="the only port it may announce (8081)")
     return parser
 
 
@@ -189,8 +191,8 @@ def _rotate(args: argparse.Namespace) -> int:
 def _list_nodes(args: argparse.Namespace) -> int:
     from backend_client.gateway.registry import Registry  # noqa: PLC0415  (needs what the extra installs)
 
-    with closing(Registry(_path(args))) as registry:
-        for node in registry.list():
+    with closing(KeyFile(_path(args))) as file:
+        for node in Registry(file).list():
             state = "drained" if node.drained else "live" if node.live else "silent"
             labels = ", ".join(f"{name}={value}" for name, value in node.labels.items())
             print(f"{node.name:24}  {state:8}  {node.url or '-':32}  {node.version or '-':12}  {labels}".rstrip())
@@ -200,9 +202,10 @@ def _list_nodes(args: argparse.Namespace) -> int:
 def _change_node(args: argparse.Namespace) -> int:
     from backend_client.gateway.registry import Registry  # noqa: PLC0415  (as above)
 
-    with closing(Registry(_path(args))) as registry:
+    with closing(KeyFile(_path(args))) as file:
+        registry = Registry(file)
         if args.action == "enrol":
-            print(registry.enrol(args.name))
+            print(registry.enrol(args.name, args.port))
         elif args.action == "remove":
             registry.remove(args.name)
         else:

@@ -205,7 +205,7 @@ class Forwarder:
             priority="batch" if request.headers.get("X-Priority", "").lower() == "batch" else "interactive",
             require_device=device,
             local_only=local or not team.cloud,
-            purse=self._spending.purse(team) if self._spending else None,
+            spend_limit=self._spending.limit(team) if self._spending else None,
             extra_headers=sent_on,
         )
 

@@ -17,6 +17,7 @@ from backend_client.gateway.keys import Team
 log = logging.getLogger("npu_gateway")
 # A store that hangs must not hold requests up.
 _PATIENCE_S = 0.5
+_UNLIMITED = 2**53
 
 
 class Refusal(Exception):
@@ -27,6 +28,13 @@ class Refusal(Exception):
         self.status, self.code, self.retry_after = status, code, retry_after
         # It may name what the caller sent.
         self.message = message[:1000]
+
+
+class _AMinute(RateLimitItemPerMinute):
+    """A limit a minute whose counter does not depend on it: the keys of a team share one, whatever their limits."""
+
+    def key_for(self, *identifiers: bytes | str | float) -> str:
+        return RateLimitItemPerMinute(1).key_for(*identifiers)
 
 
 class Limits:
@@ -72,23 +80,21 @@ class Limits:
         """Count tokens that were used: what is above the limit ends the window's room."""
         if not team.tokens or not tokens:
             return
-        item = RateLimitItemPerMinute(team.tokens)
         try:
             async with asyncio.timeout(_PATIENCE_S):
-                left = (await self._windows.get_window_stats(item, "tokens", team.name)).remaining
-                if left:
-                    await self._windows.hit(item, "tokens", team.name, cost=min(tokens, left))
+                # All of them, whatever the limit: another key of the team may have a higher one.
+                await self._windows.hit(_AMinute(_UNLIMITED), "tokens", team.name, cost=tokens)
         except (StorageError, TimeoutError) as error:
             self._tell(error)
 
     async def _fits(self, kind: str, most: int, team: Team, cost: int) -> bool:
-        item = RateLimitItemPerMinute(most)
+        item = _AMinute(most)
         if cost:
             return bool(await self._windows.hit(item, kind, team.name, cost=cost))
         return bool(await self._windows.test(item, kind, team.name))
 
     async def _wait(self, kind: str, most: int, team: Team) -> float:
-        stats = await self._windows.get_window_stats(RateLimitItemPerMinute(most), kind, team.name)
+        stats = await self._windows.get_window_stats(_AMinute(most), kind, team.name)
         return max(1.0, stats.reset_time - time.time())
 
     def _tell(self, error: Exception) -> None:

@@ -352,13 +352,16 @@ def test_keys_are_made_listed_rotated_and_ended_by_commands(tmp_path, capsys):
     assert key.split("_", 2)[2] not in listed
     now = [1000.0]
     store = KeyStore(file, clock=lambda: now[0])
+    store.read()
     assert store.find(key).name == "team-a"
     assert store.find(key).models == {"m"}
     following = run("rotate", prefix, "--overlap", "0")
+    store.read()
     assert store.find(following).cloud is False
     now[0] = 10.0**11
     assert store.find(key) is None
     run("revoke", following.split("_")[1])
+    store.read()
     assert store.find(following) is None
     store.close()
     assert main(["keys", "--keys", str(file), "revoke", "nothing"]) == 1
