@@ -7,10 +7,11 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from datetime import UTC, datetime
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
-from typing import Any, Protocol, TypeVar
+from itertools import islice
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
@@ -29,6 +30,7 @@ _PATIENCE_S = 1.0
 # While the store fails, it is asked once in this time.
 _PAUSE_S = 1.0
 _CONNECTIONS = 8
+_MOST_SETTLED = 500
 _KEPT_S = 70 * 24 * 3600
 _GIVEN_BACK_S = 24 * 3600
 # The sums are Redis's integers: Lua's numbers are exact up to 2^53 only.
@@ -54,6 +56,10 @@ return 1
 """
 
 
+# By reservation: its account, and what was spent.
+Costs: TypeAlias = Mapping[str, tuple[str, int]]
+
+
 class _Store(Protocol):
     """Whole billionths by account. Each method may be repeated, and raises OSError or RedisError when the store fails.
 
@@ -65,8 +71,8 @@ class _Store(Protocol):
         """Reserve unless the account would have more than `most`; whether it was done, and what was spent before."""
         ...
 
-    async def settle(self, account: str, reservation: str, cost: int) -> None:
-        """Count `cost` in place of what was reserved."""
+    async def settle(self, costs: Costs) -> None:
+        """Count these costs in place of what was reserved."""
         ...
 
     async def total(self, account: str) -> int: ...
@@ -92,8 +98,11 @@ class _InRedis:
         done, spent = await self._reserve(keys=_keys(account, reservation), args=[amount, most, _KEPT_S])
         return bool(done), int(spent)
 
-    async def settle(self, account: str, reservation: str, cost: int) -> None:
-        await self._settle(keys=_keys(account, reservation), args=[cost, _GIVEN_BACK_S])
+    async def settle(self, costs: Costs) -> None:
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for reservation, (account, cost) in costs.items():
+                await self._settle(keys=_keys(account, reservation), args=[cost, _GIVEN_BACK_S], client=pipe)
+            await pipe.execute()
 
     async def total(self, account: str) -> int:
         return int(await self._redis.get(_keys(account, "")[0]) or 0)
@@ -113,24 +122,41 @@ class _InFile:
 
     def __init__(self, file: KeyFile) -> None:
         self._file = file
+        self._asked: dict[str, tuple[str, int, int]] = {}
+        self._next: asyncio.Task[dict[str, tuple[bool, int]]] | None = None
+        self._turn = asyncio.Lock()
 
     async def reserve(self, account: str, reservation: str, amount: int, most: int) -> tuple[bool, int]:
-        def work() -> tuple[bool, int]:
-            with self._file.transaction():
-                spent = self._spent(account)
-                if spent + amount > most:
-                    return False, spent
-                self._file.rows("INSERT INTO reservations VALUES (?, ?, ?)", reservation, account, amount)
-                self._add(account, amount)
-                return True, spent
+        self._asked[reservation] = account, amount, most
+        if self._next is None:
+            self._next = asyncio.create_task(self._reserve_all())
+        return (await asyncio.shield(self._next))[reservation]
 
-        return await self._file.run(work)
+    async def _reserve_all(self) -> dict[str, tuple[bool, int]]:
+        # A commit takes milliseconds, so all who ask during one share the next.
+        async with self._turn:
+            asked, self._asked, self._next = self._asked, {}, None
 
-    async def settle(self, account: str, reservation: str, cost: int) -> None:
+            def work() -> dict[str, tuple[bool, int]]:
+                with self._file.transaction():
+                    return {reservation: self._reserve(reservation, *values) for reservation, values in asked.items()}
+
+            return await self._file.run(work)
+
+    def _reserve(self, reservation: str, account: str, amount: int, most: int) -> tuple[bool, int]:
+        spent = self._spent(account)
+        if spent + amount > most:
+            return False, spent
+        self._file.rows("INSERT INTO reservations VALUES (?, ?, ?)", reservation, account, amount)
+        self._add(account, amount)
+        return True, spent
+
+    async def settle(self, costs: Costs) -> None:
         def work() -> None:
             with self._file.transaction():
-                for row in self._file.rows("DELETE FROM reservations WHERE id = ? RETURNING amount", reservation):
-                    self._add(account, cost - row["amount"])
+                for reservation, (account, cost) in costs.items():
+                    for row in self._file.rows("DELETE FROM reservations WHERE id = ? RETURNING amount", reservation):
+                        self._add(account, cost - row["amount"])
 
         await self._file.run(work)
 
@@ -263,10 +289,12 @@ class Spending:
 
     async def _settle_all(self) -> None:
         while self._unsettled:
-            reservation, (account, cost) = next(iter(self._unsettled.items()))
+            # All that there is at once: one after another they would not keep up with the calls.
+            costs = dict(islice(self._unsettled.items(), _MOST_SETTLED))
             try:
-                await self._ask(self._store.settle(account, reservation, cost))
-                del self._unsettled[reservation]
+                await self._ask(self._store.settle(costs))
+                for reservation in costs:
+                    del self._unsettled[reservation]
             except (OSError, RedisError):
                 if self._closing.is_set():
                     return
