@@ -75,8 +75,9 @@ async def test_a_body_goes_to_the_node_and_its_reply_comes_back_byte_for_byte(sc
 
 async def test_a_stream_comes_as_the_node_sends_it(scripted):
     async with gateway(scripted) as http, aiohttp.ClientSession() as direct:
-        through = await http.post("/v1/chat/completions", json=STREAM)
-        at_once = await direct.post(f"{scripted.url}/v1/chat/completions", json=STREAM)
+        asked = {**STREAM, "stream_options": {"include_usage": True}}
+        through = await http.post("/v1/chat/completions", json=asked)
+        at_once = await direct.post(f"{scripted.url}/v1/chat/completions", json=asked)
         assert through.headers["Content-Type"] == at_once.headers["Content-Type"]
         assert await through.read() == await at_once.read()
         metrics = await (await http.get("/metrics")).text()
