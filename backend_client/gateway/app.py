@@ -18,7 +18,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from backend_client.client import InferenceClient
 from backend_client.errors import NPUError
-from backend_client.gateway.forward import ID, TEAM, Forwarder, dialect_of, own_headers, refused
+from backend_client.gateway.forward import HOP, ID, TEAM, Forwarder, dialect_of, own_headers, refused
 from backend_client.gateway.keys import KeyFile, KeyStore, Team
 from backend_client.gateway.limits import Limits, Refusal
 from backend_client.gateway.metrics import Metrics
@@ -26,6 +26,7 @@ from backend_client.gateway.page import OPEN_PATHS, STATE_PATH, add_page
 from backend_client.gateway.registry import EXPIRY_S, Registry
 from backend_client.gateway.settings import GatewaySettings, is_loopback
 from backend_client.gateway.spending import Spending
+from backend_client.http.health import GATEWAY
 from backend_client.http.messages import new_request_id
 
 log = logging.getLogger("npu_gateway")
@@ -51,7 +52,8 @@ def make_app(settings: GatewaySettings, client: InferenceClient) -> web.Applicat
     async def health(_: web.Request) -> web.Response:
         state = client.healthz()
         found = {"status": "ready" if state.serving else "unavailable", "nodes_usable": state.nodes_usable}
-        return web.json_response(found | {"cloud": state.cloud or "none"}, status=200 if state.serving else 503)
+        found |= {"server": GATEWAY, "cloud": state.cloud or "none"}
+        return web.json_response(found, status=200 if state.serving else 503)
 
     async def announced(request: web.Request) -> web.Response:
         if keys is None or registry is None or not settings.allowed_networks:
@@ -142,6 +144,11 @@ def _answering(settings: GatewaySettings, keys: KeyStore | None, metrics: Metric
         dialect, status = dialect_of(request.path, request.headers), 499
         try:
             try:
+                if HOP in request.headers:
+                    message = (
+                        "this is an npu-gateway, and another one sent the request: a gateway's nodes must be nodes"
+                    )
+                    raise Refusal(508, "loop_detected", message)
                 _check_host(request, settings, guarded=keys is None)
                 request[TEAM] = await _team(request, keys)
                 response = await handler(request)

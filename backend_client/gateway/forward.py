@@ -43,6 +43,8 @@ from backend_client.sdk.routes import (
 
 TEAM = web.RequestKey("team", Team)
 ID = web.RequestKey("id", str)
+# Every request of a gateway has it, and gateways refuse it: two that name each other as nodes would go round for ever.
+HOP = "X-NPU-Gateway-Hop"
 # Asked of every node: what each lists is joined by name.
 _LISTS = {"/api/tags": "models", "/api/ps": "models"}
 _SENT_ON = ("x-npu-", "anthropic-", "traceparent", "tracestate")
@@ -211,7 +213,7 @@ class Forwarder:
             require_device=device,
             local_only=local or not team.cloud,
             spend_limit=self._spending.limit(team) if self._spending else None,
-            extra_headers=sent_on,
+            extra_headers=sent_on | {HOP: "1"},
         )
 
     async def _from_node(

@@ -5,6 +5,7 @@ import contextlib
 import ipaddress
 import sqlite3
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
 from aiohttp import web
@@ -312,6 +313,29 @@ async def test_announcements_are_refused_without_a_key_networks_or_bounds(tmp_pa
         assert metrics == 401
     async with gateway(scripted) as http:
         assert (await http.post("/announce", json=HERE)).status == 404
+
+
+async def test_a_gateway_is_not_a_node(scripted):
+    async with gateway(scripted) as http:
+        health = await http.get("/health")
+        assert (await health.json())["server"] == "npu-gateway"
+        around = SimpleNamespace(url=str(health.url.origin()))
+        async with gateway(around) as outer:
+            reply = await outer.post("/v1/chat/completions", json=STREAM)
+            assert reply.status == 503
+            assert f"{around.url} is an npu-gateway and not a node" in await reply.text()
+            assert (await outer.get("/health")).status == 503
+    assert not scripted.requests
+
+
+async def test_a_request_of_a_gateway_is_refused_by_another(scripted):
+    async with gateway(scripted) as http:
+        assert (await http.post("/v1/chat/completions", json=STREAM)).status == 200
+        (request,) = scripted.requests
+        hop = {"X-NPU-Gateway-Hop": request.headers["X-NPU-Gateway-Hop"]}
+        reply = await http.post("/v1/chat/completions", json=STREAM, headers=hop)
+        assert (reply.status, (await reply.json())["error"]["code"]) == (508, "loop_detected")
+    assert len(scripted.requests) == 1
 
 
 def test_nodes_are_enrolled_listed_and_ended_by_commands(tmp_path, capsys):
