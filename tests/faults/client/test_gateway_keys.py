@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import json
 import sqlite3
+from functools import partial
 
 import aiohttp
 import pytest
 from aiohttp import web
 
 from backend_client.errors import ConfigurationError
+from backend_client.gateway import cli as gateway_cli
 from backend_client.gateway import keys as gateway_keys
 from backend_client.gateway.forward import CloudUsage
 from backend_client.gateway.keys import KeyStore, Team
@@ -84,6 +86,25 @@ def test_no_new_secret_is_made_beside_existing_keys(tmp_path):
     with pytest.raises(ConfigurationError, match=r"cannot be used: .*keys\.db\.secret"):
         KeyStore(tmp_path / "keys.db")
     assert not (tmp_path / "keys.db.secret").exists()
+
+
+@pytest.mark.parametrize("words", [["serve"], ["keys", "list"], ["nodes", "list"]])
+def test_every_command_says_which_packages_are_missing(words, monkeypatch, capsys):
+    monkeypatch.setattr(gateway_cli, "_PACKAGES", ("redis", "no_such_package"))
+    assert gateway_cli.main(words) == 1
+    said = (
+        "npu-gateway: the gateway's packages are missing (no_such_package); in the checkout: pip install '.[gateway]'"
+    )
+    assert capsys.readouterr().err == said + "\n"
+
+
+def test_a_command_says_that_the_file_is_locked(tmp_path, monkeypatch, capsys):
+    made_keys(tmp_path / "keys.db", "team")
+    monkeypatch.setattr(gateway_cli, "KeyStore", partial(KeyStore, patience_s=0.01))
+    with contextlib.closing(sqlite3.connect(tmp_path / "keys.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert gateway_cli.main(["keys", "--keys", str(tmp_path / "keys.db"), "add", "other"]) == 1
+    assert capsys.readouterr().err == "npu-gateway: the file of the keys cannot be used: database is locked\n"
 
 
 def test_a_file_of_another_version_is_refused(tmp_path):
