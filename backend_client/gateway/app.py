@@ -120,16 +120,18 @@ async def _follow(file: KeyFile, registry: Registry, client: InferenceClient, me
     """Let the nodes that announce themselves be the fleet's."""
     clock = asyncio.get_running_loop().time
     members: dict[str, str] = {}
-    failed_at = -math.inf
+    failed_at, why = -math.inf, ""
     while True:
         # After a failure the nodes have as much time to announce themselves as ever.
         kept = members if clock() - failed_at < EXPIRY_S else ()
         try:
             members = await file.run(registry.members, kept)
         except OSError as error:
-            failed_at = clock()
-            log.warning("the announced nodes stay as they are: %s", str(error) or type(error).__name__)
+            before, failed_at, why = why, clock(), str(error) or type(error).__name__
+            if why != before:
+                log.warning("the announced nodes stay as they are: %s", why)
         else:
+            why = ""
             client.npu.register(members)
             metrics.registered.set(len(members))
         await asyncio.sleep(_LOOK_S)

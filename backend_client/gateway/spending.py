@@ -223,17 +223,23 @@ class Spending:
 
     async def _reserved(self, account: str, reservation: str, amount: int, limit: int) -> tuple[bool, int]:
         try:
-            if time.monotonic() < self._fails_until:
+            now = time.monotonic()
+            if now < self._fails_until:
                 raise OSError("it failed a moment ago")
+            if self._fails_until:
+                # This call tries it, and no other waits for it.
+                self._fails_until = now + _PAUSE_S
             if amount > limit:
                 # It may be more than a store can hold.
                 return False, await self._ask(self._store.total(account))
             try:
-                return await self._ask(self._store.reserve(account, reservation, amount, limit))
+                found = await self._ask(self._store.reserve(account, reservation, amount, limit))
             except BaseException:
                 # Whether it was added is not known.
                 self._settle(account, reservation, 0)
                 raise
+            self._fails_until = 0.0
+            return found
         except (OSError, RedisError) as error:
             self._failed()
             self._fails_until = max(self._fails_until, time.monotonic() + _PAUSE_S)

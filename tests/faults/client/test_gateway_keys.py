@@ -13,6 +13,7 @@ from aiohttp import web
 from backend_client.errors import ConfigurationError
 from backend_client.gateway import cli as gateway_cli
 from backend_client.gateway import keys as gateway_keys
+from backend_client.gateway import limits as gateway_limits
 from backend_client.gateway.forward import CloudUsage
 from backend_client.gateway.keys import KeyStore, Team
 from backend_client.gateway.limits import Limits, Refusal
@@ -129,6 +130,27 @@ async def test_the_keys_of_a_team_share_one_count_whatever_their_limits():
     await limits.used(low, 60)
     with pytest.raises(Refusal, match="may use 100 tokens a minute"):
         await limits.admit(high)
+
+
+async def test_no_request_waits_for_a_store_of_limits_that_hangs_but_the_one_that_tries_it(monkeypatch):
+    failures, asked = [], []
+
+    class Hanging:
+        async def hit(self, *_, **__):
+            asked.append(1)
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(gateway_limits, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(gateway_limits, "_PAUSE_S", 3600.0)
+    limits, team = Limits("memory://", lambda: failures.append(1)), Team("team", requests=1)
+    limits._windows, windows = Hanging(), limits._windows
+    for _ in range(20):
+        await limits.admit(team)
+    assert (len(asked), len(failures)) == (1, 20)
+    limits._windows, limits._next_try = windows, 0.0
+    await limits.admit(team)
+    with pytest.raises(Refusal):
+        await limits.admit(team)
 
 
 async def counted(http, key):
