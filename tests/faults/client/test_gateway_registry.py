@@ -19,6 +19,7 @@ from backend_client.gateway.cli import main
 from backend_client.gateway.keys import KeyFile, KeyStore
 from backend_client.gateway.limits import Refusal
 from backend_client.gateway.registry import EXPIRY_S, Registry
+from backend_client.http.addresses import parse_nodes
 from tests.faults.client.test_gateway import STREAM, gateway
 
 NETWORKS = [ipaddress.ip_network("10.0.0.0/24"), ipaddress.ip_network("fd00::/64")]
@@ -313,6 +314,11 @@ async def test_announcements_are_refused_without_a_key_networks_or_bounds(tmp_pa
         assert metrics == 401
     async with gateway(scripted) as http:
         assert (await http.post("/announce", json=HERE)).status == 404
+
+
+def test_a_list_of_nodes_has_an_ipv4_address_once():
+    urls, _ = parse_nodes(["http://[::ffff:10.0.0.21]:8081", "10.0.0.21:8081", "http://[fd00::1]:8081"])
+    assert urls == [HERE["url"], "http://[fd00::1]:8081"]
 
 
 async def test_a_gateway_is_not_a_node(scripted):
