@@ -249,6 +249,8 @@ async def test_a_team_at_its_cap_has_nodes_only(scripted, cloud, tmp_path, body)
         ratio = next(line for line in metrics.splitlines() if line.startswith('npu_gateway_spend_ratio{team="capped"}'))
         assert float(ratio.split()[1]) == pytest.approx(served * 0.018 / 1.2)
         scripted.respond = None
+        # The scripted node streams every chat.
+        sent["stream"] = True
         async with asyncio.timeout(30):
             while (await ask(http, capped))[:2] != (200, "node"):
                 await asyncio.sleep(0.05)
