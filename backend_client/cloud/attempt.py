@@ -67,7 +67,7 @@ class CloudAttempt:
         self.model = model
         self.job = job
         self._state = state
-        self._reservation = state.ledger.reserve(model, bound, capped=job.purse is not None)
+        self._reservation = state.ledger.reserve(model, bound, capped=job.spend_limit is not None)
         self._pay: Callable[[Decimal], None] = _nobody_else
         self._ticket = state.breaker.begin()
         self._began = state.clock()
@@ -75,12 +75,12 @@ class CloudAttempt:
 
     @classmethod
     async def begin(cls, state: CloudState, job: Job, model: str, bound: Usage) -> Self:
-        """Raises CloudUnavailable while the breaker is open, SpendCapReached, and as the job's purse."""
+        """Raises CloudUnavailable while the breaker is open, SpendCapReached, and as the job's spend limit."""
         attempt = cls(state, job, model, bound)
-        if job.purse is None:
+        if job.spend_limit is None:
             return attempt
         try:
-            attempt._pay = await job.purse.reserve(attempt._reservation.cost)
+            attempt._pay = await job.spend_limit.reserve(attempt._reservation.cost)
         except BaseException:
             # Nothing was sent.
             attempt._settled = True

@@ -228,7 +228,7 @@ class CloudBackend:
         local = [name for name in _LOCAL if body.get(name) is not None]
         if local and not self._settings.base_url:
             return f"OpenAI has no {', '.join(local)}"
-        unbounded = _unbounded(body) if job.purse is not None or self._settings.spend_cap is not None else []
+        unbounded = _unbounded(body) if job.spend_limit is not None or self._settings.spend_cap is not None else []
         return f"the spend cap cannot bound what {', '.join(unbounded)} costs" if unbounded else None
 
     def _embedding_refusal(self, job: EmbedJob) -> str | None:

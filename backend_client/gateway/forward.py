@@ -25,11 +25,12 @@ from backend_client.gateway.metrics import Metrics
 from backend_client.gateway.spending import Spending
 from backend_client.http.errors import openai_error, problem_of
 from backend_client.http.forms import read_form
-from backend_client.http.forwarding import Forwarded, passed_on
+from backend_client.http.forwarding import Forwarded, passed_on, tokens_of
 from backend_client.http.messages import Exchange, Reply, encode
 from backend_client.http.routes import ROUTES, Dialect
+from backend_client.http.stream_forms import EventStream
 from backend_client.lifetime import Deadline, in_daemon_thread
-from backend_client.results import Attempt, EmbedBatch, RawReply
+from backend_client.results import Attempt, EmbedBatch, RawReply, Usage
 from backend_client.sdk.routes import (
     OpenAIRoutes,
     embedding_reply,
@@ -42,6 +43,8 @@ from backend_client.sdk.routes import (
 
 TEAM = web.RequestKey("team", Team)
 ID = web.RequestKey("id", str)
+# Every request of a gateway has it, and gateways refuse it: two that name each other as nodes would go round for ever.
+HOP = "X-NPU-Gateway-Hop"
 # Asked of every node: what each lists is joined by name.
 _LISTS = {"/api/tags": "models", "/api/ps": "models"}
 _SENT_ON = ("x-npu-", "anthropic-", "traceparent", "tracestate")
@@ -162,9 +165,13 @@ class Forwarder:
             return web.Response(body=body, status=reply.status, headers={**reply.headers, **headers})
         asked = (job.body or {}).get("stream_options")
         usage = isinstance(asked, dict) and bool(asked.get("include_usage"))
-        parts = stream_bytes(found, with_usage=usage or job.path == "/inference")
+        counted = CloudUsage(job)
+        parts = stream_bytes(counted.follow(found), with_usage=usage or job.path == "/inference")
         head = {"Content-Type": "text/event-stream; charset=utf-8", **headers}
-        return await self._stream(request, dialect, head, parts)
+        try:
+            return await self._stream(request, dialect, head, parts)
+        finally:
+            await self._count(request, counted.usage.prompt_tokens, counted.usage.completion_tokens)
 
     async def _job(self, request: web.Request, content: bytes) -> Exchange:
         """The request as the client takes it. Raises RequestRejected, Refusal for what the team may not do."""
@@ -205,8 +212,8 @@ class Forwarder:
             priority="batch" if request.headers.get("X-Priority", "").lower() == "batch" else "interactive",
             require_device=device,
             local_only=local or not team.cloud,
-            purse=self._spending.purse(team) if self._spending else None,
-            extra_headers=sent_on,
+            spend_limit=self._spending.limit(team) if self._spending else None,
+            extra_headers=sent_on | {HOP: "1"},
         )
 
     async def _from_node(
@@ -306,6 +313,32 @@ class Forwarder:
         self._metrics.tokens.labels(team, "prompt").inc(prompt)
         self._metrics.tokens.labels(team, "completion").inc(completion)
         await self._limits.used(request[TEAM], prompt + completion)
+
+
+class CloudUsage:
+    """The tokens of a stream of the cloud: until it says them, about those of the prompt and of what was passed on."""
+
+    def __init__(self, job: Exchange) -> None:
+        body = job.body or {}
+        messages = body.get("messages")
+        rows = [row for row in messages if isinstance(row, dict)] if isinstance(messages, list) else []
+        for row in list(rows):
+            content = row.get("content")
+            rows += [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+        texts = [body.get("prompt"), *(row.get(name) for row in rows for name in ("content", "text"))]
+        self.usage = Usage(sum(tokens_of(text) for text in texts if isinstance(text, str)))
+
+    async def follow(self, events: EventStream) -> EventStream:
+        try:
+            async for item in events:
+                if isinstance(item, RawReply):
+                    self.usage = item.usage
+                elif item.text:
+                    written = self.usage.completion_tokens + tokens_of(item.text)
+                    self.usage = Usage(self.usage.prompt_tokens, written)
+                yield item
+        finally:
+            await events.aclose()
 
 
 def _may_use(team: Team, model: str | None) -> bool:

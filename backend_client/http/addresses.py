@@ -11,7 +11,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import ipaddress
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -37,6 +39,8 @@ class NodeAddress:
 def node_url(value: str) -> str:
     """A node's URL in its one form, without a slash at the end; `host:port` alone means http.
 
+    An IPv4 address that is written as one of IPv6 (::ffff:10.0.0.22) is the IPv4 address.
+
     Raises ValueError, which does not repeat it.
     """
     value = value.strip()
@@ -51,6 +55,9 @@ def node_url(value: str) -> str:
         raise ValueError(f"the port is missing: {_FORMS}")
     if url.user or url.password:
         raise ValueError("a node's URL holds no user or password: URLs are logged; use api_key")
+    with contextlib.suppress(ValueError):
+        mapped = getattr(ipaddress.ip_address(host), "ipv4_mapped", None)
+        url = url.with_host(str(mapped)) if mapped else url
     return str(url).rstrip("/")
 
 

@@ -16,6 +16,9 @@ from backend_client.results import Attempt, Origin, Usage
 
 _SSE, _LINES = "text/event-stream", "application/x-ndjson"
 STREAMS = frozenset({_SSE, _LINES})
+# Their usage comes only if it is asked for.
+_CHUNKS = frozenset({"/v1/chat/completions", "/v1/completions"})
+_NO_USAGE = b',"usage":null'
 # An unfinished event of more is not a node's.
 _LONGEST_EVENT = 4 * 1024 * 1024
 # As nodes read the field of a form.
@@ -52,6 +55,24 @@ def asks_for_stream(job: Exchange) -> bool:
     return route.streams if stream is None else bool(stream)
 
 
+def asking_for_usage(path: str, body: Mapping[str, Any], content: bytes) -> bytes:
+    """The content of a request that also asks for the usage of its stream: `StreamWatch` hides what comes of that."""
+    if not _hides_usage(path, body):
+        return content
+    options = {"stream_options": {**(body.get("stream_options") or {}), "include_usage": True}}
+    if "stream_options" in body or b"\0" in content[:4]:
+        # Repeated names and other encodings than UTF-8 are not for every reader.
+        return json.dumps(json.loads(content) | options).encode()
+    return content.rstrip()[:-1] + b"," + json.dumps(options).encode()[1:]
+
+
+def _hides_usage(path: str, body: Mapping[str, Any]) -> bool:
+    options = body.get("stream_options") or {}
+    return (
+        path in _CHUNKS and bool(body.get("stream")) and isinstance(options, dict) and not options.get("include_usage")
+    )
+
+
 def in_our_words(reply: Reply, path: str) -> Reply:
     """A node's refusal in another dialect than OpenAI's as that one would say it, to be understood."""
     if ROUTES[path].dialect == "openai" or not 400 <= reply.status < 500:
@@ -69,7 +90,8 @@ def in_our_words(reply: Reply, path: str) -> Reply:
 class StreamWatch:
     """Reads a reply as it comes: whether the answer has `begun`, `ended`, or failed (`failure`), and its `usage`.
 
-    `parts` is the JSON that came last: the body, or the events of the last bytes.
+    `parts` is the JSON that came last: the body, or the events of the last bytes. A usage that the caller did not ask
+    for (`asking_for_usage`) is taken out.
     """
 
     def __init__(self, job: Exchange) -> None:
@@ -82,8 +104,17 @@ class StreamWatch:
         self._rest = b""
         self.begun = self.ended = False
         self.failure: Mapping[str, Any] | None = None
-        self.usage = Usage(0)
         self.parts: list[Any] = []
+        self._said = Usage(0)
+        self._hides_usage = _hides_usage(job.path, job.body or {})
+        self._prompt = self._written = 0
+
+    @property
+    def usage(self) -> Usage:
+        """The tokens that the reply says it used; until it does, those of the prompt and of what was passed on."""
+        said = self._said
+        written = said.completion_tokens if self.ended else max(said.completion_tokens, self._written)
+        return Usage(said.prompt_tokens or self._prompt, written or self._written)
 
     def streamed(self, head: Reply) -> bool:
         """Whether the reply is a stream, by its head. Raises NotAnAnswer for one of another form than the route's."""
@@ -93,6 +124,8 @@ class StreamWatch:
         asked = ROUTES[self._job.path].upload or asks_for_stream(self._job)
         if self._form is None or kind != (_LINES if self._form.lines else _SSE) or not asked:
             raise NotAnAnswer("the reply is a stream that was not asked for, or of another form than its route's")
+        # Of a recording it is not the tokens of a prompt.
+        self._prompt = 0 if ROUTES[self._job.path].upload else costs(head.headers)[0]
         return True
 
     def whole(self, reply: Reply) -> Any:
@@ -102,7 +135,7 @@ class StreamWatch:
         self.parts = [data]
         self._count(data)
         if "x-shape" in reply.headers:
-            self.usage = Usage(costs(reply.headers)[0])
+            self._said = Usage(costs(reply.headers)[0])
         return found
 
     def feed(self, chunk: bytes) -> bytes:
@@ -114,28 +147,28 @@ class StreamWatch:
             raise NotAnAnswer("an event of the stream has no end")
         if not found:
             return b""
-        complete += found
+        kept = b""
         try:
-            events = (
-                [Event("message", line.decode()) for line in complete.split(b"\n") if line.strip()]
-                if lines
-                else self._parser.feed(complete)
-            )
-            for event in events:
-                self._event(event)
+            # A block is one event, or a comment.
+            for block in complete.split(found):
+                line = [Event("message", block.decode())] if lines and block.strip() else []
+                shown = [self._event(event) for event in (line if lines else self._parser.feed(block + found))]
+                if all(shown):
+                    kept += (block.replace(_NO_USAGE, b"") if self._hides_usage else block) + found
         except (MalformedStream, UnicodeDecodeError) as error:
             raise NotAnAnswer(str(error)) from None
-        return complete
+        return kept
 
-    def _event(self, event: Event) -> None:
+    def _event(self, event: Event) -> bool:
+        """Whether the event is for the caller."""
         if self._form is None or self._check is None:
-            return
+            return True
         if self._form is INFERENCE and event.name not in INFERENCE.NAMES:
-            return
+            return True
         found = read_event(event)
         self.failure = failure_in(found)
         if self.failure is not None:
-            return
+            return True
         found = self._check(found)
         data = found.data or {}
         response, message = data.get("response"), data.get("message")
@@ -144,6 +177,9 @@ class StreamWatch:
         self._count(within)
         self.begun |= self._form.begins(found) or self._form.ends(found)
         self.ended |= self._form.ends(found)
+        if self._form.begins(found) and not self.ended:
+            self._written += tokens_of(found.text)
+        return not (self._hides_usage and data.get("choices") == [] and data.get("usage") is not None)
 
     def _count(self, data: Any) -> None:
         if not isinstance(data, dict):
@@ -154,7 +190,12 @@ class StreamWatch:
             prompt, completion = _number(said, "input_tokens"), _number(said, "output_tokens")
         prompt = prompt or _number(data, "prompt_eval_count")
         completion = completion or _number(data, "eval_count")
-        self.usage = Usage(prompt or self.usage.prompt_tokens, completion or self.usage.completion_tokens)
+        self._said = Usage(prompt or self._said.prompt_tokens, completion or self._said.completion_tokens)
+
+
+def tokens_of(text: str) -> int:
+    """About how many tokens a part of an answer has: most are one, and longer ones have some four letters each."""
+    return max(1, len(text) // 4)
 
 
 def _number(data: Mapping[str, Any], name: str) -> int:

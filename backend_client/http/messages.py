@@ -25,7 +25,7 @@ _FLOAT32 = np.dtype("<f4")
 _JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-class Purse(Protocol):
+class SpendLimit(Protocol):
     """A cap on what calls to the cloud cost that this process shares with others."""
 
     async def reserve(self, most: Decimal) -> Callable[[Decimal], None]:
@@ -176,7 +176,7 @@ class Job:
 
     `extra_headers` are the caller's, for nodes, and for the cloud where its settings list them; `trace` are those that
     tie a node's spans to the caller's (W3C trace context). `cloud_takes_over`: whether the cloud gets it when
-    no node can take it now; None: no. `purse`: who pays for it in the cloud, beside the client's own spend cap.
+    no node can take it now; None: no. `spend_limit`: a cap on what it may cost in the cloud, beside the client's own.
     """
 
     deadline: Deadline
@@ -188,7 +188,7 @@ class Job:
     trace: Mapping[str, str] = field(default_factory=dict)
     extra_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     cloud_takes_over: Callable[[], bool] = field(default=lambda: False, repr=False, compare=False)
-    purse: Purse | None = field(default=None, repr=False, compare=False)
+    spend_limit: SpendLimit | None = field(default=None, repr=False, compare=False)
 
     @property
     def only_on_nodes(self) -> str | None:

@@ -24,7 +24,7 @@ from backend_client.errors import BadReply, ConnectionLost, NodeError, NodeUnrea
 from backend_client.http import messages
 from backend_client.http.answers import read_json
 from backend_client.http.forwarding import STREAMS
-from backend_client.http.health import HealthReport
+from backend_client.http.health import GATEWAY, HealthReport
 from backend_client.http.messages import Reply, WireCall, new_request_id
 from backend_client.http.sse import Event, EventParser, MalformedStream
 from backend_client.http.tls import Identity
@@ -72,6 +72,10 @@ class Transport(ABC):
         """GET /health; 503 is an answer too, of a node that does not serve now."""
         reply = await self.request(node, "GET", "/health", None, {REQUEST_ID: new_request_id()}, probe=True)
         data = messages.read_from(node, read_json, reply.body)
+        if isinstance(data, dict) and data.get("server") == GATEWAY:
+            raise BadReply(
+                "is an npu-gateway and not a node: give its nodes, or use it as the base_url of OpenAI's SDK", node=node
+            )
         try:
             return HealthReport.model_validate(data)
         except ValidationError:

@@ -20,7 +20,7 @@ from backend_client.errors import (
 from backend_client.fleet.node import Lease, Requirement
 from backend_client.http import forms, messages
 from backend_client.http.errors import event_error, status_error
-from backend_client.http.forwarding import Forwarded, StreamWatch, asks_for_stream, in_our_words
+from backend_client.http.forwarding import Forwarded, StreamWatch, asking_for_usage, asks_for_stream, in_our_words
 from backend_client.http.health import ModelReport
 from backend_client.http.messages import EmbedJob, Exchange, Reply, Vectors, WireCall, binary_vectors, costs, plain_name
 from backend_client.http.routes import ROUTES, dimensions_asked, read_whole, runs_on_device
@@ -500,6 +500,9 @@ def _encode(job: Exchange, call: Call, form: WholeForm | None) -> WireCall:
             content = messages.encode(body)
         else:
             content, content_type = forms.encode_form(body, *job.file)
+    if form is None:
+        # Forwarded; with a form it was asked for already.
+        content = asking_for_usage(job.path, job.body or {}, content)
     wired = job.wired(content, call.need.model, call.need.device, job.path, "text/event-stream" if form else "*/*")
     wired.content_type = content_type
     return wired

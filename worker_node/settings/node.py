@@ -23,6 +23,8 @@ from worker_node.models.store import default_store_root
 from worker_node.settings.model import ModelSettings, custom_error
 
 # A name or an address, `*.example` for all names below one, or `*` for all.
+# At least as hard to guess as 16 random letters, and the same in every header, file and shell.
+_KEY = re.compile(r"[!-~]{16,}")
 _HOST_NAME = re.compile(r"\*|(?:\*\.)?[A-Za-z0-9_-][A-Za-z0-9._-]*|[0-9A-Fa-f:.]+")
 # Scheme, host and port as browsers send them; the port may be any.
 _ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://(?:\[[0-9A-Fa-f:.]+\]|[^/?#\s*:\[\]]+)(?::(?:[0-9]{1,5}|\*))?")
@@ -148,7 +150,9 @@ class NodeSettings(BaseSettings):
         default={}, description='up to 16 labels that `npu-gateway nodes list` shows: {"site": "berlin"}'
     )
     api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
-        default=(), description="API keys; each request must carry one; better in a file"
+        default=(),
+        description="API keys of at least 16 characters, printable ASCII without blanks; each request must carry one; "
+        "better in a file",
     )
     api_keys_file: Path | None = Field(
         default=None,
@@ -427,8 +431,13 @@ class NodeSettings(BaseSettings):
     @field_validator("api_keys")
     @classmethod
     def _keys(cls, value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
-        if not all(key.get_secret_value().strip() for key in value):
-            raise ValueError("has an empty key, which would let everybody in: remove it, or write the key")
+        for place, key in enumerate(value):
+            if not _KEY.fullmatch(key.get_secret_value()):
+                raise ValueError(
+                    f"API key {place + 1} must have at least 16 characters, printable ASCII without blanks, and has "
+                    f"{len(key.get_secret_value())}; make one with: "
+                    "python3 -c 'import secrets; print(secrets.token_urlsafe(32))'"
+                )
         return value
 
     @model_validator(mode="before")

@@ -75,8 +75,9 @@ async def test_a_body_goes_to_the_node_and_its_reply_comes_back_byte_for_byte(sc
 
 async def test_a_stream_comes_as_the_node_sends_it(scripted):
     async with gateway(scripted) as http, aiohttp.ClientSession() as direct:
-        through = await http.post("/v1/chat/completions", json=STREAM)
-        at_once = await direct.post(f"{scripted.url}/v1/chat/completions", json=STREAM)
+        asked = {**STREAM, "stream_options": {"include_usage": True}}
+        through = await http.post("/v1/chat/completions", json=asked)
+        at_once = await direct.post(f"{scripted.url}/v1/chat/completions", json=asked)
         assert through.headers["Content-Type"] == at_once.headers["Content-Type"]
         assert await through.read() == await at_once.read()
         metrics = await (await http.get("/metrics")).text()
@@ -352,13 +353,16 @@ def test_keys_are_made_listed_rotated_and_ended_by_commands(tmp_path, capsys):
     assert key.split("_", 2)[2] not in listed
     now = [1000.0]
     store = KeyStore(file, clock=lambda: now[0])
+    store.read()
     assert store.find(key).name == "team-a"
     assert store.find(key).models == {"m"}
     following = run("rotate", prefix, "--overlap", "0")
+    store.read()
     assert store.find(following).cloud is False
     now[0] = 10.0**11
     assert store.find(key) is None
     run("revoke", following.split("_")[1])
+    store.read()
     assert store.find(following) is None
     store.close()
     assert main(["keys", "--keys", str(file), "revoke", "nothing"]) == 1

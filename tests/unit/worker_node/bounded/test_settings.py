@@ -64,7 +64,7 @@ def test_the_environment_is_the_contracts(monkeypatch, tmp_path):
 )
 def test_any_other_address_is_refused_whatever_else_is_set(host, monkeypatch):
     monkeypatch.setenv("NPU_NODE_ALLOW_UNAUTHENTICATED", "true")
-    monkeypatch.setenv("NPU_NODE_API_KEYS", "key")
+    monkeypatch.setenv("NPU_NODE_API_KEYS", "key-0123456789abcdef")
     with pytest.raises(ConfigurationError, match=r"127\.0\.0\.1 only"):
         BoundedSettings(host=host).node_settings()
 

@@ -132,7 +132,7 @@ def test_a_node_bound_to_every_address_has_the_one_that_was_used_for_a_name(bind
 
 
 async def test_with_keys_any_name_will_do_but_not_two(monkeypatch):
-    settings = NodeSettings(api_keys=("secret",))
+    settings = NodeSettings(api_keys=("secret-0123456789",))
     async with serving(OriginPolicy.of(settings), monkeypatch) as ask:
         assert (await ask("Host: npu.example", "Origin: https://app.example"))[0] == 200
         assert (await ask("Host: a", "Host: b"))[0] == 400

@@ -126,7 +126,7 @@ class _Rendered(Renderer):
         complete = len(self._ends) == len(self._choices.runs)
         measured = complete and any(end.npu_busy_delta_us is not None for end in self._ends)
         busy = busy_fields(self._ends) if measured else {}
-        last = self._chunk(self._closing(event.choice, event.event), event.tokens, {} if self._with_usage else busy)
+        last = self._chunk(self._closing(event.choice, event.event), event.tokens, busy)
         if not complete:
             return last
         if self._with_usage:
