@@ -39,6 +39,9 @@ class Unsupported:
 
 Table = Mapping[str, Unsupported]
 
+# What no body says, in any dialect: a request may come past a client or gateway that would have taken the field out.
+_NOWHERE: Table = {"require_device": Unsupported("a node takes it as the header X-NPU-Require-Device")}
+
 # The `options` of Ollama's dialect that would change an answer and are not implemented here.
 OPTIONS: Table = {
     "mirostat": Unsupported("this engine has no Mirostat sampling"),
@@ -93,7 +96,7 @@ def _sift(body: BaseModel, where: str, ignored: Ignored, mode: Literal["ignore",
     if body.model_extra:
         rules: Table = getattr(body, "rules", {})
         for name, value in body.model_extra.items():
-            _judge(f"{where}{name}", rules.get(name), value, ignored, mode)
+            _judge(f"{where}{name}", rules.get(name) or (None if where else _NOWHERE.get(name)), value, ignored, mode)
     # What was not sent is a default and holds nothing of the client's.
     for name in body.model_fields_set:
         value = getattr(body, name, None)
