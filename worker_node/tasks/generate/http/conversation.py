@@ -231,7 +231,9 @@ def by_type(*known: str) -> Discriminator:
         if isinstance(given, str) and "word" in known:
             return "a word"
         kind = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
-        return "other" if isinstance(kind, str) and kind not in known else f"a {kind or known[0]}"
+        if not isinstance(kind, str):
+            kind = known[0]
+        return f"a {kind}" if kind in known else "other"
 
     return Discriminator(tag)
 
