@@ -187,8 +187,13 @@ class SamplingFields(GuidedFields, SamplingBody):
     @property
     def names(self) -> dict[str, str]:
         """What the request calls the parts of a `GenerationRequest` that errors name."""
-        length = parameters.sent_as("max_new_tokens", parameters.OPENAI, vars(self))
-        return {"max_new_tokens": length, "n": "best_of" if self.best_of else "n"}
+        names = {"max_new_tokens": parameters.sent_as("max_new_tokens", parameters.OPENAI, vars(self))}
+        if self.best_of:
+            names["n"] = "best_of"
+            if vars(self).get("logprobs") is None:
+                # Which of the answers are the best is told by their probabilities.
+                names["logprobs"] = "best_of"
+        return names
 
     @property
     def generations(self) -> int:
