@@ -139,7 +139,7 @@ class CustomTool(DialectBody):
     """A tool that takes a text; to the model it is a function of one string."""
 
     class InputFormat(BaseModel):
-        type: Literal["text", "grammar"]
+        type: str
 
     type: Literal["custom"]
     name: ToolName
@@ -148,7 +148,7 @@ class CustomTool(DialectBody):
 
     @property
     def usable(self) -> bool:
-        """Whether its texts are free: those of a grammar could not be held to it."""
+        """Whether its texts are free: a grammar of theirs could not be enforced."""
         return self.format is None or self.format.type == "text"
 
 
