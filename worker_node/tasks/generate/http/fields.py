@@ -240,7 +240,7 @@ _SAMPLER = "this engine has no such sampling; leave it out, or use temperature, 
 _TOKENS = "single tokens cannot be favoured or forbidden by this engine"
 _SEARCH = "this node searches nothing; offer a tool that does"
 _TEMPLATE = "the model's own template cannot be replaced; send a finished prompt to /v1/completions"
-_EARLIER = "nothing is stored here; send the conversation so far in `input`"
+EARLIER = "nothing is stored here; send the conversation so far in `input`"
 _INFILL = "text cannot be filled in before a suffix: the models here only continue a prompt"
 _PROMPT_LOGPROBS = "the engine gives no reliable probabilities of the prompt's tokens"
 
@@ -298,8 +298,8 @@ COMPLETIONS: Table = {
 RESPONSES: Table = {
     **_SAMPLING,
     "background": Unsupported("a response is made while the client waits"),
-    "conversation": Unsupported(_EARLIER),
-    "previous_response_id": Unsupported(_EARLIER),
+    "conversation": Unsupported(EARLIER),
+    "previous_response_id": Unsupported(EARLIER),
     "prompt": Unsupported("no prompts are stored here"),
     "top_logprobs": Unsupported("use /v1/chat/completions"),
     "use_beam_search": Unsupported("use /v1/chat/completions"),

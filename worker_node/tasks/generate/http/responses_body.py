@@ -29,7 +29,7 @@ from worker_node.tasks.generate.http.conversation import (
     tool_of,
     tool_use,
 )
-from worker_node.tasks.generate.http.fields import RESPONSES, NumberOf, text_or_image
+from worker_node.tasks.generate.http.fields import EARLIER, RESPONSES, NumberOf, text_or_image
 from worker_node.tasks.generate.model import GenerationRequest
 
 MessagePart = Annotated[
@@ -122,6 +122,8 @@ def _known_item(item: Any) -> Any:
     kind = item.get("type") if isinstance(item, dict) else None
     if isinstance(kind, str) and kind not in _ITEM_TYPES:
         reason = "{kind}: items of this type cannot be used here; leave it out, or send its text as a message"
+        if kind == "item_reference":
+            reason = f"{{kind}}: {EARLIER}"
         raise PydanticCustomError("unsupported_item", reason, {"kind": kind[:60]})
     return item
 
