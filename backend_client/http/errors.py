@@ -59,8 +59,9 @@ _MEANINGS = {
 _PARAMS = frozenset({
     "audio", "best_of", "dimensions", "documents", "echo", "encoding_format", "file", "format", "frequency_penalty",
     "function_call", "functions", "ignore_eos", "images", "include", "input", "input_type", "instructions",
-    "keep_alive", "language", "logit_bias", "logprobs", "max_completion_tokens", "max_new_tokens", "max_tokens",
-    "messages", "metadata", "min_p", "min_tokens", "modalities", "model", "n", "options", "parallel_tool_calls",
+    "keep_alive", "language", "logit_bias", "logprobs", "max_completion_tokens", "max_new_tokens", "max_output_tokens",
+    "max_tokens", "messages", "metadata", "min_p", "min_tokens", "modalities", "model", "n", "n_predict", "options",
+    "parallel_tool_calls",
     "prediction", "presence_penalty", "previous_response_id", "prompt", "query", "raw", "reasoning_effort",
     "repetition_penalty", "response_format", "seed", "service_tier", "stop", "stop_token_ids", "store", "stream",
     "stream_options", "suffix", "temperature", "text", "texts", "tokens", "tool_choice", "tools", "top_k",

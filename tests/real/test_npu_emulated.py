@@ -126,7 +126,7 @@ async def test_only_the_prompt_decides_where_a_request_runs_and_the_window_ends_
 
 async def test_what_the_npu_cannot_do_goes_to_the_cpu_or_is_refused(npu_node, http):
     chat = {"model": "smollm2", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
-    for wanted, param in (({"n": 2}, "n"), ({"logprobs": True}, "logprobs")):
+    for wanted, param in (({"n": 2}, "n"), ({"logprobs": True}, "logprobs"), ({"best_of": 2}, "best_of")):
         status, headers, _ = await post(http, npu_node, "/v1/chat/completions", {**chat, **wanted})
         assert status == 200
         assert (headers["X-NPU-Node-Device"], headers["X-NPU-Node-Route-Reason"]) == ("CPU", "unsupported_on_npu")

@@ -33,6 +33,8 @@ from worker_node.http.request_state import STATE
 from worker_node.node import Node
 
 MAX_VALUES = 50_000
+# Encoders, templates and the walk over a schema each end at some depth with an error of their own; orjson's at 254.
+MAX_NESTING = 128
 # Token ids cost little to parse and requests may hold many: this many numbers in a row count as one value.
 _NUMBERS_AS_ONE = 16
 
@@ -104,6 +106,8 @@ async def read_body(request: web.Request, model: type[B]) -> B:
     check_structure(data)
     try:
         fields = orjson.loads(data)
+        if _opened(data) > MAX_NESTING and nested_deeper(fields, MAX_NESTING):
+            raise BadRequest(f"the body is nested more than {MAX_NESTING} levels deep; send flatter objects and lists")
         body = model.model_validate(fields)
     except orjson.JSONDecodeError as error:
         raise BadRequest(f"the body is not JSON: {error.msg} at character {error.pos}") from None
@@ -299,6 +303,15 @@ def values(data: bytes) -> int:
     # What is left of each run.
     rest = marks.replace(b"," * _NUMBERS_AS_ONE, b"").replace(b",,,,", b",")
     return _opened(marks) + runs + rest.count(b",")
+
+
+def nested_deeper(value: Any, most: int) -> bool:
+    """Whether lists and objects of a JSON value stand in each other more than `most` levels deep."""
+    level = [value]
+    for _ in range(most):
+        inner = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        level = [part for parts in inner for part in parts]
+    return any(isinstance(one, dict | list) for one in level)
 
 
 def _opened(data: bytes) -> int:

@@ -40,7 +40,7 @@ def test_a_response_answers_as_a_chat_does_and_is_not_stored(client):
 def test_earlier_turns_are_sent_as_input(client, earlier):
     with pytest.raises(openai.BadRequestError, match="send the conversation so far in `input`"):
         client.responses.create(model=MODEL, input=QUESTION, **earlier)
-    with pytest.raises(openai.BadRequestError):
+    with pytest.raises(openai.BadRequestError, match=r"item_reference: .*send the conversation so far in `input`"):
         client.responses.create(model=MODEL, input=[{"type": "item_reference", "id": "msg_0"}])
     raw = client.responses.with_raw_response.create(model=MODEL, input=QUESTION, store=True, max_output_tokens=1)
     assert "store" in raw.headers["X-NPU-Node-Ignored"]

@@ -120,7 +120,10 @@ class Served:
 
     async def send(self, form, prompt, *, stream=True):
         path, body, _ = FORMS[form]
-        data = json.dumps({"model": WRITER, "stream": stream} | body(prompt)).encode()
+        asked = {"model": WRITER, "stream": stream} | body(prompt)
+        if not stream:
+            asked.pop("stream_options", None)
+        data = json.dumps(asked).encode()
         return await self.connect("POST", path, data)
 
     async def connect(self, method, path, data=b""):

@@ -182,7 +182,7 @@ def _check_vision(model: GenerationModel, rules: ImageRules, request: Generation
     """Raise UnsupportedParameter for what the engine cannot do, BadRequest for the mark of an image in a text."""
     refused = {
         "tools": request.tool_use is not None,
-        "response_format": request.grammar is not None,
+        getattr(request.grammar, "where", "response_format"): request.grammar is not None,
         "prompt": isinstance(request.prompt, TokenIds),
     }
     for name in (name for name, asked in refused.items() if asked):

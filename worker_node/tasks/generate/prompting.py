@@ -146,8 +146,9 @@ async def prepare_generation(
 
 async def count_prompt(services: Services, model: GenerationModel, request: GenerationRequest) -> int:
     """The tokens of a request's prompt; those of images are an estimate. Raises as `prepare_generation`."""
-    pixels = await _decode_images(services, model, request)
-    return (await _Prompting(services, model, request, pixels).prompt()).count
+    with request.naming_fields():
+        pixels = await _decode_images(services, model, request)
+        return (await _Prompting(services, model, request, pixels).prompt()).count
 
 
 @dataclass(frozen=True, slots=True)

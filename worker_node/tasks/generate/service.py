@@ -39,7 +39,7 @@ async def generate(
     Overloaded.
     """
     context = request.context
-    with trace_generation(services.tracing, request) as operation, ExitStack() as in_use:
+    with trace_generation(services.tracing, request) as operation, request.naming_fields(), ExitStack() as in_use:
         began = time.monotonic()
         model = await generation_model(services.manager, request.model, context.deadline, seeing=bool(request.images))
         in_use.enter_context(model.activity.used_by(context))

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.application import application
 from worker_node.core.errors import PayloadTooLarge
-from worker_node.http.body import MAX_VALUES, check_structure
+from worker_node.http.body import MAX_NESTING, MAX_VALUES, check_structure
 from worker_node.settings import NodeSettings
 
 MANY = 2 * MAX_VALUES
@@ -73,6 +73,18 @@ async def test_a_compressed_body_counts_as_what_it_holds(extra, status):
 def test_what_clients_send_is_not_too_much(name, separators):
     check_structure(json.dumps(HONEST[name], separators=separators).encode())
     check_structure(json.dumps(HONEST[name], separators=separators, ensure_ascii=False).encode())
+
+
+@pytest.mark.parametrize("path", ["/inference", "/v1/chat/completions", "/v1/messages", "/api/chat"])
+async def test_a_body_that_is_nested_too_deeply_is_a_400(path):
+    # JSON texts of either depth come through the parser; past the bound they would end in a template or an encoder.
+    for levels in (MAX_NESTING, 300, 1000):
+        body = b'{"x": ' * levels + b"1" + b"}" * levels
+        async with application() as (client, _), client.post(path, data=body) as reply:
+            assert (reply.status, f"more than {MAX_NESTING} levels" in await reply.text()) == (
+                400,
+                levels > MAX_NESTING,
+            )
 
 
 @pytest.mark.parametrize("count", [MAX_VALUES - 10, MAX_VALUES + 10])

@@ -80,8 +80,8 @@ async def test_a_forced_call_counts_and_not_the_expression_beside_it(store):
 @pytest.mark.parametrize(
     ("form", "param"),
     [
-        ({"guided_json": AGE, "guided_choice": ["a"]}, "structured_outputs"),
-        ({"guided_json": AGE, "response_format": {"type": "json_object"}}, "structured_outputs"),
+        ({"guided_json": AGE, "guided_choice": ["a"]}, "guided_json"),
+        ({"guided_json": AGE, "response_format": {"type": "json_object"}}, "response_format"),
         ({"guided_json": "no schema"}, "guided_json"),
         ({"guided_choice": []}, "guided_choice"),
         ({"guided_choice": [""]}, "guided_choice[0]"),
@@ -106,6 +106,8 @@ async def test_a_forced_call_counts_and_not_the_expression_beside_it(store):
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"a": [[[[[1]]]]]}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"a": "x" * 10_000}}, "chat_template_kwargs"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"require_device": "NPU"}, "require_device"),
         ({"keep_alive": "soon"}, "keep_alive"),
         ({"include_stop_str_in_output": True}, "include_stop_str_in_output"),
         ({"echo": True}, "echo"),
@@ -154,7 +156,10 @@ async def test_a_long_conversation_is_cut_as_ollama_cuts_it(store):
     assert "num_ctx" in body["error"]
 
 
-@pytest.mark.parametrize("arguments", ['{"city": "Par', "[1]", "no JSON", "null"])
+DEEP = '{"a": ' * 300 + "1" + "}" * 300
+
+
+@pytest.mark.parametrize("arguments", ['{"city": "Par', "[1]", "no JSON", "null", DEEP])
 async def test_a_past_call_may_have_malformed_arguments(store, arguments):
     call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": arguments}}
     told = {"role": "tool", "tool_call_id": "c", "content": "the arguments are no JSON object"}

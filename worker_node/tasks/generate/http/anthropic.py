@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from secrets import token_hex
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -219,10 +219,7 @@ class CountTokensBody(DialectBody):
                     turns.append(Message("tool", result, (), name, images))
             text, images = _text_and_images(blocks, where)
             if text or images or past or message.role == "assistant":
-                turn = Message(message.role, text, tuple(past), images=images)
-                if turns and turns[-1].role == turn.role:
-                    turn = _combined(turns.pop(), turn)
-                turns.append(turn)
+                turns.append(Message(message.role, text, tuple(past), images=images))
         return tuple(turns)
 
     def _tool_use(self, context: RequestContext) -> ToolUse | None:
@@ -285,13 +282,6 @@ class _Calls:
             raise BadRequest(f"{where}: each tool_use has one tool_result, got two for {shown}", param=where)
         self.results.add(result.tool_use_id)
         return name
-
-
-def _combined(first: Message, second: Message) -> Message:
-    content = "\n".join(text for text in (first.content, second.content) if text)
-    before = len(content) - len(second.content)
-    images = (*first.images, *(replace(image, at=image.at + before) for image in second.images))
-    return replace(first, content=content, tool_calls=first.tool_calls + second.tool_calls, images=images)
 
 
 def _text(blocks: Sequence[Block]) -> str:

@@ -27,8 +27,9 @@ from worker_node.http.errors import describe_error
 from worker_node.http.replies import Reply
 from worker_node.http.sse import event_frame
 from worker_node.http.task import EVENTS, JSON, ApiOperation
+from worker_node.tasks.generate.http.conversation import past_arguments
 from worker_node.tasks.generate.http.replies import Ask, Renderer, answering
-from worker_node.tasks.generate.http.responses_body import ResponsesBody
+from worker_node.tasks.generate.http.responses_body import OfferedCall, ResponsesBody
 from worker_node.tasks.generate.service import ChoiceEvent, Choices
 
 Event = tuple[str, dict[str, Any]]
@@ -46,7 +47,7 @@ async def _responses(request: web.Request) -> Ask:
 class _Rendered(Renderer):
     def __init__(self, body: ResponsesBody, choices: Choices) -> None:
         self._response = _Response(body, choices.routes[0])
-        self._items = Items()
+        self._items = Items(body.offered)
         self._number = 0
 
     def opening(self) -> bytes:
@@ -111,7 +112,7 @@ class _Response:
             if body.text
             else {"format": {"type": "text"}},
             "tool_choice": "auto" if body.tool_choice is None else body.model_dump()["tool_choice"],
-            "tools": [tool.model_dump() for tool in body.tools or []],
+            "tools": [tool.model_dump() for tool in body.tools or [] if tool.usable],
             "top_p": 1.0 if body.top_p is None else body.top_p,
             "truncation": body.truncation or "disabled",
         }
@@ -135,7 +136,7 @@ class _Response:
             "output": items.output,
             "usage": {
                 "input_tokens": usage.prompt_tokens,
-                "input_tokens_details": {"cached_tokens": 0},
+                "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
                 "output_tokens": usage.completion_tokens,
                 "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
                 "total_tokens": usage.prompt_tokens + usage.completion_tokens,
@@ -145,19 +146,24 @@ class _Response:
 
 
 class Items:
-    """Grows by pieces. Only the last item is open."""
+    """Grows by pieces. Only the last item is open. `offered` are the tools that may be called."""
 
-    def __init__(self) -> None:
+    def __init__(self, offered: Mapping[str, OfferedCall]) -> None:
         self.output: list[dict[str, Any]] = []
+        self._offered = offered
+        self._arguments = ""
         self._open = False
 
     def add(self, piece: Piece) -> list[Event]:
         """Add a piece; return the events that report it."""
         if isinstance(piece, ToolCallStarted):
-            item = {"type": "function_call", "call_id": f"call_{token_hex(12)}", "name": piece.name, "arguments": ""}
-            return [*self.end(), *self._begin("fc_", item)]
+            self._arguments = ""
+            return [*self.end(), *self._begin_call(self._offered[piece.name])]
         if isinstance(piece, ToolCallArguments):
-            self.output[-1]["arguments"] += piece.text
+            self._arguments += piece.text
+            if self._last == "custom_tool_call":
+                return []  # its text is certain when the JSON around it is complete
+            self.output[-1]["arguments"] = self._arguments
             return [self._event("response.function_call_arguments.delta", delta=piece.text)]
         events: list[Event] = []
         kind = "reasoning" if isinstance(piece, Reasoning) else "message"
@@ -185,6 +191,10 @@ class Items:
             events.append(
                 self._event("response.function_call_arguments.done", arguments=item["arguments"], name=item["name"])
             )
+        elif item["type"] == "custom_tool_call":
+            item["input"] = str(past_arguments(self._arguments).get("input", ""))
+            events.append(self._event("response.custom_tool_call_input.delta", delta=item["input"]))
+            events.append(self._event("response.custom_tool_call_input.done", input=item["input"]))
         else:
             part = item["content"][0]
             name = "output_text" if item["type"] == "message" else "reasoning_text"
@@ -203,6 +213,14 @@ class Items:
         self._open = True
         added = {"output_index": len(self.output) - 1, "item": dict(self.output[-1])}
         return [("response.output_item.added", added)]
+
+    def _begin_call(self, called: OfferedCall) -> list[Event]:
+        kind, prefix, content = "function_call", "fc_", "arguments"
+        if called.custom:
+            kind, prefix, content = "custom_tool_call", "ctc_", "input"
+        group = {} if called.namespace is None else {"namespace": called.namespace}
+        item = {"type": kind, "call_id": f"call_{token_hex(12)}", "name": called.name, **group, content: ""}
+        return self._begin(prefix, item)
 
     def _begin_text(self, kind: str) -> list[Event]:
         if kind == "message":

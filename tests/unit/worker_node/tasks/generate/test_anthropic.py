@@ -50,10 +50,9 @@ async def test_turns_that_anthropic_refuses_are_named(store, messages, place):
 
 
 async def test_consecutive_turns_of_one_role_are_one_turn(store):
-    parts = [{"type": "text", "text": "Hello!"}, {"type": "text", "text": "Who are you?"}]
     short, kind = {"role": "system", "content": "Be short."}, {"role": "system", "content": "Be kind."}
     async with writing(store) as (client, _, engine):
-        await send(client, {"role": "user", "content": parts}, system="Be short.\nBe kind.")
+        await send(client, {"role": "user", "content": "Hello!\n\nWho are you?"}, system="Be short.\n\nBe kind.")
         await send(client, short, kind, HELLO, {"role": "user", "content": "Who are you?"})
         one, two = (job.tokens for job in engine.jobs)
     assert one == two
