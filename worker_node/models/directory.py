@@ -6,6 +6,7 @@ model. Directories elsewhere may have none: then the facts are those of `config.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import html
 import re
@@ -285,7 +286,7 @@ def find_template(directory: Path) -> ChatTemplate | None:
 def read_config(path: Path) -> dict[str, Any]:
     """A JSON file of a model directory; raises ConfigurationError, naming the file, when it is missing or damaged."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        return msgspec.json.decode(path.read_bytes().removeprefix(codecs.BOM_UTF8), type=dict[str, Any])
     except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
         raise ConfigurationError(f"{path}: not readable ({error})") from error
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from worker_node.core.errors import SourceRejected
 from worker_node.devices.memory import available_memory
-from worker_node.models.catalog import HubSource, SourceFormat
+from worker_node.models.catalog import CatalogEntry, PackageSource, SourceFormat
 from worker_node.models.directory import peek_config
-from worker_node.models.prepare import PullSpec, fetch_configs
+from worker_node.models.prepare import PullSpec, fetch_small
 from worker_node.models.sources.disk import free_space, in_gigabytes
 from worker_node.models.sources.downloads import list_repository
-from worker_node.models.sources.reference import HubReference, LocalReference, Reference
+from worker_node.models.sources.reference import HubReference, LocalReference, Reference, hub_repository
 from worker_node.models.sources.selection import conversion_needs, select
 
 # Memory of a loaded model, by the size of its weights; the conversations come on top.
@@ -99,13 +99,13 @@ def check(spec: PullSpec, store: Path) -> Report:
 
 
 def _look(reference: Reference) -> _Source:
-    if isinstance(reference, HubReference):
-        return _of_hub(reference)
+    if (repository := hub_repository(reference)) is not None:
+        return _of_hub(repository)
     if isinstance(reference, LocalReference):
         raise SourceRejected(f"{reference.path}: --check is about what would be downloaded; pull the files themselves")
+    assert isinstance(reference, CatalogEntry)  # noqa: S101
     source = reference.source
-    if isinstance(source, HubSource):
-        return _of_hub(HubReference(source.repo, source.revision, source.tag))
+    assert isinstance(source, PackageSource)  # noqa: S101
     return _Source(
         str(source),
         reference.format,
@@ -118,10 +118,10 @@ def _look(reference: Reference) -> _Source:
 
 def _of_hub(reference: HubReference) -> _Source:
     listing = list_repository(reference)
-    selection = select(listing, reference.tag)
+    selection = select(listing, reference.tag, reference.form)
     files = {file.path: file.size for file in selection.files}
     with tempfile.TemporaryDirectory() as room:
-        fetch_configs(reference, listing, selection, Path(room))
+        fetch_small(reference, listing, selection, Path(room))
         context, stored = _read_configs(Path(room))
     if selection.format is SourceFormat.GGUF:
         context = listing.gguf.get("context_length")

@@ -8,7 +8,7 @@ import pytest
 from openvino import opset13 as op
 from tokenizers import Tokenizer
 
-from tests.support.tiny_encoder import embed
+from tests.support.tiny_encoder import WORDS, embed
 from worker_node.core.errors import BadRequest, ConfigurationError, ConversionFailed, ModelNotFound
 from worker_node.core.types import ModelKind
 from worker_node.models.catalog import Quantization
@@ -55,7 +55,7 @@ def test_the_space_is_another_when_weights_pooling_normalisation_or_tokenizer_ar
 
 def export(directory, target, *, output="last_hidden_state", token_types=True, extra_input=None):
     """What optimum makes of an encoder: hidden states, and token types as a third input."""
-    hidden = np.random.default_rng(0).standard_normal((50, 32)).astype(np.float32)
+    hidden = np.random.default_rng(0).standard_normal((len(WORDS), 32)).astype(np.float32)
     ids, mask = (
         op.parameter([-1, -1], np.int64, name="input_ids"),
         op.parameter([-1, -1], np.int64, name="attention_mask"),
@@ -108,6 +108,24 @@ def test_an_export_of_another_kind_is_refused_with_its_ports(store_root, make_be
     with pytest.raises(ConversionFailed, match=complaint):
         ModelStore().convert(tmp_path / "export", "x")
     assert ModelStore().directories() == []
+
+
+def add_token(directory):
+    """Another token at the end of the tokenizer, as a fine-tuning that forgot to enlarge the matrix leaves it."""
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer.add_tokens(["<new>"])
+    tokenizer.save(str(directory / "tokenizer.json"))
+
+
+@pytest.mark.parametrize("exported", [False, True])
+def test_a_token_beyond_the_embedding_matrix_is_refused(store_root, make_bert, tmp_path, exported):
+    directory, _ = make_bert()
+    add_token(directory)
+    if exported:
+        export(directory, tmp_path / "export")
+        directory = tmp_path / "export"
+    with pytest.raises(ConversionFailed, match=rf"token '<new>' has the id {len(WORDS)}, and .* below {len(WORDS)}"):
+        ModelStore().convert(directory, "x")
 
 
 def test_the_other_kind_is_refused(store_root, make_bert):
