@@ -20,7 +20,7 @@ from worker_node.core.operating_system import tethered
 from worker_node.core.types import Progress
 from worker_node.models.catalog import CatalogEntry, PackageSource, Quantization, SourceFormat
 from worker_node.models.convert.job import ConversionJob, Ended, follow, recognised, special_file
-from worker_node.models.directory import MODEL_FILE, WEIGHTS_FILE, InstalledModel
+from worker_node.models.directory import MODEL_FILE, TOKENIZER_FILE, WEIGHTS_FILE, InstalledModel
 from worker_node.models.sources.disk import require_space
 from worker_node.models.sources.downloads import (
     fetch_file,
@@ -116,7 +116,7 @@ def _fetch(spec: PullSpec, downloads: Path, work: Path, progress: Progress) -> A
 
 
 # Beside the weights, the files that decide what a local model computes; their hashes go into its manifest.
-_DECISIVE = ("config.json", "tokenizer.json", "modules.json")
+_DECISIVE = ("config.json", TOKENIZER_FILE, "modules.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ def fetch_small(reference: HubReference, listing: Listing, selection: Selection,
     """
     small = CONFIG_FILES
     if selection.format in {SourceFormat.SAFETENSORS, SourceFormat.TASK}:
-        small |= {"tokenizer.json"}
+        small |= {TOKENIZER_FILE}
     hashes = {
         file.path: fetch_file(reference, listing, file, into, None) for file in selection.files if file.path in small
     }
@@ -194,7 +194,6 @@ def _require_convertible(directory: Path, source_format: SourceFormat) -> None:
     if source_format is SourceFormat.SAFETENSORS:
         # Imports OpenVINO: only where an encoder is to be built.
         from worker_node.models.convert.encoder import (  # noqa: PLC0415
-            TOKENIZER_FILE,
             read_bert_config,
             read_sentence_config,
             read_tokenizer,

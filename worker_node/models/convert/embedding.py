@@ -21,7 +21,6 @@ from worker_node.models.convert.encoder import (
     EMBEDDING,
     INPUT_IDS,
     TOKEN_TYPES,
-    TOKENIZER_FILE,
     build_encoder,
     finish,
     matryoshka_of,
@@ -39,6 +38,7 @@ from worker_node.models.convert.job import ConversionJob, Converted, copy_export
 from worker_node.models.directory import (
     CANARY_TEXTS,
     MODEL_FILE,
+    TOKENIZER_FILE,
     EmbeddingCanary,
     read_directory,
     write_canary,

@@ -21,6 +21,7 @@ from tokenizers import Encoding, Tokenizer
 
 from worker_node.core.errors import ConversionFailed
 from worker_node.models.convert.job import ConversionJob
+from worker_node.models.directory import TOKENIZER_FILE
 from worker_node.models.sources.selection import SAFETENSORS_FILE, weight_files
 
 # The names by which engines know the encoder's ports.
@@ -488,9 +489,6 @@ def _read_tensors(path: Path) -> Tensors:
         elif dtype.startswith("F"):
             raise ConversionFailed(f"{path}: tensor {name} has type {dtype}, which is not known")
     return result
-
-
-TOKENIZER_FILE = "tokenizer.json"
 
 
 def write_tokenizer(source: Path, target: Path, rows: int | None) -> tuple[Tokenizer, str]:

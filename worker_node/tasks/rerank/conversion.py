@@ -20,7 +20,6 @@ from worker_node.models.convert.encoder import (
     ATTENTION_MASK,
     INPUT_IDS,
     TOKEN_TYPES,
-    TOKENIZER_FILE,
     Tensors,
     Weights,
     hidden_states,
@@ -33,7 +32,7 @@ from worker_node.models.convert.encoder import (
     write_tokenizer,
 )
 from worker_node.models.convert.job import ConversionJob, Converted
-from worker_node.models.directory import MODEL_FILE, write_canary
+from worker_node.models.directory import MODEL_FILE, TOKENIZER_FILE, write_canary
 from worker_node.tasks.rerank.canary import CANARY_PAIRS, canary_of
 from worker_node.tasks.rerank.published import CrossEncoderConfig, read_cross_encoder_config
 from worker_node.tasks.rerank.task import RERANK

@@ -11,7 +11,6 @@ import msgspec
 
 from worker_node.core.errors import ConversionFailed, SourceRejected
 from worker_node.models.convert.encoder import (
-    TOKENIZER_FILE,
     BertConfig,
     read_bert_config,
     read_json,
@@ -19,7 +18,7 @@ from worker_node.models.convert.encoder import (
     token_limit,
 )
 from worker_node.models.convert.job import ConversionJob, Converted, ModelFiles
-from worker_node.models.directory import MODEL_FILE, WEIGHTS_FILE, peek_config
+from worker_node.models.directory import MODEL_FILE, TOKENIZER_FILE, WEIGHTS_FILE, peek_config
 from worker_node.models.sources.selection import SAFETENSORS_FILE, safetensors_of, weight_files
 
 

@@ -1,6 +1,8 @@
 """Encoders come into the store from safetensors and from OpenVINO exports, with their references and their space."""
 
 import json
+import os
+import shutil
 
 import numpy as np
 import openvino as ov
@@ -51,6 +53,25 @@ def test_the_space_is_another_when_weights_pooling_normalisation_or_tokenizer_ar
     assert spaces["same-a"] == spaces["same-b"]
     assert len(set(spaces.values())) == 5
     assert all(len(space) >= 16 for space in spaces.values())
+
+
+def test_the_space_of_an_installed_model_is_that_of_its_content_now(store_root, make_bert):
+    store = ModelStore()
+    made = store.convert(make_bert()[0], "tiny")
+    weights, tokenizer = made.path / "openvino_model.bin", made.path / "tokenizer.json"
+    shutil.copyfile(weights, weights.with_suffix(".new"))
+    weights.with_suffix(".new").replace(weights)
+    assert store.get("tiny").space == made.space, "another file with the same content"
+    kept = weights.read_bytes()
+    spaces = {made.space}
+    for file, old, new in ((weights, kept[-4:], b"\1\2\3\4"), (tokenizer, b'"lowercase":true', b'"lowercase":null')):
+        content = file.read_bytes()
+        file.write_bytes(new.join(content.rsplit(old, 1)))
+        os.utime(file, (0, 0))
+        spaces.add(store.get("tiny").space)
+        file.write_bytes(content)
+    assert len(spaces) == 3
+    assert store.get("tiny").space == made.space
 
 
 def export(directory, target, *, output="last_hidden_state", token_types=True, extra_input=None):
