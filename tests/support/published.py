@@ -1,7 +1,6 @@
 """The repositories of the catalog as their publishers lay them out, from public listings and by memory: all small files
 with the options that they have there, and tiny tensors in place of the weights."""
 
-
 import numpy as np
 import openvino as ov
 from openvino import opset13 as op

@@ -12,6 +12,7 @@ from worker_node.core.errors import SourceRejected
 from worker_node.devices.memory import available_memory
 from worker_node.models.catalog import CatalogEntry, PackageSource, SourceFormat
 from worker_node.models.directory import peek_config
+from worker_node.models.npu_rules import weights_problem
 from worker_node.models.prepare import PullSpec, fetch_small
 from worker_node.models.sources.disk import free_space, in_gigabytes
 from worker_node.models.sources.downloads import list_repository
@@ -22,9 +23,7 @@ from worker_node.models.sources.selection import conversion_needs, select
 _SCALES = {SourceFormat.GGUF: 1.1, SourceFormat.SAFETENSORS: 2.0, SourceFormat.OPENVINO: 1.1, SourceFormat.TASK: 2.0}
 _DETOKENIZER = "openvino_detokenizer.xml"
 
-# What the NPU compiler takes for generation: int4, symmetric, one scale a row or groups of a multiple of this.
-_GROUP = 64
-_ALTERNATIVE = "NPUs want int4 symmetric, channel-wise or in groups: look for -int4-cw-ov"
+_ALTERNATIVE = "repositories that end in -int4-cw-ov are made for NPUs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,14 +141,14 @@ def npu_verdict(source_format: SourceFormat, stored: Mapping[str, Any], *, gener
     if not generates:
         return Suitability(True, ("an encoder: it runs in f16 with static shapes",))
     if source_format is SourceFormat.GGUF:
-        return Suitability(True, (f"converted here to int4 and int8, symmetric, in groups of {_GROUP}",))
-    bits, symmetric, group = stored.get("bits"), stored.get("sym"), stored.get("group_size")
+        return Suitability(True, ("converted here to int4 and int8, symmetric",))
+    bits, symmetric = stored.get("bits"), stored.get("sym")
     if bits is None:
         return Suitability(None, (f"nothing says how the weights are stored; {_ALTERNATIVE}",))
-    if bits != 4 or not symmetric:
-        stored_as = f"the weights have {bits} bits{'' if symmetric else ', asymmetric'}"
-        return Suitability(False, (f"{stored_as}; {_ALTERNATIVE}",))
-    if group == -1:
-        return Suitability(True, ("int4 symmetric, channel-wise",))
-    fits = isinstance(group, int) and group > 0 and group % _GROUP == 0
-    return Suitability(fits, (f"int4 symmetric in groups of {group}; NPUs take multiples of {_GROUP}",))
+    noted = (stored.get("group_size"), stored.get("ratio"))
+    group, ratio = (str(value) if isinstance(value, int | float) else None for value in noted)
+    # What serving refuses is not called suitable here.
+    problem = weights_problem(f"int{bits}_{'sym' if symmetric else 'asym'}", group, ratio)
+    if problem is not None:
+        return Suitability(False, (f"{problem}; {_ALTERNATIVE}",))
+    return Suitability(True, (f"int{bits} symmetric, {'channel-wise' if group == '-1' else f'in groups of {group}'}",))
