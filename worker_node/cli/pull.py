@@ -50,7 +50,6 @@ def add_pull(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         choices=[form.value for form in CONVERTED_FORMS],
         help="how to store the weights of GGUF models",
     )
-    parser.add_argument("--insecure-no-hash", action="store_true", help="no effect: files are not pulled by URL")
     parser.add_argument("--model-store", type=Path, help="directory of the models")
     parser.set_defaults(run=_pull)
 

@@ -269,15 +269,15 @@ class ModelManager:
         """Read models again whose files have changed: what is known of them, as their spaces and passports, is past."""
         while True:
             model = await self._reconciler.stale.get()
-            if not any(known is model for known in self.models):
+            # A profile's own choice is made again by a restart alone.
+            renewable = model.without_files is not None or model.id not in self._order
+            if not renewable or not any(known is model for known in self.models):
                 continue
             log.warning("model %s: its files have changed; it is read again", model.id)
-            if model.without_files is not None:
-                self.fail(model, model.without_files("its files have changed, and could not be read again"))
-            elif model.id not in self._order:
+            if model.without_files is None:
                 self.turnover.retire_later(model)
             else:
-                continue  # a profile's own choice, which only a restart makes again
+                self.fail(model, model.without_files("its files have changed, and could not be read again"))
             self._on_demand.retry_soon()
             with contextlib.suppress(NodeError):
                 await self.resolve(model.id, math.inf)
