@@ -20,6 +20,7 @@ from worker_node.models.convert.encoder import (
     read_sentence_config,
     read_tensors,
 )
+from worker_node.models.directory import peek_config
 
 F32 = {"INFERENCE_PRECISION_HINT": "f32"}
 ACTIVATIONS = {
@@ -160,6 +161,7 @@ def test_checkpoints_in_every_published_form_give_the_same_vectors(make_bert, fo
     else:
         kept = {name: config[name] for name in config.keys() - {"hidden_act", "layer_norm_eps", "architectures"}}
         (directory / "config.json").write_text(json.dumps(kept), encoding="utf-8-sig")
+        assert peek_config(directory / "config.json") == kept
     vectors = ov.compile_model(build(directory), "CPU", F32)(batch(TEXTS, 24))["embedding"]
     np.testing.assert_array_equal(vectors, expected)
 
