@@ -1,12 +1,14 @@
 """Change the store: `pull`, `convert` and `rm`.
 
-The running node (NPU_NODE_URL) pulls and removes; where none runs, or an option needs it, this process does.
+The node of NPU_NODE_URL pulls and removes; without one this process does in the store of --model-store or
+NPU_NODE_MODEL_STORE; without these the local node does, or, where none runs or an option needs it, this process.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from http import HTTPStatus
 from pathlib import Path
@@ -48,7 +50,6 @@ def add_pull(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         choices=[form.value for form in CONVERTED_FORMS],
         help="how to store the weights of GGUF models",
     )
-    parser.add_argument("--insecure-no-hash", action="store_true", help="no effect: files are not pulled by URL")
     parser.add_argument("--model-store", type=Path, help="directory of the models")
     parser.set_defaults(run=_pull)
 
@@ -77,6 +78,7 @@ def add_rm(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )
     parser.add_argument("models", metavar="MODEL", nargs="+", help="id, alias or source")
     parser.add_argument("--force", action="store_true", help="end the requests that a model has in flight")
+    parser.add_argument("--model-store", type=Path, help="directory of the models")
     parser.set_defaults(run=_rm)
 
 
@@ -91,10 +93,12 @@ def _pull(args: argparse.Namespace) -> int:
     if args.name is not None and len(names) > 1:
         args.parser.error("--name is for one model")
     graphs = [_graph(name, args.name) for name in names]
-    if args.check or args.embedded or args.name or args.quantization or args.model_store:
+    if args.check or args.embedded or args.name or args.quantization:
         failed = _pull_to_store(args, names)
     else:
-        failed = on_node(args, lambda node: _pull_by_node(args, node, names), lambda: _pull_to_store(args, names))
+        failed = on_node(
+            args, lambda node: _pull_by_node(args, node, names), lambda: _pull_to_store(args, names), changes=True
+        )
     print("".join(graphs), end="")
     return failed
 
@@ -133,6 +137,7 @@ def _pull_by_node(args: argparse.Namespace, node: NodeClient, names: list[str]) 
     from worker_node.cli.output import progress_display
     from worker_node.models.sources.reference import is_local
 
+    print(f"pulling into the node at {node.url}", file=sys.stderr)
     for name in names:
         # The node knows its own directories, not the one that this command was started in.
         local = "://" not in name and (name.startswith(("./", "../", "~")) or name.endswith(".gguf"))
@@ -157,6 +162,8 @@ def _pull_to_store(args: argparse.Namespace, names: list[str]) -> int:
     from worker_node.models.catalog import Quantization
 
     store = node_store(args)
+    if not args.check:
+        print(f"pulling into the store {store.root}", file=sys.stderr)
     specs = [
         store.pull_spec(
             name,
@@ -236,12 +243,13 @@ def _rm(args: argparse.Namespace) -> int:
     """Remove each model in turn; the first that fails ends it."""
     from worker_node.cli.node_client import on_node
 
-    return on_node(args, lambda node: _remove_from_node(node, args), lambda: _remove_from_store(args))
+    return on_node(args, lambda node: _remove_from_node(node, args), lambda: _remove_from_store(args), changes=True)
 
 
 def _remove_from_node(node: NodeClient, args: argparse.Namespace) -> int:
     from worker_node.cli.node_client import NodeCallFailed, model_path
 
+    print(f"removing from the node at {node.url}", file=sys.stderr)
     for name in args.models:
         try:
             node.delete(model_path(name) + ("?force=true" if args.force else ""))
@@ -259,7 +267,8 @@ def _remove_from_store(args: argparse.Namespace) -> int:
     from worker_node.cli.serve import node_store
 
     store = node_store(args)
+    print(f"removing from the store {store.root}", file=sys.stderr)
     for name in args.models:
         store.remove(name)
-        print(f"{name}: removed from {store.root}")
+        print(f"{name}: removed")
     return 0

@@ -281,8 +281,9 @@ class EngineStatus:
 
     `restarts` counts the processes that ended by a failure, `wrong` those of them that the canary ended. `recycles`
     counts by its form (`idle`, `forced`) how often a process was replaced because its memory had grown; `replacing`:
-    the engine is being started for that reason, and requests wait for it. `served`: it has been ready before. `shapes`
-    counts the static shapes that its processes loaded, by their origin: `compiled` or `imported`.
+    the engine is being started for that reason, and requests wait for it. `served`: it has been ready before. `stale`:
+    the model's files have changed since the engine was made, and it does not load them. `shapes` counts the static
+    shapes that its processes loaded, by their origin: `compiled` or `imported`.
     """
 
     state: EngineState
@@ -298,6 +299,7 @@ class EngineStatus:
     proof: CanaryProof | None = None
     replacing: bool = False
     served: bool = False
+    stale: bool = False
     recycles: Mapping[str, int] = field(default_factory=dict)
     shapes: Mapping[str, int] = field(default_factory=dict)
 

@@ -79,6 +79,7 @@ class ModelManager:
         self._on_demand = OnDemand(self.names, store, build, self.turnover, self.add, self.failed, clock)
         self._clock = clock
         self._started = False
+        self._renewing: asyncio.Task[None] | None = None
         self._pulls = Pulls(partial(pull, store.root))
 
     @property
@@ -260,8 +261,26 @@ class ModelManager:
         """Load the models that are to be loaded at start-up, and others from now on: returns at once."""
         self._started = True
         self._reconciler.start()
+        self._renewing = asyncio.create_task(self._renew_stale(), name="renew models")
         for model in self.models:
             self._reconciler.manage(model)
+
+    async def _renew_stale(self) -> None:
+        """Read models again whose files have changed: what is known of them, as their spaces and passports, is past."""
+        while True:
+            model = await self._reconciler.stale.get()
+            # A profile's own choice is made again by a restart alone.
+            renewable = model.without_files is not None or model.id not in self._order
+            if not renewable or not any(known is model for known in self.models):
+                continue
+            log.warning("model %s: its files have changed; it is read again", model.id)
+            if model.without_files is None:
+                self.turnover.retire_later(model)
+            else:
+                self.fail(model, model.without_files("its files have changed, and could not be read again"))
+            self._on_demand.retry_soon()
+            with contextlib.suppress(NodeError):
+                await self.resolve(model.id, math.inf)
 
     async def close(self) -> None:
         """End pulls; the models are served until `stop`."""
@@ -269,6 +288,8 @@ class ModelManager:
 
     async def stop(self) -> None:
         """End all engines."""
+        if self._renewing is not None:
+            self._renewing.cancel()
         self._on_demand.reading.close()
         await self.turnover.close()
         await self._reconciler.close()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from worker_node.core.errors import BadRequest, ModelNotFound
-from worker_node.models.catalog import Catalog, CatalogEntry, normalise_name
+from worker_node.models.catalog import Catalog, CatalogEntry, HubSource, SourceFormat, normalise_name
 
 ACCEPTED = "a name of the catalog, ORG/REPO[@REVISION][:QUANTIZATION] of a hub, or a local path"
 
@@ -23,11 +23,15 @@ _NOT_OF_AN_ID = re.compile(r"[^a-z0-9._-]+")
 
 @dataclass(frozen=True, slots=True)
 class HubReference:
-    """A repository of a model hub; `tag` selects one of its GGUF files by quantization or file name."""
+    """A repository of a model hub; `tag` selects one of its GGUF files by quantization or file name.
+
+    `form` is what the catalog says of its files; None: the repository decides.
+    """
 
     repo: str
     revision: str = "main"
     tag: str | None = None
+    form: SourceFormat | None = None
 
     def __str__(self) -> str:
         return f"hub {self.repo}@{self.revision}" + (f":{self.tag}" if self.tag else "")
@@ -68,6 +72,13 @@ class LocalReference:
 # What is not in the catalog.
 ForeignReference = HubReference | LocalReference
 Reference = CatalogEntry | ForeignReference
+
+
+def hub_repository(reference: Reference) -> HubReference | None:
+    """The repository that a reference stands for; None for packages and local files."""
+    if isinstance(reference, CatalogEntry) and isinstance(source := reference.source, HubSource):
+        return HubReference(source.repo, source.revision, source.tag, reference.format)
+    return reference if isinstance(reference, HubReference) else None
 
 
 def parse_reference(name: str, catalog: Catalog) -> Reference:

@@ -79,6 +79,26 @@ def test_an_encoder_that_cannot_be_built_is_rejected_before_its_weights_come(hub
     assert hub.large_downloads() == []
 
 
+def test_a_gguf_file_is_rejected_by_its_header_and_continued_after_it(hub, store_root, make_gguf, monkeypatch):
+    monkeypatch.setattr("worker_node.models.prepare._HEADER", head := 1 << 15)
+    files = {"good": make_gguf("m.gguf"), "bad": make_gguf("m.gguf", extra={"rope_freqs.weight": (8,)})}
+    hub.repositories |= {f"maker/{name}": Repository({"m.gguf": file.read_bytes()}) for name, file in files.items()}
+    with pytest.raises(SourceRejected, match=r"^m\.gguf scales its rotary frequencies"):
+        ModelStore().pull("maker/bad")
+    assert hub.large_downloads() == [("m.gguf", f"bytes=0-{head - 1}")]
+    hub.asked.clear()
+    assert ModelStore().pull("maker/good").kind == ModelKind.GENERATION
+    assert hub.large_downloads() == [("m.gguf", f"bytes=0-{head - 1}"), ("m.gguf", f"bytes={head}-")]
+
+
+def test_a_header_that_is_longer_than_expected_is_judged_by_the_conversion(hub, store_root, make_gguf, monkeypatch):
+    monkeypatch.setattr("worker_node.models.prepare._HEADER", 100)
+    files = {"m.gguf": make_gguf("m.gguf", extra={"rope_freqs.weight": (8,)}).read_bytes()}
+    hub.repositories["maker/long"] = Repository(files)
+    with pytest.raises((ConversionFailed, SourceRejected), match="scales its rotary frequencies"):
+        ModelStore().pull("maker/long")
+
+
 def test_local_files_are_copied_and_found_by_their_path(store_root, make_bert):
     directory, _ = make_bert("mine")
     store = ModelStore()
