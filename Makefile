@@ -57,7 +57,7 @@ $(STAMP): pyproject.toml constraints.txt | $(VENV)/bin/python
 # needs the copy of OpenVINO that the tests have, and pytest to make it: docs/contributing.md, "Other CPUs".
 demo: $(if $(ONEDNN_MAX_CPU_ISA),$(STAMP),$(NODE)) ## install, prepare the models, start a node, call it, kill it, fall back to the cloud
 	@echo "preparing two models: 176 MB to download, 206 MB on disk, once"
-	@$(BIN)/python -c 'import demo, openvino_genai, worker_node.server' & \
+	@$(BIN)/python -c 'import demo, worker_node.server, worker_node.tasks.generate.continuous' & \
 		$(PULL) && wait && $(if $(ONEDNN_MAX_CPU_ISA),PYTHONPATH="$$($(BIN)/python -m tests.support.avx2)") $(BIN)/python demo.py
 
 serve: $(NODE)      ## run a node on this machine with the embedded models
