@@ -12,7 +12,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worker_node.cli.output import TOY_NOTE
+from worker_node.cli.output import TOY_MODEL, TOY_NOTE
 
 if TYPE_CHECKING:
     from worker_node.cli.node_client import NodeClient
@@ -137,7 +137,7 @@ def _pull_by_node(node: NodeClient, names: list[str]) -> int:
         source = str(Path(name).expanduser().resolve()) if local else name
         with progress_display(name) as progress:
             node.pull(source, progress)
-        print(f"{name}: ready at {node.url}", flush=True)
+        print(f"{name}: ready at {node.url}; requests must name it, in the field model", flush=True)
     return 0
 
 
@@ -161,6 +161,8 @@ def _pull_to_store(args: argparse.Namespace, names: list[str]) -> int:
         with progress_display(spec.model_id) as progress:
             model = store.pull(spec, progress)
         print(f"{model.id}: ready, {model.size / 1e6:.0f} MB in {model.path}", flush=True)
+        if model.kind == "generation" and model.id != TOY_MODEL:
+            print(f"requests must name it, in the field model: npu-node run {model.id}")
     if args.embedded:
         print(TOY_NOTE)
     return 0
