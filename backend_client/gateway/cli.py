@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from backend_client.client import InferenceClient
-from backend_client.errors import ConfigurationError
+from backend_client.errors import INSTALL_EXTRA, ConfigurationError
 from backend_client.gateway.keys import KeyStore
 from backend_client.gateway.settings import GatewaySettings
 from backend_client.settings import ClientSettings
@@ -102,7 +102,7 @@ def _serve(args: argparse.Namespace) -> int:
     try:
         importlib.import_module("prometheus_client")
     except ModuleNotFoundError:
-        raise ConfigurationError("the gateway's packages are missing: pip install 'npu-node[gateway]'") from None
+        raise ConfigurationError(f"the gateway's packages are missing: {INSTALL_EXTRA.format('gateway')}") from None
     values: dict[str, object] = {"nodes": args.nodes} if args.nodes else {}
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     fleet = ClientSettings.load(None, **values)
