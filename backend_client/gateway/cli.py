@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib
 import logging
 import signal
 from collections.abc import Sequence
@@ -22,6 +21,8 @@ from backend_client.settings import ClientSettings
 
 # Of the 1,024 that a node takes; probes have some of their own.
 _CONNECTIONS_PER_NODE = 1000
+# What the extra `gateway` installs; a node's environment has some of it.
+_EXTRA = frozenset({"limits", "prometheus_client", "redis"})
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -94,15 +95,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.run is None:
         parser.print_help()
         return 0
-    return reported(lambda: args.run(args), "npu-gateway")
+    return reported(lambda: _run_command(args), "npu-gateway")
+
+
+def _run_command(args: argparse.Namespace) -> int:
+    try:
+        status: int = args.run(args)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _EXTRA:
+            raise
+        advice = f"more packages are needed: {INSTALL_EXTRA.format('gateway')} ({error.name} is not installed)"
+    else:
+        return status
+    raise ConfigurationError(advice)
 
 
 def _serve(args: argparse.Namespace) -> int:
     settings = GatewaySettings.load(host=args.host, port=args.port)
-    try:
-        importlib.import_module("prometheus_client")
-    except ModuleNotFoundError:
-        raise ConfigurationError(f"the gateway's packages are missing: {INSTALL_EXTRA.format('gateway')}") from None
     values: dict[str, object] = {"nodes": args.nodes} if args.nodes else {}
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     fleet = ClientSettings.load(None, **values)
