@@ -135,6 +135,8 @@ deb:                ## build the Debian package for the Debian that this runs on
 	packaging/deb/build.sh
 
 bundle:             ## build dist/npu-node-bundle/, a node that runs without Python
+	@command -v objdump > /dev/null || { echo "objdump is missing: apt install binutils" >&2; exit 1; }
+	@$(PYTHON) -c 'import os, sys, sysconfig; d, n, shared = sysconfig.get_config_vars("LIBDIR", "INSTSONAME", "Py_ENABLE_SHARED"); sys.exit(bool(shared) and not os.path.exists(f"{d}/{n}") and f"{n} is missing: apt install libpython3.{sys.version_info.minor}")'
 	$(PYTHON) -m venv .venv-bundle
 	@.venv-bundle/bin/python -m pip --quiet --quiet --disable-pip-version-check install --constraint constraints.txt \
 		'.[node,convert]' pyinstaller==6.22.3
