@@ -97,10 +97,7 @@ def continue_(home, url):
 @pytest.mark.parametrize(
     ("agent", "tool", "arguments"),
     [
-        pytest.param(
-            *(codex, "exec_command", {"cmd": COMMAND}),
-            marks=pytest.mark.xfail(reason="the node refuses tools of type namespace and web_search", strict=True),
-        ),
+        (codex, "exec_command", {"cmd": COMMAND}),
         (claude_code, "Bash", {"command": COMMAND, "description": TASK}),
         (cline, "run_commands", {"commands": [COMMAND]}),
         (continue_, "Bash", {"command": COMMAND}),
