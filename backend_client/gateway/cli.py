@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from backend_client.client import InferenceClient
-from backend_client.errors import ConfigurationError
+from backend_client.errors import INSTALL_EXTRA, ConfigurationError
 from backend_client.gateway.keys import KeyFile, KeyStore
 from backend_client.gateway.settings import GatewaySettings
 from backend_client.settings import ClientSettings
@@ -106,7 +106,7 @@ def _run_command(args: argparse.Namespace) -> int:
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigurationError(
-            f"the gateway's packages are missing ({', '.join(missing)}); in the checkout: pip install '.[gateway]'"
+            f"the gateway needs more packages ({', '.join(missing)}): {INSTALL_EXTRA.format('gateway')}"
         )
     try:
         status: int = args.run(args)

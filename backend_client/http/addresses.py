@@ -4,7 +4,7 @@
 |---|---|
 | `http://10.0.0.22:8081`, `10.0.0.22:8081` | this node |
 | `dns://npu.internal:8081` | every address of the name (A, or AAAA where there are more), by the system's resolver |
-| `srv://_npu._tcp.internal`, `srv+https://…` | host and port of every SRV record; needs `npu-node[dns]` |
+| `srv://_npu._tcp.internal`, `srv+https://…` | host and port of every SRV record; needs the extra `dns` |
 | `file:///etc/npu/nodes` | a URL a line, `#` begins a comment; read again when it changes |
 
 `dns` has no https: a certificate is for a name, not for an address."""
@@ -18,6 +18,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from yarl import URL
+
+from backend_client.errors import INSTALL_EXTRA
 
 _FORMS = "a node is given as host:port, http://host:port or https://host:port, such as 10.0.0.22:8081"
 _SOURCES = frozenset({"dns", "srv", "srv+https", "file"})
@@ -84,5 +86,5 @@ def _list_address(scheme: str, url: URL) -> NodeAddress:
             raise ValueError("a name in DNS is given with its port: dns://name:8081")
         return NodeAddress(scheme, url.host, url.explicit_port)
     if importlib.util.find_spec("dns") is None:
-        raise ValueError("SRV records need dnspython: pip install 'npu-node[dns]'")
+        raise ValueError(f"SRV records need dnspython: {INSTALL_EXTRA.format('dns')}")
     return NodeAddress(scheme, url.host)

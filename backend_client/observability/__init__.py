@@ -4,7 +4,7 @@
 
     client = instrument(InferenceClient.from_settings())
 
-Needs `npu-node[observability]`. Spans go to whatever tracer provider the application has set up. Nodes are sent the
+Needs the extra `observability`. Spans go to whatever tracer provider the application has set up. Nodes are sent the
 span's `traceparent`, so that their spans belong to the same trace; the cloud is not. Metrics go to the default
 registry, or the one given. No prompt, answer or key is an attribute or a label.
 

@@ -4,7 +4,9 @@ import ast
 import re
 from pathlib import Path
 
+from backend_client import errors as client_errors
 from worker_node import registry
+from worker_node.core import errors as node_errors
 
 ROOT = Path(__file__).parents[2]
 NODE_FILES = sorted((ROOT / "worker_node").rglob("*.py"))
@@ -94,3 +96,34 @@ def test_shared_packages_name_no_task():
             if words_of(name) & tasks
         ]
     )
+
+
+# The project by its name alone, as pip takes it from an index: not a path, an option's value or part of a longer name.
+BY_NAME = re.compile(
+    r"""pip3? install\b[^\n#]*?[\s'"]npu[-_]node(?=[\s'"`\[=,.;)]|$)|npu[-_]node\[[a-z,]+\](?! @ file)"""
+)
+PUBLISHED = {".md", ".py", ".toml", ".txt", ".sh", ".ps1", ".yml", ".yaml", ".html", ".cfg", ""}
+# The history says what was so; tests of packaging name the wheel that they have built.
+NOT_ADVICE = {"CHANGELOG.md", "tests", "build", "dist", "site"}
+
+
+def test_nothing_advises_to_install_the_project_by_its_name():
+    """No index has it, so whoever registers the name there would be installed."""
+    assert BY_NAME.search("pip install 'npu-node[hub]'")
+    assert BY_NAME.search("pip install --upgrade npu-node")
+    assert not BY_NAME.search("pip install -c constraints.txt dist/npu_node-0.1.0-py3-none-any.whl")
+    tops = [top for top in ROOT.iterdir() if top.name not in NOT_ADVICE and not top.name.startswith(".")]
+    files = [path for top in tops for path in ([top] if top.is_file() else top.rglob("*")) if path.is_file()]
+    reject(
+        [
+            f"{path}: {found[0]}"
+            for path in sorted(files)
+            if path.suffix in PUBLISHED and "__pycache__" not in path.parts
+            for found in BY_NAME.finditer(path.read_text(encoding="utf-8"))
+        ]
+    )
+
+
+def test_node_and_client_give_the_same_advice_on_a_missing_extra():
+    """They must not import each other, so each has the text."""
+    assert node_errors.INSTALL_EXTRA == client_errors.INSTALL_EXTRA

@@ -14,7 +14,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worker_node.cli.output import TOY_NOTE
+from worker_node.cli.output import TOY_MODEL, TOY_NOTE
 
 if TYPE_CHECKING:
     from worker_node.cli.node_client import NodeClient
@@ -152,7 +152,7 @@ def _pull_by_node(args: argparse.Namespace, node: NodeClient, names: list[str]) 
             if failed := _pull_to_store(args, [name]):
                 return failed
             continue
-        print(f"{name}: ready at {node.url}", flush=True)
+        print(f"{name}: ready at {node.url}; requests must name it, in the field model", flush=True)
     return 0
 
 
@@ -178,6 +178,8 @@ def _pull_to_store(args: argparse.Namespace, names: list[str]) -> int:
         with progress_display(spec.model_id) as progress:
             model = store.pull(spec, progress)
         print(f"{model.id}: ready, {model.size / 1e6:.0f} MB in {model.path}", flush=True)
+        if model.kind == "generation" and model.id != TOY_MODEL:
+            print(f"requests must name it, in the field model: npu-node run {model.id}")
     if args.embedded:
         print(TOY_NOTE)
     return 0

@@ -43,6 +43,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+# No package index has this project: anyone may register its name there.
+INSTALL_EXTRA = "pip install '.[{}]' in the project's checkout"
+
 
 class NodeError(Exception):
     """Base of every error raised by the node."""

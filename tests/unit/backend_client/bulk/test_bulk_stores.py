@@ -81,7 +81,7 @@ def test_a_writer_whose_temporary_file_was_swept_lost_only_if_there_is_a_winner(
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch):
     monkeypatch.setattr(optional.importlib, "import_module", _absent)
-    with pytest.raises(ConfigurationError, match=r"pip install 'npu-node\[bulk\]'"):
+    with pytest.raises(ConfigurationError, match=r"pip install '\.\[bulk\]'"):
         stores.open_store("out")
 
 

@@ -147,7 +147,8 @@ def make_gguf(tmp_path_factory):
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
     """A scripted hub; the environment of this process and its children points to it, without a token."""
-    client = pytest.importorskip("huggingface_hub", reason="the extra 'hub' is not installed")
+    import huggingface_hub as client  # slow, and few tests need it
+
     with ScriptedHub() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
         monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
