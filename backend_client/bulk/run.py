@@ -92,21 +92,22 @@ class Driver:
     async def run(self, fragments: Iterable[Fragment]) -> None:
         """Process all of them. Raises the first error that would meet every fragment; nothing runs on after that."""
         waiting = deque(sorted(fragments, key=lambda fragment: self._deaths.get(fragment.id, 0)))
-        running: dict[asyncio.Task[Receipt], Fragment] = {}
+        # With each fragment, how many were committed when it began.
+        running: dict[asyncio.Task[Receipt], tuple[Fragment, int]] = {}
         changed = asyncio.create_task(self._executor.changed())
         try:
             while waiting or running:
-                while waiting and self._may_begin(waiting[0], running.values()):
+                while waiting and self._may_begin(waiting[0], [part for part, _ in running.values()]):
                     fragment = waiting.popleft()
-                    running[asyncio.create_task(self._attempt(fragment))] = fragment
+                    running[asyncio.create_task(self._attempt(fragment))] = fragment, self._progress.done
                 self._progress.running = len(running)
                 if changed.done():
                     changed.result()
                     changed = asyncio.create_task(self._executor.changed())
                 done, _ = await asyncio.wait([*running, changed], return_when=asyncio.FIRST_COMPLETED)
                 for task in [task for task in running if task in done]:
-                    fragment = running.pop(task)
-                    if self._settle(fragment, task):
+                    fragment, done_before = running.pop(task)
+                    if self._settle(fragment, task, done_before):
                         waiting.append(fragment)
                 self._progress.lost = self._executor.lost
                 self._report(self._progress)
@@ -124,7 +125,7 @@ class Driver:
             await self._sleep(min(_FIRST_PAUSE_S * 2 ** (failed - 1), _LAST_PAUSE_S))
         return await self._executor.submit(fragment)
 
-    def _settle(self, fragment: Fragment, task: asyncio.Task[Receipt]) -> bool:
+    def _settle(self, fragment: Fragment, task: asyncio.Task[Receipt], done_before: int) -> bool:
         """Record the outcome of an attempt. Returns whether the fragment is to be tried again."""
         error = task.exception()
         if error is None:
@@ -133,6 +134,9 @@ class Driver:
             return False
         if isinstance(error, InputChanged):
             raise ConfigurationError(str(error))
+        if isinstance(error, NPUUnavailableError) and self._progress.done > done_before:
+            # Others were served meanwhile: on Ray the nodes of one machine are down, or those of all since just now.
+            return True
         if isinstance(error, _FATAL) or not isinstance(error, Exception):
             raise error
         self._progress.failures += 1

@@ -7,6 +7,7 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from aiohttp import web
 
 from backend_client.bulk import BulkRequest, ExitCode, run_job
 from backend_client.errors import ConfigurationError
@@ -17,8 +18,8 @@ from tests.faults.scripted_node import ScriptedNode, error_response, vectors_for
 TEXTS = [f"text {number}" for number in range(300)]
 
 
-def settings_for(*nodes):
-    return ClientSettings.load(nodes=[node.url for node in nodes])
+def settings_for(*nodes, **more):
+    return ClientSettings.load(nodes=[node.url for node in nodes], **more)
 
 
 def request_for(source, out, **more):
@@ -60,6 +61,38 @@ async def test_a_refused_batch_is_bisected_down_to_its_bad_rows(source, tmp_path
     for text, row in rows_of(out).items():
         assert row["embeddings"] == vectors_for([text])[0].tolist()
         assert row["source_row"] == row["number"]
+
+
+def html(status):
+    return web.Response(status=status, text="<html>No.</html>", content_type="text/html")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [lambda _: error_response(500, "internal_error"), lambda _: html(403), lambda request: request.transport.abort()],
+    ids=["500", "a proxy's 403", "dropped"],
+)
+async def test_fragments_with_a_row_that_is_never_answered_hold_up_no_other_on_any_run(tmp_path, answer):
+    """Two of them, which take both places of the window."""
+    source, out, bad = tmp_path / "in", tmp_path / "out", {"text 10", "text 150"}
+    source.mkdir()
+    for start in range(0, len(TEXTS), 100):
+        lines = [json.dumps({"text": text}) for text in TEXTS[start : start + 100]]
+        (source / f"{start:03}.jsonl").write_text("\n".join(lines))
+
+    async def respond(request):
+        return answer(request) if bad & set((await request.json())["texts"]) else None
+
+    async with ScriptedNode().running() as node:
+        node.respond = respond
+        for _ in range(2):
+            report = await run_job(request_for(source, out, attempts=1), settings_for(node, retry={"attempts": 1}))
+            assert (report.exit_code, report.rows, report.rejected) == (ExitCode.QUARANTINED, 100, 0)
+            assert len(report.quarantined) == 2
+            assert all("one of the rows" in reason for reason in report.quarantined.values())
+        node.respond = None
+        report = await run_job(request_for(source, out), settings_for(node))
+    assert (report.exit_code, report.rows) == (ExitCode.COMPLETE, 300)
 
 
 async def test_a_job_stops_when_more_rows_are_rejected_than_it_allows_and_goes_on_when_it_may(source, tmp_path):
