@@ -1,4 +1,4 @@
-"""What a job is: everything that its output depends on. Stored once as `job.json`; a run that differs is refused."""
+"""What a job is: everything that its output depends on. Stored once as `_job.json`; a run that differs is refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from backend_client.bulk.optional import schema_validator
 from backend_client.errors import ConfigurationError
 from backend_client.results import Device
 
-FORMAT = 4
+FORMAT = 1
 """The version of the layout of an output directory."""
 
 Kind = Literal["embed", "generate"]
@@ -104,7 +104,7 @@ class BulkJob:
     def differences(self, other: BulkJob) -> list[str]:
         """Each field in which another job differs, with both values."""
         return [
-            f"{item.name}: {_shown(getattr(self, item.name))} in job.json, {_shown(getattr(other, item.name))} now"
+            f"{item.name}: {_shown(getattr(self, item.name))} in _job.json, {_shown(getattr(other, item.name))} now"
             for item in fields(self)
             if getattr(self, item.name) != getattr(other, item.name)
         ]
@@ -171,8 +171,9 @@ class BulkRequest:
 
     The rest may differ from run to run. `shard` is (i, n), i counted from 0. `window`: fragments under way at once.
     `concurrency`: requests under way at once, by default 3 batches, or 8 prompts, for every node. `attempts`: how often
-    a fragment, or a request while others are answered, may fail before the fragment is quarantined. `max_rejected`: the share of rows that may be rejected. `patience`:
-    seconds to wait for a fleet that serves nothing. `timeout`: seconds of one request with its retries.
+    a fragment, or a request while others are answered, may fail before the fragment is quarantined. `max_rejected`: the
+    share of rows that may be rejected. `patience`: seconds to wait for a fleet that serves nothing. `timeout`: seconds
+    of one request with its retries.
     """
 
     kind: Kind

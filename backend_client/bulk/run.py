@@ -177,7 +177,7 @@ def verdict(share: float, progress: Progress) -> tuple[ExitCode, str]:
     if progress.incomplete and share < 1:
         return ExitCode.TOO_MANY_REJECTED, (
             f"{progress.incomplete} files are damaged or end early, and the number of rows that they lack is unknown: "
-            "see rejected/; all else is done, --max-rejected 1 accepts it"
+            "see _rejected/; all else is done, --max-rejected 1 accepts it"
         )
     if progress.rejected > share * (progress.rows + progress.rejected):
         return ExitCode.TOO_MANY_REJECTED, _message(progress, share)
@@ -186,14 +186,14 @@ def verdict(share: float, progress: Progress) -> tuple[ExitCode, str]:
 
 def _message(progress: Progress, share: float) -> str:
     return (
-        f"{progress.rejected} rows are rejected, more than {share:.3%} of them: see rejected/; "
+        f"{progress.rejected} rows are rejected, more than {share:.3%} of them: see _rejected/; "
         "increase --max-rejected and run the same command to continue"
     )
 
 
 # A job as its output describes it: opened or created, planned, and split into what is done and what is left.
 
-_JOB, _PLAN = "job.json", "_plan.json"
+_JOB, _PLAN = "_job.json", "_plan.json"
 
 
 @dataclass(slots=True)
@@ -258,7 +258,7 @@ async def _describe(request: BulkRequest, store: Store, worker: Executor) -> Bul
     if differences := stored.differences(replace(wanted, schema=stored.schema, json_types=stored.json_types)):
         lines = "\n  ".join(differences)
         raise ConfigurationError(
-            f"{request.out} holds another job:\n  {lines}\nrun it with what job.json says, or choose another output"
+            f"{request.out} holds another job:\n  {lines}\nrun it with what _job.json says, or choose another output"
         )
     return stored
 

@@ -80,7 +80,7 @@ class Worker:
             problem = error.message
         else:
             return found[-1]
-        raise ConfigurationError(f"the nodes do not answer in the vector space of job.json: {problem}")
+        raise ConfigurationError(f"the nodes do not answer in the vector space of _job.json: {problem}")
 
     async def begin(self, job: BulkJob) -> None:
         """Make ready for the job's fragments. Raises NPUError when no node can serve it."""

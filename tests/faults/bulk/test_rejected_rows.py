@@ -111,7 +111,7 @@ async def test_a_job_stops_when_more_rows_are_rejected_than_it_allows_and_goes_o
 async def test_two_attempts_that_reject_different_rows_leave_one_consistent_account(source, tmp_path):
     """The first attempt rejects a row and dies before its data; the second serves that row."""
     out = tmp_path / "out"
-    (out / "rejected").mkdir(parents=True)
+    (out / "_rejected").mkdir(parents=True)
     async with ScriptedNode().running() as node:
         request = request_for(source, out, rows_per_fragment=300)
         node.respond = refusing({"text 5"}, "context_length_exceeded")
@@ -151,7 +151,7 @@ async def test_a_node_that_answers_shorter_vectors_than_it_reports_decides_nothi
     async with ScriptedNode().running() as wrong, ScriptedNode().running() as node:
         wrong.answers = 2
         report = await run_job(request_for(source, out), settings_for(wrong, node))
-    assert (report.exit_code, json.loads((out / "job.json").read_text())["dimensions"]) == (ExitCode.COMPLETE, 8)
+    assert (report.exit_code, json.loads((out / "_job.json").read_text())["dimensions"]) == (ExitCode.COMPLETE, 8)
     assert {text: row["embeddings"] for text, row in rows_of(out).items()} == {
         text: vectors_for([text])[0].tolist() for text in TEXTS
     }

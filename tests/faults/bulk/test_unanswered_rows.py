@@ -122,7 +122,7 @@ async def test_a_job_waits_for_nodes_that_are_not_there_at_its_start(tmp_path):
 
 
 async def test_the_first_request_of_a_job_never_goes_to_the_cloud(tmp_path):
-    """Its answer decides the model that job.json pins: one of the cloud's is unknown to the nodes."""
+    """Its answer decides the model that _job.json pins: one of the cloud's is unknown to the nodes."""
     async with ScriptedNode().running() as node, ScriptedCloud().running() as cloud:
         settings = settings_for(node, cloud)
         node.respond = away
@@ -132,4 +132,4 @@ async def test_the_first_request_of_a_job_never_goes_to_the_cloud(tmp_path):
         node.respond = None
         report = await run_job(request_for(tmp_path, allow_cloud=True), settings)
     assert report.rows == len(PROMPTS)
-    assert json.loads((tmp_path / "out" / "job.json").read_text())["model"] == WRITER
+    assert json.loads((tmp_path / "out" / "_job.json").read_text())["model"] == WRITER
