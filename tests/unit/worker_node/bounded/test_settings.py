@@ -14,7 +14,9 @@ from worker_node.bounded.profile import job_service
 from worker_node.bounded.service import (
     PUBLISHED_NAME,
     REFERENCE_MODEL,
+    Choice,
     Identity,
+    build,
     choose_model,
     identify,
     reservation,
@@ -22,9 +24,15 @@ from worker_node.bounded.service import (
 from worker_node.bounded.settings import BoundedSettings, DeviceLock
 from worker_node.cli.serve import load_bounded_settings
 from worker_node.core.errors import BadRequest, ConfigurationError, EngineUnavailable
+from worker_node.core.types import Device, ModelKind
+from worker_node.devices.npu import NpuSource
+from worker_node.devices.probe import DeviceInfo, Probe
 from worker_node.models.catalog import Catalog
-from worker_node.models.directory import MANIFEST_FILE
+from worker_node.models.directory import MANIFEST_FILE, InstalledModel
 from worker_node.models.store import ModelStore
+from worker_node.serving.build import Machine
+from worker_node.settings import NodeSettings
+from worker_node.tasks.generate import building
 
 ANY = "0.0.0.0"  # noqa: S104  (it is what must be refused)
 
@@ -176,6 +184,33 @@ def test_a_model_that_embeds_is_a_problem(store):
     choice = choose_model(store.get("all-minilm-l6-v2").path, store)
     assert choice.installed is None
     assert "embeds" in choice.problem
+
+
+@pytest.mark.parametrize("identity", Identity)
+def test_the_reference_model_is_used_although_its_weights_are_of_a_form_that_is_refused(
+    tmp_path, monkeypatch, caplog, identity
+):
+    """The published reference is int4_asym, which is refused on an NPU elsewhere."""
+    monkeypatch.setattr(building, "ChatTokenizer", lambda *_: None)
+    (tmp_path / "openvino_model.bin").write_bytes(b"1")
+    installed = InstalledModel("m", ModelKind.GENERATION, tmp_path, 8192, "int4_asym", "qwen")
+    npu = NpuSource(emulated=False, busy_counter=tmp_path / "npu_busy_time_us", stand_in=False)
+    settings = NodeSettings(compile_cache=tmp_path / "compiled")
+    machine = Machine(settings, Probe((DeviceInfo("NPU"), DeviceInfo("CPU")), "2026.4"), npu)
+    choice = Choice(tmp_path, "given", installed, identity=identity)
+    lock = DeviceLock(tmp_path / "lock", 1.0)
+    if identity is Identity.OTHER:
+        with pytest.raises(ConfigurationError, match="int4_asym"):
+            build(choice, machine, lock, examined=False)
+        return
+    (model,) = build(choice, machine, lock, examined=False)
+    assert [place.device for place in model.placements] == [Device.NPU]
+    assert "although its weights are int4_asym" in caplog.text
+
+
+def test_a_lock_file_that_cannot_be_opened_is_a_problem(tmp_path):
+    assert DeviceLock(tmp_path / "lock", 1.0).problem() is None
+    assert "set OV_GENAI_NPU_LOCK" in DeviceLock(tmp_path / "missing" / "lock", 1.0).problem()
 
 
 async def test_waiting_is_bounded_for_other_processes_and_for_our_own_jobs(tmp_path):
