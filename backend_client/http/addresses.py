@@ -37,7 +37,7 @@ class NodeAddress:
 def node_url(value: str) -> str:
     """A node's URL in its one form, without a slash at the end; `host:port` alone means http.
 
-    Raises ValueError, which does not repeat it.
+    Raises ValueError, which repeats no user or password.
     """
     value = value.strip()
     try:
@@ -51,7 +51,10 @@ def node_url(value: str) -> str:
         raise ValueError(f"the port is missing: {_FORMS}")
     if url.user or url.password:
         raise ValueError("a node's URL holds no user or password: URLs are logged; use api_key")
-    return str(url).rstrip("/")
+    made = str(url).rstrip("/")
+    if made.endswith("/v1"):
+        raise ValueError(f"{made} is the base_url of an OpenAI client; a node is given as {made.removesuffix('/v1')}")
+    return made
 
 
 def parse_nodes(values: Iterable[str]) -> tuple[list[str], list[NodeAddress]]:
