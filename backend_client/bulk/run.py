@@ -243,8 +243,11 @@ async def _describe(request: BulkRequest, store: Store, worker: Executor) -> Bul
     check_apart(request.source, request.out)
     files = await in_daemon_thread(lambda: list_inputs(request.source), "list input")
     listing = listing_digest(files)
+    # Listed first: another driver may describe the job meanwhile, and plans and writes only after that.
+    present = await in_daemon_thread(store.names, "list output")
     data = await in_daemon_thread(lambda: store.read(_JOB), "read job")
     if data is None:
+        _check_empty(present, request.out)
         probe = await worker.probe(None)
         job = request.job(listing, model=probe.model, space=probe.space, dimensions=probe.dimensions)
         job = await in_daemon_thread(lambda: with_columns(job, files), "find columns")
@@ -261,6 +264,16 @@ async def _describe(request: BulkRequest, store: Store, worker: Executor) -> Bul
             f"{request.out} holds another job:\n  {lines}\nrun it with what _job.json says, or choose another output"
         )
     return stored
+
+
+def _check_empty(present: Collection[str], out: str) -> None:
+    """Raise ConfigurationError for an output in which a new job would mix its data with other."""
+    others = sorted(name for name in present if name in {_PLAN, SUCCESS} or name.endswith(".parquet"))
+    if others:
+        raise ConfigurationError(
+            f"{out} has no {_JOB}, but holds {others[0]}, which would be taken for data of this job: choose another "
+            "output, or empty it"
+        )
 
 
 def _open(request: BulkRequest, job: BulkJob, store: Store) -> OpenedJob:

@@ -51,6 +51,19 @@ def test_a_job_reports_in_json_and_is_finished_once(fleet, source, tmp_path, cap
 
 
 @pytest.mark.usefixtures("fleet")
+@pytest.mark.parametrize("name", ["part-0.parquet", "_plan.json", "_SUCCESS"])
+def test_a_new_job_is_not_begun_among_data_of_another(source, tmp_path, capsys, name):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "README.md").touch()
+    (out / name).write_text("of another job")
+    assert main(["embed-dataset", source, str(out), *ARGUMENTS]) == 1
+    assert f"{out} has no _job.json, but holds {name}" in capsys.readouterr().err
+    (out / name).unlink()
+    assert main(["embed-dataset", source, str(out), *ARGUMENTS]) == 0
+
+
+@pytest.mark.usefixtures("fleet")
 @pytest.mark.parametrize(
     ("command", "more", "message"),
     [
