@@ -21,7 +21,7 @@ import numpy as np
 from backend_client.bulk.job import RESULT_TYPES, BulkJob, BulkRequest, Chunk, conversation
 from backend_client.bulk.optional import need, schema_validator
 from backend_client.client import InferenceClient
-from backend_client.embed_many import cut
+from backend_client.embed_many import cut, in_halves
 from backend_client.errors import (
     AuthenticationFailed,
     CloudRejected,
@@ -111,19 +111,16 @@ class Patience:
 
         Raises Unanswered when the request is at fault but not refused, and what `probe` raises when the fleet is.
         """
-        try:
-            await self._send(rows, serve)
-        except (RequestRejected, InvalidAnswer) as error:
-            if not refuses_row(error):
-                raise
-            if len(rows) == 1:
-                refuse(rows[0], reason_of(error))
-                return
-        else:
-            return
-        middle = len(rows) // 2
-        for part in (rows[:middle], rows[middle:]):
-            await self.serve(part, serve, refuse)
+
+        async def part(first: int, last: int) -> None:
+            try:
+                await self._send(rows[first:last], serve)
+            except (RequestRejected, InvalidAnswer) as error:
+                if last - first > 1 or not refuses_row(error):
+                    raise
+                refuse(rows[first], reason_of(error))
+
+        await in_halves(0, len(rows), part, refuses_row)
 
     async def _send(self, rows: Sequence[int], serve: Serve) -> None:
         failed, pause, began = 0, _FIRST_PAUSE_S, self._clock()
