@@ -178,7 +178,7 @@ class Patience:
         self._answers += 1
 
     def _warn(self, failure: NPUError) -> None:
-        if not self._warned and not isinstance(failure, FleetOverloaded):
+        if self._limit and not self._warned and not isinstance(failure, FleetOverloaded):
             self._warned = True
             log.warning("waiting up to %.0f s for the fleet to answer: %s", self._limit, failure.message)
 

@@ -145,7 +145,8 @@ class Driver:
         if self._failed[fragment.id] < self._attempts:
             return True
         place = f"{fragment.file.url} {fragment.start}-{fragment.stop}"
-        reason = "its worker died" if isinstance(error, WorkerLost) else f"{type(error).__name__}: {error}"
+        known = error.message if isinstance(error, NPUError) else f"{type(error).__name__}: {error}"
+        reason = "its worker died" if isinstance(error, WorkerLost) else known
         self._progress.quarantined[fragment.id] = f"{place}: {reason[:300]}"
         return False
 

@@ -71,6 +71,12 @@ def test_the_base_url_of_an_openai_client_is_refused_with_the_address_of_the_nod
     assert "a node is given as http://10.0.0.22:8081\n" in capsys.readouterr().err
 
 
+def test_a_403_of_a_proxy_names_the_key_and_the_proxy(scripted_node, capsys):
+    scripted_node.respond = answering(lambda: web.Response(status=403, text="<html>", content_type="text/html"))
+    assert main(["embed", "text"]) == 1
+    assert "HTTP 403 without the error body of a node; check NPU_CLIENT_API_KEY, and the" in capsys.readouterr().err
+
+
 async def test_a_page_in_place_of_a_node_is_named_as_such(capsys, aiohttp_server):
     app = web.Application()
     app.add_routes([web.get("/health", answering(lambda: web.Response(text="<html>", content_type="text/html")))])

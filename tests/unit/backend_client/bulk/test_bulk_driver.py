@@ -85,7 +85,7 @@ async def test_a_fragment_that_kills_its_worker_each_time_is_quarantined_and_the
 async def test_a_fragment_with_a_row_that_nobody_answered_is_quarantined_at_once_and_the_others_are_done():
     executor = ScriptedExecutor({30: [Unanswered("not answered for 600 s")]})
     progress, pauses = await drive(executor)
-    reason = "file:///in.parquet 30-40: Unanswered: not answered for 600 s"
+    reason = "file:///in.parquet 30-40: not answered for 600 s"
     assert progress.quarantined == {FRAGMENTS[3].id: reason}
     assert (executor.attempts[30], progress.done, pauses) == (1, 9, [])
 
