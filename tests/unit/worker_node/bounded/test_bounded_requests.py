@@ -97,6 +97,7 @@ MARKUP = st.lists(
         ("\n\n- A list of things\n- more", "A list of things"),
         ("```\nQuiet Night\n```", "Quiet Night"),
         ("Dana's Day", "Dana's Day"),
+        ("p*q* is no *p*q", "p*q* is no *p*q"),
         ("Rename *.py to `__main__.py`", "Rename *.py to __main__.py"),
         ("**.env** has npu_busy_time_us, *really*.", ".env has npu_busy_time_us, really"),
         ("[Release](http://x) is out.", "Release is out"),
@@ -144,7 +145,8 @@ def test_pairs_around_words_and_code_are_removed_and_nothing_else(words, mark):
     assert summary(text) == f"Say {words}, now"
 
 
-@given(st.text('ab_*~#<>()[].-1"', min_size=1, max_size=12).map(lambda code: f"x{code}x"))
+@example(" *a* _b_ ")
+@given(st.text('ab _*~#<>()[].-1"', min_size=1, max_size=12).map(lambda code: f"x{code}x"))
 def test_a_code_span_keeps_its_content(code):
     assert summary(f"- Call `{code}` now") == f"Call {code} now"
 
