@@ -12,7 +12,17 @@ import numpy.typing as npt
 
 from backend_client.lifetime import LoopThread
 from backend_client.testing.fleet import Recording, Served, application
-from backend_client.testing.node import SPACE, WORD, WRITER, Answer, Scripted, chat, fake_vector, json_answer
+from backend_client.testing.node import (
+    SPACE,
+    WORD,
+    WRITER,
+    Answer,
+    Scripted,
+    chat,
+    fake_vector,
+    json_answer,
+    whole_chat,
+)
 
 # What the cloud calls its models.
 CLOUD_WRITER, CLOUD_EMBEDDER = "fake-cloud-writer", "fake-cloud-embedder"
@@ -64,9 +74,7 @@ class FakeCloud(Scripted, Recording):
             pieces: list[dict[str, Any]] = [{"content": piece} for piece in WORD.findall(text) or [text]]
             asked = (body.get("stream_options") or {}).get("include_usage")
             return chat(body["model"], pieces, "stop", usage if asked else None)
-        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-        head = {"id": "chatcmpl-fake", "object": "chat.completion", "created": 0, "model": body["model"]}
-        return json_answer({**head, "choices": [choice], "usage": usage})
+        return whole_chat(body["model"], {"content": text}, "stop", usage)
 
     def _rows(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:
         texts = [body["input"]] if isinstance(body["input"], str) else body["input"]

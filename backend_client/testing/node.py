@@ -131,6 +131,12 @@ def chat(model: str, deltas: Sequence[Mapping[str, Any]], reason: str, usage: Ma
     return _stream([*(("", chunk) for chunk in chunks), ("", None)], model)
 
 
+def whole_chat(model: str, message: Mapping[str, Any], reason: str, usage: Mapping[str, int] | None) -> Answer:
+    choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": reason}
+    head = {"id": "chatcmpl-fake", "object": "chat.completion", "created": 0, "model": model}
+    return json_answer({**head, "choices": [choice], "usage": usage}, route_headers(model))
+
+
 def ranking(model: str, query: str, documents: Sequence[Any], top_n: int | None) -> Answer:
     """The reply of /v1/rerank: the score of a document is the share of the query's words that it has."""
     texts = [document if isinstance(document, str) else document["text"] for document in documents]
@@ -339,7 +345,11 @@ class FakeNode(Scripted):
     def _streamed(body: Mapping[str, Any], model: str, deltas: Sequence[Mapping[str, Any]], reason: str) -> Answer:
         prompt, written = len(WORD.findall(json.dumps(body["messages"]))), len(deltas)
         usage = {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
-        return chat(model, deltas, reason, usage)
+        if body.get("stream"):
+            return chat(model, deltas, reason, usage)
+        content = "".join(delta.get("content", "") for delta in deltas)
+        message = {"content": content} if reason == "stop" else {**deltas[0], "content": None}
+        return whole_chat(model, message, reason, usage)
 
     def _pieces(self, body: Mapping[str, Any]) -> list[str]:
         text = self.answer if isinstance(self.answer, str) else self.answer(body)
