@@ -43,7 +43,7 @@ def node_url(value: str) -> str:
 
     An IPv4 address that is written as one of IPv6 (::ffff:10.0.0.22) is the IPv4 address.
 
-    Raises ValueError, which does not repeat it.
+    Raises ValueError, which repeats no user or password.
     """
     value = value.strip()
     try:
@@ -60,7 +60,10 @@ def node_url(value: str) -> str:
     with contextlib.suppress(ValueError):
         mapped = getattr(ipaddress.ip_address(host), "ipv4_mapped", None)
         url = url.with_host(str(mapped)) if mapped else url
-    return str(url).rstrip("/")
+    made = str(url).rstrip("/")
+    if made.endswith("/v1"):
+        raise ValueError(f"{made} is the base_url of an OpenAI client; a node is given as {made.removesuffix('/v1')}")
+    return made
 
 
 def parse_nodes(values: Iterable[str]) -> tuple[list[str], list[NodeAddress]]:

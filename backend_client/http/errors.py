@@ -113,6 +113,8 @@ def _error(node: str, status: int, headers: Mapping[str, str], fields: object, m
     if param is not None:
         text += f"; check {param}"
     if status in {401, 403}:
+        if code is None:
+            text += " without the error body of a node; check NPU_CLIENT_API_KEY, and the proxy if there is one"
         return KeyRefused(text, node=node, status=status, code=code)
     if status == 404 and code == "model_not_found" and model is not None:
         return ModelMissing(text, node=node, status=status, code=code)

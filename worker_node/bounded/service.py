@@ -82,12 +82,16 @@ class JobService:
         return self.choice.installed.id if self.choice.installed else self.choice.path.name
 
     def problem(self) -> str | None:
-        """Why no job can run now and loading will not change that; None otherwise."""
+        """Why no job can succeed now and loading will not change that; None otherwise."""
         if not self.services.manager.models:
             return self.choice.problem
-        status = self._placement.engine.status
-        failed = status.state not in {EngineState.READY, EngineState.STARTING, EngineState.UNLOADED}
-        return status.reason if failed else None
+        placement, busy = self._placement, self.busy_time()
+        failed = placement.state not in {EngineState.READY, EngineState.STARTING, EngineState.UNLOADED}
+        if failed or placement.residency.refusal is not None:
+            return placement.reason
+        if busy.value is None:
+            return f"the NPU's busy counter cannot be read ({busy.reason}), so no job can be proven"
+        return self.lock.problem()
 
     @property
     def loaded(self) -> bool:

@@ -208,6 +208,11 @@ def test_a_model_that_embeds_is_a_problem(store):
     assert "embeds" in choice.problem
 
 
+def test_a_lock_file_that_cannot_be_opened_is_a_problem(tmp_path):
+    assert DeviceLock(tmp_path / "lock", 1.0).problem() is None
+    assert "set OV_GENAI_NPU_LOCK" in DeviceLock(tmp_path / "missing" / "lock", 1.0).problem()
+
+
 async def test_waiting_is_bounded_for_other_processes_and_for_our_own_jobs(tmp_path):
     path = tmp_path / "lock"
     lock = DeviceLock(path, 0.05)
