@@ -20,7 +20,7 @@ from backend_client.http.messages import EmbedJob, Exchange, Job, NotAnAnswer, V
 from backend_client.http.routes import only_on_nodes
 from backend_client.http.sse import EventParser
 from backend_client.http.stream_forms import CHAT, EventStream, Json, StreamEvent, failure_in, read_event
-from backend_client.lifetime import Clock, Deadline, OpenCalls
+from backend_client.lifetime import STARTED, Clock, Deadline, OpenCalls, owning
 from backend_client.results import Attempt, ChatChoice, EmbedBatch, RawReply, Usage
 from backend_client.sdk.client import httpx
 from backend_client.settings import CloudSettings
@@ -270,6 +270,7 @@ async def _begun(events: AsyncGenerator[StreamEvent, None]) -> list[StreamEvent]
     return held
 
 
+@owning
 async def _follow(
     attempt: CloudAttempt, held: list[StreamEvent], events: AsyncGenerator[StreamEvent, None]
 ) -> EventStream:
@@ -282,6 +283,7 @@ async def _follow(
     usage: Usage | None = None
     failed: CloudError | ClientClosed | None = None
     try:
+        yield STARTED
         while (event := held.pop(0) if held else await attempt.run(anext(events))).data is not None:
             parts.append(event.text)
             said = event.data if event.data.get("usage") else said
@@ -357,9 +359,11 @@ def _as_chat(job: Exchange) -> Exchange:
     return replace(job, path=_CHAT, body=body)
 
 
+@owning
 async def _as_inference(events: EventStream) -> EventStream:
     reason = ""
     try:
+        yield STARTED
         async for item in events:
             if isinstance(item, RawReply):
                 yield StreamEvent("done", {"finish_reason": reason})

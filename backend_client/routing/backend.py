@@ -33,7 +33,7 @@ from backend_client.http.stream_forms import (
     read_event,
     usage_of,
 )
-from backend_client.lifetime import Deadline, OpenCalls, in_daemon_thread
+from backend_client.lifetime import STARTED, Deadline, OpenCalls, in_daemon_thread, owning
 from backend_client.options import ClientOptions
 from backend_client.results import Attempt, EmbedBatch, Origin, RawReply, Usage
 from backend_client.routing.call import Call
@@ -186,6 +186,7 @@ class FleetBackend:
             await opened.rest.aclose()
         return events
 
+    @owning
     async def _follow(
         self, running: Running, call: Call, lease: Lease, opened: _Opened, form: WholeForm
     ) -> EventStream:
@@ -200,6 +201,7 @@ class FleetBackend:
         # What holds when the caller leaves in the middle: it says nothing of the node.
         ended: BaseException | None = asyncio.CancelledError()
         try:
+            yield STARTED
             while True:
                 event = next(held, None)
                 if event is None:
@@ -287,6 +289,7 @@ class FleetBackend:
             _check(lease, head.headers, device=runs_on_device(job))
         raise ConnectionLost("the stream ended before the answer began", node=node)
 
+    @owning
     async def _pass_on(
         self,
         running: Running,
@@ -300,6 +303,7 @@ class FleetBackend:
         node = lease.node.url
         ended: BaseException | None = asyncio.CancelledError()
         try:
+            yield STARTED
             yield begun
             while not watch.ended:
                 async with self.runtime.calls.open():
@@ -370,6 +374,7 @@ class _Opened:
         return event
 
 
+@owning
 async def _read(
     lease: Lease, job: Exchange, items: AsyncGenerator[Any, None], wired: WireCall, form: WholeForm
 ) -> AsyncGenerator[Reply | StreamEvent, None]:
@@ -378,6 +383,7 @@ async def _read(
     """
     node, read = lease.node.url, form.reader(job.body or {})
     try:
+        yield STARTED
         async for item in items:
             if isinstance(item, Reply):
                 if item.status != 200:

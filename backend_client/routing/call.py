@@ -275,7 +275,7 @@ class Dispatcher:
     async def _lend(self, call: Call) -> Lease:
         """Lease a node for the next attempt. While a node's state is unknown, wait for its first probe."""
         while True:
-            if call.deadline.at <= self._pool.clock():
+            if not call.deadline.remaining():
                 raise DeadlineExceeded("the call's time was up before a node could be asked")
             need = self._bindings.complete(call.need)
             if need is not None:

@@ -26,7 +26,7 @@ from backend_client.http.health import ModelReport
 from backend_client.http.messages import EmbedJob, Exchange, Reply, plain_name, plain_texts
 from backend_client.http.routes import ROUTES
 from backend_client.http.stream_forms import EventStream, StreamEvent
-from backend_client.lifetime import Deadline, OneLoop, in_daemon_thread
+from backend_client.lifetime import STARTED, Deadline, OneLoop, in_daemon_thread, owning
 from backend_client.results import EmbedBatch, RawReply
 
 _NOT_STREAMED = (None, False, 0, "", "false", "False", "0")
@@ -239,9 +239,11 @@ def _kept(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in passed_on(headers).items() if name != "content-type"}
 
 
+@owning
 async def stream_bytes(events: EventStream, *, with_usage: bool) -> AsyncGenerator[bytes, None]:
     """The events for the SDK. A failure in the middle is its last event: the SDK raises it as an APIError."""
     try:
+        yield STARTED
         async for item in events:
             if isinstance(item, StreamEvent) and (with_usage or not _only_usage(item)):
                 yield item.encode()

@@ -286,7 +286,7 @@ async def test_where_the_cloud_may_answer_a_call_waits_no_longer_than_for_a_hung
     [node] = nodes = fleet(1)
     Loading(node, 20.0, keeps=keeps)
     async with warm(nodes) as npu:
-        client = InferenceClient(npu, Cloud())
+        client = InferenceClient(npu, Cloud(), clock=now)
         began = now()
         result = await client.generate("prompt", timeout=20)
         assert (result.source, len(result.attempts)) == ("cloud", 1)
