@@ -16,7 +16,7 @@ from backend_client.errors import CloudError, CloudRejected, CloudUnavailable
 from backend_client.fleet.breaker import Breaker
 from backend_client.http.errors import retry_after_of
 from backend_client.http.messages import Job, NotAnAnswer
-from backend_client.lifetime import Clock, Deadline, OpenCalls
+from backend_client.lifetime import Clock, OpenCalls
 from backend_client.results import Attempt, FailureKind, Usage
 from backend_client.sdk.client import httpx
 
@@ -94,14 +94,20 @@ class CloudAttempt:
         """The most that the request may use."""
         return self._reservation.bound
 
-    async def run(self, work: Awaitable[R], until: Deadline | None = None) -> R:
-        """Await the SDK within the deadline. Raises CloudError, with this attempt in its history, or ClientClosed."""
-        remaining = (until or self.job.deadline).remaining()
+    async def run(self, work: Callable[[], Awaitable[R]], seconds: float | None = None) -> R:
+        """Await the SDK within so many seconds, else the call's deadline.
+
+        Raises CloudError, with this attempt in its history, or ClientClosed.
+        """
+        remaining = self.job.deadline.remaining() if seconds is None else seconds
         problem: CloudError
         try:
             async with self._state.calls.open():
+                if not remaining:
+                    # What is in a buffer already comes without waiting, and no timeout would end that.
+                    raise TimeoutError
                 async with asyncio.timeout(remaining):
-                    return await work
+                    return await work()
         except TimeoutError:
             problem, failure, owed = self._unavailable("did not answer within the call's time"), FailureKind.NONE, True
         except (openai.OpenAIError, httpx.HTTPError, OSError, ValueError, RecursionError, StopAsyncIteration) as error:

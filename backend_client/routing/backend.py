@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from backend_client.errors import (
@@ -48,6 +49,7 @@ class FleetBackend:
     def __init__(self, runtime: Runtime, options: ClientOptions) -> None:
         self.runtime = runtime
         self._options = options
+        self._silence = options.timeouts.silence
 
     @property
     def calls(self) -> OpenCalls:
@@ -130,14 +132,14 @@ class FleetBackend:
         form = ROUTES[job.path].form_of(job)
         if form is None:
             raise RequestRejected(f"{job.path} cannot be streamed", status=400, code="invalid_request", param="stream")
-        call = running.dispatcher.begin(job, _need(job))
+        call = running.dispatcher.begin(job, _need(job), streamed=True)
         call.deadline = opened_by or job.deadline
 
         async def send(lease: Lease) -> _Opened:
             return await self._open(running, lease, await _encoded(job, call, form), job, form)
 
         opened, lease = await running.dispatcher.run(call, send, settle=False)
-        call.deadline = job.deadline
+        call.deadline = job.end_of_stream()
         return self._follow(running, call, lease, opened, form)
 
     async def _send(self, running: Running, lease: Lease, wired: WireCall, job: Exchange) -> tuple[Reply, Any]:
@@ -206,7 +208,7 @@ class FleetBackend:
                 event = next(held, None)
                 if event is None:
                     async with self.runtime.calls.open():
-                        event = await dispatcher.guard(call, lease, opened.following(lease))
+                        event = await dispatcher.guard(call, lease, partial(opened.following, lease), self._silence)
                     self.runtime.pool.heard(lease)
                 data = event.data or {}
                 for part in (data, data.get("response")):
@@ -236,14 +238,14 @@ class FleetBackend:
         No attempt came before those of the reply. Raises as `exchange` and `open_exchange`.
         """
         running = self.runtime.start()
-        short = job.kind in {"embedding", "rerank"}
-        call = running.dispatcher.begin(job, _need(job), self._options.timeouts.attempt if short else None)
+        limit = self._options.timeouts.attempt if job.kind in {"embedding", "rerank"} else None
+        call = running.dispatcher.begin(job, _need(job), limit, streamed=asks_for_stream(job))
         call.deadline = opened_by or job.deadline
 
         async def send(lease: Lease) -> tuple[Reply, bytes, StreamWatch, AsyncGenerator[Reply | bytes, None]]:
             wired = await _encoded(job, call, None)
             # A model may load in silence for as long as it takes.
-            streamed = asks_for_stream(job) and runs_on_device(job)
+            streamed = call.streamed and runs_on_device(job)
             parts = running.transport.parts(lease.node.url, wired, streamed=streamed)
             try:
                 return await self._begin(lease, job, wired, parts)
@@ -252,7 +254,7 @@ class FleetBackend:
                 raise
 
         (head, begun, watch, parts), lease = await running.dispatcher.run(call, send, settle=False)
-        call.deadline = job.deadline
+        call.deadline = job.end_of_stream()
         if watch.ended:
             running.dispatcher.settle(call, lease, None)
             await parts.aclose()
@@ -307,7 +309,7 @@ class FleetBackend:
             yield begun
             while not watch.ended:
                 async with self.runtime.calls.open():
-                    part = await running.dispatcher.guard(call, lease, anext(parts, None))
+                    part = await running.dispatcher.guard(call, lease, lambda: anext(parts, None), self._silence)
                 if not isinstance(part, bytes):
                     raise ConnectionLost("the stream ended before the answer did", node=node)
                 self.runtime.pool.heard(lease)
@@ -508,4 +510,5 @@ def _encode(job: Exchange, call: Call, form: WholeForm | None) -> WireCall:
             content, content_type = forms.encode_form(body, *job.file)
     wired = job.wired(content, call.need.model, call.need.device, job.path, "text/event-stream" if form else "*/*")
     wired.content_type = content_type
+    wired.streamed, wired.ends = call.streamed, job.ends
     return wired

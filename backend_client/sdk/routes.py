@@ -101,12 +101,15 @@ class OpenAIRoutes:
         if path == "/v1/embeddings" and (texts := plain_texts(fields)) is not None:
             batch = await self._core.backend.embed(EmbedJob(texts=texts, deadline=deadline, **options))
             return embedding_reply(batch, fields.get("encoding_format"))
+        kind = route.kind_of(fields)
         job = Exchange(
             path=path,
-            kind=route.kind_of(fields),
+            kind=kind,
             body=fields,
             file=file,
             deadline=deadline,
+            # The SDK's timeout is one of silence, so it does not end a stream in the middle.
+            ends=deadline if kind == "transcription" else None,
             refused=refused,
             **options,
         )

@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 
 from backend_client import (
+    ClientOptions,
     CloudClient,
     CloudSettings,
     InferenceClient,
@@ -19,8 +20,9 @@ from backend_client import (
     StreamInterrupted,
 )
 from backend_client.errors import ClientClosed, CloudRejected, CloudUnavailable, ModelNotFound, SpendCapReached
+from backend_client.options import Timeouts
 from backend_client.testing import cut
-from tests.faults.scripted_node import ANSWER, answering, choice, error_response, streamed, vectors_for
+from tests.faults.scripted_node import ANSWER, answering, choice, data_event, error_response, streamed, vectors_for
 
 DEAD = "http://127.0.0.1:1"
 
@@ -350,3 +352,33 @@ async def test_when_a_busy_cloud_asks_to_be_asked_again_is_told(cloud, status, h
         with pytest.raises(NPUUnavailableError) as caught:
             await client.generate("prompt")
     assert (caught.value.cloud_error.retry_after, caught.value.retry_after) == (seconds, seconds)
+
+
+@pytest.mark.parametrize("options", [{}, {"timeout": 60}])
+async def test_a_stream_of_the_cloud_is_cut_by_the_time_of_its_caller_and_by_no_default(cloud, options):
+    now = [0.0]
+    async with CloudClient(settings(cloud), clock=lambda: now[0]) as client:
+        stream = client.stream("prompt", **options)
+        assert await anext(stream) == ANSWER[0]
+        now[0] += 1000.0
+        if options:
+            with pytest.raises(StreamInterrupted, match="time") as caught:
+                await anext(stream)
+            assert caught.value.partial_text == ANSWER[0]
+        else:
+            assert [piece async for piece in stream] == ANSWER[1:]
+
+
+async def test_a_stream_of_the_cloud_that_falls_silent_is_interrupted(cloud):
+    async def respond(request):
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(data_event({"model": "cloud-chat", "choices": [choice({"content": "Paris"})]}))
+        await asyncio.get_running_loop().create_future()
+
+    cloud.respond = respond
+    options = ClientOptions(timeouts=Timeouts(silence=0.1))
+    async with CloudClient(settings(cloud), options=options) as client:
+        with pytest.raises(StreamInterrupted) as caught:
+            [_ async for _ in client.stream("prompt")]
+        assert caught.value.partial_text == "Paris"

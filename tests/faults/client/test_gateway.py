@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import stat
+import time
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -16,12 +17,13 @@ from aiohttp.test_utils import TestServer
 from multidict import CIMultiDict
 from yarl import URL
 
-from backend_client import CloudClient, InferenceClient, NPUClient
+from backend_client import ClientOptions, CloudClient, InferenceClient, NPUClient
 from backend_client.errors import ConfigurationError
 from backend_client.gateway.app import make_app
 from backend_client.gateway.cli import build_parser, main
 from backend_client.gateway.keys import KeyStore
 from backend_client.gateway.settings import GatewaySettings
+from backend_client.options import Timeouts
 from backend_client.testing import cut
 from backend_client.testing.node import EMBEDDER, WRITER, model_row, route_headers
 from tests.faults.client.test_fallback import settings as cloud_settings
@@ -33,13 +35,18 @@ STREAM = {**CHAT, "stream": True}
 
 
 @asynccontextmanager
-async def gateway(*nodes, cloud=None, cloud_prices=None, spend_cap=None, local_only=False, **values):
+async def gateway(*nodes, cloud=None, cloud_prices=None, spend_cap=None, local_only=False, client=None, **values):
     npu = NPUClient(
-        [node.url for node in nodes], spaces={EMBEDDER: "space-a"}, api_key="shared-key", registering=not nodes
+        [node.url for node in nodes],
+        spaces={EMBEDDER: "space-a"},
+        api_key="shared-key",
+        registering=not nodes,
+        **(client or {}),
     )
     mapped = {"chat_models": {WRITER: "cloud-chat"}, "prices": cloud_prices or {}, "spend_cap": spend_cap}
     behind = CloudClient(cloud_settings(cloud, **mapped)) if cloud else None
-    app = make_app(GatewaySettings.load(**values), InferenceClient(npu, behind, local_only=local_only))
+    served = InferenceClient(npu, behind, local_only=local_only, clock=(client or {}).get("clock", time.monotonic))
+    app = make_app(GatewaySettings.load(**values), served)
     server = TestServer(app, host="127.0.0.1", handler_cancellation=True)
     async with server, aiohttp.ClientSession(server.make_url("/")) as session:
         yield session
@@ -272,6 +279,56 @@ async def test_a_caller_that_leaves_ends_its_request_on_the_node(scripted):
             await reply.content.readline()
         async with asyncio.timeout(10):
             await left.wait()
+
+
+@pytest.mark.parametrize("headers", [{}, {"X-Request-Timeout-Ms": "1000"}])
+async def test_a_caller_that_does_not_read_is_disconnected_and_its_node_is_free(scripted, headers):
+    left = asyncio.Event()
+
+    async def respond(request):
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", **route_headers(WRITER)})
+        await response.prepare(request)
+        try:
+            while True:
+                await response.write(b'{"message":{"content":"' + b"Hi" * 50_000 + b'"},"done":false}\n')
+        finally:
+            left.set()
+
+    scripted.respond = respond
+    # The time of the caller, or that without a part that it reads.
+    timeouts = Timeouts() if headers else Timeouts(silence=1.0)
+    async with (
+        gateway(scripted, client={"options": ClientOptions(timeouts=timeouts)}) as http,
+        http.post("/api/chat", json=CHAT, headers=headers) as reply,
+        asyncio.timeout(60),
+    ):
+        assert reply.status == 200
+        await left.wait()
+
+
+@pytest.mark.parametrize("headers", [{}, {"X-Request-Timeout-Ms": "60000"}])
+async def test_a_stream_that_flows_is_cut_by_the_time_of_its_caller_and_by_no_default(scripted, headers):
+    now, later = [0.0], asyncio.Event()
+
+    async def respond(request):
+        assert ("X-Request-Timeout-Ms" in request.headers) == bool(headers)
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", **route_headers(WRITER)})
+        await response.prepare(request)
+        await response.write(b'{"message":{"content":"Hi"},"done":false}\n')
+        await later.wait()
+        for done in (b"false", b"true"):
+            await response.write(b'{"message":{"content":"Hi"},"done":' + done + b"}\n")
+            await asyncio.sleep(0.1)
+        return response
+
+    scripted.respond = respond
+    async with gateway(scripted, client={"clock": lambda: now[0]}) as http:
+        reply = await http.post("/api/chat", json=CHAT, headers=headers)
+        await reply.content.readline()
+        now[0] += 1000.0
+        later.set()
+        last = json.loads((await reply.text()).splitlines()[-1])
+    assert "deadline" in last["error"] if headers else last["done"]
 
 
 @pytest.mark.parametrize(
