@@ -8,7 +8,7 @@ from typing import Any
 
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-from backend_client.cloud.attempt import CloudAttempt, CloudState, check_model, usage_in
+from backend_client.cloud.attempt import CloudAttempt, CloudState, check_chat_model, check_model, usage_in
 from backend_client.cloud.ledger import Ledger
 from backend_client.errors import ClientClosed, CloudError, CloudRejected, StreamInterrupted
 from backend_client.fleet.breaker import Breaker
@@ -197,7 +197,7 @@ class CloudBackend:
         response = await self._client(job).post("/chat/completions", cast_to=httpx.Response, body=body)
         found: Json = read_json(response.content)
         choices: tuple[ChatChoice, ...] = completion_in(body, found)
-        check_model(attempt.model, found)
+        self._check_chat_model(attempt, found)
         return found, usage_in(found, attempt.bound, "".join(choice.text for choice in choices))
 
     async def _events(self, job: Exchange, attempt: CloudAttempt, body: Json) -> AsyncGenerator[StreamEvent, None]:
@@ -210,9 +210,12 @@ class CloudBackend:
                     break
                 if failure_in(event) is not None or not isinstance(event.data.get("choices"), list):
                     raise NotAnAnswer("an event is not a part of a chat completion")
-                check_model(attempt.model, event.data)
+                self._check_chat_model(attempt, event.data)
                 yield read(event)
         yield read(StreamEvent("message", None))
+
+    def _check_chat_model(self, attempt: CloudAttempt, body: Json) -> None:
+        check_chat_model(attempt.model, self._settings.answers_as.get(attempt.model, ()), body)
 
     def _check(self, job: Job) -> None:
         refusal = self.refusal(job)

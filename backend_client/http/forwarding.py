@@ -69,7 +69,7 @@ def in_our_words(reply: Reply, path: str) -> Reply:
 class StreamWatch:
     """Reads a reply as it comes: whether the answer has `begun`, `ended`, or failed (`failure`), and its `usage`.
 
-    `parts` is the JSON that came last: the body, or the events of the last bytes.
+    `parts` is the JSON that came last: the body, or the events of the last bytes. `texts` are those of a stream so far.
     """
 
     def __init__(self, job: Exchange) -> None:
@@ -84,6 +84,7 @@ class StreamWatch:
         self.failure: Mapping[str, Any] | None = None
         self.usage = Usage(0)
         self.parts: list[Any] = []
+        self.texts: list[str] = []
 
     def streamed(self, head: Reply) -> bool:
         """Whether the reply is a stream, by its head. Raises NotAnAnswer for one of another form than the route's."""
@@ -127,6 +128,11 @@ class StreamWatch:
             raise NotAnAnswer(str(error)) from None
         return complete
 
+    def close(self) -> None:
+        """Note the end of the stream: the answer may be complete without its last event."""
+        if self._form is not None and self._check is not None:
+            self.ended |= self._form.closed(self._check) is not None
+
     def _event(self, event: Event) -> None:
         if self._form is None or self._check is None:
             return
@@ -142,6 +148,7 @@ class StreamWatch:
         within = response if isinstance(response, dict) else message if data.get("type") == "message_start" else data
         self.parts += [data, within]
         self._count(within)
+        self.texts.append(found.text)
         self.begun |= self._form.begins(found) or self._form.ends(found)
         self.ended |= self._form.ends(found)
 

@@ -303,20 +303,26 @@ class FleetBackend:
     ) -> AsyncGenerator[bytes, None]:
         """The bytes of a stream up to its end. Raises StreamInterrupted when it fails; it is not retried."""
         node = lease.node.url
+        received = 0
         ended: BaseException | None = asyncio.CancelledError()
         try:
             yield STARTED
             yield begun
+            received = len(watch.texts)
             while not watch.ended:
                 async with self.runtime.calls.open():
                     part = await running.dispatcher.guard(call, lease, lambda: anext(parts, None), self._silence)
                 if not isinstance(part, bytes):
+                    watch.close()
+                    if watch.ended:
+                        break
                     raise ConnectionLost("the stream ended before the answer did", node=node)
                 self.runtime.pool.heard(lease)
                 complete = messages.read_from(node, watch.feed, part)
                 _check(lease, None, *watch.parts)
                 if complete:
                     yield complete
+                    received = len(watch.texts)
                 if watch.failure is not None:
                     # The caller has it, in the node's own words.
                     raise event_error(node, watch.failure, call.need.model)
@@ -327,7 +333,8 @@ class FleetBackend:
             running.dispatcher.settle(call, lease, ended)
             await parts.aclose()
         if isinstance(ended, NPUError) and watch.failure is None:
-            raise StreamInterrupted.after([], ended, attempts=call.attempts, request_id=call.request_id)
+            sent = watch.texts[:received]
+            raise StreamInterrupted.after(sent, ended, attempts=call.attempts, request_id=call.request_id)
 
     async def ask_all(self, method: str, path: str, content: bytes, deadline: Deadline) -> list[tuple[str, Reply]]:
         """What each node that can be reached replies with 200 to a request that costs it little."""
@@ -403,6 +410,8 @@ async def _read(
             checked = messages.read_from(node, read, event)
             _check(lease, None, checked.data, (checked.data or {}).get("response"))
             yield checked
+        if (end := form.closed(read)) is not None:
+            yield end
     finally:
         await items.aclose()
 

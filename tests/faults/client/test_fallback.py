@@ -264,6 +264,24 @@ async def test_what_the_cloud_says_about_the_request_is_a_rejection(cloud, statu
         assert caught.value.status == status
 
 
+@pytest.mark.parametrize("field", ["type", "code"])
+@pytest.mark.parametrize("call", [generate, stream])
+async def test_an_account_that_is_used_up_is_the_clouds_state_and_not_the_requests_fault(cloud, call, field):
+    error = {
+        "message": "Budget has been exceeded!",
+        "type": None,
+        "param": None,
+        "code": "400",
+        field: "budget_exceeded",
+    }
+    cloud.respond = answering(lambda: web.json_response({"error": error}, status=400))
+    async with fallback([DEAD], cloud) as client:
+        with pytest.raises(NPUUnavailableError) as caught:
+            await call(client)
+        assert isinstance(caught.value.cloud_error, CloudUnavailable)
+        assert client.ledger.cloud.calls == 0
+
+
 @pytest.mark.parametrize("status", [301, 401, 402, 403, 404, 405, 409, 418, 429, 500, 503])
 async def test_any_other_answer_of_the_cloud_is_unavailability(cloud, status):
     """Our key, model name or URL is wrong, or the cloud is down: the request is not at fault."""
@@ -382,3 +400,16 @@ async def test_a_stream_of_the_cloud_that_falls_silent_is_interrupted(cloud):
         with pytest.raises(StreamInterrupted) as caught:
             [_ async for _ in client.stream("prompt")]
         assert caught.value.partial_text == "Paris"
+
+
+async def test_a_silent_node_is_asked_once_before_the_cloud(scripted, cloud):
+    async def respond(_):
+        await asyncio.get_running_loop().create_future()
+
+    scripted.respond = respond
+    npu = NPUClient([scripted.url], options=ClientOptions(timeouts=Timeouts(idle=0.2)))
+    async with InferenceClient(npu, CloudClient(settings(cloud))) as client:
+        for call in (client.generate("prompt"), stream(client)):
+            result = await call
+            assert [attempt.outcome for attempt in result.attempts] == ["AttemptTimeout", "ok"]
+    assert len(scripted.requests) == 2

@@ -621,3 +621,34 @@ async def test_a_request_that_names_no_model_is_for_the_default_of_the_fleet(scr
     async with gateway(scripted) as http:
         reply = await http.post("/embeddings", json={"texts": ["a"]})
         assert (reply.status, reply.headers["X-Model"]) == (200, EMBEDDER)
+
+
+PARTS = {
+    "/v1/chat/completions": b'data: {"choices":[{"index":0,"delta":{"content":"Hello"},"finish_reason":null}]}\n\n',
+    "/v1/responses": b'data: {"type":"response.output_text.delta","delta":"Hello"}\n\n',
+    "/v1/messages": b'data: {"type":"content_block_delta","delta":{"type":"text_delta","text":"Hello"}}\n\n',
+    "/inference": b'event: token\ndata: {"text":"Hello"}\n\n',
+    "/api/chat": b'{"message":{"content":"Hello"},"done":false}\n',
+    "/api/generate": b'{"response":"Hello","done":false}\n',
+}
+
+
+@pytest.mark.parametrize("path", PARTS)
+async def test_an_interrupted_stream_says_how_much_its_caller_has(scripted, path):
+    lines = "application/x-ndjson" if path.startswith("/api/") else "text/event-stream"
+    scripted.respond = answering(
+        lambda: web.Response(body=PARTS[path] * 2, headers={"Content-Type": lines, **route_headers(WRITER)})
+    )
+    async with gateway(scripted) as http:
+        text = await (await http.post(path, json={**STREAM, "prompt": "Hi", "input": "Hi"})).text()
+    assert text.count("Hello") == 2
+    assert "the answer stopped after 10 characters" in text
+
+
+async def test_a_stream_that_is_complete_needs_no_done(scripted):
+    body = ROLE + ROLE.replace(b'"content":""},"finish_reason":null', b'"content":"Hi"},"finish_reason":"stop"')
+    scripted.respond = answering(
+        lambda: web.Response(body=body, headers={"Content-Type": "text/event-stream", **route_headers(WRITER)})
+    )
+    async with gateway(scripted) as http:
+        assert await (await http.post("/v1/chat/completions", json=STREAM)).read() == body
