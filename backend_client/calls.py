@@ -408,7 +408,8 @@ class BaseClient:
         body = {**body, **others}
         encode(body)
         deadline = self._deadline(given, timeout)
-        return Exchange(path=path, kind=ROUTES[path].kind_of(body), deadline=deadline, body=body, **common)
+        ends = deadline if "timeout" in given else None
+        return Exchange(path=path, kind=ROUTES[path].kind_of(body), deadline=deadline, ends=ends, body=body, **common)
 
     def _generate_job(self, method: str, prompt: str, options: GenerateOptions) -> Exchange:
         given = self._given(method, options, GenerateOptions)

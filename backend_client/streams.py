@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from backend_client.errors import InvalidAnswer
 from backend_client.http.answers import choices_in
 from backend_client.http.stream_forms import CHAT, INFERENCE, EventStream, StreamEvent
-from backend_client.lifetime import OneLoop, end_now
+from backend_client.lifetime import STARTED, OneLoop, end_now, owning
 from backend_client.results import (
     ChatDelta,
     ChatResult,
@@ -73,10 +73,12 @@ def invalid_answer(model: type[BaseModel], result: ChatResult, why: str) -> Inva
     )
 
 
+@owning
 async def chat_items(events: EventStream, schema: type[BaseModel] | None) -> ChatItems:
     """The deltas of a streamed chat, and its result. Raises what the stream raises, and as `chat_result`."""
     seen: list[StreamEvent] = []
     try:
+        yield STARTED
         async for item in events:
             if isinstance(item, StreamEvent):
                 seen.append(item)
@@ -102,10 +104,12 @@ def generate_result(reply: RawReply) -> GenerateResult:
     )
 
 
+@owning
 async def generate_items(events: EventStream) -> Answer:
     """The pieces of a streamed answer of /inference, and its result. Raises what the stream raises."""
     seen: list[StreamEvent] = []
     try:
+        yield STARTED
         async for item in events:
             if isinstance(item, RawReply):
                 yield generate_result(replace(item, body=INFERENCE.whole(seen)))

@@ -36,7 +36,7 @@ class CloudClient(BaseClient):
         options = options or ClientOptions()
         self.ledger = ledger or Ledger(settings.prices, settings.spend_cap)
         breaker = Breaker(options.breaker, clock, rng or random.Random())
-        self.service = CloudBackend(settings, breaker, self.ledger, clock, options.max_reply_bytes)
+        self.service = CloudBackend(settings, breaker, self.ledger, clock, options)
         super().__init__(self.service, self.service, options, clock)
 
     @classmethod

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from typing import Any
 
 from aiohttp import web
@@ -29,7 +30,7 @@ from backend_client.http.forwarding import Forwarded, passed_on, tokens_of
 from backend_client.http.messages import Exchange, Reply, encode
 from backend_client.http.routes import ROUTES, Dialect
 from backend_client.http.stream_forms import EventStream
-from backend_client.lifetime import Deadline, in_daemon_thread
+from backend_client.lifetime import Deadline, in_daemon_thread, owning
 from backend_client.results import Attempt, EmbedBatch, RawReply, Usage
 from backend_client.sdk.routes import (
     OpenAIRoutes,
@@ -48,7 +49,9 @@ HOP = "X-NPU-Gateway-Hop"
 # Asked of every node: what each lists is joined by name.
 _LISTS = {"/api/tags": "models", "/api/ps": "models"}
 _SENT_ON = ("x-npu-", "anthropic-", "traceparent", "tracestate")
-_NOT_SENT_ON = frozenset({"x-npu-require-device", "x-npu-local-only", "x-npu-restart-wait-ms"})
+_NOT_SENT_ON = frozenset({
+    "x-npu-require-device", "x-npu-local-only", "x-npu-restart-wait-ms", "x-npu-start-timeout-ms",
+})  # fmt: skip
 _LOOK_S = 5.0
 # Models of a list in Anthropic's form, as Anthropic documents them.
 _PAGE, _LARGEST_PAGE = 20, 1000
@@ -154,7 +157,7 @@ class Forwarder:
                 raise Refusal(404, "model_not_found", f"model '{(job.model or '')[:200]}' not found") from None
             raise _refusal_of(error) from None
         if isinstance(found, Forwarded):
-            return await self._from_node(request, dialect, found, before)
+            return await self._from_node(request, dialect, found, before, job)
         self._metrics.answers.labels("cloud").inc()
         headers = {"X-NPU-Gateway-Source": "cloud", "X-NPU-Gateway-Attempts": str(len(before) + 1)}
         if isinstance(found, EmbedBatch | RawReply):
@@ -169,7 +172,7 @@ class Forwarder:
         parts = stream_bytes(counted.follow(found), with_usage=usage or job.path == "/inference")
         head = {"Content-Type": "text/event-stream; charset=utf-8", **headers}
         try:
-            return await self._stream(request, dialect, head, parts)
+            return await self._stream(request, dialect, head, parts, job)
         finally:
             await self._count(request, counted.usage.prompt_tokens, counted.usage.completion_tokens)
 
@@ -197,8 +200,11 @@ class Forwarder:
         kind = route.kind_of(fields)
         seconds = times.embed if kind in {"embedding", "rerank"} else times.generate
         given = request.headers.get("X-Request-Timeout-Ms", "")
+        ends = None
         if given.isascii() and given.isdigit() and len(given) < 10:
+            ends = Deadline.after(int(given) / 1000, self._client.core.clock)
             seconds = min(seconds, int(given) / 1000)
+        deadline = Deadline.after(seconds, self._client.core.clock)
         return Exchange(
             path=request.path,
             kind=kind,
@@ -207,7 +213,8 @@ class Forwarder:
             content=content if model or route.upload else None,
             content_type=request.headers.get("Content-Type", "application/json"),
             model=model or None,
-            deadline=Deadline.after(seconds, self._client.core.clock),
+            deadline=deadline,
+            ends=deadline if kind == "transcription" else ends,
             request_id=request[ID],
             priority="batch" if request.headers.get("X-Priority", "").lower() == "batch" else "interactive",
             require_device=device,
@@ -217,7 +224,7 @@ class Forwarder:
         )
 
     async def _from_node(
-        self, request: web.Request, dialect: Dialect, found: Forwarded, before: tuple[Attempt, ...]
+        self, request: web.Request, dialect: Dialect, found: Forwarded, before: tuple[Attempt, ...], job: Exchange
     ) -> web.StreamResponse:
         attempts = len(before) + len(found.attempts) + (not isinstance(found.content, bytes))
         self._metrics.answers.labels("node").inc()
@@ -232,14 +239,33 @@ class Forwarder:
             await self._count(request, found.watch.usage.prompt_tokens, found.watch.usage.completion_tokens)
             return web.Response(body=found.content, headers=headers)
         try:
-            return await self._stream(request, dialect, headers, found.content)
+            return await self._stream(request, dialect, headers, found.content, job)
         finally:
             await self._count(request, found.watch.usage.prompt_tokens, found.watch.usage.completion_tokens)
 
     async def _stream(
-        self, request: web.Request, dialect: Dialect, headers: dict[str, str], parts: AsyncGenerator[bytes, None]
+        self,
+        request: web.Request,
+        dialect: Dialect,
+        headers: dict[str, str],
+        parts: AsyncGenerator[bytes, None],
+        job: Exchange,
     ) -> web.StreamResponse:
-        """The parts as they come; a failure in the middle is the last of them, in the form of the dialect."""
+        """The parts as they come; a failure in the middle is the last of them, in the form of the dialect.
+
+        A caller who does not read for `timeouts.silence` seconds, or when its stream must have ended, is disconnected.
+        """
+        ends, silence = job.end_of_stream(), self._client.npu.options.timeouts.silence
+
+        async def bounded(writing: Awaitable[None]) -> None:
+            try:
+                async with asyncio.timeout(min(silence, ends.remaining())):
+                    await writing
+            except TimeoutError:
+                if request.transport is not None:
+                    request.transport.abort()
+                raise ConnectionResetError("the caller does not read the stream") from None
+
         response = web.StreamResponse(headers={**headers, **own_headers(request, dialect)})
         # A caller may leave at any time: the generator's end then cancels the node's request.
         with contextlib.suppress(ConnectionError):
@@ -247,14 +273,14 @@ class Forwarder:
                 await response.prepare(request)
                 try:
                     async for part in parts:
-                        await response.write(part)
+                        await bounded(response.write(part))
                 except NPUError as error:
                     body = json.dumps(error_body(dialect, Refusal(503, "stream_interrupted", error.message)))
                     lines = f"{body}\n" if dialect == "ollama" else f"event: error\ndata: {body}\n\n"
                     if dialect == "openai" and request.path != "/inference":
                         lines = f"data: {body}\n\n"
-                    await response.write(lines.encode())
-                await response.write_eof()
+                    await bounded(response.write(lines.encode()))
+                await bounded(response.write_eof())
             finally:
                 await parts.aclose()
         return response
@@ -328,6 +354,7 @@ class CloudUsage:
         texts = [body.get("prompt"), *(row.get(name) for row in rows for name in ("content", "text"))]
         self.usage = Usage(sum(tokens_of(text) for text in texts if isinstance(text, str)))
 
+    @owning
     async def follow(self, events: EventStream) -> EventStream:
         try:
             async for item in events:

@@ -9,7 +9,7 @@ import base64
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
@@ -69,14 +69,10 @@ def vectors_in(body: Any, count: int | None) -> Vectors:
     return check_vectors(np.stack(vectors), count)
 
 
-def plain_vectors(field: str) -> Callable[[Mapping[str, Any], Any], Vectors]:
-    """Reads the `embeddings` of a reply to the texts in this field of the request."""
-
-    def read(request: Mapping[str, Any], body: Any) -> Vectors:
-        with reading("a list of embeddings"):
-            return _rows(body["embeddings"], plain_count(request, field))
-
-    return read
+def native_vectors(request: Mapping[str, Any], body: Any) -> Vectors:
+    """The vectors of /embeddings."""
+    with reading("a list of embeddings"):
+        return _rows(body["embeddings"], plain_count(request, "texts"))
 
 
 def plain_count(request: Mapping[str, Any], field: str) -> int | None:
@@ -85,9 +81,17 @@ def plain_count(request: Mapping[str, Any], field: str) -> int | None:
     return 1 if isinstance(given, str) else len(given) if isinstance(given, list) else None
 
 
-def single_vector(_: Mapping[str, Any], body: Any) -> Vectors:
+def ollama_vectors(request: Mapping[str, Any], body: Any) -> Vectors:
+    """The vectors of /api/embed, where an empty text alone is no text."""
+    with reading("a list of embeddings"):
+        return _rows(body["embeddings"], plain_count(request, "input") if request.get("input") else 0)
+
+
+def single_vector(request: Mapping[str, Any], body: Any) -> Vectors:
+    """The vector of /api/embeddings, none for an empty prompt."""
     with reading("an embedding"):
-        return _rows([body["embedding"]], 1)
+        rows = [body["embedding"]]
+        return _rows(rows, 1) if request.get("prompt") else _rows([row for row in rows if row], 0)
 
 
 def _rows(rows: Any, count: int | None) -> Vectors:

@@ -90,8 +90,8 @@ def in_our_words(reply: Reply, path: str) -> Reply:
 class StreamWatch:
     """Reads a reply as it comes: whether the answer has `begun`, `ended`, or failed (`failure`), and its `usage`.
 
-    `parts` is the JSON that came last: the body, or the events of the last bytes. A usage that the caller did not ask
-    for (`asking_for_usage`) is taken out.
+    `parts` is the JSON that came last: the body, or the events of the last bytes. `texts` are those of a stream so far.
+    A usage that the caller did not ask for (`asking_for_usage`) is taken out.
     """
 
     def __init__(self, job: Exchange) -> None:
@@ -105,6 +105,7 @@ class StreamWatch:
         self.begun = self.ended = False
         self.failure: Mapping[str, Any] | None = None
         self.parts: list[Any] = []
+        self.texts: list[str] = []
         self._said = Usage(0)
         self._hides_usage = _hides_usage(job.path, job.body or {})
         self._prompt = self._written = 0
@@ -159,6 +160,11 @@ class StreamWatch:
             raise NotAnAnswer(str(error)) from None
         return kept
 
+    def close(self) -> None:
+        """Note the end of the stream: the answer may be complete without its last event."""
+        if self._form is not None and self._check is not None:
+            self.ended |= self._form.closed(self._check) is not None
+
     def _event(self, event: Event) -> bool:
         """Whether the event is for the caller."""
         if self._form is None or self._check is None:
@@ -175,6 +181,7 @@ class StreamWatch:
         within = response if isinstance(response, dict) else message if data.get("type") == "message_start" else data
         self.parts += [data, within]
         self._count(within)
+        self.texts.append(found.text)
         self.begun |= self._form.begins(found) or self._form.ends(found)
         self.ended |= self._form.ends(found)
         if self._form.begins(found) and not self.ended:

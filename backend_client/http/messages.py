@@ -16,6 +16,7 @@ import numpy.typing as npt
 from backend_client.errors import BadReply, InvalidArgument
 from backend_client.http.health import ModelKind
 from backend_client.lifetime import Deadline
+from backend_client.options import LONGEST_S
 from backend_client.results import CallOptions, Priority
 
 T = TypeVar("T")
@@ -45,7 +46,8 @@ class WireCall:
     """One request as it goes to nodes, encoded once for all attempts.
 
     `model` is the name in the body; a 404 for it is another node's chance. `trace` are further headers. `may_wait`: the
-    node may keep it while an engine is restarted; else it is refused, and another node is asked.
+    node may keep it while an engine is restarted; else it is refused, and another node is asked. A whole reply must be
+    there by the `deadline`; an answer that is `streamed` must have begun by then, and have ended by `ends`, if given.
     """
 
     encoded: bytes = field(repr=False)
@@ -60,6 +62,8 @@ class WireCall:
     content_type: str = "application/json"
     accept: str = "*/*"
     may_wait: bool = True
+    streamed: bool = False
+    ends: Deadline | None = None
 
     def headers(self) -> dict[str, str]:
         """Its headers; the remaining time is that of this moment."""
@@ -67,8 +71,11 @@ class WireCall:
             "Content-Type": self.content_type,
             "Accept": self.accept,
             "X-Request-ID": self.request_id,
-            "X-Request-Timeout-Ms": str(self.deadline.remaining_ms()),
         }
+        if self.streamed:
+            headers["X-NPU-Start-Timeout-Ms"] = str(self.deadline.remaining_ms())
+        if whole := self.ends if self.streamed else self.deadline:
+            headers["X-Request-Timeout-Ms"] = str(whole.remaining_ms())
         if self.priority != "interactive":
             headers["X-Priority"] = self.priority
         if not self.may_wait:
@@ -174,12 +181,15 @@ _NO_FIELDS = ("local_only", "require_device", "extra_headers", "extra_body", "ex
 class Job:
     """A call as the backends get it, whichever of them serves it.
 
+    A whole reply must be there by the `deadline`, and a streamed answer must have begun. `ends`: when a streamed answer
+    must have ended; without it, it may go on as long as parts come.
     `extra_headers` are the caller's, for nodes, and for the cloud where its settings list them; `trace` are those that
     tie a node's spans to the caller's (W3C trace context). `cloud_takes_over`: whether the cloud gets it when
     no node can take it now; None: no. `spend_limit`: a cap on what it may cost in the cloud, beside the client's own.
     """
 
     deadline: Deadline
+    ends: Deadline | None = None
     request_id: str = field(default_factory=new_request_id)
     model: str | None = None
     priority: Priority = "interactive"
@@ -211,6 +221,10 @@ class Job:
 
     def within(self, deadline: Deadline) -> Self:
         return replace(self, deadline=deadline)
+
+    def end_of_stream(self) -> Deadline:
+        """When a streamed answer that has begun must have ended: far off where nothing bounds it."""
+        return self.ends or Deadline.after(LONGEST_S, self.deadline.clock)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -93,10 +93,10 @@ ROUTES: Mapping[str, Route] = {
         operation="embeddings", check=answers.openai_vectors, kind="embedding", sdk=True, cuts=True
     ),
     "/embeddings": Route(
-        operation="embeddings", check=answers.plain_vectors("texts"), kind="embedding", cuts=True
+        operation="embeddings", check=answers.native_vectors, kind="embedding", cuts=True
     ),
     "/api/embed": Route(
-        operation="embeddings", check=answers.plain_vectors("input"), kind="embedding", dialect="ollama", cuts=True
+        operation="embeddings", check=answers.ollama_vectors, kind="embedding", dialect="ollama", cuts=True
     ),
     "/api/embeddings": Route(
         operation="embeddings", check=answers.single_vector, kind="embedding", dialect="ollama"

@@ -42,9 +42,14 @@ class StreamEvent:
             found = self.data.get("text")
         elif self.data.get("type") in _TEXT_DELTAS:
             found = self.data.get("delta")
-        else:
+        elif self.data.get("type") == "content_block_delta":
+            found = _object(self.data.get("delta")).get("text")
+        elif "choices" in self.data:
             choice = _first_choice(self.data)
             found = choice.get("text") or _object(choice.get("delta")).get("content")
+        else:
+            # Ollama's.
+            found = self.data.get("response") or _object(self.data.get("message")).get("content")
         return found if isinstance(found, str) else ""
 
     @property
@@ -85,6 +90,10 @@ class StreamForm(ABC):
     def ends(self, event: StreamEvent) -> bool:
         """Whether it is the last event of a complete answer."""
 
+    def closed(self, read: Read) -> StreamEvent | None:  # noqa: ARG002  (for those whose answers end before the stream)
+        """The last event of a stream that was closed without it; None where the answer is not complete."""
+        return None
+
 
 class WholeForm(StreamForm):
     """A form of which a request can be asked, and whose streams can be put together."""
@@ -118,6 +127,13 @@ class ChunkForm(WholeForm):
 
     def ends(self, event: StreamEvent) -> bool:
         return event.data is None
+
+    def closed(self, read: Read) -> StreamEvent | None:
+        """`[DONE]` where every choice has ended: not every server sends it."""
+        try:
+            return read(StreamEvent("message", None))
+        except NotAnAnswer:
+            return None
 
     def request(self, body: Mapping[str, Any]) -> Json:
         """With `stream_options.include_usage`."""

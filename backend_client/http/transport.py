@@ -20,7 +20,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.tracing import Trace
 from pydantic import ValidationError
 
-from backend_client.errors import BadReply, ConnectionLost, NodeError, NodeUnreachable, NPUError
+from backend_client.errors import AttemptTimeout, BadReply, ConnectionLost, NodeError, NodeUnreachable, NPUError
 from backend_client.http.answers import read_json
 from backend_client.http.forwarding import STREAMS
 from backend_client.http.health import GATEWAY, HealthReport
@@ -138,7 +138,7 @@ def connection_error(node: str, error: Exception) -> NodeError:
     if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
         return NodeUnreachable(_unreachable(error), node=node)
     if isinstance(error, aiohttp.SocketTimeoutError):
-        return ConnectionLost("the stream fell silent", node=node)
+        return AttemptTimeout("the stream fell silent", node=node)
     if isinstance(error, aiohttp.ClientResponseError | MalformedStream | _TooLong):
         # The text of aiohttp's errors may quote the reply.
         why = "invalid HTTP" if isinstance(error, aiohttp.ClientResponseError) else error

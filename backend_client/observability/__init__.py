@@ -44,7 +44,7 @@ from backend_client.errors import NPUError
 from backend_client.http.forwarding import Forwarded, asks_for_stream
 from backend_client.http.messages import EmbedJob, Exchange, J, Job
 from backend_client.http.stream_forms import EventStream, finish_reason_in
-from backend_client.lifetime import Deadline
+from backend_client.lifetime import STARTED, Deadline, owning
 from backend_client.observability.attributes import of_answer, of_request, of_server, operation_name, tokens_of
 from backend_client.observability.state import StateCollector
 from backend_client.results import Attempt, EmbedBatch, Origin, RawReply, Source, Usage
@@ -245,10 +245,12 @@ def _observes(backend: Backend, metrics: Metrics) -> bool:
     return False
 
 
+@owning
 async def _follow(events: EventStream, seen: _Observation, observed: ExitStack) -> EventStream:
     reason = ""
     with observed:
         try:
+            yield STARTED
             async for item in events:
                 if isinstance(item, RawReply):
                     seen.answered(item, item.usage, reason)
@@ -259,11 +261,13 @@ async def _follow(events: EventStream, seen: _Observation, observed: ExitStack) 
             await events.aclose()
 
 
+@owning
 async def _follow_bytes(
     found: Forwarded, content: AsyncGenerator[bytes, None], seen: _Observation, observed: ExitStack
 ) -> AsyncGenerator[bytes, None]:
     with observed:
         try:
+            yield STARTED
             async for part in content:
                 yield part
             seen.forwarded(found)

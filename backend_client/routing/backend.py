@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from backend_client.errors import (
@@ -33,7 +34,7 @@ from backend_client.http.stream_forms import (
     read_event,
     usage_of,
 )
-from backend_client.lifetime import Deadline, OpenCalls, in_daemon_thread
+from backend_client.lifetime import STARTED, Deadline, OpenCalls, in_daemon_thread, owning
 from backend_client.options import ClientOptions
 from backend_client.results import Attempt, EmbedBatch, Origin, RawReply, Usage
 from backend_client.routing.call import Call
@@ -48,6 +49,7 @@ class FleetBackend:
     def __init__(self, runtime: Runtime, options: ClientOptions) -> None:
         self.runtime = runtime
         self._options = options
+        self._silence = options.timeouts.silence
 
     @property
     def calls(self) -> OpenCalls:
@@ -130,14 +132,14 @@ class FleetBackend:
         form = ROUTES[job.path].form_of(job)
         if form is None:
             raise RequestRejected(f"{job.path} cannot be streamed", status=400, code="invalid_request", param="stream")
-        call = running.dispatcher.begin(job, _need(job))
+        call = running.dispatcher.begin(job, _need(job), streamed=True)
         call.deadline = opened_by or job.deadline
 
         async def send(lease: Lease) -> _Opened:
             return await self._open(running, lease, await _encoded(job, call, form), job, form)
 
         opened, lease = await running.dispatcher.run(call, send, settle=False)
-        call.deadline = job.deadline
+        call.deadline = job.end_of_stream()
         return self._follow(running, call, lease, opened, form)
 
     async def _send(self, running: Running, lease: Lease, wired: WireCall, job: Exchange) -> tuple[Reply, Any]:
@@ -186,6 +188,7 @@ class FleetBackend:
             await opened.rest.aclose()
         return events
 
+    @owning
     async def _follow(
         self, running: Running, call: Call, lease: Lease, opened: _Opened, form: WholeForm
     ) -> EventStream:
@@ -200,11 +203,12 @@ class FleetBackend:
         # What holds when the caller leaves in the middle: it says nothing of the node.
         ended: BaseException | None = asyncio.CancelledError()
         try:
+            yield STARTED
             while True:
                 event = next(held, None)
                 if event is None:
                     async with self.runtime.calls.open():
-                        event = await dispatcher.guard(call, lease, opened.following(lease))
+                        event = await dispatcher.guard(call, lease, partial(opened.following, lease), self._silence)
                     self.runtime.pool.heard(lease)
                 data = event.data or {}
                 for part in (data, data.get("response")):
@@ -234,14 +238,14 @@ class FleetBackend:
         No attempt came before those of the reply. Raises as `exchange` and `open_exchange`.
         """
         running = self.runtime.start()
-        short = job.kind in {"embedding", "rerank"}
-        call = running.dispatcher.begin(job, _need(job), self._options.timeouts.attempt if short else None)
+        limit = self._options.timeouts.attempt if job.kind in {"embedding", "rerank"} else None
+        call = running.dispatcher.begin(job, _need(job), limit, streamed=asks_for_stream(job))
         call.deadline = opened_by or job.deadline
 
         async def send(lease: Lease) -> tuple[Reply, bytes, StreamWatch, AsyncGenerator[Reply | bytes, None]]:
             wired = await _encoded(job, call, None)
             # A model may load in silence for as long as it takes.
-            streamed = asks_for_stream(job) and runs_on_device(job)
+            streamed = call.streamed and runs_on_device(job)
             parts = running.transport.parts(lease.node.url, wired, streamed=streamed)
             try:
                 return await self._begin(lease, job, wired, parts)
@@ -250,7 +254,7 @@ class FleetBackend:
                 raise
 
         (head, begun, watch, parts), lease = await running.dispatcher.run(call, send, settle=False)
-        call.deadline = job.deadline
+        call.deadline = job.end_of_stream()
         if watch.ended:
             running.dispatcher.settle(call, lease, None)
             await parts.aclose()
@@ -287,6 +291,7 @@ class FleetBackend:
             _check(lease, head.headers, device=runs_on_device(job))
         raise ConnectionLost("the stream ended before the answer began", node=node)
 
+    @owning
     async def _pass_on(
         self,
         running: Running,
@@ -298,19 +303,26 @@ class FleetBackend:
     ) -> AsyncGenerator[bytes, None]:
         """The bytes of a stream up to its end. Raises StreamInterrupted when it fails; it is not retried."""
         node = lease.node.url
+        received = 0
         ended: BaseException | None = asyncio.CancelledError()
         try:
+            yield STARTED
             yield begun
+            received = len(watch.texts)
             while not watch.ended:
                 async with self.runtime.calls.open():
-                    part = await running.dispatcher.guard(call, lease, anext(parts, None))
+                    part = await running.dispatcher.guard(call, lease, lambda: anext(parts, None), self._silence)
                 if not isinstance(part, bytes):
+                    watch.close()
+                    if watch.ended:
+                        break
                     raise ConnectionLost("the stream ended before the answer did", node=node)
                 self.runtime.pool.heard(lease)
                 complete = messages.read_from(node, watch.feed, part)
                 _check(lease, None, *watch.parts)
                 if complete:
                     yield complete
+                    received = len(watch.texts)
                 if watch.failure is not None:
                     # The caller has it, in the node's own words.
                     raise event_error(node, watch.failure, call.need.model)
@@ -321,7 +333,8 @@ class FleetBackend:
             running.dispatcher.settle(call, lease, ended)
             await parts.aclose()
         if isinstance(ended, NPUError) and watch.failure is None:
-            raise StreamInterrupted.after([], ended, attempts=call.attempts, request_id=call.request_id)
+            sent = watch.texts[:received]
+            raise StreamInterrupted.after(sent, ended, attempts=call.attempts, request_id=call.request_id)
 
     async def ask_all(self, method: str, path: str, content: bytes, deadline: Deadline) -> list[tuple[str, Reply]]:
         """What each node that can be reached replies with 200 to a request that costs it little."""
@@ -370,6 +383,7 @@ class _Opened:
         return event
 
 
+@owning
 async def _read(
     lease: Lease, job: Exchange, items: AsyncGenerator[Any, None], wired: WireCall, form: WholeForm
 ) -> AsyncGenerator[Reply | StreamEvent, None]:
@@ -378,6 +392,7 @@ async def _read(
     """
     node, read = lease.node.url, form.reader(job.body or {})
     try:
+        yield STARTED
         async for item in items:
             if isinstance(item, Reply):
                 if item.status != 200:
@@ -395,6 +410,8 @@ async def _read(
             checked = messages.read_from(node, read, event)
             _check(lease, None, checked.data, (checked.data or {}).get("response"))
             yield checked
+        if (end := form.closed(read)) is not None:
+            yield end
     finally:
         await items.aclose()
 
@@ -505,4 +522,5 @@ def _encode(job: Exchange, call: Call, form: WholeForm | None) -> WireCall:
         content = asking_for_usage(job.path, job.body or {}, content)
     wired = job.wired(content, call.need.model, call.need.device, job.path, "text/event-stream" if form else "*/*")
     wired.content_type = content_type
+    wired.streamed, wired.ends = call.streamed, job.ends
     return wired

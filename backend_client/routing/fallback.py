@@ -13,7 +13,7 @@ from backend_client.http.forwarding import Forwarded
 from backend_client.http.messages import EmbedJob, Exchange, J, Job, plain_texts
 from backend_client.http.routes import only_on_nodes
 from backend_client.http.stream_forms import EventStream
-from backend_client.lifetime import Deadline
+from backend_client.lifetime import STARTED, Deadline, owning
 from backend_client.options import FallbackOptions
 from backend_client.results import Attempt, EmbedBatch, RawReply
 from backend_client.routing.backend import FleetBackend
@@ -95,8 +95,10 @@ class FallbackBackend:
         )
         return self._counted(events, before)
 
+    @owning
     async def _counted(self, events: EventStream, before: tuple[Attempt, ...]) -> EventStream:
         try:
+            yield STARTED
             async for item in events:
                 if isinstance(item, RawReply) and item.source == "node":
                     self._ledger.kept_local(item.usage)

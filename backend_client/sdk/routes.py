@@ -26,7 +26,7 @@ from backend_client.http.health import ModelReport
 from backend_client.http.messages import EmbedJob, Exchange, Reply, plain_name, plain_texts
 from backend_client.http.routes import ROUTES
 from backend_client.http.stream_forms import EventStream, StreamEvent
-from backend_client.lifetime import Deadline, OneLoop, in_daemon_thread
+from backend_client.lifetime import STARTED, Deadline, OneLoop, in_daemon_thread, owning
 from backend_client.results import EmbedBatch, RawReply
 
 _NOT_STREAMED = (None, False, 0, "", "false", "False", "0")
@@ -101,12 +101,15 @@ class OpenAIRoutes:
         if path == "/v1/embeddings" and (texts := plain_texts(fields)) is not None:
             batch = await self._core.backend.embed(EmbedJob(texts=texts, deadline=deadline, **options))
             return embedding_reply(batch, fields.get("encoding_format"))
+        kind = route.kind_of(fields)
         job = Exchange(
             path=path,
-            kind=route.kind_of(fields),
+            kind=kind,
             body=fields,
             file=file,
             deadline=deadline,
+            # The SDK's timeout is one of silence, so it does not end a stream in the middle.
+            ends=deadline if kind == "transcription" else None,
             refused=refused,
             **options,
         )
@@ -239,9 +242,11 @@ def _kept(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in passed_on(headers).items() if name != "content-type"}
 
 
+@owning
 async def stream_bytes(events: EventStream, *, with_usage: bool) -> AsyncGenerator[bytes, None]:
     """The events for the SDK. A failure in the middle is its last event: the SDK raises it as an APIError."""
     try:
+        yield STARTED
         async for item in events:
             if isinstance(item, StreamEvent) and (with_usage or not _only_usage(item)):
                 yield item.encode()

@@ -127,3 +127,30 @@ def test_nothing_advises_to_install_the_project_by_its_name():
 def test_node_and_client_give_the_same_advice_on_a_missing_extra():
     """They must not import each other, so each has the text."""
     assert node_errors.INSTALL_EXTRA == client_errors.INSTALL_EXTRA
+
+
+def closed_arguments(function):
+    """The arguments that a function closes at its end."""
+    arguments = {argument.arg for argument in function.args.args}
+    for block in (node for node in ast.walk(function) if isinstance(node, ast.Try)):
+        for node in (node for part in block.finalbody for node in ast.walk(part)):
+            if isinstance(node, ast.Attribute) and node.attr == "aclose":
+                root = node.value
+                while isinstance(root, ast.Attribute):
+                    root = root.value
+                yield from {root.id} & arguments
+
+
+def test_every_generator_of_the_client_that_closes_an_argument_is_started_when_it_is_made():
+    """One that was never started skips its `finally`."""
+    reject(
+        [
+            f"{path}:{node.lineno} {node.name} is not decorated with lifetime.owning"
+            for path in sorted((ROOT / "backend_client").rglob("*.py"))
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.AsyncFunctionDef)
+            and any(isinstance(part, ast.Yield) for part in ast.walk(node))
+            and any(closed_arguments(node))
+            and "owning" not in {name.id for name in node.decorator_list if isinstance(name, ast.Name)}
+        ]
+    )

@@ -188,6 +188,7 @@ class JobService:
                 "job",
                 began,
                 deadline,
+                ends=deadline,
                 require_device=Device.NPU,
                 own_proof=True,
                 # An engine that starts again waits for the lock, which this job holds.

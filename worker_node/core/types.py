@@ -77,7 +77,8 @@ class RequestContext:
     """What every request carries, whatever its dialect.
 
     `arrived` and `deadline` are absolute monotonic times; `require_device` forbids every other placement; an
-    `interactive` request goes before batch work. A generation
+    `interactive` request goes before batch work. A whole answer must be there by the `deadline`, a streamed one must
+    have begun; `ends` is when a streamed one must have ended. A generation
     needs room for `min_new_tokens` after its prompt. For an engine that is started at start-up or after a crash, and
     for memory, it waits at most `restart_wait_s` seconds (None: until its deadline). With `own_proof` the caller holds
     the NPU that it requires and reads its counter, so nothing is run again. With `dry_run` nothing is loaded or run:
@@ -88,6 +89,7 @@ class RequestContext:
     request_id: str
     arrived: float
     deadline: float
+    ends: float = math.inf
     interactive: bool = True
     require_device: Device | None = None
     min_new_tokens: int = 1

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import math
 import subprocess
 import time
 from collections import deque
@@ -408,7 +409,7 @@ class JobResults(Generic[R]):
     has no value yet. No generator, because the event loop keeps a record of each that is started.
     """
 
-    __slots__ = ("_job", "_process", "_timer", "coming", "form", "unread")
+    __slots__ = ("_first", "_job", "_process", "_timer", "coming", "form", "unread")
 
     def __init__(self, process: EngineProcess, job: Job, form: type[R]) -> None:
         self._process = process
@@ -416,6 +417,7 @@ class JobResults(Generic[R]):
         self.form = form
         loop = asyncio.get_running_loop()
         self.coming: asyncio.Future[R] = loop.create_future()
+        self._first = self.coming
         self.unread = deque([self.coming])
         # One timer for the whole job: a stream has a result for each token.
         self._timer = loop.call_later(max(0.0, job.deadline - time.monotonic()), self._expire)
@@ -441,6 +443,11 @@ class JobResults(Generic[R]):
         self._process.cancel(self._job.id)
 
     def _expire(self) -> None:
+        left = self._job.ends - time.monotonic()
+        if self._first.done() and left > 0:
+            if left < math.inf:
+                self._timer = asyncio.get_running_loop().call_later(left, self._expire)
+            return
         self._process.cancel(self._job.id)
         self.end(DeadlineExceeded("the deadline passed while the engine worked on the request"))
 

@@ -55,6 +55,11 @@ class Job(Protocol):
     @property
     def deadline(self) -> float: ...
     @property
+    def ends(self) -> float:
+        """When its results must have ended once they have begun; the deadline, but for a stream."""
+        ...
+
+    @property
     def interactive(self) -> bool: ...
 
     def timeless(self) -> Self:

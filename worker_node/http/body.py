@@ -7,10 +7,11 @@ where, and what was expected there, never what the body holds.
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import time
 import zlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
@@ -45,6 +46,8 @@ UNKNOWN_ENCODING = "Content-Encoding: gzip (x-gzip), deflate and identity are su
 _DECODED = frozenset({"", "identity", "gzip", "deflate"})
 _UNFRAMED = "the body is not framed or encoded as its headers say"
 
+# The time until a streamed answer must begin, and until any answer must be complete.
+_START, _WHOLE = "X-NPU-Start-Timeout-Ms", "X-Request-Timeout-Ms"
 _MILLISECONDS = re.compile(r"-?[0-9]{1,12}")
 
 _SHOWN = 3
@@ -228,9 +231,13 @@ async def _received(request: web.Request, limit: int) -> bytes:
 
 def deadline_of(request: web.Request) -> float:
     """The request's deadline in monotonic seconds. Raises BadRequest, DeadlineExceeded."""
-    state = request[STATE]
-    headers = request.headers if state.dry_run is None else state.dry_run.headers
-    return state.arrived + _timeout_s(headers, state.node.settings.request_timeout_s)
+    longest = request[STATE].node.settings.request_timeout_s
+    return request[STATE].arrived + min(longest, _timeout_s(request, _START), _timeout_s(request, _WHOLE))
+
+
+def end_of_stream(request: web.Request) -> float:
+    """When a streamed answer must have ended, in monotonic seconds. Raises BadRequest, DeadlineExceeded."""
+    return request[STATE].arrived + _timeout_s(request, _WHOLE)
 
 
 @asynccontextmanager
@@ -262,17 +269,16 @@ def silence(request: web.Request) -> asyncio.Timeout:
     return asyncio.timeout(request[STATE].node.settings.body_timeout_s)
 
 
-def _timeout_s(headers: Mapping[str, str], longest: float) -> float:
-    header = headers.get("X-Request-Timeout-Ms")
+def _timeout_s(request: web.Request, name: str) -> float:
+    state = request[STATE]
+    header = (request.headers if state.dry_run is None else state.dry_run.headers).get(name)
     if header is None:
-        return longest
+        return math.inf
     if not _MILLISECONDS.fullmatch(header):
-        raise BadRequest(
-            "X-Request-Timeout-Ms is the remaining time in whole milliseconds", param="X-Request-Timeout-Ms"
-        )
+        raise BadRequest(f"{name} is the remaining time in whole milliseconds", param=name)
     if int(header) <= 0:
-        raise DeadlineExceeded("the request's time was up when it arrived", param="X-Request-Timeout-Ms")
-    return min(int(header) / 1000, longest)
+        raise DeadlineExceeded("the request's time was up when it arrived", param=name)
+    return int(header) / 1000
 
 
 def check_structure(data: bytes) -> None:

@@ -99,6 +99,7 @@ def _describe(operation: ApiOperation, refs: Mapping[Model, Any]) -> dict[str, A
 _HEADERS: Mapping[str, dict[str, Any]] = {
     "X-Request-ID": {"type": "string", "pattern": "^[A-Za-z0-9._:/+=@-]{1,128}$"},
     "X-Request-Timeout-Ms": {"type": "integer", "minimum": 1, "maximum": 999_999_999},
+    "X-NPU-Start-Timeout-Ms": {"type": "integer", "minimum": 1, "maximum": 999_999_999},
     "X-NPU-Require-Device": {"enum": ["NPU", "GPU", "CPU"]},
     "X-NPU-Min-New-Tokens": {"type": "integer", "minimum": 1, "maximum": 999_999_999},
     "X-NPU-Restart-Wait-Ms": {"type": "integer", "minimum": 0, "maximum": 999_999_999},

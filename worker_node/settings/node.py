@@ -290,7 +290,7 @@ class NodeSettings(BaseSettings):
         default=75.0, gt=0, description="seconds that an idle connection stays open, or takes for its next header"
     )
     request_timeout_s: float = Field(
-        default=180.0, gt=0, description="seconds that any request may take; X-Request-Timeout-Ms shortens it"
+        default=180.0, gt=0, description="seconds until a whole answer is complete, or a streamed one begins"
     )
     drain_timeout_s: float = Field(
         default=25.0, ge=0, le=25.0, description="seconds that admitted work gets to finish after SIGTERM"

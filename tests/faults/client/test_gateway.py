@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import stat
+import time
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -16,12 +17,13 @@ from aiohttp.test_utils import TestServer
 from multidict import CIMultiDict
 from yarl import URL
 
-from backend_client import CloudClient, InferenceClient, NPUClient
+from backend_client import ClientOptions, CloudClient, InferenceClient, NPUClient
 from backend_client.errors import ConfigurationError
 from backend_client.gateway.app import make_app
 from backend_client.gateway.cli import build_parser, main
 from backend_client.gateway.keys import KeyStore
 from backend_client.gateway.settings import GatewaySettings
+from backend_client.options import Timeouts
 from backend_client.testing import cut
 from backend_client.testing.node import EMBEDDER, WRITER, model_row, route_headers
 from tests.faults.client.test_fallback import settings as cloud_settings
@@ -33,13 +35,18 @@ STREAM = {**CHAT, "stream": True}
 
 
 @asynccontextmanager
-async def gateway(*nodes, cloud=None, cloud_prices=None, spend_cap=None, local_only=False, **values):
+async def gateway(*nodes, cloud=None, cloud_prices=None, spend_cap=None, local_only=False, client=None, **values):
     npu = NPUClient(
-        [node.url for node in nodes], spaces={EMBEDDER: "space-a"}, api_key="shared-key", registering=not nodes
+        [node.url for node in nodes],
+        spaces={EMBEDDER: "space-a"},
+        api_key="shared-key",
+        registering=not nodes,
+        **(client or {}),
     )
     mapped = {"chat_models": {WRITER: "cloud-chat"}, "prices": cloud_prices or {}, "spend_cap": spend_cap}
     behind = CloudClient(cloud_settings(cloud, **mapped)) if cloud else None
-    app = make_app(GatewaySettings.load(**values), InferenceClient(npu, behind, local_only=local_only))
+    served = InferenceClient(npu, behind, local_only=local_only, clock=(client or {}).get("clock", time.monotonic))
+    app = make_app(GatewaySettings.load(**values), served)
     server = TestServer(app, host="127.0.0.1", handler_cancellation=True)
     async with server, aiohttp.ClientSession(server.make_url("/")) as session:
         yield session
@@ -273,6 +280,56 @@ async def test_a_caller_that_leaves_ends_its_request_on_the_node(scripted):
             await reply.content.readline()
         async with asyncio.timeout(10):
             await left.wait()
+
+
+@pytest.mark.parametrize("headers", [{}, {"X-Request-Timeout-Ms": "1000"}])
+async def test_a_caller_that_does_not_read_is_disconnected_and_its_node_is_free(scripted, headers):
+    left = asyncio.Event()
+
+    async def respond(request):
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", **route_headers(WRITER)})
+        await response.prepare(request)
+        try:
+            while True:
+                await response.write(b'{"message":{"content":"' + b"Hi" * 50_000 + b'"},"done":false}\n')
+        finally:
+            left.set()
+
+    scripted.respond = respond
+    # The time of the caller, or that without a part that it reads.
+    timeouts = Timeouts() if headers else Timeouts(silence=1.0)
+    async with (
+        gateway(scripted, client={"options": ClientOptions(timeouts=timeouts)}) as http,
+        http.post("/api/chat", json=CHAT, headers=headers) as reply,
+        asyncio.timeout(60),
+    ):
+        assert reply.status == 200
+        await left.wait()
+
+
+@pytest.mark.parametrize("headers", [{}, {"X-Request-Timeout-Ms": "60000"}])
+async def test_a_stream_that_flows_is_cut_by_the_time_of_its_caller_and_by_no_default(scripted, headers):
+    now, later = [0.0], asyncio.Event()
+
+    async def respond(request):
+        assert ("X-Request-Timeout-Ms" in request.headers) == bool(headers)
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", **route_headers(WRITER)})
+        await response.prepare(request)
+        await response.write(b'{"message":{"content":"Hi"},"done":false}\n')
+        await later.wait()
+        for done in (b"false", b"true"):
+            await response.write(b'{"message":{"content":"Hi"},"done":' + done + b"}\n")
+            await asyncio.sleep(0.1)
+        return response
+
+    scripted.respond = respond
+    async with gateway(scripted, client={"clock": lambda: now[0]}) as http:
+        reply = await http.post("/api/chat", json=CHAT, headers=headers)
+        await reply.content.readline()
+        now[0] += 1000.0
+        later.set()
+        last = json.loads((await reply.text()).splitlines()[-1])
+    assert "deadline" in last["error"] if headers else last["done"]
 
 
 @pytest.mark.parametrize(
@@ -568,3 +625,34 @@ async def test_a_request_that_names_no_model_is_for_the_default_of_the_fleet(scr
     async with gateway(scripted) as http:
         reply = await http.post("/embeddings", json={"texts": ["a"]})
         assert (reply.status, reply.headers["X-Model"]) == (200, EMBEDDER)
+
+
+PARTS = {
+    "/v1/chat/completions": b'data: {"choices":[{"index":0,"delta":{"content":"Hello"},"finish_reason":null}]}\n\n',
+    "/v1/responses": b'data: {"type":"response.output_text.delta","delta":"Hello"}\n\n',
+    "/v1/messages": b'data: {"type":"content_block_delta","delta":{"type":"text_delta","text":"Hello"}}\n\n',
+    "/inference": b'event: token\ndata: {"text":"Hello"}\n\n',
+    "/api/chat": b'{"message":{"content":"Hello"},"done":false}\n',
+    "/api/generate": b'{"response":"Hello","done":false}\n',
+}
+
+
+@pytest.mark.parametrize("path", PARTS)
+async def test_an_interrupted_stream_says_how_much_its_caller_has(scripted, path):
+    lines = "application/x-ndjson" if path.startswith("/api/") else "text/event-stream"
+    scripted.respond = answering(
+        lambda: web.Response(body=PARTS[path] * 2, headers={"Content-Type": lines, **route_headers(WRITER)})
+    )
+    async with gateway(scripted) as http:
+        text = await (await http.post(path, json={**STREAM, "prompt": "Hi", "input": "Hi"})).text()
+    assert text.count("Hello") == 2
+    assert "the answer stopped after 10 characters" in text
+
+
+async def test_a_stream_that_is_complete_needs_no_done(scripted):
+    body = ROLE + ROLE.replace(b'"content":""},"finish_reason":null', b'"content":"Hi"},"finish_reason":"stop"')
+    scripted.respond = answering(
+        lambda: web.Response(body=body, headers={"Content-Type": "text/event-stream", **route_headers(WRITER)})
+    )
+    async with gateway(scripted) as http:
+        assert await (await http.post("/v1/chat/completions", json=STREAM)).read() == body

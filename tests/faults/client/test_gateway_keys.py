@@ -93,10 +93,8 @@ def test_no_new_secret_is_made_beside_existing_keys(tmp_path):
 def test_every_command_says_which_packages_are_missing(words, monkeypatch, capsys):
     monkeypatch.setattr(gateway_cli, "_PACKAGES", ("redis", "no_such_package"))
     assert gateway_cli.main(words) == 1
-    said = (
-        "npu-gateway: the gateway's packages are missing (no_such_package); in the checkout: pip install '.[gateway]'"
-    )
-    assert capsys.readouterr().err == said + "\n"
+    said = "npu-gateway: the gateway needs more packages (no_such_package): pip install '.[gateway]'"
+    assert capsys.readouterr().err.startswith(said)
 
 
 def test_a_command_says_that_the_file_is_locked(tmp_path, monkeypatch, capsys):

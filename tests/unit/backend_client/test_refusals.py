@@ -79,6 +79,21 @@ async def test_a_node_that_refused_once_has_its_share_again_within_five_seconds(
 
 
 @with_fleet(2)
+async def test_a_node_that_refused_without_work_gets_nothing_for_all_of_its_retry_after(nodes, client):
+    nodes[0].embed = NodeOverloaded("limited", node=nodes[0].url, status=429, retry_after=10.0)
+    while not nodes[0].requests:
+        await client.embed("text")
+    began = now()
+    while now() - began < 9.9:
+        assert (await client.embed_result("text")).node == nodes[1].url
+        await asyncio.sleep(0.1)
+    assert len(nodes[0].requests) == 1
+    nodes[0].embed = nodes[0].vectors
+    await asyncio.sleep(5.0)
+    assert {(await client.embed_result("text")).node for _ in range(20)} == {node.url for node in nodes}
+
+
+@with_fleet(2)
 async def test_a_node_that_was_full_gets_requests_as_soon_as_it_has_less_work(nodes, client):
     under_way = asyncio.Event()
 
