@@ -16,6 +16,7 @@ import numpy.typing as npt
 from backend_client.errors import RequestRejected
 from backend_client.http.forms import read_form, writing_kind
 from backend_client.http.messages import plain_name
+from backend_client.http.stream_forms import CHAT, INFERENCE, StreamEvent, WholeForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,14 @@ def chat(model: str, messages: Any, deltas: Sequence[Mapping[str, Any]], reason:
     usage = {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
     chunks = [*({**head, "choices": [choice]} for choice in choices), {**head, "choices": [], "usage": usage}]
     return _stream([*(("", chunk) for chunk in chunks), ("", None)], model)
+
+
+def _as_asked(answer: Answer, body: Mapping[str, Any], form: WholeForm) -> Answer:
+    """The stream, or the reply that a request without one gets."""
+    if body.get("stream"):
+        return answer
+    events = [StreamEvent(name, data) for name, data in answer.events or ()]
+    return json_answer(form.whole(events), {**answer.headers, "Content-Type": "application/json"})
 
 
 def ranking(model: str, query: str, documents: Sequence[Any], top_n: int | None) -> Answer:
@@ -288,9 +297,9 @@ class FakeNode:
             space = space if length == whole else f"{space}-{length}"
             return vectors(model, [self.vector(text, length, space) for text in body["texts"]], length, space)
         if path == "/inference":
-            return generation(model, body["prompt"], self._pieces(body))
+            return _as_asked(generation(model, body["prompt"], self._pieces(body)), body, INFERENCE)
         if path == "/v1/chat/completions":
-            return self._chat(body, model)
+            return _as_asked(self._chat(body, model), body, CHAT)
         if path in {"/v1/rerank", "/v2/rerank"}:
             return ranking(model, body["query"], body["documents"], body.get("top_n"))
         if path.startswith("/v1/audio/"):
