@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from typing import NamedTuple
 
 from backend_client.errors import BadReply, ConfigurationError, SpaceChanged, VectorSpaceMismatch
@@ -58,13 +57,9 @@ class Bindings:
             model = need.model or self._defaults.get(need.kind)
             if model is None or (need.kind == "embedding" and plain_name(model) not in self._spaces):
                 return None
-        if need.kind == "embedding" and _NO_MODEL in self._spaces:
-            # Before a call that names the default model, too: it must not get another space than those without a name.
-            with suppress(ConfigurationError):
-                default = self.default_model("embedding")
-                if default is not None and (need.model is None or plain_name(default) not in self._spaces):
-                    self.bind(default, self._spaces[_NO_MODEL])
         model = need.model or self.default_model(need.kind)
+        if need.kind == "embedding" and need.model is None and model is not None and _NO_MODEL in self._spaces:
+            self.bind(model, self._spaces[_NO_MODEL])
         space = self.space(model) if need.kind == "embedding" and model is not None else None
         return Requirement(need.kind, model, need.device, space)
 

@@ -27,7 +27,7 @@ from backend_client.gateway.spending import Spending
 from backend_client.http.errors import openai_error, problem_of
 from backend_client.http.forms import read_form
 from backend_client.http.forwarding import Forwarded, passed_on, tokens_of
-from backend_client.http.messages import Exchange, Reply, encode
+from backend_client.http.messages import Exchange, Reply, encode, plain_name
 from backend_client.http.routes import ROUTES, Dialect
 from backend_client.http.stream_forms import EventStream
 from backend_client.lifetime import Deadline, in_daemon_thread, owning
@@ -146,7 +146,7 @@ class Forwarder:
         except RequestRejected as error:
             raise _refusal_of(error) from None
         try:
-            found, before = await self._client.core.backend.forward(job)
+            found, before = await self._answered(job)
         except NPUError as error:
             last = job.refused[-1] if job.refused else None
             rejected = isinstance(error, RequestRejected) and not isinstance(error, CloudError | AuthenticationFailed)
@@ -175,6 +175,17 @@ class Forwarder:
             return await self._stream(request, dialect, head, parts, job)
         finally:
             await self._count(request, counted.usage.prompt_tokens, counted.usage.completion_tokens)
+
+    async def _answered(
+        self, job: Exchange
+    ) -> tuple[Forwarded | EmbedBatch | RawReply | EventStream, tuple[Attempt, ...]]:
+        try:
+            return await self._client.core.backend.forward(job)
+        except ModelNotFound:
+            look = Deadline.after(min(_LOOK_S, job.deadline.remaining()), self._client.core.clock)
+            if job.model is None or not await self._client.npu.fleet.find_in_stores(job.model, look):
+                raise
+        return await self._client.core.backend.forward(job)
 
     async def _job(self, request: web.Request, content: bytes) -> Exchange:
         """The request as the client takes it. Raises RequestRejected, Refusal for what the team may not do."""
@@ -286,32 +297,39 @@ class Forwarder:
         return response
 
     async def _models(self, request: web.Request) -> web.Response:
+        """The models that nodes serve now, and those in their stores, which they load on demand."""
+        found = await self._rows("/v1/models", "data", "id")
+        for row in (await self._lists.models() or {}).get("data", ()):
+            found.setdefault(row["id"], row)
         name = request.match_info.get("id")
-        body = await self._lists.models(name)
-        if body is None:
-            raise Refusal(404, "model_not_found", f"no node serves the model {(name or '')[:100]!r}")
-        allowed = request[TEAM].models
-        if allowed and "data" in body:
-            body["data"] = [model for model in body["data"] if model["id"] in allowed]
-        elif "id" in body and not _may_use(request[TEAM], body["id"]):
-            raise Refusal(404, "model_not_found", "this key is for other models")
+        if name is not None:
+            served = await self._lists.models(name)
+            wanted = plain_name(served["id"] if served else name)
+            found = {id_: row for id_, row in found.items() if plain_name(id_) == wanted}
+        rows = [row for id_, row in found.items() if _may_use(request[TEAM], id_)]
         if "anthropic-version" in request.headers:
-            writing = [model for model in body.get("data", [body]) if model["kind"] in {"generation", "vision"}]
-            rows = [_anthropic_model(model["id"]) for model in writing]
-            if not rows and "data" not in body:
-                raise Refusal(404, "model_not_found", "this model does not write")
-            body = _anthropic_page(rows, request.query) if "data" in body else rows[0]
-        return web.json_response(body)
+            rows = [_anthropic_model(row["id"]) for row in rows if row.get("kind") in {"generation", "vision"}]
+            if name is None:
+                return web.json_response(_anthropic_page(rows, request.query))
+        if name is None:
+            return web.json_response({"object": "list", "data": rows})
+        if not rows:
+            raise Refusal(404, "model_not_found", f"no node serves the model {name[:100]!r} to this key")
+        return web.json_response(rows[0])
 
-    async def _joined(self, request: web.Request) -> web.Response:
-        path, team = request.path, request[TEAM]
-        found: dict[str, Any] = {}
+    async def _rows(self, path: str, field: str, key: str) -> dict[str, dict[str, Any]]:
+        """What every node lists, by its name."""
+        found: dict[str, dict[str, Any]] = {}
         for _, reply in await self._client.npu.fleet.ask_all("GET", path, b"", Deadline.after(_LOOK_S)):
             with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError):
-                for row in json.loads(reply.body)[_LISTS[path]]:
-                    if _may_use(team, str(row["name"])):
-                        found.setdefault(str(row["name"]), row)
-        return web.json_response({_LISTS[path]: list(found.values())})
+                for row in json.loads(reply.body)[field]:
+                    found.setdefault(str(row[key]), {**row, key: str(row[key])})
+        return found
+
+    async def _joined(self, request: web.Request) -> web.Response:
+        field = _LISTS[request.path]
+        rows = await self._rows(request.path, field, "name")
+        return web.json_response({field: [row for name, row in rows.items() if _may_use(request[TEAM], name)]})
 
     async def _of_any(self, request: web.Request) -> web.Response:
         """The reply of a node that has one, which says the same as the others."""

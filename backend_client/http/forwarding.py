@@ -24,11 +24,11 @@ _LONGEST_EVENT = 4 * 1024 * 1024
 # As nodes read the field of a form.
 _TRUE = frozenset({"true", "t", "yes", "y", "on", "1"})
 _CODES = {401: "invalid_api_key", 404: "model_not_found", 413: "payload_too_large"}
-# What callers get of the headers of a node or a cloud: what the reply is, and who made it. Cookies, redirects and what
-# browsers may do are for the caller's own server to say.
+# What callers get of the headers of a node or a cloud: what the reply is, and who made it. The request's id, cookies,
+# redirects and what browsers may do are for the caller's own server to say.
 _PASSED_ON = frozenset({
     "content-type", "content-disposition", "retry-after", "retry-after-ms", "x-should-retry", "x-model", "x-space",
-    "x-shape", "x-request-id", "request-id", "traceparent", "tracestate", "server-timing",
+    "x-shape", "traceparent", "tracestate", "server-timing",
 })  # fmt: skip
 
 

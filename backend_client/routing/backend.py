@@ -350,8 +350,17 @@ class FleetBackend:
                 return None
             return (node, reply) if reply.status == 200 else None
 
-        nodes = [node.url for node in self.runtime.pool.nodes.values() if node.report is not None]
+        nodes = [node.url for node in self.runtime.pool.nodes.values() if node.report and not node.probe_failures]
         return [found for found in await asyncio.gather(*map(ask, nodes)) if found is not None]
+
+    async def find_in_stores(self, model: str, deadline: Deadline) -> bool:
+        """Whether a node has a model in its store that none lists on /health; it lists and serves it from then on."""
+        pool, prober = self.runtime.pool, self.runtime.start().prober
+        if any(node.resolve(model) is not None for node in pool.nodes.values()):
+            return False
+        found = await self.ask_all("POST", "/api/show", messages.encode({"model": model}), deadline)
+        await asyncio.gather(*(prober.probe(pool.nodes[url]) for url, _ in found if url in pool.nodes))
+        return any(node.resolve(model) is not None for node in pool.nodes.values())
 
     def _check_space(self, lease: Lease, reply: Reply, vectors: Vectors, asked: int | None) -> None:
         """Raises SpaceChanged for vectors of another space than the one that was requested, or is bound."""

@@ -232,7 +232,8 @@ def embedding_reply(batch: EmbedBatch, encoding: object) -> HttpReply:
 def whole_reply(reply: RawReply) -> HttpReply:
     if isinstance(reply.body, bytes):
         kind = reply.headers.get("content-type", "application/octet-stream")
-        return HttpReply(reply.status, {**_kept(reply.headers), "content-type": kind}, reply.body)
+        headers = {**_kept(reply.headers), "content-type": kind, "x-request-id": reply.request_id}
+        return HttpReply(reply.status, headers, reply.body)
     found = json_reply(reply.status, reply.body)
     found.headers |= {**_kept(reply.headers), "content-type": "application/json", "x-request-id": reply.request_id}
     return found
@@ -268,6 +269,8 @@ def refusal(error: NPUError, refused: list[Any]) -> HttpReply:
         last = refused[-1]
         kind = last.headers.get("content-type", "application/json")
         headers = {**_kept(last.headers), "content-type": kind, "x-should-retry": "false"}
+        if error.request_id:
+            headers["x-request-id"] = error.request_id
         return HttpReply(last.status, headers, last.body)
     status, code, message, param, retry_after = problem_of(error)
     reply = error_reply(status, code, message, param)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from backend_client.errors import RequestRejected
 from backend_client.http.forms import read_form, writing_kind
 from backend_client.http.messages import plain_name
+from backend_client.http.stream_forms import INFERENCE, StreamEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +130,11 @@ def chat(model: str, deltas: Sequence[Mapping[str, Any]], reason: str, usage: Ma
     if usage is not None:
         chunks.append({**head, "choices": [], "usage": usage})
     return _stream([*(("", chunk) for chunk in chunks), ("", None)], model)
+
+
+def _whole_generation(stream: Answer) -> Answer:
+    events = [StreamEvent(name, data) for name, data in stream.events or ()]
+    return json_answer(INFERENCE.whole(events), {**stream.headers, "Content-Type": "application/json"})
 
 
 def whole_chat(model: str, message: Mapping[str, Any], reason: str, usage: Mapping[str, int] | None) -> Answer:
@@ -322,7 +328,8 @@ class FakeNode(Scripted):
             space = space if length == whole else f"{space}-{length}"
             return vectors(model, [self.vector(text, length, space) for text in body["texts"]], length, space)
         if path == "/inference":
-            return generation(model, body["prompt"], self._pieces(body))
+            answer = generation(model, body["prompt"], self._pieces(body))
+            return answer if body.get("stream") else _whole_generation(answer)
         if path == "/v1/chat/completions":
             return self._chat(body, model)
         if path in {"/v1/rerank", "/v2/rerank"}:

@@ -180,6 +180,10 @@ async def test_what_a_node_says_of_other_things_than_its_reply_is_not_handed_on(
             reply = await http.post("/v1/chat/completions", **sent("/v1/chat/completions", {"messages": HI}))
             assert not {"Set-Cookie", "Location", "Access-Control-Allow-Origin"} & reply.headers.keys()
             assert "another" not in reply.headers.values()
+            assert len(reply.headers.getall("X-Request-ID")) == 1
             if status == 200:
                 assert reply.headers["X-NPU-Node-Route-Reason"] == "first"
                 assert reply.headers.getall("X-NPU-Gateway-Node") == [scripted.url]
+        scripted.respond = None
+        reply = await http.post("/v1/chat/completions", json={"model": WRITER, "messages": HI, "stream": True})
+        assert len(reply.headers.getall("X-Request-ID")) == len(reply.headers.getall("Server")) == 1

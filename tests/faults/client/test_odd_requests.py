@@ -5,6 +5,7 @@ though a single one would eject it."""
 
 import io
 import json
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
@@ -44,6 +45,12 @@ def node(store, quick_models, tmp_path_factory):
 
 @pytest.fixture
 async def fleet(node):
+    async with gateway_to(node) as found:
+        yield found
+
+
+@asynccontextmanager
+async def gateway_to(node):
     """A gateway, and what its client knows of the node."""
     at_once = BreakerOptions(connection_failures=1, server_failures=1)
     npu = NPUClient([node.url], options=ClientOptions(breaker=at_once))
@@ -341,3 +348,20 @@ async def test_a_header_that_is_unknown_or_given_twice_is_refused(fleet, headers
         async with session.post(f"{gateway}{path}", json={"model": EMBEDDER, "input": "a"}, headers=headers) as reply:
             assert reply.status == 400
     assert (known.breaker.closed, known.breakers, known.outstanding.total()) == (True, {}, 0)
+
+
+async def test_a_model_in_the_store_of_a_node_is_listed_and_loaded_on_demand(quick_models):
+    models = json.dumps([{"name": EMBEDDER}])
+    with start_node(NPU_NODE_MODELS=models, **quick_models) as node:
+        async with gateway_to(node) as (session, gateway, known):
+            for path, field in (("/v1/models", "data"), ("/api/tags", "models")):
+                async with session.get(f"{node.url}{path}") as own, session.get(f"{gateway}{path}") as reply:
+                    assert (await reply.json())[field] == (await own.json())[field]
+            chat = {"model": WRITER, "messages": HI, "max_tokens": 1}
+            async with session.get(f"{gateway}/v1/models/{WRITER}") as reply:
+                assert (await reply.json())["loaded"] is False
+            async with session.post(f"{gateway}/v1/chat/completions", json=chat) as reply:
+                assert (reply.status, (await reply.json())["model"]) == (200, WRITER)
+            async with session.post(f"{gateway}/v1/chat/completions", json=chat | {"model": "../none"}) as reply:
+                assert (reply.status, (await reply.json())["error"]["code"]) == (404, "model_not_found")
+            assert (known.breaker.closed, known.breakers) == (True, {})
