@@ -57,7 +57,7 @@ $(STAMP): pyproject.toml constraints.txt | $(VENV)/bin/python
 # needs the copy of OpenVINO that the tests have, and pytest to make it: docs/contributing.md, "Other CPUs".
 demo: $(if $(ONEDNN_MAX_CPU_ISA),$(STAMP),$(NODE)) ## install, prepare the models, start a node, call it, kill it, fall back to the cloud
 	@echo "preparing two models: 176 MB to download, 206 MB on disk, once"
-	@$(BIN)/python -c 'import demo, openvino_genai, worker_node.server' & \
+	@$(BIN)/python -c 'import demo, worker_node.server, worker_node.tasks.generate.continuous' & \
 		$(PULL) && wait && $(if $(ONEDNN_MAX_CPU_ISA),PYTHONPATH="$$($(BIN)/python -m tests.support.avx2)") $(BIN)/python demo.py
 
 serve: $(NODE)      ## run a node on this machine with the embedded models
@@ -135,6 +135,8 @@ deb:                ## build the Debian package for the Debian that this runs on
 	packaging/deb/build.sh
 
 bundle:             ## build dist/npu-node-bundle/, a node that runs without Python
+	@command -v objdump > /dev/null || { echo "objdump is missing: apt install binutils" >&2; exit 1; }
+	@$(PYTHON) -c 'import os, sys, sysconfig; d, n, shared = sysconfig.get_config_vars("LIBDIR", "INSTSONAME", "Py_ENABLE_SHARED"); sys.exit(bool(shared) and not os.path.exists(f"{d}/{n}") and f"{n} is missing: apt install libpython3.{sys.version_info.minor}")'
 	$(PYTHON) -m venv .venv-bundle
 	@.venv-bundle/bin/python -m pip --quiet --quiet --disable-pip-version-check install --constraint constraints.txt \
 		'.[node,convert]' pyinstaller==6.22.3

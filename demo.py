@@ -180,8 +180,8 @@ async def main() -> None:
     with ExitStack() as stack:
         console.rule("1  A node starts")
         process, url = stack.enter_context(node("node"))
-        second = None if own_cloud else stack.enter_context(node("stand-in for the cloud"))
         console.print(f"node {process.pid} listens on {url}")
+        second = None if own_cloud else stack.enter_context(node("stand-in for the cloud"))
         async with InferenceClient.from_settings(ClientSettings(nodes=[url])) as client:
             await ready(client, "node")
             show_health(client)
@@ -223,7 +223,11 @@ if __name__ == "__main__":
     options = parser.parse_args()
     if options.svg:
         console.width = 100
-    asyncio.run(main())
+    try:
+        asyncio.run(main())
+    except KeyboardInterrupt:
+        print("demo: interrupted", file=sys.stderr)
+        sys.exit(130)
     if options.svg:
         # Without the fonts, which rich would have a browser fetch from another host.
         picture = re.sub(r"@font-face \{.*?\}", "", console.export_svg(title="make demo"), flags=re.DOTALL)

@@ -32,6 +32,7 @@ _OWN_HEADERS = frozenset({
 _OPTION_OF_HEADER = {
     "x-request-id": "request_id",
     "x-request-timeout-ms": "timeout",
+    "x-npu-start-timeout-ms": "timeout",
     "x-priority": "priority",
     "x-npu-require-device": "require_device",
     "x-npu-local-only": "local_only",

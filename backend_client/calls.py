@@ -19,13 +19,15 @@ from backend_client.arguments import Audio
 from backend_client.embed_many import Progress, Source, embed_in_batches, embed_windowed
 from backend_client.errors import DeadlineExceeded, InvalidArgument
 from backend_client.http.answers import count_in, ranking_in, transcription_in
-from backend_client.http.forms import writing_kind
-from backend_client.http.health import ModelKind, ModelReport
+from backend_client.http.forwarding import Forwarded
+from backend_client.http.health import ModelReport
 from backend_client.http.messages import EmbedJob, Exchange, encode, split_options
+from backend_client.http.routes import ROUTES
 from backend_client.http.stream_forms import EventStream
 from backend_client.lifetime import Clock, Deadline, OneLoop, OpenCalls
 from backend_client.options import ClientOptions
 from backend_client.results import (
+    Attempt,
     CallOptions,
     ChatOptions,
     ChatResult,
@@ -74,6 +76,15 @@ class Backend(Protocol):
         """
         ...
 
+    async def forward(
+        self, job: Exchange
+    ) -> tuple[Forwarded | EmbedBatch | RawReply | EventStream, tuple[Attempt, ...]]:
+        """The reply to a request that came as bytes (`content`), a node's with its bytes unchanged.
+
+        Beside it the attempts before those that the reply names.
+        """
+        ...
+
     async def close(self) -> None:
         """Release connections and tasks."""
         ...
@@ -116,14 +127,7 @@ M = TypeVar("M", bound=BaseModel)
 Messages = Sequence[Mapping[str, Any] | BaseModel]
 """OpenAI's messages: dicts, or the SDK's own objects."""
 
-_RAW_PATHS: Mapping[str, ModelKind | None] = {
-    "/v1/chat/completions": None,
-    "/v1/completions": None,
-    "/v1/responses": None,
-    "/v1/embeddings": "embedding",
-    "/v1/rerank": "rerank",
-    "/tokenize": None,
-}
+_RAW_PATHS = [path for path, route in ROUTES.items() if route.sdk and not route.upload]
 
 
 class BaseClient:
@@ -321,7 +325,7 @@ class BaseClient:
         if options.get("model") is None:
             options["model"] = body.get("model")
         given = self._given("post", options, CallOptions)
-        job = self._exchange(path, rest, given, self.core.options.timeouts.generate, kind=_RAW_PATHS[path])
+        job = self._exchange(path, rest, given, self.core.options.timeouts.generate)
         return await self.core.backend.exchange(job)
 
     async def rerank(self, query: str, documents: Sequence[str], **options: Unpack[RerankOptions]) -> RerankResult:
@@ -334,7 +338,7 @@ class BaseClient:
         if not texts:
             raise InvalidArgument("documents is empty: there is nothing to rank", param="documents")
         body = {"query": arguments.text(query, "query"), "documents": texts}
-        job = self._exchange("/v1/rerank", body, given, self.core.options.timeouts.embed, kind="rerank")
+        job = self._exchange("/v1/rerank", body, given, self.core.options.timeouts.embed)
         reply = await self.core.backend.exchange(job)
         scores = ranking_in(reply.body, len(texts), given.get("top_n", len(texts)))
         scores.sort(key=lambda scored: -scored[1])
@@ -398,20 +402,19 @@ class BaseClient:
         body: Mapping[str, Any],
         given: Mapping[str, Any],
         timeout: float,
-        *,
-        kind: ModelKind | None = None,
     ) -> Exchange:
         """A request with this body and those options that belong into it."""
         common, others = split_options(given)
         body = {**body, **others}
         encode(body)
         deadline = self._deadline(given, timeout)
-        return Exchange(path=path, kind=kind or writing_kind(body), deadline=deadline, body=body, **common)
+        ends = deadline if "timeout" in given else None
+        return Exchange(path=path, kind=ROUTES[path].kind_of(body), deadline=deadline, ends=ends, body=body, **common)
 
     def _generate_job(self, method: str, prompt: str, options: GenerateOptions) -> Exchange:
         given = self._given(method, options, GenerateOptions)
         body = {"prompt": arguments.text(prompt, "prompt")}
-        return self._exchange("/inference", body, given, self.core.options.timeouts.generate, kind="generation")
+        return self._exchange("/inference", body, given, self.core.options.timeouts.generate)
 
     def _chat_job(
         self, method: str, messages: Messages, options: Mapping[str, Any]

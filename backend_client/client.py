@@ -160,8 +160,8 @@ class NPUClient(BaseClient):
             rng,
             lists,
         )
-        self.backend = FleetBackend(runtime, options)
-        super().__init__(self.backend, self.backend, options, clock)
+        self.fleet = FleetBackend(runtime, options)
+        super().__init__(self.fleet, self.fleet, options, clock)
 
     @classmethod
     def from_settings(
@@ -193,7 +193,7 @@ class NPUClient(BaseClient):
         wanted = {node_url(url): key for url, key in nodes.items()}
         added = {url: key for url, key in wanted.items() if url not in self._listed}
         self._node_keys.update(added)
-        runtime = self.backend.runtime
+        runtime = self.fleet.runtime
         runtime.remove(sorted(self._registered - added.keys()))
         runtime.add(sorted(added.keys() - self._registered))
         # The key of a node that was removed stays: a request that is under way there may try once more.
@@ -207,7 +207,7 @@ class NPUClient(BaseClient):
     @property
     def spaces(self) -> Mapping[str, str]:
         """The vector space that each model is bound to."""
-        return self.backend.runtime.bindings.spaces
+        return self.fleet.runtime.bindings.spaces
 
     def status(self) -> tuple[NodeStatus, ...]:
         """What is known of each node now, without asking."""
@@ -215,7 +215,7 @@ class NPUClient(BaseClient):
 
     async def health(self) -> tuple[NodeStatus, ...]:
         """What is known of each node, once every node's first probe has ended."""
-        await self.backend.runtime.known()
+        await self.fleet.runtime.known()
         return self.status()
 
     def healthz(self) -> ClientStatus:
@@ -223,7 +223,7 @@ class NPUClient(BaseClient):
         nodes = self.status()
         usable = sum(node.usable for node in nodes)
         states = {node.url: node.status if node.usable or not node.trouble else node.trouble for node in nodes}
-        return ClientStatus(usable > 0, usable, states, int(self.backend.runtime.budget.balance))
+        return ClientStatus(usable > 0, usable, states, int(self.fleet.runtime.budget.balance))
 
     def __repr__(self) -> str:
         return f"NPUClient({list(self._pool.nodes)})"
@@ -269,14 +269,14 @@ class InferenceClient(BaseClient):
         self._cloud = cloud
         self._local_only = local_only
         self.ledger = cloud.ledger if cloud else Ledger({})
-        self.backend = FallbackBackend(
-            npu.backend,
-            cloud.backend if cloud else None,
+        backend = FallbackBackend(
+            npu.fleet,
+            cloud.service if cloud else None,
             self.ledger,
             npu.options.fallback,
             local_only=local_only,
         )
-        super().__init__(self.backend, npu.backend, npu.options, clock)
+        super().__init__(backend, npu.fleet, npu.options, clock)
 
     @classmethod
     def from_settings(
@@ -300,14 +300,14 @@ class InferenceClient(BaseClient):
     @property
     def cloud_breaker(self) -> BreakerState | None:
         """Whether the cloud is ejected after failures; None without a cloud."""
-        return None if self._cloud is None else self._cloud.backend.state.breaker.state
+        return None if self._cloud is None else self._cloud.service.state.breaker.state
 
     def healthz(self) -> ClientStatus:
         """What a service may show on its own health endpoint; it makes no network calls."""
         nodes = self.npu.healthz()
         if self._cloud is None:
             return nodes
-        trouble = self._cloud.backend.state.trouble
+        trouble = self._cloud.service.state.trouble
         if self._local_only or self.core.nodes.calls.closed:
             trouble = "local_only is set" if self._local_only else "the client is closed"
         elif self.ledger.left == 0:

@@ -18,7 +18,7 @@ from collections.abc import (
     Sized,
 )
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -38,6 +38,8 @@ from backend_client.errors import (
 from backend_client.lifetime import DaemonThread, Deadline, OpenCalls
 from backend_client.options import BatchOptions
 from backend_client.results import Attempt, EmbedBatch, EmbedManyResult, Usage
+
+T = TypeVar("T")
 
 
 class OneSpace:
@@ -344,13 +346,36 @@ async def _embed_or_split(start: int, texts: Sequence[str], embed: EmbedTexts) -
 
     Raises only what every batch would meet: AuthenticationFailed and ConfigurationError.
     """
+
+    async def part(first: int, last: int) -> Part:
+        try:
+            return start + first, await embed(texts[first:last])
+        except (AuthenticationFailed, ConfigurationError):
+            raise
+        except NPUError as error:
+            if _too_large(error) and last - first > 1:
+                raise
+            return BatchFailure(start + first, start + last, error)
+
+    return await in_halves(0, len(texts), part, _too_large)
+
+
+def _too_large(error: NPUError) -> bool:
+    return isinstance(error, PayloadTooLarge)
+
+
+async def in_halves(
+    first: int, last: int, serve: Callable[[int, int], Awaitable[T]], divides: Callable[[NPUError], bool]
+) -> list[T]:
+    """Serve the items from `first` to `last` (exclusive) as one; after an error that `divides`, its halves and theirs.
+
+    Returns the results in the order of the items. Raises other errors, and those of a single item.
+    """
     try:
-        return [(start, await embed(texts))]
-    except (AuthenticationFailed, ConfigurationError):
-        raise
+        return [await serve(first, last)]
     except NPUError as error:
-        if not isinstance(error, PayloadTooLarge) or len(texts) == 1:
-            return [BatchFailure(start, start + len(texts), error)]
-    middle = len(texts) // 2
-    halves = (start, texts[:middle]), (start + middle, texts[middle:])
-    return [part for half in halves for part in await _embed_or_split(*half, embed)]
+        if last - first == 1 or not divides(error):
+            raise
+    middle = (first + last) // 2
+    halves = (first, middle), (middle, last)
+    return [result for half in halves for result in await in_halves(*half, serve, divides)]

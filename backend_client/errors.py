@@ -51,6 +51,9 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+# No package index has this project: anyone may register its name there.
+INSTALL_EXTRA = "pip install '.[{}]' in the project's checkout"
+
 
 class NPUError(Exception):
     """Base of all. `attempts` holds each try on each node (and the cloud), oldest first."""

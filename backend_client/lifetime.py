@@ -11,20 +11,22 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from queue import SimpleQueue
-from typing import Any, TypeVar, cast
+from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 from backend_client.errors import ClientClosed, ConfigurationError
 from backend_client.options import LONGEST_S
 
 A = TypeVar("A")
+P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 Clock = Callable[[], float]
 log = logging.getLogger(__name__)
 
@@ -143,6 +145,28 @@ class OpenCalls:
             self.closed = True
             if self._release is not None:
                 await self._release()
+
+
+STARTED: Any = None
+"""What a generator of `owning` yields first; nobody gets it."""
+
+
+def owning(make: Callable[P, AsyncGenerator[T, None]]) -> Callable[P, AsyncGenerator[T, None]]:
+    """Decorate an async generator function whose generators own something, such as a lease or a connection.
+
+    A generator that was never started skips its `finally` when it is closed, and leaks what it owns. So these are
+    started when they are made: their `try` begins with `yield STARTED`, which is consumed here. From then on closing
+    them releases what they own, as do the garbage collector and the end of the event loop.
+    """
+
+    @wraps(make)
+    def made(*args: P.args, **options: P.kwargs) -> AsyncGenerator[T, None]:
+        items = make(*args, **options)
+        with suppress(StopIteration):
+            items.asend(None).send(None)
+        return items
+
+    return made
 
 
 class OneLoop(AsyncGenerator[T, None]):
@@ -350,23 +374,6 @@ class LoopThread:
             loop.futures.discard(future)
         raise ClientClosed("this client was closed during the call")
 
-    def iterate(self, items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
-        """The items of an async generator, each waited for as in `run`. Closing it closes `items`."""
-
-        async def following() -> T | None:
-            # StopAsyncIteration cannot cross from one thread to another as the result of a coroutine.
-            return await anext(items, None)
-
-        async def stop() -> None:
-            await items.aclose()
-
-        try:
-            while (item := self.run(following())) is not None:
-                yield item
-        finally:
-            with suppress(ClientClosed):
-                self.run(stop())
-
     def close(self) -> None:
         """End the loop and its thread. Calls of other threads end at once with ClientClosed."""
         with self._starting:
@@ -378,6 +385,46 @@ class LoopThread:
         # Of the loop and not of this object, which is garbage when it is called.
         weakref.finalize(self, loop.end)
         return loop
+
+
+class Closable(Protocol[T_co]):
+    """Asynchronous items that can be closed: an async generator, or a stream of results."""
+
+    async def __anext__(self) -> T_co: ...
+
+    async def aclose(self) -> None: ...
+
+
+class LoopIterator(Iterator[T]):
+    """The items of a stream that lives in the loop of a LoopThread, each waited for as in its `run`.
+
+    No generator: closing one that was never started would not close the stream.
+    """
+
+    def __init__(self, thread: LoopThread, items: Closable[T]) -> None:
+        self._thread = thread
+        self._items = items
+
+    def __next__(self) -> T:
+        item = self._thread.run(self._next())
+        if item is None:
+            raise StopIteration
+        return item
+
+    def close(self) -> None:
+        """Stop the stream."""
+        with suppress(ClientClosed):
+            self._thread.run(self._close())
+
+    async def _next(self) -> T | None:
+        # StopAsyncIteration cannot cross from one thread to another as the result of a coroutine.
+        try:
+            return await self._items.__anext__()
+        except StopAsyncIteration:
+            return None
+
+    async def _close(self) -> None:
+        await self._items.aclose()
 
 
 class _Loop:

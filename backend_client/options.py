@@ -39,13 +39,16 @@ class Options(BaseModel):
 
 
 class Timeouts(Options):
-    """How long a call may take, all in all, when the caller does not say.
+    """How long a call may take when the caller does not say: until a whole reply is there, or a stream has begun.
 
+    A stream that has begun has no limit of its own as long as parts come; a `timeout` of the call bounds it to its end.
     `embed`: the slowest honest answer is a full batch behind a full queue, a few seconds; 30 leaves room for one
     node's death and a retry. `generate`: 1,000 tokens at the NPU's 10 tokens/s. `connect`: a LAN answers a SYN within
     milliseconds, Linux repeats a lost one after 1 s, and services block their event loop for a second now and then.
     `attempt`: one try at an embedding; a node that froze is noticed by its probes much earlier, this catches an engine
-    that hangs inside a healthy node. `idle`: silence inside a stream; a node sends a comment every 15 s. `share`: while
+    that hangs inside a healthy node. `idle`: silence on the connection of a stream; a node sends a comment every 15 s.
+    `silence`: the wait for the next part of a stream that has begun, and for a caller of the gateway to read it;
+    parts are seconds apart, but nodes may hold a tool call back until it is complete. `share`: while
     another node could serve it, an attempt (for generation: the wait for the first or the next token) gets at most this
     share of the remaining time, so that a hung engine costs half of the deadline.
     """
@@ -55,6 +58,7 @@ class Timeouts(Options):
     connect: Positive = 2.0
     attempt: Positive = 10.0
     idle: Positive = 45.0
+    silence: Positive = 120.0
     share: PositiveShare = 0.5
 
 

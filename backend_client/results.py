@@ -239,8 +239,9 @@ Stop = Annotated[str | list[str] | None, Field(description="a str or a list of s
 class CallOptions(TypedDict, total=False):
     """What every call takes; None means not given. Calls check names and types against these declarations.
 
-    `timeout`: seconds for the whole call, retries and fallback included. `model`: as the nodes name it, else their
-    default. `require_device`: no other device may run it. `local_only`: never the cloud, whatever the settings say.
+    `timeout`: seconds for the whole call, retries and fallback included; the default bounds only the beginning of a
+    stream. `model`: as the nodes name it, else their default. `require_device`: no other device may run it.
+    `local_only`: never the cloud, whatever the settings say.
     `extra_headers` are sent to nodes with the request, but for those that frame it; to the cloud where
     `cloud.extra_headers` lists them. `request_id` is what logs call it (1 to 128 letters, digits and `._:/+=@-`), else
     the client makes one.

@@ -64,6 +64,8 @@ class CloudSettings(BaseModel):
     """The OpenAI-compatible fallback.
 
     `chat_model` answers calls that name no model, `chat_models` (the fleet's name: the cloud's) those that do.
+    `answers_as` (the cloud's name: names) are other names under which replies of a chat model may come, "*" for any: of
+    a deployment, an alias or a router. Versions of a name and a provider before it need no entry.
     `embedding_models` (vector space: the cloud's name) are the only ones that embed. `extra_headers` names those of a
     call's extra_headers that the cloud gets too.
     """
@@ -75,6 +77,7 @@ class CloudSettings(BaseModel):
     base_url: str | None = None
     chat_model: str | None = None
     chat_models: dict[str, str] = {}
+    answers_as: dict[str, tuple[str, ...]] = {}
     embedding_models: dict[str, str] = {}
     extra_headers: tuple[str, ...] = ()
     max_tokens: int = Field(default=1024, gt=0)

@@ -11,8 +11,8 @@ from pydantic import BaseModel, ValidationError
 
 from backend_client.errors import InvalidAnswer
 from backend_client.http.answers import choices_in
-from backend_client.http.stream_forms import FORMS, INFERENCE, EventStream, StreamEvent
-from backend_client.lifetime import OneLoop, end_now
+from backend_client.http.stream_forms import CHAT, INFERENCE, EventStream, StreamEvent
+from backend_client.lifetime import STARTED, OneLoop, end_now, owning
 from backend_client.results import (
     ChatDelta,
     ChatResult,
@@ -28,7 +28,6 @@ Answer = AsyncGenerator[str | GenerateResult, None]
 """Pieces of text, as they come; the result is the last item."""
 
 M = TypeVar("M", bound=BaseModel)
-_CHAT = FORMS["/v1/chat/completions"]
 _INCOMPLETE = {
     "length": "it was cut: increase max_tokens",
     "model_length": "it was cut where the model's context ends",
@@ -74,17 +73,19 @@ def invalid_answer(model: type[BaseModel], result: ChatResult, why: str) -> Inva
     )
 
 
+@owning
 async def chat_items(events: EventStream, schema: type[BaseModel] | None) -> ChatItems:
     """The deltas of a streamed chat, and its result. Raises what the stream raises, and as `chat_result`."""
     seen: list[StreamEvent] = []
     try:
+        yield STARTED
         async for item in events:
             if isinstance(item, StreamEvent):
                 seen.append(item)
                 for delta in _deltas(item.data or {}):
                     yield delta
                 continue
-            yield chat_result(replace(item, body=_CHAT.whole(seen)), schema)
+            yield chat_result(replace(item, body=CHAT.whole(seen)), schema)
     finally:
         await events.aclose()
 
@@ -103,10 +104,12 @@ def generate_result(reply: RawReply) -> GenerateResult:
     )
 
 
+@owning
 async def generate_items(events: EventStream) -> Answer:
     """The pieces of a streamed answer of /inference, and its result. Raises what the stream raises."""
     seen: list[StreamEvent] = []
     try:
+        yield STARTED
         async for item in events:
             if isinstance(item, RawReply):
                 yield generate_result(replace(item, body=INFERENCE.whole(seen)))

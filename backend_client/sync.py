@@ -11,8 +11,7 @@ with NPUClient(["http://10.0.0.22:8081"]) as client:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar, Unpack
 
 from pydantic import BaseModel
@@ -21,8 +20,7 @@ from backend_client import client
 from backend_client.calls import BaseClient, Messages, not_picklable
 from backend_client.client import ClientStatus, NodeStatus
 from backend_client.cloud.ledger import Ledger
-from backend_client.errors import ClientClosed
-from backend_client.lifetime import LoopThread
+from backend_client.lifetime import LoopIterator, LoopThread
 from backend_client.results import (
     CallOptions,
     ChatDelta,
@@ -48,11 +46,11 @@ if TYPE_CHECKING:
 __all__ = ["BlockingStream", "InferenceClient", "NPUClient", "openai"]
 
 
-class BlockingStream(Generic[P, R]):
+class BlockingStream(LoopIterator[P], Generic[P, R]):
     """A streamed answer: iterate for its pieces; `result` is there after the last. Use as `with`, or `close()` it."""
 
     def __init__(self, thread: LoopThread, stream: ResultStream[P, R]) -> None:
-        self._thread = thread
+        super().__init__(thread, stream)
         self._stream = stream
 
     @property
@@ -60,29 +58,11 @@ class BlockingStream(Generic[P, R]):
         """The whole answer, once it has ended."""
         return self._stream.result
 
-    def __iter__(self) -> Iterator[P]:
-        return self
-
-    def __next__(self) -> P:
-        piece = self._thread.run(self._next())
-        if piece is None:
-            raise StopIteration
-        return piece
-
-    def close(self) -> None:
-        """Stop the answer."""
-        with suppress(ClientClosed):
-            self._thread.run(self._stream.aclose())
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    async def _next(self) -> P | None:
-        # StopAsyncIteration cannot cross from one thread to another as the result of a coroutine.
-        return await anext(self._stream, None)
 
 
 def _waiting_for(method: Callable[Concatenate[Any, A], Coroutine[Any, Any, R]]) -> Callable[Concatenate[Any, A], R]:
@@ -146,9 +126,9 @@ class Blocking(Generic[C]):
     transcribe = _waiting_for(BaseClient.transcribe)
     post = _waiting_for(BaseClient.post)
 
-    def embed_stream(self, texts: Iterable[str], **options: Unpack[EmbedOptions]) -> Generator[EmbedBatch, None, None]:
+    def embed_stream(self, texts: Iterable[str], **options: Unpack[EmbedOptions]) -> LoopIterator[EmbedBatch]:
         """See `BaseClient.embed_stream`."""
-        return self._thread.iterate(self._client.embed_stream(texts, **options))
+        return LoopIterator(self._thread, self._client.embed_stream(texts, **options))
 
     def stream(self, prompt: str, **options: Unpack[GenerateOptions]) -> BlockingStream[str, GenerateResult]:
         """See `BaseClient.stream`."""

@@ -64,7 +64,7 @@ def complete_output(source, out, fragments):
     request = request_for(source, out, rows_per_fragment=1)
     (out / "_receipts").mkdir(parents=True)
     job = request.job(listing_digest(files), model="made-up", space="made-up", dimensions=384)
-    (out / "job.json").write_bytes(job.dump())
+    (out / "_job.json").write_bytes(job.dump())
     parts = empty_fragments(files[0], fragments)
     (out / "_plan.json").write_bytes(dump_plan(parts))
     for part in parts:

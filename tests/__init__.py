@@ -1,0 +1,1 @@
+import worker_node  # noqa: F401  (turns OpenVINO's telemetry off, before a test imports OpenVINO)

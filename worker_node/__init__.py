@@ -6,8 +6,8 @@ import sys
 # numpy multiplies small matrices here. Its threads spin while they wait for each other: on busy cores that took twenty
 # times the CPU time of one thread. Read when numpy is first imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-# `import openvino` reports each import to its makers over the network, and leaves a directory in the user's home.
-# Without the package that does it, it does without: its own way to be told so.
+# `import openvino` reports each import to Intel over the network and creates ~/intel. Without this package it does
+# neither. Every process imports `worker_node` before OpenVINO: `banned-api` in pyproject.toml keeps it so.
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None forbids the import
 # Its converter of other frameworks' models, which nothing here uses and each process would import.
 sys.modules.setdefault("openvino.tools.ovc", None)  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from aiohttp import web
 
 from worker_node.http import dashboard, health, metrics, models, ollama, openapi, pages
 from worker_node.http.access import API_KEYS, ApiKeys, OriginPolicy
+from worker_node.http.body import check_encoding, expect_continue
 from worker_node.http.connection import admit_connection
 from worker_node.http.dashboard import EventLog, histories
 from worker_node.http.errors import OPENAI_PREFIX, OVMS_PREFIX
@@ -40,7 +41,7 @@ def make_app(node: Node) -> web.Application:
     middlewares = [
         log_requests(),
         *([traced(tracing)] if tracing.enabled else ()),
-        errors_as(error_form, admit_connection, origins.check, keys.check),
+        errors_as(error_form, admit_connection, origins.check, keys.check, check_encoding),
     ]
     app = web.Application(middlewares=middlewares)
     app[NODE] = node
@@ -64,10 +65,14 @@ def make_app(node: Node) -> web.Application:
     app.add_routes(_routes(described))
     for api in task_apis():
         if api.prepare is not None:
-            api.prepare(app, node)
+            api.prepare(node)
         if api.metrics is not None:
             api.metrics(node.telemetry)
     return app
+
+
+# A refusal before the body is read comes before `100 Continue`.
+_LATE_BODY = {"expect_handler": expect_continue}
 
 
 def _keys(settings: NodeSettings) -> list[str]:
@@ -84,11 +89,13 @@ def operations() -> tuple[ApiOperation, ...]:
 def _routes(described: Iterable[ApiOperation]) -> list[web.RouteDef]:
     """The routes, and those of OpenAI's dialect also where clients of OpenVINO Model Server look for them."""
     given = [
-        web.RouteDef(each.method.upper(), each.path, inference(each.handler) if each.inference else each.handler, {})
+        web.RouteDef(
+            each.method.upper(), each.path, inference(each.handler) if each.inference else each.handler, _LATE_BODY
+        )
         for each in described
     ]
     return given + [
-        web.RouteDef(route.method, OVMS_PREFIX + route.path.removeprefix(OPENAI_PREFIX), route.handler, {})
+        web.RouteDef(route.method, OVMS_PREFIX + route.path.removeprefix(OPENAI_PREFIX), route.handler, _LATE_BODY)
         for route in given
         if route.path.startswith(OPENAI_PREFIX)
     ]

@@ -6,7 +6,7 @@
 
 The input is cut into fragments; each becomes one file that is committed as a whole, and the first writer wins. Killed
 anywhere, the same call continues. On the command line: `npu-client embed-dataset` and `generate-dataset`. Needs the
-extra `bulk` (`pip install 'npu-node[bulk]'`). See docs/cluster.md.
+extra `bulk` (`pip install '.[bulk]'` in a checkout). See docs/cluster.md.
 """
 
 # May import every package of the client but `cli`. Begin reading with `run.run_job`, then `worker` and `process` (one

@@ -1,6 +1,6 @@
 """Answers for the rows of a chunk: batches to embed, prompts to answer, patience with the fleet, and the results.
 
-`Patience` waits for a fleet that is away, and finds the row that a node refuses. Only a refusal of the row itself
+`Patience` waits for a fleet that is down, and finds the row that a node refuses. Only a refusal of the row itself
 rejects it. After any other failure it stays unanswered: the same command answers it later. Nodes refuse a request that
 kills its engine (`request_breaks_engine`), so such a row is found, too.
 """
@@ -13,15 +13,15 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
-from backend_client.bulk.job import RESULT_TYPES, BulkJob
+from backend_client.bulk.job import RESULT_TYPES, BulkJob, BulkRequest, Chunk, conversation
 from backend_client.bulk.optional import need, schema_validator
 from backend_client.client import InferenceClient
-from backend_client.embed_many import cut
+from backend_client.embed_many import cut, in_halves
 from backend_client.errors import (
     AuthenticationFailed,
     CloudRejected,
@@ -34,11 +34,9 @@ from backend_client.errors import (
     PayloadTooLarge,
     RequestRejected,
 )
-from backend_client.results import ChatResult, GenerateResult, Origin
+from backend_client.results import CallOptions, ChatResult, GenerateResult, Origin
 
 log = logging.getLogger(__name__)
-R = TypeVar("R")
-
 Serve = Callable[[Sequence[int]], Awaitable[None]]
 """Serves the rows in one request and keeps what came back."""
 Refuse = Callable[[int, str], None]
@@ -49,77 +47,144 @@ _LAST_PAUSE_S = 15.0
 
 
 class Unanswered(NPUError):
-    """A request was not answered for as long as the patience allows, while others were."""
+    """A request failed each time it was sent, while the fleet answered others."""
 
 
 class Patience:
-    """Sends requests again until they are answered. Gives up when nothing was answered for `limit` seconds."""
+    """Waits for a fleet that is down, and tells it from a request that always fails.
+
+    A failed request is sent again only after the fleet has answered another one: that of other rows, else the `probe`.
+    So a request that fails `attempts` times is itself at fault. Gives up when nothing is answered for `limit` seconds.
+    """
 
     def __init__(
         self,
         limit: float,
+        attempts: int,
+        probe: Callable[[], Awaitable[object]],
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._limit = limit
+        self._attempts = attempts
+        self._probe = probe
         self._clock = clock
         self._sleep = sleep
-        self._answered = clock()
+        # When anything was answered last, when a row was, and how many answers there were.
+        self._answered = self._served = clock()
+        self._answers = 0
+        self._probing = asyncio.Lock()
         self._warned = False
 
-    async def ask(self, request: Callable[[], Awaitable[R]], final: tuple[type[NPUError], ...] = ()) -> R:
-        """The answer to one request. Raises refusals of the row, AuthenticationFailed and `final` errors at once.
+    async def probe(self, final: tuple[type[NPUError], ...] = ()) -> None:
+        """Send the probe until it is answered; a refusal is an answer.
 
-        Raises NPUUnavailableError when nothing was answered for `limit` seconds, Unanswered when others were.
+        Raises NPUUnavailableError when nothing was answered for `limit` seconds; AuthenticationFailed and `final`
+        errors at once.
         """
-        pause, failing_since = _FIRST_PAUSE_S, None
+        pause = _FIRST_PAUSE_S
         while True:
             try:
-                answer = await request()
+                await self._probe()
             except (NPUUnavailableError, RequestRejected) as error:
-                if refuses_row(error) or isinstance(error, (AuthenticationFailed, *final)):
+                if isinstance(error, (AuthenticationFailed, *final)):
                     raise
-                failure: NPUError = error
+                failure = None if refuses_row(error) else error
             else:
-                self._answered = self._clock()
-                return answer
-            now = self._clock()
-            failing_since = now if failing_since is None else failing_since
-            self._check(failure, now, failing_since)
-            if not self._warned and not isinstance(failure, FleetOverloaded):
-                self._warned = True
-                log.warning("waiting up to %.0f s for an answer: %s", self._limit, failure.message)
-            await self._sleep(min(getattr(failure, "retry_after", None) or pause, _LAST_PAUSE_S))
-            pause = min(2 * pause, _LAST_PAUSE_S)
+                failure = None
+            if failure is None:
+                self._note_answer()
+                return
+            silence = self._clock() - self._answered
+            if silence > self._limit:
+                raise NPUUnavailableError(
+                    f"{failure.message}; nothing was answered for {silence:.0f} s",
+                    attempts=failure.attempts,
+                    request_id=failure.request_id,
+                )
+            self._warn(failure)
+            await self._sleep(_pause(failure, pause))
+            pause *= 2
 
     async def serve(self, rows: Sequence[int], serve: Serve, refuse: Refuse) -> None:
         """Serve the rows in one request; in halves, and halves of halves, where a row of them is refused.
 
-        Raises as `ask` does, but no refusals.
+        Raises Unanswered when the request is at fault but not refused, and what `probe` raises when the fleet is.
         """
-        try:
-            await self.ask(lambda: serve(rows))
-        except (RequestRejected, InvalidAnswer) as error:
-            if not refuses_row(error):
-                raise
-            if len(rows) == 1:
-                refuse(rows[0], reason_of(error))
-                return
-        else:
-            return
-        middle = len(rows) // 2
-        for part in (rows[:middle], rows[middle:]):
-            await self.serve(part, serve, refuse)
 
-    def _check(self, failure: NPUError, now: float, failing_since: float) -> None:
-        """Raise when waiting is over."""
-        silence = now - self._answered
-        known: dict[str, Any] = {"attempts": failure.attempts, "request_id": failure.request_id}
-        if silence > self._limit:
-            raise NPUUnavailableError(f"{failure.message}; nothing was answered for {silence:.0f} s", **known)
-        waited = now - failing_since
-        if waited > self._limit and not isinstance(failure, FleetOverloaded):
-            raise Unanswered(f"not answered for {waited:.0f} s, while others were: {failure.message}", **known)
+        async def part(first: int, last: int) -> None:
+            try:
+                await self._send(rows[first:last], serve)
+            except (RequestRejected, InvalidAnswer) as error:
+                if last - first > 1 or not refuses_row(error):
+                    raise
+                refuse(rows[first], reason_of(error))
+
+        await in_halves(0, len(rows), part, refuses_row)
+
+    async def _send(self, rows: Sequence[int], serve: Serve) -> None:
+        failed, pause, began = 0, _FIRST_PAUSE_S, self._clock()
+        while True:
+            try:
+                await serve(rows)
+            except (NPUUnavailableError, RequestRejected, InvalidAnswer) as error:
+                if refuses_row(error):
+                    self._note_answer()
+                    raise
+                # A refused key, too: a proxy may answer 403 to a single row. The probe tells.
+                failure: NPUError = error
+            else:
+                self._note_answer()
+                self._served = self._clock()
+                return
+            await self._wait_for_answer(failure, pause)
+            pause *= 2
+            if isinstance(failure, FleetOverloaded):
+                # The nodes had no room, which is no fault of the rows, unless they have room for nothing but probes.
+                given_up = self._clock() - max(began, self._served) > self._limit
+            else:
+                failed += 1
+                given_up = failed >= self._attempts
+            if given_up:
+                raise Unanswered(
+                    f"not answered, while other requests were: {failure.message}",
+                    attempts=failure.attempts,
+                    request_id=failure.request_id,
+                )
+
+    async def _wait_for_answer(self, failure: NPUError, pause: float) -> None:
+        """Return when the fleet has answered a request since this failure. Raises as `probe` does."""
+        answers = self._answers
+        self._warn(failure)
+        await self._sleep(_pause(failure, pause))
+        async with self._probing:
+            if self._answers > answers:
+                return
+            try:
+                await self.probe()
+            except NPUUnavailableError as error:
+                problem = error
+            else:
+                return
+        # What the row met says more than what the probe did, such as that the spend cap is reached.
+        raise NPUUnavailableError(
+            f"{failure.message}; a probe of the fleet failed, too: {problem.message}",
+            attempts=failure.attempts,
+            request_id=failure.request_id,
+        )
+
+    def _note_answer(self) -> None:
+        self._answered = self._clock()
+        self._answers += 1
+
+    def _warn(self, failure: NPUError) -> None:
+        if self._limit and not self._warned and not isinstance(failure, FleetOverloaded):
+            self._warned = True
+            log.warning("waiting up to %.0f s for the fleet to answer: %s", self._limit, failure.message)
+
+
+def _pause(failure: NPUError, pause: float) -> float:
+    return min(getattr(failure, "retry_after", None) or pause, _LAST_PAUSE_S)
 
 
 def refuses_row(error: NPUError) -> bool:
@@ -188,13 +253,13 @@ class Work(ABC):
     """What is done with the inputs of rows. At most `slots` requests are on their way at once, over all chunks."""
 
     def __init__(
-        self, client: InferenceClient, job: BulkJob, options: Mapping[str, Any], slots: int, patience: float
+        self, client: InferenceClient, options: CallOptions, job: BulkJob, request: BulkRequest, slots: int
     ) -> None:
         self.client = client
-        self.job = job
         self.options = options
+        self.job = job
         self._slots = asyncio.Semaphore(slots)
-        self._patience = Patience(patience)
+        self._patience = Patience(request.patience, request.attempts, self.probe)
         # Two requests for each that may be on its way, so that the nodes never wait.
         self.rows_ahead = 2 * slots * self.rows_per_request
 
@@ -203,9 +268,9 @@ class Work(ABC):
         """How many rows a request has at most."""
         return 1
 
-    def problem(self, value: Any) -> str:
-        """Why a value cannot be sent; "" when it can."""
-        return text_problem(value)
+    @abstractmethod
+    async def probe(self) -> None:
+        """Send a small request in the way of the rows."""
 
     @abstractmethod
     def requests(self, inputs: Sequence[Any], rows: list[int]) -> list[list[int]]:
@@ -215,16 +280,25 @@ class Work(ABC):
     async def serve(self, inputs: Sequence[Any], rows: Sequence[int], results: Results) -> None:
         """Send one request, and keep what comes back."""
 
-    async def run(self, inputs: Sequence[Any]) -> Results:
-        """The results of the inputs, and why some were refused. Raises what `Patience.serve` raises."""
+    async def run(self, chunk: Chunk) -> Results:
+        """The results of the rows, and why some were refused. Raises what `Patience.serve` raises."""
+        inputs = chunk.inputs
         results = Results(len(inputs), self.job)
-        results.refused = {row: problem for row, value in enumerate(inputs) if (problem := self.problem(value))}
+        results.refused = {row: problem for row, value in enumerate(inputs) if (problem := self.job.problem(value))}
 
         async def part(rows: Sequence[int]) -> None:
             async with self._slots:
-                await self._patience.serve(
-                    rows, lambda some: self.serve(inputs, some, results), results.refused.__setitem__
-                )
+                try:
+                    await self._patience.serve(
+                        rows, lambda some: self.serve(inputs, some, results), results.refused.__setitem__
+                    )
+                except Unanswered as error:
+                    first, last = chunk.rows[rows[0]], chunk.rows[rows[-1]]
+                    where = f"row {first}" if first == last else f"one of the rows {first} to {last}"
+                    problem = f"{where}: {error.message}"
+                else:
+                    return
+            raise Unanswered(problem)
 
         sent = [row for row in range(len(inputs)) if row not in results.refused]
         await together(part(rows) for rows in self.requests(inputs, sent))
@@ -235,6 +309,10 @@ class Embedding(Work):
     """Embeds texts in batches."""
 
     @property
+    def _truncate(self) -> bool:
+        return bool(self.job.options.get("truncate"))
+
+    @property
     def rows_per_request(self) -> int:
         return self.client.npu.options.batch.texts
 
@@ -242,28 +320,15 @@ class Embedding(Work):
         parts = cut([inputs[row] for row in rows], self.client.npu.options.batch)
         return [rows[start:stop] for start, stop in parts]
 
+    async def probe(self) -> None:
+        await self.client.embed_batch(["a"], **self.options)
+
     async def serve(self, inputs: Sequence[Any], rows: Sequence[int], results: Results) -> None:
-        batch = await self.client.embed_batch([inputs[row] for row in rows], **self.options)
+        batch = await self.client.embed_batch([inputs[row] for row in rows], truncate=self._truncate, **self.options)
         results.values[rows] = batch.vectors
         results.tokens += batch.usage.prompt_tokens
         results.put_origin(rows, batch)
         results.put(rows, space=batch.space)
-
-
-def text_problem(value: Any) -> str:
-    """Why a value cannot be sent as a text; "" when it can."""
-    if value is None:
-        return "null"
-    if isinstance(value, bytes):
-        return "invalid UTF-8"
-    if not isinstance(value, str):
-        return f"not text, but {type(value).__name__}"
-    if not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            return "a lone surrogate, which is not valid Unicode"
-    return ""
 
 
 class Generation(Work):
@@ -273,25 +338,19 @@ class Generation(Work):
     """
 
     def __init__(
-        self, client: InferenceClient, job: BulkJob, options: Mapping[str, Any], slots: int, patience: float
+        self, client: InferenceClient, options: CallOptions, job: BulkJob, request: BulkRequest, slots: int
     ) -> None:
-        super().__init__(client, job, options, slots, patience)
+        super().__init__(client, options, job, request, slots)
         self._sampling = dict(job.options)
         self._schema = self._sampling.pop("response_schema", None)
         self._validator: Any = None if self._schema is None else schema_validator(self._schema)
+        self._chats = job.messages or self._schema is not None
 
-    def problem(self, value: Any) -> str:
-        if not self.job.messages:
-            return text_problem(value)
-        try:
-            messages = conversation(value)
-        except ValueError as error:
-            return str(error)
-        try:
-            json.dumps(messages, ensure_ascii=False).encode()
-        except (UnicodeEncodeError, TypeError):
-            return "the messages hold a lone surrogate, or what is not JSON"
-        return ""
+    async def probe(self) -> None:
+        if self._chats:
+            await self.client.chat([{"role": "user", "content": "a"}], max_tokens=1, **self.options)
+        else:
+            await self.client.generate("a", max_new_tokens=1, **self.options)
 
     def requests(self, inputs: Sequence[Any], rows: list[int]) -> list[list[int]]:  # noqa: ARG002
         return [[row] for row in rows]
@@ -313,7 +372,7 @@ class Generation(Work):
             results.put_origin([row], answer)
 
     async def _answer(self, value: Any) -> GenerateResult | ChatResult:
-        if not self.job.messages and self._schema is None:
+        if not self._chats:
             sampling = {
                 {"max_tokens": "max_new_tokens"}.get(name, name): given for name, given in self._sampling.items()
             }
@@ -334,23 +393,6 @@ class Generation(Work):
             return bool(self._validator.is_valid(json.loads(text)))
         except (ValueError, RecursionError):
             return False
-
-
-def conversation(value: Any) -> list[dict[str, Any]]:
-    """The messages of a row: a list of objects, or its JSON. Raises ValueError, which says what is wrong."""
-    if value is None:
-        raise ValueError("null")
-    if isinstance(value, bytes):
-        raise ValueError("invalid UTF-8")
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            value = None
-    if not isinstance(value, list) or not value or not all(isinstance(item, Mapping) for item in value):
-        raise ValueError("not a list of messages")
-    # Arrow gives every struct all fields of its type: what a message does not have is null.
-    return [{name: part for name, part in item.items() if part is not None} for item in value]
 
 
 # Several coroutines as one: the first failure cancels the others and is raised as it is, not in a group.

@@ -159,7 +159,7 @@ def check_apart(pattern: str, out: str) -> None:
     if "file" in system.protocol:
         # One directory has many spellings: `in/../in`, and every link to it.
         path, place = os.path.realpath(path), os.path.realpath(place)
-    written = [f"{place.rstrip('/')}/{name}" for name in ("part-0.parquet", "rejected/0.jsonl")]
+    written = [f"{place.rstrip('/')}/{name}" for name in ("part-0.parquet", "_rejected/0.jsonl")]
     if _is_glob(system, path):
         matches = re.compile(need("fsspec.utils").glob_translate(path)).match
         listed = any(matches(name) for name in written)

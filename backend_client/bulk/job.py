@@ -1,4 +1,4 @@
-"""What a job is: everything that its output depends on. Stored once as `job.json`; a run that differs is refused."""
+"""What a job is: everything that its output depends on. Stored once as `_job.json`; a run that differs is refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from backend_client.bulk.optional import schema_validator
 from backend_client.errors import ConfigurationError
 from backend_client.results import Device
 
-FORMAT = 4
+FORMAT = 1
 """The version of the layout of an output directory."""
 
 Kind = Literal["embed", "generate"]
@@ -89,10 +89,22 @@ class BulkJob:
             "version that began it"
         )
 
+    def problem(self, value: Any) -> str:
+        """Why a value of `column` cannot be sent; "" when it can."""
+        if not self.messages:
+            return _text_problem(value)
+        try:
+            json.dumps(conversation(value), ensure_ascii=False).encode()
+        except (UnicodeEncodeError, TypeError):
+            return "the messages hold a lone surrogate, or what is not JSON"
+        except ValueError as error:
+            return str(error)
+        return ""
+
     def differences(self, other: BulkJob) -> list[str]:
         """Each field in which another job differs, with both values."""
         return [
-            f"{item.name}: {_shown(getattr(self, item.name))} in job.json, {_shown(getattr(other, item.name))} now"
+            f"{item.name}: {_shown(getattr(self, item.name))} in _job.json, {_shown(getattr(other, item.name))} now"
             for item in fields(self)
             if getattr(self, item.name) != getattr(other, item.name)
         ]
@@ -101,6 +113,38 @@ class BulkJob:
 def _shown(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _text_problem(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bytes):
+        return "invalid UTF-8"
+    if not isinstance(value, str):
+        return f"not text, but {type(value).__name__}"
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return "a lone surrogate, which is not valid Unicode"
+    return ""
+
+
+def conversation(value: Any) -> list[dict[str, Any]]:
+    """The messages of a row: a list of objects, or its JSON. Raises ValueError, which says what is wrong."""
+    if value is None:
+        raise ValueError("null")
+    if isinstance(value, bytes):
+        raise ValueError("invalid UTF-8")
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            value = None
+    if not isinstance(value, list) or not value or not all(isinstance(item, Mapping) for item in value):
+        raise ValueError("not a list of messages")
+    # Arrow gives every struct all fields of its type: what a message does not have is null.
+    return [{name: part for name, part in item.items() if part is not None} for item in value]
 
 
 # What the caller of a job asks for.
@@ -127,8 +171,9 @@ class BulkRequest:
 
     The rest may differ from run to run. `shard` is (i, n), i counted from 0. `window`: fragments under way at once.
     `concurrency`: requests under way at once, by default 3 batches, or 8 prompts, for every node. `attempts`: how often
-    a fragment may fail before it is quarantined. `max_rejected`: the share of rows that may be rejected. `patience`:
-    seconds to wait for a fleet that serves nothing. `timeout`: seconds of one request with its retries.
+    a fragment, or a request while others are answered, may fail before the fragment is quarantined. `max_rejected`: the
+    share of rows that may be rejected. `patience`: seconds to wait for a fleet that serves nothing. `timeout`: seconds
+    of one request with its retries.
     """
 
     kind: Kind

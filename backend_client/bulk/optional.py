@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from backend_client.errors import ConfigurationError
+from backend_client.errors import INSTALL_EXTRA, ConfigurationError
 
 
 def need(module: str, extra: str = "bulk") -> Any:
@@ -14,7 +14,7 @@ def need(module: str, extra: str = "bulk") -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         missing = error.name or module
-    raise ConfigurationError(f"{missing} is missing: pip install 'npu-node[{extra}]'")
+    raise ConfigurationError(f"{missing} is missing: {INSTALL_EXTRA.format(extra)}")
 
 
 def file_system(url: str) -> tuple[Any, str]:

@@ -16,7 +16,7 @@ from backend_client.bulk.optional import need
 from backend_client.bulk.stores import Store, read_many
 
 FOLDER = "_receipts"
-REJECTED = "rejected"
+REJECTED = "_rejected"
 BEGUN = "_begun"
 """The folder of marks: one for each fragment under way, as many bytes long as processes began with it and died."""
 METADATA_KEY = "npu_bulk"

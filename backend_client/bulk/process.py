@@ -76,7 +76,7 @@ async def _serve_rows(fragment: Fragment, job: BulkJob, work: Work, writer: Writ
     chunks = _chunks(fragment, job)
 
     async def serve(chunk: Chunk) -> tuple[Chunk, Results]:
-        return chunk, await work.run(chunk.inputs)
+        return chunk, await work.run(chunk)
 
     async def write_first() -> None:
         served = await pending.popleft()

@@ -92,21 +92,22 @@ class Driver:
     async def run(self, fragments: Iterable[Fragment]) -> None:
         """Process all of them. Raises the first error that would meet every fragment; nothing runs on after that."""
         waiting = deque(sorted(fragments, key=lambda fragment: self._deaths.get(fragment.id, 0)))
-        running: dict[asyncio.Task[Receipt], Fragment] = {}
+        # With each fragment, how many were committed when it began.
+        running: dict[asyncio.Task[Receipt], tuple[Fragment, int]] = {}
         changed = asyncio.create_task(self._executor.changed())
         try:
             while waiting or running:
-                while waiting and self._may_begin(waiting[0], running.values()):
+                while waiting and self._may_begin(waiting[0], [part for part, _ in running.values()]):
                     fragment = waiting.popleft()
-                    running[asyncio.create_task(self._attempt(fragment))] = fragment
+                    running[asyncio.create_task(self._attempt(fragment))] = fragment, self._progress.done
                 self._progress.running = len(running)
                 if changed.done():
                     changed.result()
                     changed = asyncio.create_task(self._executor.changed())
                 done, _ = await asyncio.wait([*running, changed], return_when=asyncio.FIRST_COMPLETED)
                 for task in [task for task in running if task in done]:
-                    fragment = running.pop(task)
-                    if self._settle(fragment, task):
+                    fragment, done_before = running.pop(task)
+                    if self._settle(fragment, task, done_before):
                         waiting.append(fragment)
                 self._progress.lost = self._executor.lost
                 self._report(self._progress)
@@ -124,7 +125,7 @@ class Driver:
             await self._sleep(min(_FIRST_PAUSE_S * 2 ** (failed - 1), _LAST_PAUSE_S))
         return await self._executor.submit(fragment)
 
-    def _settle(self, fragment: Fragment, task: asyncio.Task[Receipt]) -> bool:
+    def _settle(self, fragment: Fragment, task: asyncio.Task[Receipt], done_before: int) -> bool:
         """Record the outcome of an attempt. Returns whether the fragment is to be tried again."""
         error = task.exception()
         if error is None:
@@ -133,6 +134,9 @@ class Driver:
             return False
         if isinstance(error, InputChanged):
             raise ConfigurationError(str(error))
+        if isinstance(error, NPUUnavailableError) and self._progress.done > done_before:
+            # Others were served meanwhile: on Ray the nodes of one machine are down, or those of all since just now.
+            return True
         if isinstance(error, _FATAL) or not isinstance(error, Exception):
             raise error
         self._progress.failures += 1
@@ -141,7 +145,8 @@ class Driver:
         if self._failed[fragment.id] < self._attempts:
             return True
         place = f"{fragment.file.url} {fragment.start}-{fragment.stop}"
-        reason = "its worker died" if isinstance(error, WorkerLost) else f"{type(error).__name__}: {error}"
+        known = error.message if isinstance(error, NPUError) else f"{type(error).__name__}: {error}"
+        reason = "its worker died" if isinstance(error, WorkerLost) else known
         self._progress.quarantined[fragment.id] = f"{place}: {reason[:300]}"
         return False
 
@@ -173,7 +178,7 @@ def verdict(share: float, progress: Progress) -> tuple[ExitCode, str]:
     if progress.incomplete and share < 1:
         return ExitCode.TOO_MANY_REJECTED, (
             f"{progress.incomplete} files are damaged or end early, and the number of rows that they lack is unknown: "
-            "see rejected/; all else is done, --max-rejected 1 accepts it"
+            "see _rejected/; all else is done, --max-rejected 1 accepts it"
         )
     if progress.rejected > share * (progress.rows + progress.rejected):
         return ExitCode.TOO_MANY_REJECTED, _message(progress, share)
@@ -182,14 +187,14 @@ def verdict(share: float, progress: Progress) -> tuple[ExitCode, str]:
 
 def _message(progress: Progress, share: float) -> str:
     return (
-        f"{progress.rejected} rows are rejected, more than {share:.3%} of them: see rejected/; "
+        f"{progress.rejected} rows are rejected, more than {share:.3%} of them: see _rejected/; "
         "increase --max-rejected and run the same command to continue"
     )
 
 
 # A job as its output describes it: opened or created, planned, and split into what is done and what is left.
 
-_JOB, _PLAN = "job.json", "_plan.json"
+_JOB, _PLAN = "_job.json", "_plan.json"
 
 
 @dataclass(slots=True)
@@ -239,8 +244,11 @@ async def _describe(request: BulkRequest, store: Store, worker: Executor) -> Bul
     check_apart(request.source, request.out)
     files = await in_daemon_thread(lambda: list_inputs(request.source), "list input")
     listing = listing_digest(files)
+    # Listed first: another driver may describe the job meanwhile, and plans and writes only after that.
+    present = await in_daemon_thread(store.names, "list output")
     data = await in_daemon_thread(lambda: store.read(_JOB), "read job")
     if data is None:
+        _check_empty(present, request.out)
         probe = await worker.probe(None)
         job = request.job(listing, model=probe.model, space=probe.space, dimensions=probe.dimensions)
         job = await in_daemon_thread(lambda: with_columns(job, files), "find columns")
@@ -254,9 +262,19 @@ async def _describe(request: BulkRequest, store: Store, worker: Executor) -> Bul
     if differences := stored.differences(replace(wanted, schema=stored.schema, json_types=stored.json_types)):
         lines = "\n  ".join(differences)
         raise ConfigurationError(
-            f"{request.out} holds another job:\n  {lines}\nrun it with what job.json says, or choose another output"
+            f"{request.out} holds another job:\n  {lines}\nrun it with what _job.json says, or choose another output"
         )
     return stored
+
+
+def _check_empty(present: Collection[str], out: str) -> None:
+    """Raise ConfigurationError for an output in which a new job would mix its data with other."""
+    others = sorted(name for name in present if name in {_PLAN, SUCCESS} or name.endswith(".parquet"))
+    if others:
+        raise ConfigurationError(
+            f"{out} has no {_JOB}, but holds {others[0]}, which would be taken for data of this job: choose another "
+            "output, or empty it"
+        )
 
 
 def _open(request: BulkRequest, job: BulkJob, store: Store) -> OpenedJob:

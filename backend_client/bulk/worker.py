@@ -58,12 +58,13 @@ class Worker:
         client = await self._connected(job)
         options = self._options(job)
         options["local_only"] = True
-        request = self._request
+        request, found = self._request, list[Probe]()
 
-        async def ask() -> Probe:
+        async def ask() -> None:
             if request.kind == "generate":
                 answer = await client.generate("a", max_new_tokens=1, **options)
-                return Probe(request.model or answer.model, "", 0)
+                found.append(Probe(request.model or answer.model, "", 0))
+                return
             result = await client.embed_result("a", **options)
             # Of all nodes: the others may be slower than the one that answered.
             excluded = tuple(
@@ -71,13 +72,15 @@ class Worker:
                 for node in await client.npu.health()
                 if any(known.id == result.model and known.space not in {None, result.space} for known in node.models)
             )
-            return Probe(request.model or result.model, result.space, len(result.vector), excluded)
+            found.append(Probe(request.model or result.model, result.space, len(result.vector), excluded))
 
         try:
-            return await Patience(request.patience).ask(ask, final=(RequestRejected, VectorSpaceMismatch))
+            await Patience(request.patience, request.attempts, ask).probe(final=(RequestRejected, VectorSpaceMismatch))
         except VectorSpaceMismatch as error:
             problem = error.message
-        raise ConfigurationError(f"the nodes do not answer in the vector space of job.json: {problem}")
+        else:
+            return found[-1]
+        raise ConfigurationError(f"the nodes do not answer in the vector space of _job.json: {problem}")
 
     async def begin(self, job: BulkJob) -> None:
         """Make ready for the job's fragments. Raises NPUError when no node can serve it."""
@@ -87,12 +90,11 @@ class Worker:
         store = await in_daemon_thread(lambda: open_store(request.out), "open output")
         work: Work
         if job.kind == "embed":
-            slots = request.concurrency or client.npu.backend.concurrency()
-            embedding = {**options, "truncate": bool(job.options.get("truncate"))}
-            work = Embedding(client, job, embedding, slots, request.patience)
+            slots = request.concurrency or client.npu.fleet.concurrency()
+            work = Embedding(client, options, job, request, slots)
         else:
             slots = request.concurrency or max(1, len(client.npu.status())) * _PROMPTS_PER_NODE
-            work = Generation(client, job, options, slots, request.patience)
+            work = Generation(client, options, job, request, slots)
         self._begun = job, store, work
 
     async def submit(self, fragment: Fragment) -> Receipt:
@@ -122,7 +124,7 @@ class Worker:
             )
             self._client = InferenceClient.from_settings(settings)
             if job is not None and job.space:
-                self._client.npu.backend.runtime.bindings.bind_dimensions(job.space, job.dimensions)
+                self._client.npu.fleet.runtime.bindings.bind_dimensions(job.space, job.dimensions)
         return self._client
 
     def _options(self, job: BulkJob | None) -> CallOptions:

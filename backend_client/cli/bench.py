@@ -47,7 +47,7 @@ async def run(args: argparse.Namespace, settings: ClientSettings) -> int:
         if not any(node.usable for node in nodes):
             known = "; ".join(f"{node.url}: {node.trouble or node.status}" for node in nodes)
             raise NPUUnavailableError(f"there is no node to measure: {known or 'none is configured'}")
-        seconds, latencies, served, failed = await _load(args, embed if args.what == "embed" else generate)
+        seconds, latencies, served, failed, messages = await _load(args, embed if args.what == "embed" else generate)
     points = np.percentile(latencies, (50, 95, 99)) * 1000 if latencies else np.full(3, np.nan)
     head = ("CALLS", "FAILED", "CALLS/S", "P50 MS", "P95 MS", "P99 MS")
     rate = f"{len(latencies) / seconds:.1f}"
@@ -55,17 +55,18 @@ async def run(args: argparse.Namespace, settings: ClientSettings) -> int:
     for node, count in served.most_common():
         print(f"{count} by {node}")
     for name, count in failed.most_common():
-        print(f"{count} failed: {name}")
+        print(f"{count} failed: {name}, such as: {messages[name]}")
     return 1 if failed else 0
 
 
 async def _load(
     args: argparse.Namespace, call: Callable[[str], Awaitable[str]]
-) -> tuple[float, list[float], Counter[str], Counter[str]]:
-    """Seconds in all, seconds of each call that succeeded, calls by node, failures by their name."""
+) -> tuple[float, list[float], Counter[str], Counter[str], dict[str, str]]:
+    """Seconds in all, seconds of each call that succeeded, calls by node, failures by their name, a message of each."""
     latencies: list[float] = []
     served: Counter[str] = Counter()
     failed: Counter[str] = Counter()
+    messages: dict[str, str] = {}
     numbers = iter(range(args.calls))
 
     async def caller() -> None:
@@ -77,6 +78,7 @@ async def _load(
                 served[await call(text)] += 1
             except NPUError as error:
                 failed[type(error).__name__] += 1
+                messages[type(error).__name__] = error.message
             else:
                 latencies.append(time.perf_counter() - began)
 
@@ -84,4 +86,4 @@ async def _load(
     async with asyncio.TaskGroup() as group:
         for _ in range(args.concurrency):
             group.create_task(caller())
-    return time.perf_counter() - began, latencies, served, failed
+    return time.perf_counter() - began, latencies, served, failed, messages

@@ -122,7 +122,7 @@ class Fleet:
 
 async def fetch_state(client: NPUClient, url: str) -> dict[str, Any]:
     """A node's own state, with the client's key and certificates. Raises NodeError."""
-    transport = client.backend.runtime.start().transport
+    transport = client.fleet.runtime.start().transport
     request = WireCall(b"", Deadline.after(_PATIENCE_S), new_request_id(), method="GET", path="/dashboard/state")
     try:
         async with asyncio.timeout(_PATIENCE_S):

@@ -135,9 +135,8 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows-per-fragment", type=int, metavar="ROWS", help="rows that are committed at once")
     parser.add_argument("--window", type=int, default=2, help="fragments at once (2); on Ray one for each machine")
     parser.add_argument("--concurrency", type=int, help="requests under way at once (3 batches or 8 prompts a node)")
-    parser.add_argument("--attempts", type=int, default=3, help="failures of a fragment until it is quarantined (3)")
+    parser.add_argument("--attempts", type=int, default=3, help="failures until a fragment is quarantined (3)")
     parser.add_argument("--max-rejected", type=float, default=0.001, metavar="SHARE", help="of the rows (0.001)")
-    parser.add_argument("--in-process", action="store_true", help=argparse.SUPPRESS)  # it always is
     parser.add_argument("--patience", type=float, default=600.0, metavar="SECONDS", help="wait for a dead fleet (600)")
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="for one request with its retries")
     parser.add_argument("--allow-cloud", action="store_true", help="rows that no node can serve may go to the cloud")

@@ -94,7 +94,7 @@ async def _embed_file(args: argparse.Namespace, settings: ClientSettings) -> Non
     if report.exit_code is not ExitCode.COMPLETE:
         raise NPUError(_problem(report, source, part))
     unfinished = out.with_name(out.name + ".tmp")
-    job = BulkJob.load((part / "job.json").read_bytes(), str(part))
+    job = BulkJob.load((part / "_job.json").read_bytes(), str(part))
     files = [part / fragment.name for fragment in load_plan((part / "_plan.json").read_bytes())]
     _WRITERS[out.suffix](unfinished, files, job)
     unfinished.replace(out)
@@ -104,7 +104,7 @@ async def _embed_file(args: argparse.Namespace, settings: ClientSettings) -> Non
 
 def _problem(report: BulkReport, source: Path, part: Path) -> str:
     """Why not every row is embedded, with the line of the first that was rejected."""
-    for path in sorted((part / "rejected").glob("*.jsonl")):
+    for path in sorted((part / "_rejected").glob("*.jsonl")):
         entry = json.loads(path.read_text().splitlines()[0])
         with source.open("rb") as file:
             number = file.read(entry["row"]).count(b"\n") + 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Self, TypeVar
@@ -16,13 +16,15 @@ from backend_client.errors import CloudError, CloudRejected, CloudUnavailable
 from backend_client.fleet.breaker import Breaker
 from backend_client.http.errors import retry_after_of
 from backend_client.http.messages import Job, NotAnAnswer
-from backend_client.lifetime import Clock, Deadline, OpenCalls
+from backend_client.lifetime import Clock, OpenCalls
 from backend_client.results import Attempt, FailureKind, Usage
 from backend_client.sdk.client import httpx
 
 R = TypeVar("R")
 
 _ABOUT_THE_REQUEST = frozenset({400, 413, 422})
+# Codes and types of errors by which a cloud, or a proxy such as LiteLLM's, says that our account is used up.
+_NO_BUDGET = frozenset({"budget_exceeded", "billing_hard_limit_reached", "billing_not_active", "insufficient_quota"})
 _HINTS = {
     401: "check cloud.api_key",
     402: "check the account",
@@ -67,7 +69,7 @@ class CloudAttempt:
         self.model = model
         self.job = job
         self._state = state
-        self._reservation = state.ledger.reserve(model, bound, capped=job.purse is not None)
+        self._reservation = state.ledger.reserve(model, bound, capped=job.spend_limit is not None)
         self._pay: Callable[[Decimal], None] = _nobody_else
         self._ticket = state.breaker.begin()
         self._began = state.clock()
@@ -75,12 +77,12 @@ class CloudAttempt:
 
     @classmethod
     async def begin(cls, state: CloudState, job: Job, model: str, bound: Usage) -> Self:
-        """Raises CloudUnavailable while the breaker is open, SpendCapReached, and as the job's purse."""
+        """Raises CloudUnavailable while the breaker is open, SpendCapReached, and as the job's spend limit."""
         attempt = cls(state, job, model, bound)
-        if job.purse is None:
+        if job.spend_limit is None:
             return attempt
         try:
-            attempt._pay = await job.purse.reserve(attempt._reservation.cost)
+            attempt._pay = await job.spend_limit.reserve(attempt._reservation.cost)
         except BaseException:
             # Nothing was sent.
             attempt._settled = True
@@ -94,14 +96,20 @@ class CloudAttempt:
         """The most that the request may use."""
         return self._reservation.bound
 
-    async def run(self, work: Awaitable[R], until: Deadline | None = None) -> R:
-        """Await the SDK within the deadline. Raises CloudError, with this attempt in its history, or ClientClosed."""
-        remaining = (until or self.job.deadline).remaining()
+    async def run(self, work: Callable[[], Awaitable[R]], seconds: float | None = None) -> R:
+        """Await the SDK within so many seconds, else the call's deadline.
+
+        Raises CloudError, with this attempt in its history, or ClientClosed.
+        """
+        remaining = self.job.deadline.remaining() if seconds is None else seconds
         problem: CloudError
         try:
             async with self._state.calls.open():
+                if not remaining:
+                    # What is in a buffer already comes without waiting, and no timeout would end that.
+                    raise TimeoutError
                 async with asyncio.timeout(remaining):
-                    return await work
+                    return await work()
         except TimeoutError:
             problem, failure, owed = self._unavailable("did not answer within the call's time"), FailureKind.NONE, True
         except (openai.OpenAIError, httpx.HTTPError, OSError, ValueError, RecursionError, StopAsyncIteration) as error:
@@ -165,7 +173,8 @@ class CloudAttempt:
         Nothing of the cloud's own message is taken over: it may quote the prompt.
         """
         if isinstance(error, openai.APIStatusError):
-            problem, failure, owed = self._status_error(error.status_code)
+            no_budget = not _NO_BUDGET.isdisjoint({error.code, error.type})
+            problem, failure, owed = self._status_error(402 if no_budget else error.status_code)
             if isinstance(problem, CloudUnavailable):
                 problem.retry_after = retry_after_of(error.response.headers)
             return problem, failure, owed
@@ -201,14 +210,34 @@ _VERSION = re.compile(r"-\d{4}-\d{2}-\d{2}|-\d{3,8}")
 
 def check_model(asked: str, body: Any) -> None:
     """Raise NotAnAnswer for a reply that names another model than the one that was asked, or a version of it."""
-    answered = body.get("model") if isinstance(body, dict) else None
-    if answered is None or answered == "":
-        return
-    base = asked.removesuffix("-latest")
-    if not isinstance(answered, str) or not (
-        answered == asked or (answered.startswith(base) and _VERSION.fullmatch(answered, len(base)))
-    ):
+    answered = _answered(body)
+    if answered is not None and not _same(asked, answered):
         raise NotAnAnswer(f"another model answered than {asked}; name in the settings the one that answers")
+
+
+def check_chat_model(asked: str, others: Collection[str], body: Any) -> None:
+    """Raise NotAnAnswer for a chat that neither the model that was asked, nor one of the `others`, has answered.
+
+    A provider before a name (`openai/gpt-4o`) counts nothing; "*" among the others is any model.
+    """
+    answered = _answered(body)
+    if answered is None or "*" in others:
+        return
+    plain = answered.rpartition("/")[2]
+    if not any(_same(name.rpartition("/")[2], plain) for name in (asked, *others)):
+        raise NotAnAnswer(f"another model answered than {asked}; if it may, add its name to cloud.answers_as.{asked}")
+
+
+def _answered(body: Any) -> str | None:
+    """The model that a reply names; None where it names none."""
+    answered = body.get("model") if isinstance(body, dict) else None
+    return None if answered is None or answered == "" else str(answered)
+
+
+def _same(asked: str, answered: str) -> bool:
+    """Whether these name one model, or the second a version of the first."""
+    base = asked.removesuffix("-latest")
+    return answered == asked or (answered.startswith(base) and _VERSION.fullmatch(answered, len(base)) is not None)
 
 
 def usage_in(body: Any, bound: Usage, text: str = "") -> Usage | None:

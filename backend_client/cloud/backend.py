@@ -8,23 +8,25 @@ from typing import Any
 
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-from backend_client.cloud.attempt import CloudAttempt, CloudState, check_model, usage_in
+from backend_client.cloud.attempt import CloudAttempt, CloudState, check_chat_model, check_model, usage_in
 from backend_client.cloud.ledger import Ledger
 from backend_client.errors import ClientClosed, CloudError, CloudRejected, StreamInterrupted
 from backend_client.fleet.breaker import Breaker
 from backend_client.http import messages
-from backend_client.http.answers import choices_in, read_answer, read_json, reading, vectors_in
+from backend_client.http.answers import choices_in, completion_in, read_json, reading, vectors_in
+from backend_client.http.forwarding import asks_for_stream
 from backend_client.http.health import ModelReport
 from backend_client.http.messages import EmbedJob, Exchange, Job, NotAnAnswer, Vectors, plain_name
+from backend_client.http.routes import only_on_nodes
 from backend_client.http.sse import EventParser
-from backend_client.http.stream_forms import FORMS, EventStream, Json, StreamEvent, failure_in, read_event
-from backend_client.lifetime import Clock, Deadline, OpenCalls
-from backend_client.results import ChatChoice, EmbedBatch, RawReply, Usage
+from backend_client.http.stream_forms import CHAT, EventStream, Json, StreamEvent, failure_in, read_event
+from backend_client.lifetime import STARTED, Clock, Deadline, OpenCalls, owning
+from backend_client.options import ClientOptions
+from backend_client.results import Attempt, ChatChoice, EmbedBatch, RawReply, Usage
 from backend_client.sdk.client import httpx
 from backend_client.settings import CloudSettings
 
 _CHAT = "/v1/chat/completions"
-_FORM = FORMS[_CHAT]
 # What local servers know beside OpenAI's parameters.
 _LOCAL = (
     "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "chat_template_kwargs",
@@ -57,16 +59,17 @@ class CloudBackend:
     """Embeds and generates in the cloud."""
 
     def __init__(
-        self, settings: CloudSettings, breaker: Breaker, ledger: Ledger, clock: Clock, max_reply_bytes: int
+        self, settings: CloudSettings, breaker: Breaker, ledger: Ledger, clock: Clock, options: ClientOptions
     ) -> None:
         self._settings = settings
+        self._silence = options.timeouts.silence
         self._spaces = {model: space for space, model in settings.embedding_models.items()}
         self._headers = {name.lower() for name in settings.extra_headers}
         self._dimensions: dict[str, int] = {}
         self._chat_models = {plain_name(name): model for name, model in settings.chat_models.items()}
         # Made here and not by the first call: reading the certificates and importing the SDK's parts block for 100 ms
         # and more, which the deadline of a call and the service's event loop cannot afford.
-        self._sdk = _sdk(settings, max_reply_bytes)
+        self._sdk = _sdk(settings, options.max_reply_bytes)
         self.calls = OpenCalls(self._sdk.close)
         name = settings.base_url or "https://api.openai.com/v1"
         self.state = CloudState(name, breaker, ledger, clock, self.calls)
@@ -82,7 +85,7 @@ class CloudBackend:
 
     def refusal(self, job: Job) -> str | None:
         """Why the cloud cannot serve a job, or None."""
-        if reason := job.only_on_nodes:
+        if reason := only_on_nodes(job):
             return reason
         if isinstance(job, EmbedJob):
             return self._embedding_refusal(job)
@@ -102,7 +105,7 @@ class CloudBackend:
         bound = sum(len(text.encode(errors="replace")) + _SPECIAL_TOKENS for text in job.texts)
         self._check(job)
         attempt = await CloudAttempt.begin(self.state, job, model, Usage(bound))
-        vectors, usage = await attempt.run(self._embed(job, attempt))
+        vectors, usage = await attempt.run(lambda: self._embed(job, attempt))
         attempt.succeeded(usage)
         return EmbedBatch(
             vectors=vectors,
@@ -116,7 +119,7 @@ class CloudBackend:
         self._check(job)
         chat = _as_chat(job)
         attempt, body = await self._chat_attempt(chat)
-        found, usage = await attempt.run(self._whole(chat, attempt, body))
+        found, usage = await attempt.run(lambda: self._whole(chat, attempt, body))
         attempt.succeeded(usage)
         if chat is not job:
             choice = choices_in(found)[0]
@@ -129,9 +132,14 @@ class CloudBackend:
         chat = _as_chat(job)
         attempt, body = await self._chat_attempt(chat)
         events = self._events(chat, attempt, body)
-        held = await attempt.run(_begun(events), opened_by)
-        items = _follow(attempt, held, events)
+        held = await attempt.run(lambda: _begun(events), opened_by.remaining() if opened_by else None)
+        items = _follow(attempt, held, events, job.end_of_stream(), self._silence)
         return items if chat is job else _as_inference(items)
+
+    async def forward(self, job: Exchange) -> tuple[RawReply | EventStream, tuple[Attempt, ...]]:
+        """The reply to a request that came as bytes, which mean nothing to the cloud. Raises CloudError."""
+        job = replace(job, content=None)
+        return await (self.open_exchange(job) if asks_for_stream(job) else self.exchange(job)), ()
 
     async def models(self) -> list[ModelReport]:
         """None: its models are those of the settings."""
@@ -155,7 +163,8 @@ class CloudBackend:
 
     def _client(self, job: Job) -> AsyncOpenAI:
         headers = {name: value for name, value in job.extra_headers.items() if name.lower() in self._headers}
-        return self._sdk.with_options(timeout=job.deadline.remaining(), default_headers=headers or None)
+        # The attempt bounds the time.
+        return self._sdk.with_options(timeout=None, default_headers=headers or None)
 
     async def _chat_attempt(self, job: Exchange) -> tuple[CloudAttempt, Json]:
         """The reservation of the most that the request may cost, and its body."""
@@ -187,23 +196,26 @@ class CloudBackend:
     async def _whole(self, job: Exchange, attempt: CloudAttempt, body: Json) -> tuple[Json, Usage | None]:
         response = await self._client(job).post("/chat/completions", cast_to=httpx.Response, body=body)
         found: Json = read_json(response.content)
-        choices: tuple[ChatChoice, ...] = read_answer(_CHAT, body, found)
-        check_model(attempt.model, found)
+        choices: tuple[ChatChoice, ...] = completion_in(body, found)
+        self._check_chat_model(attempt, found)
         return found, usage_in(found, attempt.bound, "".join(choice.text for choice in choices))
 
     async def _events(self, job: Exchange, attempt: CloudAttempt, body: Json) -> AsyncGenerator[StreamEvent, None]:
         """The events up to `[DONE]`, which is there also where the cloud sends none."""
-        read = _FORM.reader(body)
+        read = CHAT.reader(body)
         create = self._client(job).chat.completions.with_streaming_response.create
-        async with create(messages=[], model="", extra_body=_FORM.request(body)) as response:
+        async with create(messages=[], model="", extra_body=CHAT.request(body)) as response:
             async for event in _parsed(response.iter_bytes()):
                 if event.data is None:
                     break
                 if failure_in(event) is not None or not isinstance(event.data.get("choices"), list):
                     raise NotAnAnswer("an event is not a part of a chat completion")
-                check_model(attempt.model, event.data)
+                self._check_chat_model(attempt, event.data)
                 yield read(event)
         yield read(StreamEvent("message", None))
+
+    def _check_chat_model(self, attempt: CloudAttempt, body: Json) -> None:
+        check_chat_model(attempt.model, self._settings.answers_as.get(attempt.model, ()), body)
 
     def _check(self, job: Job) -> None:
         refusal = self.refusal(job)
@@ -222,7 +234,7 @@ class CloudBackend:
         local = [name for name in _LOCAL if body.get(name) is not None]
         if local and not self._settings.base_url:
             return f"OpenAI has no {', '.join(local)}"
-        unbounded = _unbounded(body) if job.purse is not None or self._settings.spend_cap is not None else []
+        unbounded = _unbounded(body) if job.spend_limit is not None or self._settings.spend_cap is not None else []
         return f"the spend cap cannot bound what {', '.join(unbounded)} costs" if unbounded else None
 
     def _embedding_refusal(self, job: EmbedJob) -> str | None:
@@ -259,24 +271,37 @@ async def _parsed(chunks: AsyncIterator[bytes]) -> AsyncGenerator[StreamEvent, N
 async def _begun(events: AsyncGenerator[StreamEvent, None]) -> list[StreamEvent]:
     """The events up to the first one with a part of the answer."""
     held = [await anext(events)]
-    while not _FORM.begins(held[-1]):
+    while not CHAT.begins(held[-1]):
         held.append(await anext(events))
     return held
 
 
+@owning
 async def _follow(
-    attempt: CloudAttempt, held: list[StreamEvent], events: AsyncGenerator[StreamEvent, None]
+    attempt: CloudAttempt,
+    held: list[StreamEvent],
+    events: AsyncGenerator[StreamEvent, None],
+    ends: Deadline,
+    silence: float,
 ) -> EventStream:
     """Yield the events, those that are `held` first, the last one when the attempt has succeeded, and the reply.
 
-    Raises StreamInterrupted, with the text so far, when the stream fails.
+    Raises StreamInterrupted, with the text so far, when the stream fails, sends nothing for `silence` seconds, or has
+    not ended when it must.
     """
     parts: list[str] = []
     said: Json = {}
     usage: Usage | None = None
     failed: CloudError | ClientClosed | None = None
     try:
-        while (event := held.pop(0) if held else await attempt.run(anext(events))).data is not None:
+        yield STARTED
+        while True:
+            if held:
+                event = held.pop(0)
+            else:
+                event = await attempt.run(lambda: anext(events), min(silence, ends.remaining()))
+            if event.data is None:
+                break
             parts.append(event.text)
             said = event.data if event.data.get("usage") else said
             yield event
@@ -351,9 +376,11 @@ def _as_chat(job: Exchange) -> Exchange:
     return replace(job, path=_CHAT, body=body)
 
 
+@owning
 async def _as_inference(events: EventStream) -> EventStream:
     reason = ""
     try:
+        yield STARTED
         async for item in events:
             if isinstance(item, RawReply):
                 yield StreamEvent("done", {"finish_reason": reason})

@@ -36,8 +36,8 @@ class CloudClient(BaseClient):
         options = options or ClientOptions()
         self.ledger = ledger or Ledger(settings.prices, settings.spend_cap)
         breaker = Breaker(options.breaker, clock, rng or random.Random())
-        self.backend = CloudBackend(settings, breaker, self.ledger, clock, options.max_reply_bytes)
-        super().__init__(self.backend, self.backend, options, clock)
+        self.service = CloudBackend(settings, breaker, self.ledger, clock, options)
+        super().__init__(self.service, self.service, options, clock)
 
     @classmethod
     def from_settings(cls, settings: ClientSettings | None = None, **options: Any) -> Self:

@@ -30,7 +30,6 @@ class RefusalReason(Enum):
     LACKS_MODEL = auto()
     LACKS_DEVICE = auto()
     OTHER_SPACE = auto()
-    OTHER_NODE = auto()
     LOADING = auto()
 
 
@@ -38,6 +37,7 @@ class RefusalReason(Enum):
 _TRIAL_S = 0.1
 # When to look whether a model is loaded, if its node gives no estimate.
 _LOAD_S = 1.0
+_NAMES_SHOWN = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,6 @@ class Refusal:
 
 def refusal(node: Node, need: Requirement, now: float) -> Refusal | None:
     """Why `node` may not get the request, or None."""
-    if need.node is not None and need.node != node.url:
-        return Refusal(node.url, RefusalReason.OTHER_NODE, f"does not store what {need.node} stores")
     model = None if need.model is None else node.names.get(plain_name(need.model))
     if need.model is not None and node.models and model is None:
         # Of a node that is down, too: nobody expects a model of it that its last report does not list.
@@ -194,20 +192,18 @@ def eligible(
         candidates = [nodes[item.node] for item in refusals if item.reason is RefusalReason.LOADING]
         fresh = [node for node in candidates if node.url not in tried]
     if not (fresh or candidates):
-        raise explain(need, refusals, now)
+        raise explain(need, refusals, now, nodes.values())
     return fresh or candidates
 
 
-def explain(need: Requirement, refusals: Collection[Refusal], now: float) -> NPUError:
+def explain(need: Requirement, refusals: Collection[Refusal], now: float, nodes: Collection[Node]) -> NPUError:
     """The error for a request that no node can take, with every node's reason."""
     if not refusals:
         return NPUUnavailableError("no node is configured: set NPU_CLIENT_NODES")
-    # With a node prescribed, the others' reasons say nothing.
-    refusals = [item for item in refusals if item.reason is not RefusalReason.OTHER_NODE] or refusals
     reasons = "; ".join(f"{item.node} {item.why}" for item in refusals)
     kinds = {item.reason for item in refusals}
     if kinds == {RefusalReason.LACKS_MODEL}:
-        return _model_not_found(need, reasons)
+        return _model_not_found(need, reasons, nodes)
     untils = [item.until for item in refusals if item.until is not None]
     retry_after = min(untils) - now if untils else None
     if RefusalReason.BUSY in kinds:
@@ -217,7 +213,11 @@ def explain(need: Requirement, refusals: Collection[Refusal], now: float) -> NPU
     return NPUUnavailableError(f"no node can serve it: {reasons}", retry_after=retry_after)
 
 
-def _model_not_found(need: Requirement, reasons: str) -> ModelNotFound:
+def _model_not_found(need: Requirement, reasons: str, nodes: Collection[Node]) -> ModelNotFound:
     if need.model is None:
         return NotOffered(f"no node offers {need.kind}: {reasons}", code="model_not_found", status=404)
-    return ModelNotFound(f"no node serves the model {need.model}: {reasons}", code="model_not_found", status=404)
+    reports = [model for node in nodes for model in node.models.values()]
+    offered = sorted({model.id for model in reports if model.kind == need.kind or model.serves(need.kind)})
+    known = ", ".join(offered[:_NAMES_SHOWN]) + (", …" if len(offered) > _NAMES_SHOWN else "")
+    what = f"no node serves the model {need.model}: {reasons}; models for {need.kind}: {known or 'none'}"
+    return ModelNotFound(what, code="model_not_found", status=404)

@@ -16,16 +16,12 @@ _REMEMBERED_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """What a request asks of the node that serves it. `model` None: the node's default of that kind.
-
-    `node`: only this one will do, because it stores what the request refers to.
-    """
+    """What a request asks of the node that serves it. `model` None: the node's default of that kind."""
 
     kind: ModelKind
     model: str | None = None
     device: str | None = None
     space: str | None = None
-    node: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +43,9 @@ class Hold:
     def after(self, model: ModelReport | None, reported: float) -> Hold | None:
         """What is left of it after a report on the model that was asked for at `reported`; None for nothing."""
         if self.busy:
-            # The time that a busy node names is an estimate: half of the work done, it is worth asking.
-            free = model is not None and 2 * (model.queue_depth + model.in_flight) <= self.work
+            # The time that a busy node names is an estimate: half of the work done, it is worth asking. A node that
+            # refused without any work had another reason, which no report shows.
+            free = self.work > 0 and model is not None and 2 * (model.queue_depth + model.in_flight) <= self.work
             gone = reported >= self.until or (free and reported > self.since)
         else:
             # What was refused while the model loads is asked again when the model serves.

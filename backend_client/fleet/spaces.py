@@ -61,7 +61,7 @@ class Bindings:
         if need.kind == "embedding" and need.model is None and model is not None and _NO_MODEL in self._spaces:
             self.bind(model, self._spaces[_NO_MODEL])
         space = self.space(model) if need.kind == "embedding" and model is not None else None
-        return Requirement(need.kind, model, need.device, space, need.node)
+        return Requirement(need.kind, model, need.device, space)
 
     def default_model(self, kind: str) -> str | None:
         """The only model of that kind in the fleet, from then on always the same; None while no node has reported one.

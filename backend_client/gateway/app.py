@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import re
-import sqlite3
 import time
 import traceback
 from collections.abc import AsyncIterator
@@ -18,14 +18,15 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from backend_client.client import InferenceClient
 from backend_client.errors import NPUError
-from backend_client.gateway.forward import ID, TEAM, Forwarder, dialect_of, refused
-from backend_client.gateway.keys import KeyStore, Team
+from backend_client.gateway.forward import HOP, ID, TEAM, Forwarder, dialect_of, own_headers, refused
+from backend_client.gateway.keys import KeyFile, KeyStore, Team
 from backend_client.gateway.limits import Limits, Refusal
 from backend_client.gateway.metrics import Metrics
 from backend_client.gateway.page import OPEN_PATHS, STATE_PATH, add_page
-from backend_client.gateway.registry import Registry
+from backend_client.gateway.registry import EXPIRY_S, Registry
 from backend_client.gateway.settings import GatewaySettings, is_loopback
 from backend_client.gateway.spending import Spending
+from backend_client.http.health import GATEWAY
 from backend_client.http.messages import new_request_id
 
 log = logging.getLogger("npu_gateway")
@@ -33,26 +34,29 @@ _OPEN = frozenset({"/", "/health"}) | OPEN_PATHS
 _ANNOUNCE = "/announce"
 _MOST_ANNOUNCED = 8192
 _LOOK_S = 1.0
+# How long a use of the file of keys may take.
+_PATIENCE_S = 1.0
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _ANYBODY = Team("anybody")
 
 
 def make_app(settings: GatewaySettings, client: InferenceClient) -> web.Application:
     """The application; it closes the client when it ends. Raises ConfigurationError for a file of keys that is none."""
-    keys = KeyStore(settings.keys) if settings.keys is not None else None
+    keys = KeyStore(settings.keys, patience_s=_PATIENCE_S) if settings.keys is not None else None
     metrics = Metrics(client)
     limits = Limits(settings.store, metrics.store_failures.inc)
-    spending = Spending(settings.store, settings.keys, metrics.store_failures.inc) if settings.keys else None
-    registry = Registry(settings.keys, settings.allowed_networks) if settings.keys else None
+    spending = Spending(settings.store, keys.file, metrics.store_failures.inc) if keys else None
+    registry = Registry(keys.file, settings.allowed_networks) if keys else None
     app = web.Application(middlewares=[_answering(settings, keys, metrics)], client_max_size=settings.max_body_bytes)
 
     async def health(_: web.Request) -> web.Response:
         state = client.healthz()
         found = {"status": "ready" if state.serving else "unavailable", "nodes_usable": state.nodes_usable}
-        return web.json_response(found | {"cloud": state.cloud or "none"}, status=200 if state.serving else 503)
+        found |= {"server": GATEWAY, "cloud": state.cloud or "none"}
+        return web.json_response(found, status=200 if state.serving else 503)
 
     async def announced(request: web.Request) -> web.Response:
-        if registry is None or not settings.allowed_networks:
+        if keys is None or registry is None or not settings.allowed_networks:
             raise Refusal(404, "not_found", "no node may announce itself here: set NPU_GATEWAY_ALLOWED_NETWORKS")
         if request.content_length is None or request.content_length > _MOST_ANNOUNCED:
             raise Refusal(413, "payload_too_large", f"an announcement may have {_MOST_ANNOUNCED} bytes at most")
@@ -60,12 +64,16 @@ def make_app(settings: GatewaySettings, client: InferenceClient) -> web.Applicat
             given = json.loads(await request.read())
         except (ValueError, RecursionError):
             raise Refusal(400, "invalid_request", "an announcement must be JSON") from None
-        return web.json_response({"name": registry.announce(_bearer(request), given)})
+        try:
+            name = await keys.file.run(registry.announce, _bearer(request), given)
+        except OSError:
+            raise Refusal(503, "unavailable", "the file of the enrolments cannot be written now", _LOOK_S) from None
+        return web.json_response({"name": name})
 
     async def scraped(_: web.Request) -> web.Response:
         if keys is not None and spending is not None:
             with contextlib.suppress(OSError):
-                for name, (spent, cap) in (await spending.spent({entry.team for entry in keys.list()})).items():
+                for name, (spent, cap) in (await spending.spent(entry.team for entry in keys.entries)).items():
                     metrics.spend_ratio.labels(name).set(float(spent / cap) if cap else 1.0)
         return web.Response(body=generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
@@ -73,13 +81,15 @@ def make_app(settings: GatewaySettings, client: InferenceClient) -> web.Applicat
     app.router.add_get("/metrics", scraped)
     app.router.add_post(_ANNOUNCE, announced)
     add_page(app, client, keys, metrics)
-    app.router.add_route("*", "/{path:.*}", Forwarder(client, metrics, limits, spending).handle)
+    app.add_routes(Forwarder(client, metrics, limits, spending).routes())
 
     async def running(_: web.Application) -> AsyncIterator[None]:
         # The nodes are known before the first request asks for one.
         tasks = [asyncio.create_task(_look(client))]
-        if registry is not None and settings.allowed_networks:
-            tasks.append(asyncio.create_task(_follow(registry, client, metrics)))
+        if keys is not None:
+            tasks.append(asyncio.create_task(_keep_reading(keys)))
+        if keys is not None and registry is not None and settings.allowed_networks:
+            tasks.append(asyncio.create_task(_follow(keys.file, registry, client, metrics)))
         yield
         for task in tasks:
             task.cancel()
@@ -87,9 +97,8 @@ def make_app(settings: GatewaySettings, client: InferenceClient) -> web.Applicat
         await client.close()
         if spending is not None:
             await spending.close()
-        for file in (keys, registry):
-            if file is not None:
-                file.close()
+        if keys is not None:
+            keys.close()
 
     app.cleanup_ctx.append(running)
     return app
@@ -100,14 +109,29 @@ async def _look(client: InferenceClient) -> None:
         await client.npu.health()
 
 
-async def _follow(registry: Registry, client: InferenceClient, metrics: Metrics) -> None:
-    """Let the nodes that announce themselves be the fleet's."""
+async def _keep_reading(keys: KeyStore) -> None:
+    """Read the keys also while no request asks for them, so that they are never stale without a reason."""
     while True:
+        await keys.refresh()
+        await asyncio.sleep(_LOOK_S)
+
+
+async def _follow(file: KeyFile, registry: Registry, client: InferenceClient, metrics: Metrics) -> None:
+    """Let the nodes that announce themselves be the fleet's."""
+    clock = asyncio.get_running_loop().time
+    members: dict[str, str] = {}
+    failed_at, why = -math.inf, ""
+    while True:
+        # After a failure the nodes have as much time to announce themselves as ever.
+        kept = members if clock() - failed_at < EXPIRY_S else ()
         try:
-            members = registry.members()
-        except sqlite3.Error as error:
-            log.warning("the announced nodes stay as they are: %s", error)
+            members = await file.run(registry.members, kept)
+        except OSError as error:
+            before, failed_at, why = why, clock(), str(error) or type(error).__name__
+            if why != before:
+                log.warning("the announced nodes stay as they are: %s", why)
         else:
+            why = ""
             client.npu.register(members)
             metrics.registered.set(len(members))
         await asyncio.sleep(_LOOK_S)
@@ -122,8 +146,13 @@ def _answering(settings: GatewaySettings, keys: KeyStore | None, metrics: Metric
         dialect, status = dialect_of(request.path, request.headers), 499
         try:
             try:
+                if HOP in request.headers:
+                    message = (
+                        "this is an npu-gateway, and another one sent the request: a gateway's nodes must be nodes"
+                    )
+                    raise Refusal(508, "loop_detected", message)
                 _check_host(request, settings, guarded=keys is None)
-                request[TEAM] = _team(request, keys)
+                request[TEAM] = await _team(request, keys)
                 response = await handler(request)
             except Refusal as error:
                 if error.status == 401:
@@ -142,8 +171,7 @@ def _answering(settings: GatewaySettings, keys: KeyStore | None, metrics: Metric
                 response = refused(dialect, Refusal(500, "internal_error", "internal error; the log has it by its id"))
             status = response.status
             if not response.prepared:
-                response.headers.setdefault("X-Request-ID", request[ID])
-                response.headers["Server"] = "npu-gateway"
+                response.headers.update(own_headers(request, dialect))
             return response
         finally:
             # Each open page asks for its state every second: that is no use of the fleet.
@@ -167,11 +195,15 @@ def _check_host(request: web.Request, settings: GatewaySettings, *, guarded: boo
         raise Refusal(403, "forbidden", "requests from pages of other sites are refused")
 
 
-def _team(request: web.Request, keys: KeyStore | None) -> Team:
+async def _team(request: web.Request, keys: KeyStore | None) -> Team:
     # Nodes have keys of their own.
     if keys is None or (request.path in _OPEN and request.method in {"GET", "HEAD"}) or request.path == _ANNOUNCE:
         return _ANYBODY
-    team = keys.find(_bearer(request))
+    given = _bearer(request)
+    await keys.refresh()
+    team = keys.find(given)
+    if keys.stale or (team is None and not keys.readable):
+        raise Refusal(503, "unavailable", "the file of keys cannot be read now; the gateway's log says why", _LOOK_S)
     if team is None:
         raise Refusal(401, "invalid_api_key", "send a key of this gateway as Authorization: Bearer KEY, or x-api-key")
     return team

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib
+import importlib.util
 import logging
 import signal
+import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
 from datetime import UTC, datetime
@@ -15,13 +16,15 @@ from importlib.metadata import version
 from pathlib import Path
 
 from backend_client.client import InferenceClient
-from backend_client.errors import ConfigurationError
-from backend_client.gateway.keys import KeyStore
+from backend_client.errors import INSTALL_EXTRA, ConfigurationError
+from backend_client.gateway.keys import KeyFile, KeyStore
 from backend_client.gateway.settings import GatewaySettings
 from backend_client.settings import ClientSettings
 
 # Of the 1,024 that a node takes; probes have some of their own.
 _CONNECTIONS_PER_NODE = 1000
+# What the extra `gateway` installs.
+_PACKAGES = ("limits", "prometheus_client", "redis")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -75,6 +78,8 @@ def build_parser() -> argparse.ArgumentParser:
         action = actions.add_parser(name, help=what)
         action.add_argument("name")
         action.set_defaults(run=_change_node, action=name)
+        if name == "enrol":
+            action.add_argument("--port", type=int, default=8081, help="the only port it may announce (8081)")
     return parser
 
 
@@ -94,15 +99,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.run is None:
         parser.print_help()
         return 0
-    return reported(lambda: args.run(args), "npu-gateway")
+    return reported(lambda: _run_command(args), "npu-gateway")
+
+
+def _run_command(args: argparse.Namespace) -> int:
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigurationError(
+            f"the gateway needs more packages ({', '.join(missing)}): {INSTALL_EXTRA.format('gateway')}"
+        )
+    try:
+        status: int = args.run(args)
+    except sqlite3.Error as error:
+        raise ConfigurationError(f"the file of the keys cannot be used: {error}") from None
+    return status
 
 
 def _serve(args: argparse.Namespace) -> int:
     settings = GatewaySettings.load(host=args.host, port=args.port)
-    try:
-        importlib.import_module("prometheus_client")
-    except ModuleNotFoundError:
-        raise ConfigurationError("the gateway's packages are missing: pip install 'npu-node[gateway]'") from None
     values: dict[str, object] = {"nodes": args.nodes} if args.nodes else {}
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     fleet = ClientSettings.load(None, **values)
@@ -117,7 +131,7 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 async def _run(settings: GatewaySettings, fleet: ClientSettings) -> None:
-    from aiohttp import web  # noqa: PLC0415  (as below: only `serve` needs what the extra installs)
+    from aiohttp import web  # noqa: PLC0415  (as below: only `serve` needs it)
 
     from backend_client.gateway.app import make_app  # noqa: PLC0415
 
@@ -189,8 +203,8 @@ def _rotate(args: argparse.Namespace) -> int:
 def _list_nodes(args: argparse.Namespace) -> int:
     from backend_client.gateway.registry import Registry  # noqa: PLC0415  (needs what the extra installs)
 
-    with closing(Registry(_path(args))) as registry:
-        for node in registry.list():
+    with closing(KeyFile(_path(args))) as file:
+        for node in Registry(file).list():
             state = "drained" if node.drained else "live" if node.live else "silent"
             labels = ", ".join(f"{name}={value}" for name, value in node.labels.items())
             print(f"{node.name:24}  {state:8}  {node.url or '-':32}  {node.version or '-':12}  {labels}".rstrip())
@@ -200,9 +214,10 @@ def _list_nodes(args: argparse.Namespace) -> int:
 def _change_node(args: argparse.Namespace) -> int:
     from backend_client.gateway.registry import Registry  # noqa: PLC0415  (as above)
 
-    with closing(Registry(_path(args))) as registry:
+    with closing(KeyFile(_path(args))) as file:
+        registry = Registry(file)
         if args.action == "enrol":
-            print(registry.enrol(args.name))
+            print(registry.enrol(args.name, args.port))
         elif args.action == "remove":
             registry.remove(args.name)
         else:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from typing import Any
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
+from backend_client.arguments import headers as printable
 from backend_client.client import InferenceClient
 from backend_client.errors import (
     AuthenticationFailed,
     CloudError,
-    DeadlineExceeded,
-    FleetOverloaded,
     ModelNotFound,
     NPUError,
     RequestRejected,
@@ -23,63 +24,66 @@ from backend_client.gateway.keys import Team
 from backend_client.gateway.limits import Limits, Refusal
 from backend_client.gateway.metrics import Metrics
 from backend_client.gateway.spending import Spending
-from backend_client.http.forms import read_form, writing_kind
-from backend_client.http.health import ModelKind
-from backend_client.http.messages import Exchange, Reply
-from backend_client.lifetime import Deadline, in_daemon_thread
-from backend_client.results import Attempt, EmbedBatch, RawReply
-from backend_client.routing.backend import Forwarded
-from backend_client.sdk.routes import OpenAIRoutes, embedding_reply, json_object, stream_bytes, whole_reply
+from backend_client.http.errors import openai_error, problem_of
+from backend_client.http.forms import read_form
+from backend_client.http.forwarding import Forwarded, passed_on, tokens_of
+from backend_client.http.messages import Exchange, Reply, encode, plain_name
+from backend_client.http.routes import ROUTES, Dialect
+from backend_client.http.stream_forms import EventStream
+from backend_client.lifetime import Deadline, in_daemon_thread, owning
+from backend_client.results import Attempt, EmbedBatch, RawReply, Usage
+from backend_client.sdk.routes import (
+    OpenAIRoutes,
+    embedding_reply,
+    json_object,
+    read_device,
+    read_flag,
+    stream_bytes,
+    whole_reply,
+)
 
 TEAM = web.RequestKey("team", Team)
 ID = web.RequestKey("id", str)
-_KINDS: Mapping[str, ModelKind] = {
-    "/v1/embeddings": "embedding", "/embeddings": "embedding",
-    "/api/embed": "embedding", "/api/embeddings": "embedding",
-    "/v1/rerank": "rerank", "/v2/rerank": "rerank", "/rerank": "rerank",
-    "/v1/audio/transcriptions": "transcription", "/v1/audio/translations": "transcription",
-}  # fmt: skip
-_WRITING = frozenset({
-    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens",
-    "/inference", "/tokenize", "/detokenize", "/api/chat", "/api/generate",
-})  # fmt: skip
-_UPLOADS = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
+# Every request of a gateway has it, and gateways refuse it: two that name each other as nodes would go round for ever.
+HOP = "X-NPU-Gateway-Hop"
 # Asked of every node: what each lists is joined by name.
 _LISTS = {"/api/tags": "models", "/api/ps": "models"}
-_SENT_ON = ("x-npu-", "anthropic-", "x-priority", "traceparent", "tracestate")
-_NOT_SENT_ON = frozenset({"x-npu-require-device", "x-npu-local-only", "x-npu-restart-wait-ms"})
-_HOP = frozenset({"content-length", "transfer-encoding", "connection", "keep-alive", "date", "server", "x-request-id"})
+_SENT_ON = ("x-npu-", "anthropic-", "traceparent", "tracestate")
+_NOT_SENT_ON = frozenset({
+    "x-npu-require-device", "x-npu-local-only", "x-npu-restart-wait-ms", "x-npu-start-timeout-ms",
+})  # fmt: skip
 _LOOK_S = 5.0
 # Models of a list in Anthropic's form, as Anthropic documents them.
 _PAGE, _LARGEST_PAGE = 20, 1000
-_FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
-def dialect_of(path: str, headers: Mapping[str, str]) -> str:
+def dialect_of(path: str, headers: Mapping[str, str]) -> Dialect:
     """The dialect in which a path, known or not, is answered."""
+    if path in ROUTES:
+        return ROUTES[path].dialect
     if path.startswith("/v1/messages") or (path.startswith("/v1/models") and "anthropic-version" in headers):
         return "anthropic"
     return "ollama" if path.startswith("/api/") else "openai"
 
 
 _ANTHROPIC = {
-    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
-    413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error",
+    400: "invalid_request_error", 401: "authentication_error", 402: "billing_error", 403: "permission_error",
+    404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error",
+    504: "timeout_error",
 }  # fmt: skip
 
 
-def error_body(dialect: str, error: Refusal) -> dict[str, Any]:
+def error_body(dialect: Dialect, error: Refusal) -> dict[str, Any]:
     """An error in the form of a dialect."""
     if dialect == "anthropic":
         kind = _ANTHROPIC.get(error.status, "api_error")
         return {"type": "error", "error": {"type": kind, "message": error.message}}
     if dialect == "ollama":
         return {"error": error.message}
-    kind = "invalid_request_error" if error.status < 500 and error.status != 429 else "server_error"
-    return {"error": {"message": error.message, "type": kind, "code": error.code, "param": None}}
+    return openai_error(error.status, error.code, error.message)
 
 
-def refused(dialect: str, error: Refusal) -> web.Response:
+def refused(dialect: Dialect, error: Refusal) -> web.Response:
     """A refusal as a reply; the client has retried already, so callers need not."""
     status = 529 if dialect == "anthropic" and error.status == 503 else error.status
     response = web.json_response(error_body(dialect, error), status=status)
@@ -91,23 +95,21 @@ def refused(dialect: str, error: Refusal) -> web.Response:
 
 
 def _refusal_of(error: NPUError) -> Refusal:
-    retry_after = getattr(error, "retry_after", None)
-    if isinstance(error, DeadlineExceeded):
-        return Refusal(504, "deadline_exceeded", error.message)
-    if isinstance(error, ModelNotFound):
-        return Refusal(404, "model_not_found", error.message)
     if isinstance(error, AuthenticationFailed):
         # The gateway's own key is wrong there: nothing that the caller could mend.
         return Refusal(503, "unavailable", error.message)
-    if isinstance(error, RequestRejected):
-        return Refusal(error.status or 400, error.code or "invalid_request", error.message)
-    if isinstance(error, FleetOverloaded):
-        return Refusal(429, "overloaded", error.message, retry_after)
-    return Refusal(503, "unavailable", error.message, retry_after)
+    status, code, message, _, retry_after = problem_of(error)
+    return Refusal(status, code, message, retry_after)
+
+
+def own_headers(request: web.Request, dialect: Dialect) -> dict[str, str]:
+    """The headers of every reply. Anthropic's SDK reads the id of a request from its own header."""
+    own = {"X-Request-ID": request[ID], "Server": "npu-gateway"}
+    return {**own, "request-id": request[ID]} if dialect == "anthropic" else own
 
 
 class Forwarder:
-    """Answers every path but the gateway's own."""
+    """Answers the requests that are for the fleet. Its handlers raise Refusal."""
 
     def __init__(self, client: InferenceClient, metrics: Metrics, limits: Limits, spending: Spending | None) -> None:
         self._client = client
@@ -116,31 +118,35 @@ class Forwarder:
         self._metrics = metrics
         self._lists = OpenAIRoutes(client)
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Raises Refusal."""
-        await self._limits.admit(request[TEAM])
-        path, method = request.path, request.method
-        if path == "/" and method in {"GET", "HEAD"}:
-            return web.Response(text="npu-gateway is running")
-        with self._metrics.in_flight.track_inprogress():
-            if method == "GET" and (path == "/v1/models" or path.startswith("/v1/models/")):
-                return await self._models(request)
-            if method == "GET" and path in _LISTS:
-                return await self._joined(request)
-            if path in {"/api/version", "/api/show"}:
-                return await self._of_any(request)
-            stored = path.startswith("/v1/responses/")
-            if not (stored and method in {"GET", "POST", "DELETE"}) and not (
-                method == "POST" and (path in _WRITING or path in _KINDS)
-            ):
-                raise Refusal(404, "not_found", f"the fleet serves no {method} {path[:200]}")
-            return await self._forward(request, await request.read())
+    def routes(self) -> list[web.RouteDef]:
+        """All that is served: nodes are asked for these paths and no others."""
+        return [
+            *(web.post(path, self._admitted(self._forward)) for path in ROUTES),
+            web.get("/v1/models", self._admitted(self._models)),
+            web.get("/v1/models/{id}", self._admitted(self._models)),
+            *(web.get(path, self._admitted(self._joined)) for path in _LISTS),
+            web.get("/api/version", self._admitted(self._of_any)),
+            web.post("/api/show", self._admitted(self._of_any)),
+            web.get("/", self._admitted(_running)),
+            web.route("*", "/{path:.*}", self._admitted(_unknown)),
+        ]
 
-    async def _forward(self, request: web.Request, content: bytes) -> web.StreamResponse:
-        dialect = dialect_of(request.path, request.headers)
-        job = await self._job(request, content)
+    def _admitted(self, handler: Handler) -> Handler:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            await self._limits.admit(request[TEAM])
+            with self._metrics.in_flight.track_inprogress():
+                return await handler(request)
+
+        return handle
+
+    async def _forward(self, request: web.Request) -> web.StreamResponse:
+        dialect = ROUTES[request.path].dialect
         try:
-            found, before = await self._client.backend.forward(job)
+            job = await self._job(request, await request.read())
+        except RequestRejected as error:
+            raise _refusal_of(error) from None
+        try:
+            found, before = await self._answered(job)
         except NPUError as error:
             last = job.refused[-1] if job.refused else None
             rejected = isinstance(error, RequestRejected) and not isinstance(error, CloudError | AuthenticationFailed)
@@ -151,7 +157,7 @@ class Forwarder:
                 raise Refusal(404, "model_not_found", f"model '{(job.model or '')[:200]}' not found") from None
             raise _refusal_of(error) from None
         if isinstance(found, Forwarded):
-            return await self._from_node(request, dialect, found, before)
+            return await self._from_node(request, dialect, found, before, job)
         self._metrics.answers.labels("cloud").inc()
         headers = {"X-NPU-Gateway-Source": "cloud", "X-NPU-Gateway-Attempts": str(len(before) + 1)}
         if isinstance(found, EmbedBatch | RawReply):
@@ -159,32 +165,40 @@ class Forwarder:
             encoding = (job.body or {}).get("encoding_format")
             reply = embedding_reply(found, encoding) if isinstance(found, EmbedBatch) else whole_reply(found)
             body = reply.content if isinstance(reply.content, bytes) else b""
-            return web.Response(body=body, status=reply.status, headers={**_kept(reply.headers), **headers})
+            return web.Response(body=body, status=reply.status, headers={**reply.headers, **headers})
         asked = (job.body or {}).get("stream_options")
         usage = isinstance(asked, dict) and bool(asked.get("include_usage"))
-        parts = stream_bytes(found, with_usage=usage or job.path == "/inference")
+        counted = CloudUsage(job)
+        parts = stream_bytes(counted.follow(found), with_usage=usage or job.path == "/inference")
         head = {"Content-Type": "text/event-stream; charset=utf-8", **headers}
-        return await self._stream(request, dialect, head, parts)
+        try:
+            return await self._stream(request, dialect, head, parts, job)
+        finally:
+            await self._count(request, counted.usage.prompt_tokens, counted.usage.completion_tokens)
+
+    async def _answered(
+        self, job: Exchange
+    ) -> tuple[Forwarded | EmbedBatch | RawReply | EventStream, tuple[Attempt, ...]]:
+        try:
+            return await self._client.core.backend.forward(job)
+        except ModelNotFound:
+            look = Deadline.after(min(_LOOK_S, job.deadline.remaining()), self._client.core.clock)
+            if job.model is None or not await self._client.npu.fleet.find_in_stores(job.model, look):
+                raise
+        return await self._client.core.backend.forward(job)
 
     async def _job(self, request: web.Request, content: bytes) -> Exchange:
-        """The request as the client takes it. Raises Refusal for what the team may not do, or no body at all."""
-        path, team = request.path, request[TEAM]
-        fields: dict[str, Any] = {}
-        if path in _UPLOADS:
-            try:
-                form, _ = await in_daemon_thread(
-                    lambda: read_form(content, request.headers.get("Content-Type", "")), "read a form"
-                )
-            except RequestRejected as error:
-                raise _refusal_of(error) from None
-            if len(form.get("model", ())) > 1:
-                raise Refusal(400, "invalid_request", "a form must name one model")
-            fields = {name: values[0] for name, values in form.items() if values}
-        elif request.method == "POST" and (content or not path.startswith("/v1/responses/")):
-            try:
-                fields = json_object(content)
-            except RequestRejected as error:
-                raise _refusal_of(error) from None
+        """The request as the client takes it. Raises RequestRejected, Refusal for what the team may not do."""
+        route, team = ROUTES[request.path], request[TEAM]
+        fields = await _fields(request, content) if route.upload else json_object(content)
+        device = read_device(_only(request, "X-NPU-Require-Device"), "X-NPU-Require-Device")
+        local = read_flag(_only(request, "X-NPU-Local-Only"), "X-NPU-Local-Only")
+        sent_on = {
+            lower: value
+            for name, value in request.headers.items()
+            if (lower := name.lower()).startswith(_SENT_ON) and lower not in _NOT_SENT_ON
+        }
+        printable(sent_on)
         model = fields.pop("model", None)
         if not isinstance(model, str | None):
             raise Refusal(400, "invalid_request", "model must be the name of a model, as a string")
@@ -193,124 +207,145 @@ class Forwarder:
             raise Refusal(
                 403, "forbidden", f"this key is for {named}, and the request names {(model or 'no model')[:100]}"
             )
-        device = request.headers.get("X-NPU-Require-Device", "").strip().upper() or None
-        if device not in {None, "NPU", "GPU", "CPU"}:
-            raise Refusal(400, "invalid_request", "X-NPU-Require-Device must be NPU, GPU or CPU")
-        local = _FLAGS.get(request.headers.get("X-NPU-Local-Only", "false").strip().lower())
-        if local is None:
-            raise Refusal(400, "invalid_request", "X-NPU-Local-Only must be true or false")
         times = self._client.npu.options.timeouts
-        kind = _KINDS.get(path) or ("vision" if _has_image(fields) else writing_kind(fields))
+        kind = route.kind_of(fields)
         seconds = times.embed if kind in {"embedding", "rerank"} else times.generate
         given = request.headers.get("X-Request-Timeout-Ms", "")
+        ends = None
         if given.isascii() and given.isdigit() and len(given) < 10:
+            ends = Deadline.after(int(given) / 1000, self._client.core.clock)
             seconds = min(seconds, int(given) / 1000)
+        deadline = Deadline.after(seconds, self._client.core.clock)
         return Exchange(
-            path=path,
-            method=request.method,
+            path=request.path,
             kind=kind,
             body=fields,
-            content=content,
+            # Nodes have defaults of their own: a request that names no model gets the name of the fleet's.
+            content=content if model or route.upload else None,
             content_type=request.headers.get("Content-Type", "application/json"),
             model=model or None,
-            deadline=Deadline.after(seconds, self._client.core.clock),
+            deadline=deadline,
+            ends=deadline if kind == "transcription" else ends,
             request_id=request[ID],
             priority="batch" if request.headers.get("X-Priority", "").lower() == "batch" else "interactive",
             require_device=device,
             local_only=local or not team.cloud,
-            purse=self._spending.purse(team) if self._spending else None,
-            extra_headers={
-                name: value
-                for name, value in request.headers.items()
-                if name.lower().startswith(_SENT_ON)
-                and name.lower() not in _NOT_SENT_ON
-                and name.lower() != "x-priority"
-            },
+            spend_limit=self._spending.limit(team) if self._spending else None,
+            extra_headers=sent_on | {HOP: "1"},
         )
 
     async def _from_node(
-        self, request: web.Request, dialect: str, found: Forwarded, before: tuple[Attempt, ...]
+        self, request: web.Request, dialect: Dialect, found: Forwarded, before: tuple[Attempt, ...], job: Exchange
     ) -> web.StreamResponse:
-        attempts = len(before) + len(found.call.attempts) + (not isinstance(found.content, bytes))
+        attempts = len(before) + len(found.attempts) + (not isinstance(found.content, bytes))
         self._metrics.answers.labels("node").inc()
         self._metrics.attempts.inc(attempts)
         headers = {
-            **_kept(found.head.headers),
+            **passed_on(found.head.headers),
             "X-NPU-Gateway-Source": "node",
-            "X-NPU-Gateway-Node": found.node,
+            "X-NPU-Gateway-Node": found.origin.node,
             "X-NPU-Gateway-Attempts": str(attempts),
         }
         if isinstance(found.content, bytes):
             await self._count(request, found.watch.usage.prompt_tokens, found.watch.usage.completion_tokens)
             return web.Response(body=found.content, headers=headers)
         try:
-            return await self._stream(request, dialect, headers, found.content)
+            return await self._stream(request, dialect, headers, found.content, job)
         finally:
             await self._count(request, found.watch.usage.prompt_tokens, found.watch.usage.completion_tokens)
 
     async def _stream(
-        self, request: web.Request, dialect: str, headers: dict[str, str], parts: AsyncGenerator[bytes, None]
+        self,
+        request: web.Request,
+        dialect: Dialect,
+        headers: dict[str, str],
+        parts: AsyncGenerator[bytes, None],
+        job: Exchange,
     ) -> web.StreamResponse:
-        """The parts as they come; a failure in the middle is the last of them, in the form of the dialect."""
-        response = web.StreamResponse(headers={**headers, "Server": "npu-gateway", "X-Request-ID": request[ID]})
+        """The parts as they come; a failure in the middle is the last of them, in the form of the dialect.
+
+        A caller who does not read for `timeouts.silence` seconds, or when its stream must have ended, is disconnected.
+        """
+        ends, silence = job.end_of_stream(), self._client.npu.options.timeouts.silence
+
+        async def bounded(writing: Awaitable[None]) -> None:
+            try:
+                async with asyncio.timeout(min(silence, ends.remaining())):
+                    await writing
+            except TimeoutError:
+                if request.transport is not None:
+                    request.transport.abort()
+                raise ConnectionResetError("the caller does not read the stream") from None
+
+        response = web.StreamResponse(headers={**headers, **own_headers(request, dialect)})
         # A caller may leave at any time: the generator's end then cancels the node's request.
         with contextlib.suppress(ConnectionError):
             try:
                 await response.prepare(request)
                 try:
                     async for part in parts:
-                        await response.write(part)
+                        await bounded(response.write(part))
                 except NPUError as error:
                     body = json.dumps(error_body(dialect, Refusal(503, "stream_interrupted", error.message)))
                     lines = f"{body}\n" if dialect == "ollama" else f"event: error\ndata: {body}\n\n"
                     if dialect == "openai" and request.path != "/inference":
                         lines = f"data: {body}\n\n"
-                    await response.write(lines.encode())
-                await response.write_eof()
+                    await bounded(response.write(lines.encode()))
+                await bounded(response.write_eof())
             finally:
                 await parts.aclose()
         return response
 
     async def _models(self, request: web.Request) -> web.Response:
-        reply = await self._lists.handle("GET", request.path.rstrip("/"), {}, b"", None)
-        body = json.loads(reply.content if isinstance(reply.content, bytes) else b"{}")
-        allowed = request[TEAM].models
-        if allowed and "data" in body:
-            body["data"] = [model for model in body["data"] if model["id"] in allowed]
-        elif "id" in body and not _may_use(request[TEAM], body["id"]):
-            raise Refusal(404, "model_not_found", "this key is for other models")
-        if "anthropic-version" in request.headers and reply.status == 200:
-            writing = [model for model in body.get("data", [body]) if model["kind"] in {"generation", "vision"}]
-            rows = [_anthropic_model(model["id"]) for model in writing]
-            if not rows and "data" not in body:
-                raise Refusal(404, "model_not_found", "this model does not write")
-            body = _anthropic_page(rows, request.query) if "data" in body else rows[0]
-        return web.json_response(body, status=reply.status)
+        """The models that nodes serve now, and those in their stores, which they load on demand."""
+        found = await self._rows("/v1/models", "data", "id")
+        for row in (await self._lists.models() or {}).get("data", ()):
+            found.setdefault(row["id"], row)
+        name = request.match_info.get("id")
+        if name is not None:
+            served = await self._lists.models(name)
+            wanted = plain_name(served["id"] if served else name)
+            found = {id_: row for id_, row in found.items() if plain_name(id_) == wanted}
+        rows = [row for id_, row in found.items() if _may_use(request[TEAM], id_)]
+        if "anthropic-version" in request.headers:
+            rows = [_anthropic_model(row["id"]) for row in rows if row.get("kind") in {"generation", "vision"}]
+            if name is None:
+                return web.json_response(_anthropic_page(rows, request.query))
+        if name is None:
+            return web.json_response({"object": "list", "data": rows})
+        if not rows:
+            raise Refusal(404, "model_not_found", f"no node serves the model {name[:100]!r} to this key")
+        return web.json_response(rows[0])
+
+    async def _rows(self, path: str, field: str, key: str) -> dict[str, dict[str, Any]]:
+        """What every node lists, by its name."""
+        found: dict[str, dict[str, Any]] = {}
+        for _, reply in await self._client.npu.fleet.ask_all("GET", path, b"", Deadline.after(_LOOK_S)):
+            with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError):
+                for row in json.loads(reply.body)[field]:
+                    found.setdefault(str(row[key]), {**row, key: str(row[key])})
+        return found
 
     async def _joined(self, request: web.Request) -> web.Response:
-        path, team = request.path, request[TEAM]
-        found: dict[str, Any] = {}
-        for _, reply in await self._client.npu.backend.ask_all("GET", path, b"", Deadline.after(_LOOK_S)):
-            with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError):
-                for row in json.loads(reply.body)[_LISTS[path]]:
-                    if _may_use(team, str(row["name"])):
-                        found.setdefault(str(row["name"]), row)
-        return web.json_response({_LISTS[path]: list(found.values())})
+        field = _LISTS[request.path]
+        rows = await self._rows(request.path, field, "name")
+        return web.json_response({field: [row for name, row in rows.items() if _may_use(request[TEAM], name)]})
 
     async def _of_any(self, request: web.Request) -> web.Response:
         """The reply of a node that has one, which says the same as the others."""
-        content = await request.read()
+        content = b""
         name: str | None = None
         if request.path == "/api/show":
             try:
-                fields = json_object(content)
+                fields = json_object(await request.read())
+                name = str(fields.get("model") or fields.get("name") or "")
+                content = encode({"model": name})
             except RequestRejected as error:
                 raise _refusal_of(error) from None
-            name = str(fields.get("model") or fields.get("name") or "")
             if not _may_use(request[TEAM], name):
                 raise Refusal(404, "model_not_found", f"model '{name[:200]}' not found")
         deadline = Deadline.after(_LOOK_S)
-        for _, reply in await self._client.npu.backend.ask_all(request.method, request.path, content, deadline):
+        for _, reply in await self._client.npu.fleet.ask_all(request.method, request.path, content, deadline):
             return _as_it_came(reply)
         if name is not None and self._client.npu.healthz().nodes_usable:
             # Its clients look for these words.
@@ -324,31 +359,65 @@ class Forwarder:
         await self._limits.used(request[TEAM], prompt + completion)
 
 
+class CloudUsage:
+    """The tokens of a stream of the cloud: until it says them, about those of the prompt and of what was passed on."""
+
+    def __init__(self, job: Exchange) -> None:
+        body = job.body or {}
+        messages = body.get("messages")
+        rows = [row for row in messages if isinstance(row, dict)] if isinstance(messages, list) else []
+        for row in list(rows):
+            content = row.get("content")
+            rows += [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+        texts = [body.get("prompt"), *(row.get(name) for row in rows for name in ("content", "text"))]
+        self.usage = Usage(sum(tokens_of(text) for text in texts if isinstance(text, str)))
+
+    @owning
+    async def follow(self, events: EventStream) -> EventStream:
+        try:
+            async for item in events:
+                if isinstance(item, RawReply):
+                    self.usage = item.usage
+                elif item.text:
+                    written = self.usage.completion_tokens + tokens_of(item.text)
+                    self.usage = Usage(self.usage.prompt_tokens, written)
+                yield item
+        finally:
+            await events.aclose()
+
+
 def _may_use(team: Team, model: str | None) -> bool:
     return not team.models or (model is not None and model.removesuffix(":latest") in team.models)
 
 
-def _has_image(fields: Mapping[str, Any]) -> bool:
-    """Whether a request has images as Ollama or Anthropic send them."""
-    if fields.get("images"):
-        return True
-    messages = fields.get("messages")
-    for message in messages if isinstance(messages, list) else ():
-        if not isinstance(message, dict):
-            continue
-        content = message.get("content")
-        parts = content if isinstance(content, list) else ()
-        if message.get("images") or any(isinstance(part, dict) and part.get("type") == "image" for part in parts):
-            return True
-    return False
+async def _running(_: web.Request) -> web.StreamResponse:
+    return web.Response(text="npu-gateway is running")
 
 
-def _kept(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in headers.items() if name.lower() not in _HOP}
+async def _unknown(request: web.Request) -> web.StreamResponse:
+    raise Refusal(404, "not_found", f"the fleet serves no {request.method} {request.path[:200]}")
+
+
+async def _fields(request: web.Request, content: bytes) -> dict[str, Any]:
+    """The fields of a form, each with its values but for the model. Raises RequestRejected."""
+    kind = request.headers.get("Content-Type", "")
+    form, _ = await in_daemon_thread(lambda: read_form(content, kind), "read a form")
+    models = form.pop("model", [])
+    if len(models) > 1:
+        raise RequestRejected("a form must name one model", status=400, code="invalid_request", param="model")
+    return {**form, "model": models[0] if models else None}
+
+
+def _only(request: web.Request, name: str) -> str | None:
+    """The value of a header. Raises RequestRejected where it is given twice."""
+    values = request.headers.getall(name, [])
+    if len(values) > 1:
+        raise RequestRejected(f"{name} must be given once", status=400, code="invalid_request", param=name)
+    return values[0] if values else None
 
 
 def _as_it_came(reply: Reply) -> web.Response:
-    return web.Response(body=reply.body, status=reply.status, headers=_kept(reply.headers))
+    return web.Response(body=reply.body, status=reply.status, headers=passed_on(reply.headers))
 
 
 def _anthropic_model(name: str) -> dict[str, Any]:

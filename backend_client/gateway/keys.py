@@ -2,30 +2,52 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
+import logging
 import os
 import re
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Collection
-from contextlib import closing
+from collections.abc import Callable, Collection, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from backend_client.errors import ConfigurationError
+from backend_client.lifetime import DaemonThread
 
+log = logging.getLogger("npu_gateway")
+R = TypeVar("R")
+# How long a request waits for the file, and how long the keys that were read last count while it cannot be read.
+_WAIT_S = 0.1
+STALE_S = 300.0
 _FORM = re.compile(r"(npugw|npunode)_([0-9a-f]{12})_[A-Za-z0-9_-]{43}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_TABLE = """
+_VERSION = 2
+_TABLES = f"""
+BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS keys (
     prefix TEXT PRIMARY KEY, digest BLOB NOT NULL, team TEXT NOT NULL, models TEXT NOT NULL, cloud INTEGER NOT NULL,
     requests INTEGER NOT NULL, tokens INTEGER NOT NULL, spend_cap TEXT, admin INTEGER NOT NULL, made REAL NOT NULL,
     until REAL
-) STRICT
+) STRICT;
+CREATE TABLE IF NOT EXISTS nodes (
+    name TEXT PRIMARY KEY, prefix TEXT UNIQUE NOT NULL, digest BLOB NOT NULL, port INTEGER NOT NULL, made REAL NOT NULL,
+    drained INTEGER NOT NULL DEFAULT 0, url TEXT NOT NULL DEFAULT '', api_key TEXT NOT NULL DEFAULT '',
+    version TEXT NOT NULL DEFAULT '', labels TEXT NOT NULL DEFAULT '{{}}', seen REAL NOT NULL DEFAULT 0
+) STRICT;
+CREATE TABLE IF NOT EXISTS spent (account TEXT PRIMARY KEY, amount INTEGER NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS reservations (
+    id TEXT PRIMARY KEY, account TEXT NOT NULL, amount INTEGER NOT NULL
+) STRICT;
+PRAGMA user_version = {_VERSION};
+COMMIT;
 """
 
 
@@ -57,50 +79,125 @@ class KeyEntry:
 
 
 class KeyFile:
-    """A SQLite file, and beside it the secret of its digests; both are their owner's alone (mode 0600).
+    """The SQLite file of the keys, enrolments and spending, and beside it the secret of the keys' digests (mode 0600).
 
-    Raises ConfigurationError.
+    It follows the path: when another file is moved there, that one is used from then on. Commands use it directly. The
+    gateway uses it through `run` only, in one thread, so that a file that is locked or hangs delays nobody.
+
+    Raises ConfigurationError when it cannot be opened, OSError or sqlite3.Error later.
     """
 
-    def __init__(self, path: Path, table: str) -> None:
+    def __init__(self, path: Path, patience_s: float = 5.0) -> None:
+        self._path, self._secret_path = path, path.with_name(path.name + ".secret")
+        self._patience_s = patience_s
+        self._identity: object = None
+        self._openings = 0
         try:
-            secret = path.with_name(path.name + ".secret")
-            for file, content in ((path, b""), (secret, secrets.token_bytes(32))):
-                if not file.exists():
+            # A new secret beside an existing file would make its keys invalid.
+            for file, content in ((self._secret_path, secrets.token_bytes(32)), (path, b"")):
+                if not path.exists() and not file.exists():
                     # Exclusively: of two processes that start at once, one makes it.
                     with os.fdopen(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as stream:
                         stream.write(content)
-            self._secret = secret.read_bytes()
-            if len(self._secret) != 32:
-                raise ConfigurationError(f"{secret} must hold 32 bytes, and has {len(self._secret)}; restore it")
-            self.base = sqlite3.connect(path, timeout=5.0, isolation_level=None)
-            self.base.row_factory = sqlite3.Row
-            self.base.execute("PRAGMA journal_mode = WAL")
-            self.base.execute(table)
+            self._base = self._open()
         except (OSError, sqlite3.Error) as error:
             raise ConfigurationError(f"the file of keys {path} cannot be used: {error}") from None
+        self._thread = DaemonThread("file of keys")
+
+    def close(self) -> None:
+        """Close it after what is under way, unless that hangs."""
+        closed = self._thread.submit(self._base.close)
+        self._thread.end()
+        with suppress(TimeoutError):
+            closed.result(self._patience_s)
+
+    async def run(self, work: Callable[..., R], *values: Any) -> R:
+        """Run a function that uses the file in its thread.
+
+        Raises OSError when it fails, or takes too long; a function that has not begun by then never runs.
+        """
+        try:
+            async with asyncio.timeout(self._patience_s):
+                return await self._thread.run(partial(work, *values))
+        except sqlite3.Error as error:
+            raise OSError(str(error)) from None
 
     def rows(self, query: str, *values: object) -> list[sqlite3.Row]:
         """What a query finds, or the rows that a statement returns."""
-        with closing(self.base.execute(query, values)) as found:
+        with closing(self._current().execute(query, values)) as found:
             return found.fetchall()
 
-    def new_key(self, kind: str) -> tuple[str, str, bytes]:
-        """The prefix, the key and the digest of a new key: npugw for a team, npunode for a node."""
-        prefix = secrets.token_hex(6)
-        key = f"{kind}_{prefix}_{secrets.token_urlsafe(32)}"
-        return prefix, key, self._digest(key)
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Everything or nothing, with no other process's writes in between."""
+        base = self._current()
+        with base:
+            base.execute("BEGIN IMMEDIATE")
+            yield
 
-    def find(self, table: str, key: str) -> sqlite3.Row | None:
-        """The row of a key, by its prefix and then its digest."""
-        match = _FORM.fullmatch(key)
-        found = self.rows(f"SELECT * FROM {table} WHERE prefix = ?", match[2] if match else "")  # noqa: S608 (ours)
-        # Compared in any case, so that the time does not tell whether there is such a prefix.
-        same = hmac.compare_digest(self._digest(key), found[0]["digest"] if found else b"\0" * 32)
-        return found[0] if found and same else None
+    def version(self) -> tuple[int, ...]:
+        """Another value after each change of the file."""
+        (changes,) = self.rows("PRAGMA data_version")
+        return self._openings, changes[0], self._base.total_changes
 
-    def _digest(self, key: str) -> bytes:
-        return hmac.digest(self._secret, key.encode("utf-8", "surrogateescape"), hashlib.sha256)
+    def _current(self) -> sqlite3.Connection:
+        """The connection to the file that is at the path now."""
+        if not self._base.in_transaction and self._at_path() != self._identity:
+            replaced, self._base = self._base, self._open()
+            replaced.close()
+        return self._base
+
+    def _at_path(self) -> object:
+        return [(found.st_dev, found.st_ino) for found in (self._path.stat(), self._secret_path.stat())]
+
+    def _open(self) -> sqlite3.Connection:
+        identity, secret = self._at_path(), self._secret_path.read_bytes()
+        if len(secret) != 32:
+            raise OSError(f"{self._secret_path} must hold 32 bytes, and has {len(secret)}; restore it")
+        # The file is not made here: one that is missing for a moment must not become an empty one.
+        base = sqlite3.connect(
+            f"{self._path.absolute().as_uri()}?mode=rw",
+            uri=True,
+            timeout=self._patience_s,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        try:
+            base.row_factory = sqlite3.Row
+            # Not WAL: a log that stays beside the file would be applied to the one that replaces it.
+            base.execute("PRAGMA journal_mode = TRUNCATE")
+            if base.execute("PRAGMA user_version").fetchone()[0] != _VERSION:
+                if base.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                    raise OSError("it was made by another version; move it away, and make new keys")
+                base.executescript(_TABLES)
+        except BaseException:
+            base.close()
+            raise
+        self._identity, self.secret = identity, secret
+        self._openings += 1
+        return base
+
+
+def new_key(secret: bytes, kind: str) -> tuple[str, str, bytes]:
+    """The prefix, the key and the digest of a new key: npugw for a team, npunode for a node."""
+    prefix = secrets.token_hex(6)
+    key = f"{kind}_{prefix}_{secrets.token_urlsafe(32)}"
+    return prefix, key, _digest(secret, key)
+
+
+def prefix_of(key: str) -> str:
+    """The public part of a key; "" for what is not one."""
+    match = _FORM.fullmatch(key)
+    return match[2] if match else ""
+
+
+def is_key_of(secret: bytes, key: str, digest: bytes | None) -> bool:
+    """Whether this is the key of a digest; takes the same time where there is none (None)."""
+    return hmac.compare_digest(_digest(secret, key), digest or b"\0" * 32) and digest is not None
+
+
+def _digest(secret: bytes, key: str) -> bytes:
+    return hmac.digest(secret, key.encode("utf-8", "surrogateescape"), hashlib.sha256)
 
 
 def checked_name(name: str, what: str) -> str:
@@ -111,20 +208,31 @@ def checked_name(name: str, what: str) -> str:
 
 
 class KeyStore:
-    """The keys of teams. Every process asks the file: a key that is revoked is refused from the next request on.
+    """The keys of teams, in `file` and as they were last read from it.
+
+    A gateway calls `refresh` before each request, so that a revoked key is refused from the next request on. While the
+    file cannot be read, no request waits for it (`readable` is False), and the keys that were read last count, until
+    they are `stale`.
 
     Raises ConfigurationError.
     """
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time, patience_s: float = 5.0) -> None:
         self._clock = clock
-        self._file = KeyFile(path, _TABLE)
-        columns = {row["name"] for row in self._file.rows("PRAGMA table_info(keys)")}
-        if not {"spend_cap", "admin"} <= columns:
-            raise ConfigurationError(f"{path} was made by an earlier version; move it away, and make new keys")
+        self.file = KeyFile(path, patience_s)
+        self._version: object = None
+        self._read: tuple[bytes, dict[str, tuple[bytes, KeyEntry]]] = (b"", {})
+        self.read()
+        self.readable = True
+        self._read_at = time.monotonic()
+        self._reading: asyncio.Task[None] | None = None
 
     def close(self) -> None:
-        self._file.base.close()
+        self.file.close()
+
+    @property
+    def stale(self) -> bool:
+        return time.monotonic() - self._read_at > STALE_S
 
     def add(
         self,
@@ -146,42 +254,80 @@ class KeyStore:
         return self._insert(Team(name, frozenset(models), cloud, requests, tokens, spend_cap, admin))
 
     def _insert(self, team: Team) -> str:
-        prefix, key, digest = self._file.new_key("npugw")
+        prefix, key, digest = new_key(self.file.secret, "npugw")
         cap = None if team.spend_cap is None else str(team.spend_cap)
         rights = ("\n".join(sorted(team.models)), int(team.cloud), team.requests, team.tokens, cap, int(team.admin))
         values = (prefix, digest, team.name, *rights, self._clock(), None)
-        self._file.rows("INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", *values)
+        self.file.rows("INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", *values)
         return key
 
     def rotate(self, prefix: str, overlap_s: float = 0.0) -> str:
         """A new key in place of one, which ends after `overlap_s` seconds."""
-        entry = next((entry for entry in self.list() if entry.prefix == prefix), None)
-        if entry is None:
-            raise ConfigurationError(f"there is no key {prefix[:80]!r}; npu-gateway keys list shows their prefixes")
-        key = self._insert(entry.team)
-        self._file.rows("UPDATE keys SET until = ? WHERE prefix = ?", self._clock() + overlap_s, prefix)
+        with self.file.transaction():
+            entry = next((entry for entry in self.list() if entry.prefix == prefix), None)
+            if entry is None:
+                raise ConfigurationError(f"there is no key {prefix[:80]!r}; npu-gateway keys list shows their prefixes")
+            key = self._insert(entry.team)
+            self.file.rows("UPDATE keys SET until = ? WHERE prefix = ?", self._clock() + overlap_s, prefix)
         return key
 
     def revoke(self, prefix: str) -> None:
         """End a key at once."""
-        if not self._file.rows("DELETE FROM keys WHERE prefix = ? RETURNING prefix", prefix):
+        if not self.file.rows("DELETE FROM keys WHERE prefix = ? RETURNING prefix", prefix):
             raise ConfigurationError(f"there is no key {prefix[:80]!r}; npu-gateway keys list shows their prefixes")
+
+    @property
+    def entries(self) -> list[KeyEntry]:
+        """All keys that were read last, the oldest first."""
+        return [entry for _, entry in self._read[1].values()]
 
     def list(self) -> list[KeyEntry]:
         """All keys, the oldest first."""
-        rows = self._file.rows("SELECT * FROM keys ORDER BY made, prefix")
-        return [KeyEntry(row["prefix"], _team(row), row["made"], row["until"]) for row in rows]
+        self.read()
+        return self.entries
+
+    def read(self) -> None:
+        """Read the keys if the file has changed."""
+        version = self.file.version()
+        if version != self._version:
+            rows = self.file.rows("SELECT * FROM keys ORDER BY made, prefix")
+            known = {row["prefix"]: (row["digest"], _entry(row)) for row in rows}
+            self._read, self._version = (self.file.secret, known), version
+
+    async def refresh(self) -> None:
+        """As `read`, in the thread of the file, and shared by all who ask at the same time."""
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read_again())
+        if self.readable:
+            done, _ = await asyncio.wait([self._reading], timeout=_WAIT_S)
+            if not done:
+                self._unreadable("it is locked, or hangs")
+
+    async def _read_again(self) -> None:
+        try:
+            await self.file.run(self.read)
+            self.readable, self._read_at = True, time.monotonic()
+        except OSError as error:
+            self._unreadable(str(error) or type(error).__name__)
+        finally:
+            self._reading = None
+
+    def _unreadable(self, why: str) -> None:
+        if self.readable:
+            log.warning("the file of keys cannot be read (%s); the keys that were read last count", why)
+        self.readable = False
 
     def find(self, key: str) -> Team | None:
-        """The team of a key; None for one that is not in the file, or has ended."""
-        row = self._file.find("keys", key)
-        if row is None or (row["until"] is not None and row["until"] <= self._clock()):
+        """The team of a key, among those that were read last; None for one that is not there, or has ended."""
+        secret, known = self._read
+        digest, entry = known.get(prefix_of(key), (None, None))
+        if not is_key_of(secret, key, digest) or entry is None:
             return None
-        return _team(row)
+        return entry.team if entry.until is None or entry.until > self._clock() else None
 
 
-def _team(row: Any) -> Team:
-    return Team(
+def _entry(row: Any) -> KeyEntry:
+    team = Team(
         name=row["team"],
         models=frozenset(row["models"].split("\n")) - {""},
         cloud=bool(row["cloud"]),
@@ -190,3 +336,4 @@ def _team(row: Any) -> Team:
         spend_cap=None if row["spend_cap"] is None else Decimal(row["spend_cap"]),
         admin=bool(row["admin"]),
     )
+    return KeyEntry(row["prefix"], team, row["made"], row["until"])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 from limits import RateLimitItemPerMinute
 from limits.aio.strategies import SlidingWindowCounterRateLimiter
@@ -15,8 +16,11 @@ from limits.storage import storage_from_string
 from backend_client.gateway.keys import Team
 
 log = logging.getLogger("npu_gateway")
+R = TypeVar("R")
 # A store that hangs must not hold requests up.
 _PATIENCE_S = 0.5
+_PAUSE_S = 1.0
+_UNLIMITED = 2**53
 
 
 class Refusal(Exception):
@@ -27,6 +31,13 @@ class Refusal(Exception):
         self.status, self.code, self.retry_after = status, code, retry_after
         # It may name what the caller sent.
         self.message = message[:1000]
+
+
+class _AMinute(RateLimitItemPerMinute):
+    """A limit a minute whose counter does not depend on it: the keys of a team share one, whatever their limits."""
+
+    def key_for(self, *identifiers: bytes | str | float) -> str:
+        return RateLimitItemPerMinute(1).key_for(*identifiers)
 
 
 class Limits:
@@ -51,48 +62,52 @@ class Limits:
         self._windows = SlidingWindowCounterRateLimiter(storage)
         self._failed = failed
         self._fails = False
+        self._next_try = 0.0
 
     async def admit(self, team: Team) -> None:
         """Count a request. Raises Refusal, with the seconds until there is room, for one above a limit."""
-        try:
-            async with asyncio.timeout(_PATIENCE_S):
-                for kind, most, cost in (("tokens", team.tokens, 0), ("requests", team.requests, 1)):
-                    if most and not await self._fits(kind, most, team, cost):
-                        raise Refusal(
-                            429,
-                            "overloaded",
-                            f"this key's team may use {most} {kind} a minute",
-                            await self._wait(kind, most, team),
-                        )
-            self._fails = False
-        except (StorageError, TimeoutError) as error:
-            self._tell(error)
+        if (team.requests or team.tokens) and (refusal := await self._ask(self._refusal, team)) is not None:
+            raise refusal
 
     async def used(self, team: Team, tokens: int) -> None:
         """Count tokens that were used: what is above the limit ends the window's room."""
-        if not team.tokens or not tokens:
-            return
-        item = RateLimitItemPerMinute(team.tokens)
+        if team.tokens and tokens:
+            # All of them, whatever the limit: another key of the team may have a higher one.
+            await self._ask(lambda: self._windows.hit(_AMinute(_UNLIMITED), "tokens", team.name, cost=tokens))
+
+    async def _ask(self, work: Callable[..., Awaitable[R]], *values: Any) -> R | None:
+        """What the store answers; None while it fails: then one call a second tries it, and no other waits for it."""
+        now = time.monotonic()
+        if now < self._next_try:
+            self._failed()
+            return None
+        if self._fails:
+            self._next_try = now + _PAUSE_S
         try:
             async with asyncio.timeout(_PATIENCE_S):
-                left = (await self._windows.get_window_stats(item, "tokens", team.name)).remaining
-                if left:
-                    await self._windows.hit(item, "tokens", team.name, cost=min(tokens, left))
+                found = await work(*values)
         except (StorageError, TimeoutError) as error:
-            self._tell(error)
+            self._failed()
+            if not self._fails:
+                log.warning("limits are not counted: their store fails (%s)", type(error).__name__)
+            self._fails, self._next_try = True, time.monotonic() + _PAUSE_S
+            return None
+        self._fails, self._next_try = False, 0.0
+        return found
+
+    async def _refusal(self, team: Team) -> Refusal | None:
+        for kind, most, cost in (("tokens", team.tokens, 0), ("requests", team.requests, 1)):
+            if most and not await self._fits(kind, most, team, cost):
+                wait = await self._wait(kind, most, team)
+                return Refusal(429, "overloaded", f"this key's team may use {most} {kind} a minute", wait)
+        return None
 
     async def _fits(self, kind: str, most: int, team: Team, cost: int) -> bool:
-        item = RateLimitItemPerMinute(most)
+        item = _AMinute(most)
         if cost:
             return bool(await self._windows.hit(item, kind, team.name, cost=cost))
         return bool(await self._windows.test(item, kind, team.name))
 
     async def _wait(self, kind: str, most: int, team: Team) -> float:
-        stats = await self._windows.get_window_stats(RateLimitItemPerMinute(most), kind, team.name)
+        stats = await self._windows.get_window_stats(_AMinute(most), kind, team.name)
         return max(1.0, stats.reset_time - time.time())
-
-    def _tell(self, error: Exception) -> None:
-        self._failed()
-        if not self._fails:
-            self._fails = True
-            log.warning("limits are not counted: their store fails (%s)", type(error).__name__)

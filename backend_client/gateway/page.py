@@ -39,7 +39,7 @@ def add_page(app: web.Application, client: InferenceClient, keys: KeyStore | Non
 
     async def state(request: web.Request) -> web.Response:
         viewer = request[TEAM]
-        entries = None if keys is None else keys.list()
+        entries = None if keys is None else keys.entries
         gateway = {
             "team": None if keys is None else viewer.name,
             "admin": keys is None or viewer.admin,

@@ -5,31 +5,25 @@ from __future__ import annotations
 import ipaddress
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from yarl import URL
 
 from backend_client.errors import ConfigurationError
-from backend_client.gateway.keys import KeyFile, checked_name
+from backend_client.gateway.keys import KeyFile, checked_name, is_key_of, new_key, prefix_of
 from backend_client.gateway.limits import Refusal
 from backend_client.http.tls import sendable_key
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 # A node announces itself every five seconds.
 EXPIRY_S = 20.0
+# Where nodes listen unless they are told otherwise.
+NODE_PORT = 8081
 _MOST_LABELS = 16
 _MOST_LETTERS = 64
 _MOST_KEY = 512
-_TABLE = """
-CREATE TABLE IF NOT EXISTS nodes (
-    name TEXT PRIMARY KEY, prefix TEXT UNIQUE NOT NULL, digest BLOB NOT NULL, made REAL NOT NULL,
-    drained INTEGER NOT NULL DEFAULT 0, url TEXT NOT NULL DEFAULT '', api_key TEXT NOT NULL DEFAULT '',
-    version TEXT NOT NULL DEFAULT '', labels TEXT NOT NULL DEFAULT '{}', seen REAL NOT NULL DEFAULT 0
-) STRICT
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,27 +41,30 @@ class Enrolment:
 class Registry:
     """In the file of the keys, so that the gateways of one machine share it, and commands reach it.
 
-    An enrolment has one address at a time, and an address one enrolment: another one is refused until the first has
-    not been announced for `EXPIRY_S`. A node is called with the key that it announced and no other.
+    An enrolment has one port, and one address at a time, and an address one enrolment: another one is refused until the
+    first has not been announced for `EXPIRY_S`. A node is called with the key that it announced and no other.
     """
 
-    def __init__(self, path: Path, networks: Sequence[Network] = (), clock: Callable[[], float] = time.time) -> None:
-        self._file = KeyFile(path, _TABLE)
+    def __init__(self, file: KeyFile, networks: Sequence[Network] = (), clock: Callable[[], float] = time.time) -> None:
+        self._file = file
         self._networks = networks
         self._clock = clock
 
-    def close(self) -> None:
-        self._file.base.close()
+    def enrol(self, name: str, port: int = NODE_PORT) -> str:
+        """A key for a node of this name, which may announce that port only; it is shown once.
 
-    def enrol(self, name: str) -> str:
-        """A key for a node of this name; it is shown once. Raises ConfigurationError for a name that has one."""
+        Raises ConfigurationError for a name that has one.
+        """
         checked_name(name, "node")
-        if self._file.rows("SELECT name FROM nodes WHERE name = ?", name):
+        if not 1 <= port <= 65535:
+            raise ConfigurationError(f"the port of a node must be from 1 to 65535, got {port}")
+        prefix, key, digest = new_key(self._file.secret, "npunode")
+        if not self._file.rows(
+            "INSERT INTO nodes (name, prefix, digest, port, made) VALUES (?, ?, ?, ?, ?) "
+            "ON CONFLICT (name) DO NOTHING RETURNING name",
+            *(name, prefix, digest, port, self._clock()),
+        ):
             raise ConfigurationError(f"{name} is enrolled already; remove it first: npu-gateway nodes remove {name}")
-        prefix, key, digest = self._file.new_key("npunode")
-        self._file.rows(
-            "INSERT INTO nodes (name, prefix, digest, made) VALUES (?, ?, ?, ?)", name, prefix, digest, self._clock()
-        )
         return key
 
     def remove(self, name: str) -> None:
@@ -96,21 +93,30 @@ class Registry:
             for row in self._file.rows("SELECT * FROM nodes ORDER BY name")
         ]
 
-    def members(self) -> dict[str, str]:
-        """The nodes that get requests, by URL, with the API key of each ("" for none)."""
-        rows = self._file.rows("SELECT * FROM nodes WHERE drained = 0 ORDER BY name")
-        return {row["url"]: row["api_key"] for row in rows if self._live(row)}
+    def members(self, kept: Collection[str] = ()) -> dict[str, str]:
+        """The nodes that get requests, by URL, with the API key of each ("" for none).
+
+        It fails while nothing can be written: then no node can announce itself, and silence says nothing. Those that
+        are `kept` stay for the same reason, unless they are drained or have left.
+        """
+        with self._file.transaction():
+            rows = self._file.rows("SELECT * FROM nodes WHERE drained = 0 AND seen > 0 ORDER BY name")
+        return {row["url"]: row["api_key"] for row in rows if self._live(row) or row["url"] in kept}
 
     def announce(self, key: str, given: Any) -> str:
         """Note where a node is, and return its name. Raises Refusal."""
-        row = self._file.find("nodes", key)
-        if row is None:
+        with self._file.transaction():
+            return self._announce(key, given)
+
+    def _announce(self, key: str, given: Any) -> str:
+        row = next(iter(self._file.rows("SELECT * FROM nodes WHERE prefix = ?", prefix_of(key))), None)
+        if not is_key_of(self._file.secret, key, row["digest"] if row else None) or row is None:
             raise Refusal(
                 401, "invalid_api_key", "send the node's enrolment key: npu-gateway nodes enrol NAME makes it"
             )
         if not isinstance(given, dict):
             raise Refusal(400, "invalid_request", "an announcement must be a JSON object")
-        url = self._address(given.get("url"))
+        url = self._address(given.get("url"), row["port"])
         try:
             api_key = sendable_key(_text(given, "api_key", _MOST_KEY))
         except ValueError as error:
@@ -135,7 +141,7 @@ class Registry:
         # Either way: a clock that was set back must not keep a node for ever.
         return abs(self._clock() - float(row["seen"])) < EXPIRY_S
 
-    def _address(self, url: Any) -> str:
+    def _address(self, url: Any, allowed_port: int) -> str:
         """The URL in its one form, at an address and not a name: what a name means may change after it was checked."""
         problem = (
             "url must be http://ADDRESS:PORT or https://ADDRESS:PORT with an IP address, such as http://10.0.0.21:8081"
@@ -148,9 +154,16 @@ class Registry:
         plain = read == read.origin() if read.scheme in {"http", "https"} else False
         if not plain or port is None or "%" in (read.host or ""):
             raise Refusal(400, "invalid_request", problem)
-        seen = getattr(host, "ipv4_mapped", None) or host
-        if not any(seen.version == network.version and seen in network for network in self._networks):
+        # The same node, whether its IPv4 address is written as one of IPv6 or not.
+        host = getattr(host, "ipv4_mapped", None) or host
+        if not any(host.version == network.version and host in network for network in self._networks):
             raise Refusal(403, "forbidden", f"{host} is not in allowed_networks of this gateway")
+        if port != allowed_port:
+            raise Refusal(
+                403,
+                "forbidden",
+                f"this key is for port {allowed_port}, got {port}; npu-gateway nodes enrol --port {port}",
+            )
         shown = f"[{host}]" if host.version == 6 else str(host)
         return f"{read.scheme}://{shown}:{port}"
 

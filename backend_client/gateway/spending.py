@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import sqlite3
+import secrets
 import time
-from collections.abc import Callable, Coroutine, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from datetime import UTC, datetime
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
-from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from itertools import islice
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
@@ -20,36 +19,61 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from backend_client.errors import CloudUnavailable, SpendCapReached
-from backend_client.gateway.keys import Team
+from backend_client.gateway.keys import KeyFile, Team
 
 log = logging.getLogger("npu_gateway")
 R = TypeVar("R")
-_MILLION = 1_000_000
+# A billionth: a text of a few tokens costs some of them.
+_UNIT = Decimal("1e-9")
 # A store that hangs must not hold requests up.
 _PATIENCE_S = 1.0
+# While the store fails, it is asked once in this time.
+_PAUSE_S = 1.0
 _CONNECTIONS = 8
+_MOST_SETTLED = 500
 _KEPT_S = 70 * 24 * 3600
-_ADD = """
-local spent = tonumber(redis.call('GET', KEYS[1]) or '0')
-if spent + ARGV[1] > tonumber(ARGV[2]) then return {0, spent} end
-redis.call('SET', KEYS[1], string.format('%.0f', spent + ARGV[1]), 'EX', ARGV[3])
-return {1, spent + ARGV[1]}
+_GIVEN_BACK_S = 24 * 3600
+# The sums are Redis's integers: Lua's numbers are exact up to 2^53 only.
+_RESERVE = """
+local spent = redis.call('GET', KEYS[1]) or '0'
+if redis.call('EXISTS', KEYS[2]) == 1 or spent + ARGV[1] > tonumber(ARGV[2]) then return {0, spent} end
+redis.call('INCRBY', KEYS[1], ARGV[1])
+redis.call('EXPIRE', KEYS[1], ARGV[3])
+redis.call('SET', KEYS[2], ARGV[1], 'EX', ARGV[3])
+return {1, spent}
 """
-# A store that was emptied in between must not hold less than nothing: that would lift the cap.
-_GIVE_BACK = """
-local spent = tonumber(redis.call('GET', KEYS[1]) or '0')
-redis.call('SET', KEYS[1], string.format('%.0f', math.max(0, spent - ARGV[1])), 'EX', ARGV[2])
+# What is given back before it was reserved is marked: after a time-out both may still be on their way.
+_SETTLE = """
+local reserved = redis.call('GET', KEYS[2])
+if not reserved then redis.call('SET', KEYS[2], 'given back', 'EX', ARGV[2]) end
+if not reserved or reserved == 'given back' then return 0 end
+redis.call('DEL', KEYS[2])
+if redis.call('EXISTS', KEYS[1]) == 1 then
+    redis.call('DECRBY', KEYS[1], reserved)
+    redis.call('INCRBY', KEYS[1], ARGV[1])
+end
+return 1
 """
+
+
+# By reservation: its account, and what was spent.
+Costs: TypeAlias = Mapping[str, tuple[str, int]]
 
 
 class _Store(Protocol):
-    """Whole millionths by account. Every method raises OSError, RedisError or sqlite3.Error when the store fails."""
+    """Whole billionths by account. Each method may be repeated, and raises OSError or RedisError when the store fails.
 
-    async def add(self, account: str, amount: int, most: int) -> tuple[bool, int]:
-        """Add to an account unless that makes it more than `most`; whether it was added, and what it holds."""
+    A reservation has an id, which is never used again. One that was settled cannot be made any more, so a reservation
+    whose outcome is not known is given back by settling it at 0.
+    """
+
+    async def reserve(self, account: str, reservation: str, amount: int, most: int) -> tuple[bool, int]:
+        """Reserve unless the account would have more than `most`; whether it was done, and what was spent before."""
         ...
 
-    async def give_back(self, account: str, amount: int) -> None: ...
+    async def settle(self, costs: Costs) -> None:
+        """Count these costs in place of what was reserved."""
+        ...
 
     async def total(self, account: str) -> int: ...
 
@@ -57,8 +81,6 @@ class _Store(Protocol):
 
 
 class _InRedis:
-    """Nothing is retried: what was sent twice would be counted twice, or given back twice."""
-
     def __init__(self, url: str, patience_s: float) -> None:
         pool = BlockingConnectionPool.from_url(
             url,
@@ -69,185 +91,238 @@ class _InRedis:
             retry=Retry(NoBackoff(), 0),
         )
         self._redis = Redis.from_pool(pool)
-        self._add = self._redis.register_script(_ADD)
-        self._give_back = self._redis.register_script(_GIVE_BACK)
+        self._reserve = self._redis.register_script(_RESERVE)
+        self._settle = self._redis.register_script(_SETTLE)
 
-    async def add(self, account: str, amount: int, most: int) -> tuple[bool, int]:
-        done, spent = await self._add(keys=[_key(account)], args=[amount, most, _KEPT_S])
+    async def reserve(self, account: str, reservation: str, amount: int, most: int) -> tuple[bool, int]:
+        done, spent = await self._reserve(keys=_keys(account, reservation), args=[amount, most, _KEPT_S])
         return bool(done), int(spent)
 
-    async def give_back(self, account: str, amount: int) -> None:
-        await self._give_back(keys=[_key(account)], args=[amount, _KEPT_S])
+    async def settle(self, costs: Costs) -> None:
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for reservation, (account, cost) in costs.items():
+                await self._settle(keys=_keys(account, reservation), args=[cost, _GIVEN_BACK_S], client=pipe)
+            await pipe.execute()
 
     async def total(self, account: str) -> int:
-        return int(await self._redis.get(_key(account)) or 0)
+        return int(await self._redis.get(_keys(account, "")[0]) or 0)
 
     async def close(self) -> None:
         await self._redis.aclose()
 
 
-def _key(account: str) -> str:
-    return f"npu-gateway:spent:{account}"
+def _keys(account: str, reservation: str) -> list[str]:
+    return [f"npu-gateway:spent:{account}", f"npu-gateway:reserved:{reservation}"]
 
 
 class _InFile:
-    """In the file of the keys, which the processes of one machine share; each of them writes from one thread."""
+    """In the file of the keys, which the processes of one machine share. Its thread does one thing after another, so
+    what is settled was reserved before, or never will be.
+    """
 
-    def __init__(self, path: Path, patience_s: float) -> None:
-        self._patience_s = patience_s
-        self._thread = ThreadPoolExecutor(1, "spending")
-        self._base = sqlite3.connect(path, timeout=patience_s, isolation_level=None, check_same_thread=False)
-        self._base.execute(
-            "CREATE TABLE IF NOT EXISTS spent (account TEXT PRIMARY KEY, amount INTEGER NOT NULL) STRICT"
-        )
+    def __init__(self, file: KeyFile) -> None:
+        self._file = file
+        self._asked: dict[str, tuple[str, int, int]] = {}
+        self._next: asyncio.Task[dict[str, tuple[bool, int]]] | None = None
+        self._turn = asyncio.Lock()
 
-    async def add(self, account: str, amount: int, most: int) -> tuple[bool, int]:
-        def run() -> tuple[bool, int]:
-            spent = self._amount(account)
-            if spent + amount > most:
-                return False, spent
-            self._set(account, spent + amount)
-            return True, spent + amount
+    async def reserve(self, account: str, reservation: str, amount: int, most: int) -> tuple[bool, int]:
+        self._asked[reservation] = account, amount, most
+        if self._next is None:
+            self._next = asyncio.create_task(self._reserve_all())
+        return (await asyncio.shield(self._next))[reservation]
 
-        return await self._at_once(run)
+    async def _reserve_all(self) -> dict[str, tuple[bool, int]]:
+        # A commit takes milliseconds, so all who ask during one share the next.
+        async with self._turn:
+            asked, self._asked, self._next = self._asked, {}, None
 
-    async def give_back(self, account: str, amount: int) -> None:
-        await self._at_once(lambda: self._set(account, max(0, self._amount(account) - amount)))
+            def work() -> dict[str, tuple[bool, int]]:
+                with self._file.transaction():
+                    return {reservation: self._reserve(reservation, *values) for reservation, values in asked.items()}
+
+            return await self._file.run(work)
+
+    def _reserve(self, reservation: str, account: str, amount: int, most: int) -> tuple[bool, int]:
+        spent = self._spent(account)
+        if spent + amount > most:
+            return False, spent
+        self._file.rows("INSERT INTO reservations VALUES (?, ?, ?)", reservation, account, amount)
+        self._add(account, amount)
+        return True, spent
+
+    async def settle(self, costs: Costs) -> None:
+        def work() -> None:
+            with self._file.transaction():
+                for reservation, (account, cost) in costs.items():
+                    for row in self._file.rows("DELETE FROM reservations WHERE id = ? RETURNING amount", reservation):
+                        self._add(account, cost - row["amount"])
+
+        await self._file.run(work)
 
     async def total(self, account: str) -> int:
-        return await self._at_once(lambda: self._amount(account))
+        return await self._file.run(self._spent, account)
 
     async def close(self) -> None:
-        self._thread.shutdown()
-        self._base.close()
+        """The file is closed by its owner."""
 
-    async def _at_once(self, work: Callable[[], R]) -> R:
-        until = time.monotonic() + self._patience_s
+    def _spent(self, account: str) -> int:
+        rows = self._file.rows("SELECT amount FROM spent WHERE account = ?", account)
+        return int(rows[0]["amount"]) if rows else 0
 
-        def run() -> R:
-            # While others hold the file, those before this one have waited in turn.
-            if time.monotonic() > until:
-                raise TimeoutError
-            with self._base:
-                self._base.execute("BEGIN IMMEDIATE")
-                return work()
-
-        return await asyncio.get_running_loop().run_in_executor(self._thread, run)
-
-    def _amount(self, account: str) -> int:
-        row = self._base.execute("SELECT amount FROM spent WHERE account = ?", (account,)).fetchone()
-        return int(row[0]) if row else 0
-
-    def _set(self, account: str, amount: int) -> None:
-        self._base.execute("INSERT OR REPLACE INTO spent VALUES (?, ?)", (account, amount))
+    def _add(self, account: str, amount: int) -> None:
+        self._file.rows(
+            "INSERT INTO spent VALUES (?, ?) ON CONFLICT (account) DO UPDATE SET amount = amount + excluded.amount",
+            *(account, amount),
+        )
 
 
 class Spending:
-    """The caps of teams. What a call may cost at most is added before it is sent, and the rest given back after it.
+    """The caps of teams. The most that a call may cost is reserved before it is sent, and settled at its cost after it.
 
-    A gateway that dies in between has spent the most. While the store fails, no team with a cap reaches the cloud, and
-    `failed` is called for each refusal.
+    A gateway that dies in between has spent the most. While the store fails, no team with a cap reaches the cloud,
+    `failed` is called for each refusal, and what is to be settled is kept until the store answers.
     """
 
     def __init__(
         self,
         store: str,
-        keys: Path,
+        file: KeyFile,
         failed: Callable[[], None],
         clock: Callable[[], float] = time.time,
         patience_s: float = _PATIENCE_S,
     ) -> None:
-        in_file = store == "memory://"
-        self._store: _Store = _InFile(keys, patience_s) if in_file else _InRedis(store, patience_s)
+        self._store: _Store = _InFile(file) if store == "memory://" else _InRedis(store, patience_s)
         self._failed = failed
         self._clock = clock
-        self._settling: set[asyncio.Task[Any]] = set()
+        self._patience_s = patience_s
+        self._fails_until = 0.0
+        self._unsettled: dict[str, tuple[str, int]] = {}
+        self._settling: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
+        self._asking: set[asyncio.Task[Any]] = set()
 
-    def purse(self, team: Team) -> TeamPurse | None:
-        """What pays for a team's calls; None for a team without a cap."""
-        return None if team.spend_cap is None else TeamPurse(self, team.name, team.spend_cap)
+    def limit(self, team: Team) -> TeamSpendLimit | None:
+        """The cap of a team; None for a team without one."""
+        return None if team.spend_cap is None else TeamSpendLimit(self, team.name, team.spend_cap)
 
     async def reserve(self, team: str, cap: Decimal, most: Decimal) -> Callable[[Decimal], None]:
-        """As `Purse.reserve`, for a team's cap of this month."""
-        account = self._account(team)
-        amount = _millionths(most)
-        limit = int((cap * _MILLION).to_integral_value(ROUND_FLOOR))
-        adding = self._kept(self._store.add(account, amount, limit))
+        """As `SpendLimit.reserve`, for a team's cap of this month."""
+        month = datetime.fromtimestamp(self._clock(), UTC)
+        account, reservation, amount = _account(month, team), secrets.token_hex(16), _units(most)
+        limit = int((cap / _UNIT).to_integral_value(ROUND_FLOOR))
+        added, spent = await self._reserved(account, reservation, amount, limit)
+        if not added:
+            left = max(0, limit - spent) * _UNIT
+            begins = f"{month.year + month.month // 12}-{month.month % 12 + 1:02d}-01"
+            raise SpendCapReached(
+                f"the cloud was not asked: this may cost up to {most.normalize():f}, and of {team}'s spend cap of "
+                f"{cap.normalize():f} a month {left.normalize():f} is left; the next month begins on {begins} (UTC)"
+            )
+        return lambda cost: self._settle(account, reservation, min(amount, _units(cost)))
+
+    async def _reserved(self, account: str, reservation: str, amount: int, limit: int) -> tuple[bool, int]:
         try:
-            # To its end, although the caller may leave: what was added has to be known.
-            added, spent = await asyncio.shield(adding)
-        except asyncio.CancelledError:
-            self._kept(self._undo(adding, account, amount))
-            raise
-        except (OSError, RedisError, sqlite3.Error) as error:
+            now = time.monotonic()
+            if now < self._fails_until:
+                raise OSError("it failed a moment ago")
+            if self._fails_until:
+                # This call tries it, and no other waits for it.
+                self._fails_until = now + _PAUSE_S
+            if amount > limit:
+                # It may be more than a store can hold.
+                return False, await self._ask(self._store.total(account))
+            try:
+                found = await self._ask(self._store.reserve(account, reservation, amount, limit))
+            except BaseException:
+                # Whether it was added is not known.
+                self._settle(account, reservation, 0)
+                raise
+            self._fails_until = 0.0
+            return found
+        except (OSError, RedisError) as error:
             self._failed()
+            self._fails_until = max(self._fails_until, time.monotonic() + _PAUSE_S)
             raise CloudUnavailable(
                 f"the cloud was not asked: the store of the spend caps fails ({type(error).__name__})"
             ) from None
-        if not added:
-            left = Decimal(max(0, limit - spent)) / _MILLION
-            raise SpendCapReached(
-                f"the cloud was not asked: this may cost up to {most.normalize():f}, and of {team}'s spend cap of "
-                f"{cap.normalize():f} a month {left.normalize():f} is left"
-            )
 
-        def settle(cost: Decimal) -> None:
-            back = amount - _millionths(cost)
-            if back > 0:
-                self._kept(self._give_back(account, back))
+    async def _ask(self, work: Coroutine[Any, Any, R]) -> R:
+        """What the store answers in time. It is asked to the end, also when the caller leaves: a client of Redis that
+        is cancelled may return instead.
+        """
+        task = asyncio.create_task(work)
+        self._asking.add(task)
+        task.add_done_callback(self._answered)
+        done, _ = await asyncio.wait([task], timeout=self._patience_s)
+        if not done:
+            raise TimeoutError
+        return await task
 
-        return settle
+    def _answered(self, task: asyncio.Task[Any]) -> None:
+        self._asking.discard(task)
+        if not task.cancelled():
+            # Retrieved, so that it is not logged when the caller has left.
+            task.exception()
 
     async def spent(self, teams: Iterable[Team]) -> dict[str, tuple[Decimal, Decimal]]:
         """What each team with a cap has spent this month, and its cap. Raises OSError when the store fails."""
-        found: dict[str, tuple[Decimal, Decimal]] = {}
+        month = datetime.fromtimestamp(self._clock(), UTC)
+        caps = {team.name: team.spend_cap for team in teams if team.spend_cap is not None}
         try:
-            for team in teams:
-                if team.spend_cap is not None:
-                    spent = await self._store.total(self._account(team.name))
-                    found[team.name] = (Decimal(spent) / _MILLION, team.spend_cap)
-        except (OSError, RedisError, sqlite3.Error) as error:
+            async with asyncio.timeout(self._patience_s):
+                return {
+                    name: (await self._ask(self._store.total(_account(month, name))) * _UNIT, cap)
+                    for name, cap in caps.items()
+                }
+        except (OSError, RedisError) as error:
             raise OSError(f"the store of the spend caps fails ({type(error).__name__})") from None
-        return found
 
     async def close(self) -> None:
-        """Wait for what is given back."""
-        await asyncio.gather(*self._settling, return_exceptions=True)
+        """Settle what is to be settled, unless the store fails."""
+        self._closing.set()
+        if self._settling is not None:
+            await asyncio.wait([self._settling])
+        if self._unsettled:
+            log.warning("%d calls count at their most: the store of the spend caps fails", len(self._unsettled))
+        await asyncio.gather(*self._asking, return_exceptions=True)
         await self._store.close()
 
-    async def _undo(self, adding: asyncio.Task[tuple[bool, int]], account: str, amount: int) -> None:
-        with contextlib.suppress(OSError, RedisError, sqlite3.Error):
-            added, _ = await adding
-            if added:
-                await self._give_back(account, amount)
+    def _settle(self, account: str, reservation: str, cost: int) -> None:
+        self._unsettled[reservation] = account, cost
+        if self._settling is None or self._settling.done():
+            self._settling = asyncio.create_task(self._settle_all())
 
-    async def _give_back(self, account: str, amount: int) -> None:
-        try:
-            await self._store.give_back(account, amount)
-        except (OSError, RedisError, sqlite3.Error) as error:
-            self._failed()
-            log.warning("a call counts at its most: the store of the spend caps fails (%s)", type(error).__name__)
-
-    def _kept(self, work: Coroutine[Any, Any, R]) -> asyncio.Task[R]:
-        task = asyncio.create_task(work)
-        self._settling.add(task)
-        task.add_done_callback(self._settling.discard)
-        return task
-
-    def _account(self, team: str) -> str:
-        return f"{datetime.fromtimestamp(self._clock(), UTC):%Y-%m}:{team}"
+    async def _settle_all(self) -> None:
+        while self._unsettled:
+            # All that there is at once: one after another they would not keep up with the calls.
+            costs = dict(islice(self._unsettled.items(), _MOST_SETTLED))
+            try:
+                await self._ask(self._store.settle(costs))
+                for reservation in costs:
+                    del self._unsettled[reservation]
+            except (OSError, RedisError):
+                if self._closing.is_set():
+                    return
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_PAUSE_S):
+                        await self._closing.wait()
 
 
-class TeamPurse:
-    """Pays for the calls of one team."""
+class TeamSpendLimit:
+    """The cap on what the calls of one team cost."""
 
     def __init__(self, spending: Spending, team: str, cap: Decimal) -> None:
         self._spending, self._team, self._cap = spending, team, cap
 
     async def reserve(self, most: Decimal) -> Callable[[Decimal], None]:
-        """As `Purse.reserve`."""
+        """As `SpendLimit.reserve`."""
         return await self._spending.reserve(self._team, self._cap, most)
 
 
-def _millionths(amount: Decimal) -> int:
-    return int((max(Decimal(0), amount) * _MILLION).to_integral_value(ROUND_CEILING))
+def _account(month: datetime, team: str) -> str:
+    return f"{month:%Y-%m}:{team}"
+
+
+def _units(amount: Decimal) -> int:
+    return int((max(Decimal(0), amount) / _UNIT).to_integral_value(ROUND_CEILING))

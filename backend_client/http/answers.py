@@ -1,6 +1,7 @@
-"""Whether a reply answers its request: one check for each route, for all callers and servers. No I/O.
+"""What the replies of each route say, for all callers and servers; `routes` says which check is a route's. No I/O.
 
-Every function raises NotAnAnswer."""
+Every function raises NotAnAnswer for a reply that does not answer its request. What is expected follows from the
+request alone as nodes accept it, so that no request can make a good reply a wrong one."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import base64
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
@@ -22,8 +23,8 @@ from backend_client.results import ChatChoice, ToolCall, TranscriptionSegment, T
 FinishReason = Literal["stop", "length", "tool_calls", "function_call", "content_filter", "eos", "model_length"]
 
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
-# What a transcription may be asked for that is not JSON; fields of a form are lists.
-_PLAIN = ("text", "srt", "vtt", ["text"], ["srt"], ["vtt"])
+# What a transcription may be asked for that is not JSON.
+_PLAIN = frozenset({"text", "srt", "vtt"})
 
 
 @contextmanager
@@ -53,10 +54,8 @@ def read_json(body: bytes | str) -> Any:
     raise NotAnAnswer("the reply is not JSON")
 
 
-def read_answer(path: str, request: Mapping[str, Any], body: Any) -> Any:
-    """What the body of a reply of `path` says, where the route has a check."""
-    read = _ROUTES.get(path)
-    return body if read is None else read(request, body)
+def openai_vectors(request: Mapping[str, Any], body: Any) -> Vectors:
+    return vectors_in(body, _texts_in(request.get("input")))
 
 
 def vectors_in(body: Any, count: int | None) -> Vectors:
@@ -68,6 +67,38 @@ def vectors_in(body: Any, count: int | None) -> Vectors:
     if not vectors or len({len(vector) for vector in vectors}) != 1:
         raise NotAnAnswer("not one vector of the same length for each text")
     return check_vectors(np.stack(vectors), count)
+
+
+def native_vectors(request: Mapping[str, Any], body: Any) -> Vectors:
+    """The vectors of /embeddings."""
+    with reading("a list of embeddings"):
+        return _rows(body["embeddings"], plain_count(request, "texts"))
+
+
+def plain_count(request: Mapping[str, Any], field: str) -> int | None:
+    """How many texts a field holds, one or a list of any number; None for what is neither."""
+    given = request.get(field)
+    return 1 if isinstance(given, str) else len(given) if isinstance(given, list) else None
+
+
+def ollama_vectors(request: Mapping[str, Any], body: Any) -> Vectors:
+    """The vectors of /api/embed, where an empty text alone is no text."""
+    with reading("a list of embeddings"):
+        return _rows(body["embeddings"], plain_count(request, "input") if request.get("input") else 0)
+
+
+def single_vector(request: Mapping[str, Any], body: Any) -> Vectors:
+    """The vector of /api/embeddings, none for an empty prompt."""
+    with reading("an embedding"):
+        rows = [body["embedding"]]
+        return _rows(rows, 1) if request.get("prompt") else _rows([row for row in rows if row], 0)
+
+
+def _rows(rows: Any, count: int | None) -> Vectors:
+    vectors = [_vector(row) for row in _typed(rows, list)]
+    if len({len(vector) for vector in vectors}) > 1:
+        raise NotAnAnswer("not one vector of the same length for each text")
+    return check_vectors(np.stack(vectors) if vectors else np.empty((0, 0), np.float32), count)
 
 
 def _vector(value: Any) -> Vectors:
@@ -103,9 +134,20 @@ def ranking_in(body: Any, count: int, most: int) -> list[tuple[int, float]]:
     return scores
 
 
-def count_in(body: Any) -> int:
+def ranked_texts(request: Mapping[str, Any], body: Any) -> list[tuple[int, float]]:
+    """A ranking: a list of all `texts` as TEI has it, or the best of the `documents` as Cohere and Jina have them."""
+    texts, documents, most = request.get("texts"), request.get("documents"), request.get("top_n")
+    if isinstance(texts, list):
+        with reading("a ranking"):
+            rows = [{"index": row["index"], "relevance_score": row["score"]} for row in body]
+        return ranking_in({"results": rows}, len(texts), len(texts))
+    count = len(documents) if isinstance(documents, list) else 0
+    return ranking_in(body, count, most if type(most) is int else count)
+
+
+def count_in(body: Any, field: str = "count") -> int:
     with reading("a token count"):
-        count = body["count"]
+        count = body[field]
         if type(count) is not int or count < 0:
             raise TypeError
         return count
@@ -149,6 +191,13 @@ class _Generation(_Part):
     emulated: bool = False
 
 
+def generation_in(_: Mapping[str, Any], body: Any) -> Any:
+    check_generation(body)
+    with reading("an answer of /inference"):
+        _typed(body["text"], str)
+    return body
+
+
 def check_generation(body: Any) -> None:
     """Check the body of a reply of /inference, or the data of its last event, but for the text."""
     try:
@@ -176,19 +225,78 @@ def check_ends(ends: Mapping[int, tuple[object, bool]], count: int) -> None:
         raise NotAnAnswer(f"the answer must have {count} choices and has {len(ends)}")
 
 
-def choices_asked(request: Mapping[str, Any]) -> int:
-    """How many choices a chat, or the prompts of a completion, ask for."""
-    prompts = 1 if "messages" in request else _texts_in(request.get("prompt")) or 1
-    return prompts * int(request.get("n") or 1)
+def chats_asked(request: Mapping[str, Any]) -> int:
+    """How many choices a chat asks for. Servers refuse an `n` that is not a positive number."""
+    n = request.get("n")
+    return n if type(n) is int and n > 0 else 1
 
 
-def _completion(request: Mapping[str, Any], body: Any) -> tuple[ChatChoice, ...]:
+def completions_asked(request: Mapping[str, Any]) -> int:
+    """How many choices the prompts of a completion ask for."""
+    return (_texts_in(request.get("prompt")) or 1) * chats_asked(request)
+
+
+def text_choices(request: Mapping[str, Any], body: Any) -> Any:
+    with reading("a completion"):
+        found = {choice["index"]: (_typed(choice["finish_reason"], str), False) for choice in body["choices"]}
+        for choice in body["choices"]:
+            _typed(choice["text"], str)
+        check_ends(found, completions_asked(request))
+    return body
+
+
+def response_in(_: Mapping[str, Any], body: Any) -> Any:
+    """A response of /v1/responses that has ended."""
+    with reading("a response"):
+        if body["status"] not in {"completed", "incomplete"}:
+            raise ValueError
+        for item in _typed(body["output"], list):
+            _typed(item["type"], str)
+    return body
+
+
+def message_in(_: Mapping[str, Any], body: Any) -> Any:
+    """An answer of Anthropic's /v1/messages."""
+    with reading("a message"):
+        if body["type"] != "message":
+            raise ValueError
+        for block in _typed(body["content"], list):
+            _typed(block["type"], str)
+        _typed(body["stop_reason"], str)
+    return body
+
+
+def ollama_answer(request: Mapping[str, Any], body: Any) -> Any:  # noqa: ARG001  (as all checks)
+    """An answer of Ollama's routes that came whole."""
+    with reading("an answer of Ollama's API"):
+        if body["done"] is not True:
+            raise ValueError
+        check_ollama_part(body)
+    return body
+
+
+def check_ollama_part(part: Mapping[str, Any]) -> None:
+    """Check one object of an answer: all but the last hold text, or a message."""
+    if "message" in part:
+        _typed(part["message"].get("content"), str, none=True)
+    elif "response" in part or not part.get("done"):
+        _typed(part["response"], str)
+
+
+def prompt_in(_: Mapping[str, Any], body: Any) -> Any:
+    """The text of /detokenize."""
+    with reading("a text"):
+        _typed(body["prompt"], str)
+    return body
+
+
+def completion_in(request: Mapping[str, Any], body: Any) -> tuple[ChatChoice, ...]:
     choices = choices_in(body)
     with reading("a chat completion"):
         parts = [(part.get("index", place), part["message"]) for place, part in enumerate(body["choices"])]
         called = [bool(message.get("tool_calls")) for _, message in parts]
         ends = zip([choice.finish_reason for choice in choices], called, strict=True)
-        check_ends(dict(zip([index for index, _ in parts], ends, strict=True)), choices_asked(request))
+        check_ends(dict(zip([index for index, _ in parts], ends, strict=True)), chats_asked(request))
     return choices
 
 
@@ -235,8 +343,16 @@ def transcription_in(body: Any) -> dict[str, Any]:
         }
 
 
-def _transcription(request: Mapping[str, Any], body: Any) -> Any:
-    if request.get("response_format") not in _PLAIN:
+def form_value(form: Mapping[str, Any], name: str) -> str:
+    """A field of a form as nodes read it: the last value that is not blank, without the blanks around it."""
+    given = form.get(name)
+    values = [str(value).strip() for value in (given if isinstance(given, list) else [given or ""])]
+    return next((value for value in reversed(values) if value), "")
+
+
+def transcript_in(request: Mapping[str, Any], body: Any) -> Any:
+    """The reply to a form."""
+    if form_value(request, "response_format") not in _PLAIN:
         return transcription_in(body)
     if not isinstance(body, bytes):
         raise NotAnAnswer("the reply is not plain text")
@@ -265,20 +381,3 @@ def _texts_in(given: object) -> int | None:
         return None
     # Token ids without a list around them are one text.
     return 1 if isinstance(given, str) or isinstance(given[0], int) else len(given)
-
-
-def _ranking(request: Mapping[str, Any], body: Any) -> list[tuple[int, float]]:
-    documents, most = request.get("documents"), request.get("top_n")
-    count = len(documents) if isinstance(documents, list) else 0
-    return ranking_in(body, count, count if most is None else most)
-
-
-_ROUTES: Mapping[str, Callable[[Mapping[str, Any], Any], Any]] = {
-    "/v1/embeddings": lambda request, body: vectors_in(body, _texts_in(request.get("input"))),
-    "/v1/rerank": _ranking,
-    "/v2/rerank": _ranking,
-    "/v1/chat/completions": _completion,
-    "/tokenize": lambda _, body: count_in(body),
-    "/v1/audio/transcriptions": _transcription,
-    "/v1/audio/translations": _transcription,
-}

@@ -1,15 +1,20 @@
-"""Maps a reply other than an answer, by status and error object, to an error of the client. No I/O."""
+"""Replies other than answers as errors of the client, and its errors as replies in OpenAI's form. No I/O."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from backend_client.errors import (
+    AuthenticationFailed,
     BadReply,
+    ClientClosed,
+    ConfigurationError,
     ContextLengthExceeded,
     DeadlineExceeded,
+    FleetOverloaded,
     KeyRefused,
     ModelMissing,
     NodeFailed,
@@ -18,6 +23,7 @@ from backend_client.errors import (
     NPUError,
     PayloadTooLarge,
     RequestRejected,
+    SpendCapReached,
 )
 from backend_client.http.messages import Reply, integer
 
@@ -46,7 +52,6 @@ _MEANINGS = {
     "payload_too_large": "the request is larger than the node accepts",
     "request_breaks_engine": "the request takes down the engine that runs it; do not send it again",
     "request_timeout": "the request was not sent completely in time",
-    "response_not_found": "no such response is stored on the node",
     "unavailable": "the node cannot take the request now",
     "unsupported_parameter": "a parameter is not supported by the model or its device",
 }
@@ -54,8 +59,9 @@ _MEANINGS = {
 _PARAMS = frozenset({
     "audio", "best_of", "dimensions", "documents", "echo", "encoding_format", "file", "format", "frequency_penalty",
     "function_call", "functions", "ignore_eos", "images", "include", "input", "input_type", "instructions",
-    "keep_alive", "language", "logit_bias", "logprobs", "max_completion_tokens", "max_new_tokens", "max_tokens",
-    "messages", "metadata", "min_p", "min_tokens", "modalities", "model", "n", "options", "parallel_tool_calls",
+    "keep_alive", "language", "logit_bias", "logprobs", "max_completion_tokens", "max_new_tokens", "max_output_tokens",
+    "max_tokens", "messages", "metadata", "min_p", "min_tokens", "modalities", "model", "n", "n_predict", "options",
+    "parallel_tool_calls",
     "prediction", "presence_penalty", "previous_response_id", "prompt", "query", "raw", "reasoning_effort",
     "repetition_penalty", "response_format", "seed", "service_tier", "stop", "stop_token_ids", "store", "stream",
     "stream_options", "suffix", "temperature", "text", "texts", "tokens", "tool_choice", "tools", "top_k",
@@ -107,6 +113,8 @@ def _error(node: str, status: int, headers: Mapping[str, str], fields: object, m
     if param is not None:
         text += f"; check {param}"
     if status in {401, 403}:
+        if code is None:
+            text += " without the error body of a node; check NPU_CLIENT_API_KEY, and the proxy if there is one"
         return KeyRefused(text, node=node, status=status, code=code)
     if status == 404 and code == "model_not_found" and model is not None:
         return ModelMissing(text, node=node, status=status, code=code)
@@ -153,3 +161,39 @@ def retry_after_of(headers: Mapping[str, str]) -> float | None:
     milliseconds = integer(headers.get("retry-after-ms"))
     seconds = integer(headers.get("retry-after")) if milliseconds is None else milliseconds / 1000
     return None if seconds is None else min(float(seconds), _LONGEST_PAUSE_S)
+
+
+class Problem(NamedTuple):
+    """An error as a reply says it."""
+
+    status: int
+    code: str
+    message: str
+    param: str | None = None
+    retry_after: float | None = None
+
+
+def problem_of(error: NPUError) -> Problem:
+    """What a caller over HTTP is told of an error of the client."""
+    found = Problem(503, "unavailable", error.message, None, getattr(error, "retry_after", None))
+    if isinstance(error, FleetOverloaded):
+        # It is worth waiting for a node, whatever the cloud said.
+        found = found._replace(status=429, code="overloaded")
+    elif isinstance(getattr(error, "cloud_error", error), SpendCapReached):
+        found = Problem(402, "spend_cap_reached", error.message)
+    elif isinstance(error, DeadlineExceeded):
+        found = Problem(504, "deadline_exceeded", error.message)
+    elif isinstance(error, AuthenticationFailed):
+        found = Problem(401, error.code or "invalid_api_key", error.message)
+    elif isinstance(error, RequestRejected):
+        found = Problem(error.status or 400, error.code or "invalid_request", error.message, error.param)
+    elif isinstance(error, ConfigurationError) and not isinstance(error, ClientClosed):
+        # The request names no model, and the fleet has several.
+        found = Problem(400, "invalid_request", error.message, "model")
+    return found
+
+
+def openai_error(status: int, code: str, message: str, param: str | None = None) -> dict[str, Any]:
+    """The body of an error in OpenAI's form."""
+    kind = "invalid_request_error" if status < 500 and status != 429 else "server_error"
+    return {"error": {"message": message, "type": kind, "code": code, "param": param}}

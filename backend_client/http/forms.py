@@ -71,15 +71,21 @@ def _refused(why: str, param: str | None = None) -> RequestRejected:
     return RequestRejected(why, status=400, code="invalid_request", param=param)
 
 
-_IMAGE_PARTS = ("image_url", "input_image")
+_IMAGE_PARTS = ("image_url", "input_image", "image")
 
 
 def writing_kind(body: Mapping[str, Any]) -> ModelKind:
-    """The kind of model for a chat, a prompt or a request of `/v1/responses`: "vision" where an item has an image."""
+    """The kind of model for a request that asks for text, in any dialect: "vision" where it has an image."""
+    if body.get("images"):
+        return "vision"
     for items in (body.get("messages"), body.get("input")):
         for item in _list(items):
-            content = item.get("content") if isinstance(item, Mapping) else None
-            if any(isinstance(part, Mapping) and part.get("type") in _IMAGE_PARTS for part in _list(content)):
+            if not isinstance(item, Mapping):
+                continue
+            parts = _list(item.get("content"))
+            if item.get("images") or any(
+                isinstance(part, Mapping) and part.get("type") in _IMAGE_PARTS for part in parts
+            ):
                 return "vision"
     return "generation"
 

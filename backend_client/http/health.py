@@ -12,6 +12,8 @@ ModelKind = Literal["embedding", "generation", "vision", "rerank", "transcriptio
 Text = Annotated[str, StringConstraints(max_length=512, pattern="^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]*$")]
 # Both write text, and take chats and prompts; those for vision take images as well.
 _WRITERS = frozenset({"generation", "vision"})
+# What a gateway says that it is, as its `server`.
+GATEWAY = "npu-gateway"
 SERVING = frozenset({"ready", "degraded"})
 # A request to such a model has it loaded, and waits for that.
 UNLOADED = "unloaded"

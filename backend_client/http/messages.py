@@ -16,6 +16,7 @@ import numpy.typing as npt
 from backend_client.errors import BadReply, InvalidArgument
 from backend_client.http.health import ModelKind
 from backend_client.lifetime import Deadline
+from backend_client.options import LONGEST_S
 from backend_client.results import CallOptions, Priority
 
 T = TypeVar("T")
@@ -25,7 +26,7 @@ _FLOAT32 = np.dtype("<f4")
 _JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-class Purse(Protocol):
+class SpendLimit(Protocol):
     """A cap on what calls to the cloud cost that this process shares with others."""
 
     async def reserve(self, most: Decimal) -> Callable[[Decimal], None]:
@@ -45,7 +46,8 @@ class WireCall:
     """One request as it goes to nodes, encoded once for all attempts.
 
     `model` is the name in the body; a 404 for it is another node's chance. `trace` are further headers. `may_wait`: the
-    node may keep it while an engine is restarted; else it is refused, and another node is asked.
+    node may keep it while an engine is restarted; else it is refused, and another node is asked. A whole reply must be
+    there by the `deadline`; an answer that is `streamed` must have begun by then, and have ended by `ends`, if given.
     """
 
     encoded: bytes = field(repr=False)
@@ -60,6 +62,8 @@ class WireCall:
     content_type: str = "application/json"
     accept: str = "*/*"
     may_wait: bool = True
+    streamed: bool = False
+    ends: Deadline | None = None
 
     def headers(self) -> dict[str, str]:
         """Its headers; the remaining time is that of this moment."""
@@ -67,8 +71,11 @@ class WireCall:
             "Content-Type": self.content_type,
             "Accept": self.accept,
             "X-Request-ID": self.request_id,
-            "X-Request-Timeout-Ms": str(self.deadline.remaining_ms()),
         }
+        if self.streamed:
+            headers["X-NPU-Start-Timeout-Ms"] = str(self.deadline.remaining_ms())
+        if whole := self.ends if self.streamed else self.deadline:
+            headers["X-Request-Timeout-Ms"] = str(whole.remaining_ms())
         if self.priority != "interactive":
             headers["X-Priority"] = self.priority
         if not self.may_wait:
@@ -110,18 +117,16 @@ def encode_texts(
     return encode({"texts": texts} | {name: value for name, value in given.items() if value is not None})
 
 
-def embed_reply(node: str, reply: Reply, expected: int) -> tuple[Vectors, str, tuple[int, int | None]]:
-    """The vectors of a binary reply to `expected` texts, their space, and `costs`. Raises BadReply."""
+def binary_vectors(reply: Reply, count: int | None) -> Vectors:
+    """The vectors of a binary reply to `count` texts (None: any number). Raises NotAnAnswer."""
     rows, _, columns = reply.headers.get("x-shape", "").partition(",")
-    count, dimensions = integer(rows), integer(columns)
-    space = reply.headers.get("x-space")
-    if count is None or not dimensions or not space:
-        raise BadReply("the reply lacks a valid X-Shape or X-Space: this is not a node's /embeddings", node=node)
-    if len(reply.body) != count * dimensions * 4:
-        raise BadReply(f"{len(reply.body)} bytes came for {count} × {dimensions} float32", node=node)
+    found, dimensions = integer(rows), integer(columns)
+    if found is None or not dimensions or not reply.headers.get("x-space"):
+        raise NotAnAnswer("the reply lacks a valid X-Shape or X-Space: this is not a node's /embeddings")
+    if len(reply.body) != found * dimensions * 4:
+        raise NotAnAnswer(f"{len(reply.body)} bytes came for {found} × {dimensions} float32")
     # Copied: an array over bytes is read-only, and callers normalise in place.
-    vectors = np.ndarray((count, dimensions), _FLOAT32, bytearray(reply.body))
-    return read_from(node, check_vectors, vectors, expected), space, costs(reply.headers)
+    return check_vectors(np.ndarray((found, dimensions), _FLOAT32, bytearray(reply.body)), count)
 
 
 def read_from(node: str, read: Callable[..., T], *args: Any) -> T:
@@ -137,7 +142,7 @@ def check_vectors(vectors: Vectors, count: int | None) -> Vectors:
     """The vectors, if there is one with a direction for each of `count` texts (None: any number)."""
     if count is not None and len(vectors) != count:
         raise NotAnAnswer(f"{count} texts were sent, {len(vectors)} vectors came back")
-    if not vectors.shape[1]:
+    if len(vectors) and not vectors.shape[1]:
         raise NotAnAnswer("the vectors are empty")
     # In float32, as callers compute it: such vectors compare with no other one.
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
@@ -176,12 +181,15 @@ _NO_FIELDS = ("local_only", "require_device", "extra_headers", "extra_body", "ex
 class Job:
     """A call as the backends get it, whichever of them serves it.
 
+    A whole reply must be there by the `deadline`, and a streamed answer must have begun. `ends`: when a streamed answer
+    must have ended; without it, it may go on as long as parts come.
     `extra_headers` are the caller's, for nodes, and for the cloud where its settings list them; `trace` are those that
     tie a node's spans to the caller's (W3C trace context). `cloud_takes_over`: whether the cloud gets it when
-    no node can take it now; None: no. `purse`: who pays for it in the cloud, beside the client's own spend cap.
+    no node can take it now; None: no. `spend_limit`: a cap on what it may cost in the cloud, beside the client's own.
     """
 
     deadline: Deadline
+    ends: Deadline | None = None
     request_id: str = field(default_factory=new_request_id)
     model: str | None = None
     priority: Priority = "interactive"
@@ -190,7 +198,7 @@ class Job:
     trace: Mapping[str, str] = field(default_factory=dict)
     extra_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     cloud_takes_over: Callable[[], bool] = field(default=lambda: False, repr=False, compare=False)
-    purse: Purse | None = field(default=None, repr=False, compare=False)
+    spend_limit: SpendLimit | None = field(default=None, repr=False, compare=False)
 
     @property
     def only_on_nodes(self) -> str | None:
@@ -214,6 +222,10 @@ class Job:
     def within(self, deadline: Deadline) -> Self:
         return replace(self, deadline=deadline)
 
+    def end_of_stream(self) -> Deadline:
+        """When a streamed answer that has begun must have ended: far off where nothing bounds it."""
+        return self.ends or Deadline.after(LONGEST_S, self.deadline.clock)
+
 
 @dataclass(slots=True, kw_only=True)
 class EmbedJob(Job):
@@ -235,17 +247,15 @@ class EmbedJob(Job):
 class Exchange(Job):
     """A request in OpenAI's dialect, or a prompt for the nodes' own /inference, sent as it is but for the model's name.
 
-    `body` is JSON without `model`; with a `file` (name and bytes) its fields and the file are sent as a form. `node`:
-    only this one can serve it. `refused` gets the replies of nodes that refused it, for callers who hand them on.
-    With `content`, of a type, nodes get these very bytes, and `body` is what they say.
+    `path` is one of `routes.ROUTES`. `body` is JSON without `model`; with a `file` (name and bytes) its fields and the
+    file are sent as a form. `refused` gets the replies of nodes that refused it, for callers who hand them on. With
+    `content`, of a type, nodes get these very bytes, and `body` is what they say.
     """
 
     path: str
     kind: ModelKind = "generation"
-    method: str = "POST"
     body: Mapping[str, Any] | None = field(default=None, repr=False)
     file: tuple[str, bytes] | None = field(default=None, repr=False)
-    node: str | None = None
     refused: list[Reply] = field(default_factory=list, repr=False)
     content: bytes | None = field(default=None, repr=False)
     content_type: str = "application/json"
@@ -265,16 +275,6 @@ class Exchange(Job):
         # The fields of a form are texts.
         if self.file is None:
             check_counts(self.body or {})
-
-    @property
-    def only_on_nodes(self) -> str | None:
-        if reason := super(Exchange, self).only_on_nodes:
-            return reason
-        if self.path in {"/v1/chat/completions", "/inference"} and self.method == "POST":
-            return None
-        if self.path == "/v1/embeddings":
-            return "of /v1/embeddings it serves texts without other fields only: call embed or embed_many"
-        return f"it serves chats and embeddings only, and this is {self.path}"
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The streams of each route: when an answer begins, ends or fails, and its whole. No I/O."""
+"""The streams of the routes: when an answer begins, ends or fails, and its whole. No I/O."""
 
 from __future__ import annotations
 
@@ -8,8 +8,16 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from backend_client.http.answers import check_ends, check_generation, choices_asked, read_json
-from backend_client.http.messages import Exchange, NotAnAnswer
+from backend_client.http.answers import (
+    chats_asked,
+    check_ends,
+    check_generation,
+    check_ollama_part,
+    completions_asked,
+    read_json,
+    reading,
+)
+from backend_client.http.messages import NotAnAnswer
 from backend_client.http.sse import Event
 from backend_client.results import RawReply
 
@@ -34,9 +42,14 @@ class StreamEvent:
             found = self.data.get("text")
         elif self.data.get("type") in _TEXT_DELTAS:
             found = self.data.get("delta")
-        else:
+        elif self.data.get("type") == "content_block_delta":
+            found = _object(self.data.get("delta")).get("text")
+        elif "choices" in self.data:
             choice = _first_choice(self.data)
             found = choice.get("text") or _object(choice.get("delta")).get("content")
+        else:
+            # Ollama's.
+            found = self.data.get("response") or _object(self.data.get("message")).get("content")
         return found if isinstance(found, str) else ""
 
     @property
@@ -54,7 +67,9 @@ Read: TypeAlias = Callable[[StreamEvent], StreamEvent]
 
 
 class StreamForm(ABC):
-    """How the streams of one route are read."""
+    """How the streams of one route are read. `lines`: they are lines of JSON, and no server-sent events."""
+
+    lines = False
 
     def reader(self, request: Mapping[str, Any]) -> Read:  # noqa: ARG002  (for those whose streams depend on it)
         """Reads the events of the stream that answers a request: returns each as callers get it.
@@ -75,6 +90,14 @@ class StreamForm(ABC):
     def ends(self, event: StreamEvent) -> bool:
         """Whether it is the last event of a complete answer."""
 
+    def closed(self, read: Read) -> StreamEvent | None:  # noqa: ARG002  (for those whose answers end before the stream)
+        """The last event of a stream that was closed without it; None where the answer is not complete."""
+        return None
+
+
+class WholeForm(StreamForm):
+    """A form of which a request can be asked, and whose streams can be put together."""
+
     def request(self, body: Mapping[str, Any]) -> Json:
         """The body that asks for a stream with its usage."""
         return {**body, "stream": True}
@@ -84,7 +107,7 @@ class StreamForm(ABC):
         """The reply that a request without a stream gets, from all the events that a reader returned."""
 
 
-class ChunkForm(StreamForm):
+class ChunkForm(WholeForm):
     """Chunks with `choices`: chat completions, and completions of a prompt (`kind` text_completion)."""
 
     def __init__(self, kind: str) -> None:
@@ -94,7 +117,7 @@ class ChunkForm(StreamForm):
         """Every choice, delta and call is an object, every text is one, and every choice that was asked for ends with a
         reason and has nothing after it.
         """
-        return _Chunks(choices_asked(request)).read
+        return _Chunks((chats_asked if self._kind == "chat.completion" else completions_asked)(request)).read
 
     def begins(self, event: StreamEvent) -> bool:
         """A chunk with text, reasoning, a tool call, or a finish reason."""
@@ -104,6 +127,13 @@ class ChunkForm(StreamForm):
 
     def ends(self, event: StreamEvent) -> bool:
         return event.data is None
+
+    def closed(self, read: Read) -> StreamEvent | None:
+        """`[DONE]` where every choice has ended: not every server sends it."""
+        try:
+            return read(StreamEvent("message", None))
+        except NotAnAnswer:
+            return None
 
     def request(self, body: Mapping[str, Any]) -> Json:
         """With `stream_options.include_usage`."""
@@ -200,7 +230,7 @@ class _Chunks:
             self._names[place] += function.get("name") or ""
 
 
-class ResponsesForm(StreamForm):
+class ResponsesForm(WholeForm):
     """Events of /v1/responses: the last one holds the whole response."""
 
     _ENDS = frozenset({"response.completed", "response.incomplete"})
@@ -226,7 +256,7 @@ class ResponsesForm(StreamForm):
         return _object((events[-1].data or {}).get("response"))
 
 
-class InferenceForm(StreamForm):
+class InferenceForm(WholeForm):
     """Events of the nodes' own /inference: `token` with a text, `done`, and `error`.
 
     A newer node may send events of other names: they are skipped, whatever their data.
@@ -252,7 +282,7 @@ class InferenceForm(StreamForm):
         return {**(events[-1].data or {}), "text": "".join(event.text for event in events)}
 
 
-class TranscriptForm(StreamForm):
+class TranscriptForm(WholeForm):
     """Events of /v1/audio/transcriptions with `stream`; events of other types are handed on."""
 
     _DELTA, _DONE = "transcript.text.delta", "transcript.text.done"
@@ -280,25 +310,47 @@ class TranscriptForm(StreamForm):
         return {"text": (events[-1].data or {})["text"]}
 
 
-INFERENCE, TRANSCRIPTS = InferenceForm(), TranscriptForm()
+class MessagesForm(StreamForm):
+    """Events of Anthropic's /v1/messages."""
+
+    def read(self, event: StreamEvent) -> StreamEvent:
+        with reading("an event of a message"):
+            data = event.data or {}
+            if not isinstance(data["type"], str):
+                raise TypeError
+            for name in {"message_start": ("message",), "content_block_delta": ("delta",)}.get(data["type"], ()):
+                if not isinstance(data[name], dict):
+                    raise TypeError
+        return event
+
+    def begins(self, event: StreamEvent) -> bool:
+        return (event.data or {}).get("type") in {"content_block_delta", "message_delta", "message_stop"}
+
+    def ends(self, event: StreamEvent) -> bool:
+        return (event.data or {}).get("type") == "message_stop"
+
+
+class OllamaForm(StreamForm):
+    """Lines of Ollama's /api/chat and /api/generate."""
+
+    lines = True
+
+    def read(self, event: StreamEvent) -> StreamEvent:
+        with reading("a part of an answer"):
+            check_ollama_part(event.data or {})
+        return event
+
+    def begins(self, event: StreamEvent) -> bool:
+        return event.data is not None
+
+    def ends(self, event: StreamEvent) -> bool:
+        return (event.data or {}).get("done") is True
+
+
+CHAT, COMPLETION, RESPONSES = ChunkForm("chat.completion"), ChunkForm("text_completion"), ResponsesForm()
+INFERENCE, TRANSCRIPTS, MESSAGES, OLLAMA = InferenceForm(), TranscriptForm(), MessagesForm(), OllamaForm()
 EventStream: TypeAlias = AsyncGenerator[StreamEvent | RawReply, None]
 """Events as they come; the last item is who answered, with the usage and without a body."""
-
-FORMS: Mapping[str, StreamForm] = {
-    "/v1/chat/completions": ChunkForm("chat.completion"),
-    "/v1/completions": ChunkForm("text_completion"),
-    "/v1/responses": ResponsesForm(),
-}
-"""The routes of OpenAI's API whose answers to JSON can be streamed."""
-
-
-def form_of(job: Exchange) -> StreamForm | None:
-    """How the answer to a request is streamed; None where it comes whole."""
-    if job.file is not None:
-        return TRANSCRIPTS if job.body and job.body.get("stream") else None
-    if job.method != "POST":
-        return None
-    return INFERENCE if job.path == "/inference" else FORMS.get(job.path)
 
 
 def read_event(event: Event) -> StreamEvent:

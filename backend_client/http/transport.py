@@ -20,12 +20,11 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.tracing import Trace
 from pydantic import ValidationError
 
-from backend_client.errors import BadReply, ConnectionLost, NodeError, NodeUnreachable, NPUError
-from backend_client.http import messages
+from backend_client.errors import AttemptTimeout, BadReply, ConnectionLost, NodeError, NodeUnreachable, NPUError
 from backend_client.http.answers import read_json
 from backend_client.http.forwarding import STREAMS
-from backend_client.http.health import HealthReport
-from backend_client.http.messages import Reply, WireCall, new_request_id
+from backend_client.http.health import GATEWAY, HealthReport
+from backend_client.http.messages import NotAnAnswer, Reply, WireCall, new_request_id
 from backend_client.http.sse import Event, EventParser, MalformedStream
 from backend_client.http.tls import Identity
 from backend_client.lifetime import Shared
@@ -71,12 +70,19 @@ class Transport(ABC):
     async def health(self, node: str) -> HealthReport:
         """GET /health; 503 is an answer too, of a node that does not serve now."""
         reply = await self.request(node, "GET", "/health", None, {REQUEST_ID: new_request_id()}, probe=True)
-        data = messages.read_from(node, read_json, reply.body)
+        gateway = False
         try:
-            return HealthReport.model_validate(data)
-        except ValidationError:
+            data = read_json(reply.body)
+            gateway = isinstance(data, dict) and data.get("server") == GATEWAY
+            if not gateway:
+                return HealthReport.model_validate(data)
+        except (NotAnAnswer, ValidationError):
             pass
-        raise BadReply(f"/health answered HTTP {reply.status}, but not as a node does", node=node, status=reply.status)
+        if gateway:
+            what = "is an npu-gateway and not a node: give its nodes, or use it as the base_url of OpenAI's SDK"
+            raise BadReply(what, node=node)
+        what = f"/health answered HTTP {reply.status}, but not as a node does; check the address and the port"
+        raise BadReply(what, node=node, status=reply.status)
 
     async def exchange(self, node: str, call: WireCall) -> Reply:
         """A request to `call.path`; the reply of any status."""
@@ -132,7 +138,7 @@ def connection_error(node: str, error: Exception) -> NodeError:
     if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
         return NodeUnreachable(_unreachable(error), node=node)
     if isinstance(error, aiohttp.SocketTimeoutError):
-        return ConnectionLost("the stream fell silent", node=node)
+        return AttemptTimeout("the stream fell silent", node=node)
     if isinstance(error, aiohttp.ClientResponseError | MalformedStream | _TooLong):
         # The text of aiohttp's errors may quote the reply.
         why = "invalid HTTP" if isinstance(error, aiohttp.ClientResponseError) else error
@@ -144,6 +150,10 @@ def connection_error(node: str, error: Exception) -> NodeError:
     return ConnectionLost(what, node=node)
 
 
+# What OpenSSL calls an answer that is not TLS, by its version.
+_NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST"})
+
+
 def _unreachable(error: aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError) -> str:
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         # It has neither the reason nor the errno of the classes that it is derived from.
@@ -151,6 +161,8 @@ def _unreachable(error: aiohttp.ClientConnectorError | aiohttp.ConnectionTimeout
         return f"its certificate cannot be verified: {why}; see ca_file"
     if isinstance(error, aiohttp.ConnectionTimeoutError):
         return "cannot connect: no answer in time"
+    if getattr(error.os_error, "reason", None) in _NO_TLS:
+        return "cannot connect: what listens there does not speak TLS; write http:// for a node without a certificate"
     return f"cannot connect: {error.os_error.strerror or type(error.os_error).__name__}"
 
 

@@ -4,7 +4,7 @@
 
     client = instrument(InferenceClient.from_settings())
 
-Needs `npu-node[observability]`. Spans go to whatever tracer provider the application has set up. Nodes are sent the
+Needs the extra `observability`. Spans go to whatever tracer provider the application has set up. Nodes are sent the
 span's `traceparent`, so that their spans belong to the same trace; the cloud is not. Metrics go to the default
 registry, or the one given. No prompt, answer or key is an attribute or a label.
 
@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from threading import Lock
@@ -41,9 +41,10 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from backend_client.calls import Backend, BaseClient
 from backend_client.client import InferenceClient, NPUClient
 from backend_client.errors import NPUError
+from backend_client.http.forwarding import Forwarded, asks_for_stream
 from backend_client.http.messages import EmbedJob, Exchange, J, Job
 from backend_client.http.stream_forms import EventStream, finish_reason_in
-from backend_client.lifetime import Deadline
+from backend_client.lifetime import STARTED, Deadline, owning
 from backend_client.observability.attributes import of_answer, of_request, of_server, operation_name, tokens_of
 from backend_client.observability.state import StateCollector
 from backend_client.results import Attempt, EmbedBatch, Origin, RawReply, Source, Usage
@@ -126,6 +127,9 @@ class _Observation:
     def answered(self, origin: Origin, usage: Usage, finish_reason: str) -> None:
         self.origin, self.usage, self.finish_reason = origin, usage, finish_reason
 
+    def forwarded(self, found: Forwarded) -> None:
+        self.answered(replace(found.origin, attempts=tuple(found.attempts)), found.watch.usage, "")
+
     def traced(self, job: J) -> J:
         """The job, with the headers that make the node's spans children of this one."""
         headers: dict[str, str] = {}
@@ -163,6 +167,23 @@ class ObservedBackend:
             events = await self.inner.open_exchange(seen.traced(job), opened_by)
             return _follow(events, seen, observed.pop_all())
 
+    async def forward(
+        self, job: Exchange
+    ) -> tuple[Forwarded | EmbedBatch | RawReply | EventStream, tuple[Attempt, ...]]:
+        """Send a request that came as bytes, observed to the end of its reply."""
+        with ExitStack() as observed:
+            seen = observed.enter_context(self._observed(job, stream=asks_for_stream(job)))
+            found, before = await self.inner.forward(seen.traced(job))
+            if isinstance(found, EmbedBatch | RawReply):
+                seen.answered(replace(found, attempts=before + found.attempts), found.usage, "")
+            elif not isinstance(found, Forwarded):
+                found = _follow(found, seen, observed.pop_all())
+            elif isinstance(found.content, bytes):
+                seen.forwarded(found)
+            else:
+                found = replace(found, content=_follow_bytes(found, found.content, seen, observed.pop_all()))
+            return found, before
+
     async def close(self) -> None:
         """Close what is inside."""
         await self.inner.close()
@@ -172,9 +193,11 @@ class ObservedBackend:
         operation = operation_name(job)
         attributes = of_request(job, operation, self._asked, stream=stream)
         began = time.perf_counter()
+        # A request that the gateway takes over belongs to the trace of its headers.
+        parent = _PROPAGATOR.extract(job.extra_headers) if "traceparent" in job.extra_headers else None
         # A stream's span cannot be the current one: it is open while the caller's own code runs.
         span = self._tracer.start_span(
-            f"{operation} {job.model}" if job.model else operation, kind=SpanKind.CLIENT, attributes=attributes
+            f"{operation} {job.model}" if job.model else operation, parent, kind=SpanKind.CLIENT, attributes=attributes
         )
         seen = _Observation(span)
         error = ""
@@ -222,10 +245,12 @@ def _observes(backend: Backend, metrics: Metrics) -> bool:
     return False
 
 
+@owning
 async def _follow(events: EventStream, seen: _Observation, observed: ExitStack) -> EventStream:
     reason = ""
     with observed:
         try:
+            yield STARTED
             async for item in events:
                 if isinstance(item, RawReply):
                     seen.answered(item, item.usage, reason)
@@ -234,3 +259,17 @@ async def _follow(events: EventStream, seen: _Observation, observed: ExitStack) 
                 yield item
         finally:
             await events.aclose()
+
+
+@owning
+async def _follow_bytes(
+    found: Forwarded, content: AsyncGenerator[bytes, None], seen: _Observation, observed: ExitStack
+) -> AsyncGenerator[bytes, None]:
+    with observed:
+        try:
+            yield STARTED
+            async for part in content:
+                yield part
+            seen.forwarded(found)
+        finally:
+            await content.aclose()

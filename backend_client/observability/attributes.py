@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 
 from opentelemetry.util.types import AttributeValue
 
-from backend_client.http.messages import EmbedJob, Exchange, Job
+from backend_client.http.messages import Exchange, Job
+from backend_client.http.routes import ROUTES
 from backend_client.results import Origin, Source, Usage
 
 Attributes = dict[str, AttributeValue]
@@ -23,15 +24,6 @@ _WRITING: Final = frozenset({"chat", "text_completion"})
 
 # The conventions' own value for whatever speaks OpenAI's API; there is none for nodes.
 _PROVIDERS: Final[dict[Source, str]] = {"node": "npu-node", "cloud": "openai"}
-_OTHER_OPERATIONS: Final = {
-    "/v1/completions": "text_completion",
-    "/tokenize": "tokenize",
-    "/detokenize": "detokenize",
-    "/v1/rerank": "rerank",
-    "/v2/rerank": "rerank",
-    "/v1/audio/transcriptions": _TRANSCRIBE,
-    "/v1/audio/translations": _TRANSCRIBE,
-}
 _PORTS: Final = {"http": 80, "https": 443}
 _SAMPLING: Final = ("max_tokens", "temperature", "top_p", "top_k", "seed")
 
@@ -39,15 +31,10 @@ _SAMPLING: Final = ("max_tokens", "temperature", "top_p", "top_k", "seed")
 def operation_name(job: Job) -> str:
     """`embeddings`, `rerank`, `transcribe`, `tokenize`, `detokenize`, `chat`, or `text_completion` for a prompt that is
     continued as it stands; as nodes call it."""
-    if isinstance(job, EmbedJob) or (isinstance(job, Exchange) and job.kind == "embedding"):
+    if not isinstance(job, Exchange):
         return EMBEDDINGS
-    if isinstance(job, Exchange) and job.path in _OTHER_OPERATIONS:
-        return _OTHER_OPERATIONS[job.path]
-    return (
-        "text_completion"
-        if isinstance(job, Exchange) and job.path == "/inference" and (job.body or {}).get("raw")
-        else "chat"
-    )
+    raw = job.path == "/inference" and (job.body or {}).get("raw")
+    return "text_completion" if raw else ROUTES[job.path].operation
 
 
 def tokens_of(operation: str, usage: Usage) -> Mapping[str, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from backend_client.errors import (
@@ -19,31 +20,27 @@ from backend_client.errors import (
 )
 from backend_client.fleet.node import Lease, Requirement
 from backend_client.http import forms, messages
-from backend_client.http.answers import read_answer, read_json
 from backend_client.http.errors import event_error, status_error
-from backend_client.http.forwarding import StreamWatch, asks_for_stream, in_our_words
+from backend_client.http.forwarding import Forwarded, StreamWatch, asking_for_usage, asks_for_stream, in_our_words
 from backend_client.http.health import ModelReport
-from backend_client.http.messages import EmbedJob, Exchange, Reply, Vectors, WireCall, plain_name
+from backend_client.http.messages import EmbedJob, Exchange, Reply, Vectors, WireCall, binary_vectors, costs, plain_name
+from backend_client.http.routes import ROUTES, dimensions_asked, read_whole, runs_on_device
 from backend_client.http.stream_forms import (
     INFERENCE,
     EventStream,
     StreamEvent,
-    StreamForm,
+    WholeForm,
     failure_in,
-    form_of,
     read_event,
     usage_of,
 )
-from backend_client.lifetime import Deadline, OpenCalls, in_daemon_thread
+from backend_client.lifetime import STARTED, Deadline, OpenCalls, in_daemon_thread, owning
 from backend_client.options import ClientOptions
-from backend_client.results import EmbedBatch, RawReply, Usage
+from backend_client.results import Attempt, EmbedBatch, Origin, RawReply, Usage
 from backend_client.routing.call import Call
-from backend_client.routing.responses import placed
 from backend_client.routing.runtime import Running, Runtime
 
 _LARGE_FILE = 1024 * 1024
-# They run on no device.
-_TOKENS = frozenset({"/tokenize", "/detokenize"})
 
 
 class FleetBackend:
@@ -52,6 +49,7 @@ class FleetBackend:
     def __init__(self, runtime: Runtime, options: ClientOptions) -> None:
         self.runtime = runtime
         self._options = options
+        self._silence = options.timeouts.silence
 
     @property
     def calls(self) -> OpenCalls:
@@ -75,7 +73,7 @@ class FleetBackend:
         need = Requirement("embedding", job.model, job.require_device)
         call = running.dispatcher.begin(job, need, self._options.timeouts.attempt)
 
-        async def send(lease: Lease) -> tuple[Vectors, str, tuple[int, int | None], Reply]:
+        async def send(lease: Lease) -> tuple[Vectors, Reply]:
             wired = call.wired
             if wired is None:
                 model = call.need.model
@@ -90,18 +88,18 @@ class FleetBackend:
             reply = await running.transport.exchange(node, wired)
             if reply.status != 200:
                 raise status_error(node, reply, wired.model)
-            vectors, space, costs = messages.embed_reply(node, reply, len(job.texts))
-            answered = reply.headers.get("x-model")
-            _check_model(lease, answered)
-            _check_device(lease, reply.headers.get("x-npu-node-device"))
-            self.runtime.bindings.check(
-                lease, model=answered or lease.model, space=space, dimensions=vectors.shape[1], asked=job.dimensions
-            )
-            return vectors, space, costs, reply
+            vectors = messages.read_from(node, binary_vectors, reply, len(job.texts))
+            _check(lease, reply.headers, device=True)
+            self._check_space(lease, reply, vectors, job.dimensions)
+            return vectors, reply
 
-        (vectors, space, (tokens, busy), reply), lease = await running.dispatcher.run(call, send)
+        (vectors, reply), lease = await running.dispatcher.run(call, send)
+        tokens, busy = costs(reply.headers)
         return EmbedBatch(
-            vectors=vectors, space=space, usage=Usage(tokens), **_origin(call, lease, reply.headers, busy, {})
+            vectors=vectors,
+            space=reply.headers["x-space"],
+            usage=Usage(tokens),
+            **_origin(call, lease, reply.headers, busy, {}),
         )
 
     async def exchange(self, job: Exchange) -> RawReply:
@@ -111,11 +109,8 @@ class FleetBackend:
         a long answer. Nothing has reached the caller before the end, so a failure in the middle is retried like any
         other.
         """
-        return await self._whole(await placed(job, self.runtime.pool, self.runtime.known, self._whole))
-
-    async def _whole(self, job: Exchange) -> RawReply:
         running = self.runtime.start()
-        form = form_of(job)
+        form = ROUTES[job.path].form_of(job)
         limit = None if form or job.kind == "transcription" else self._options.timeouts.attempt
         call = running.dispatcher.begin(job, _need(job), limit)
 
@@ -125,7 +120,7 @@ class FleetBackend:
                 return await self._send(running, lease, wired, job)
             opened = await self._open(running, lease, wired, job, form)
             body = form.whole(await self._read_whole(lease, opened, form))
-            messages.read_from(lease.node.url, read_answer, job.path, job.body or {}, body)
+            messages.read_from(lease.node.url, ROUTES[job.path].check, job.body or {}, body)
             return opened.head, body
 
         (head, body), lease = await running.dispatcher.run(call, send)
@@ -134,18 +129,17 @@ class FleetBackend:
     async def open_exchange(self, job: Exchange, opened_by: Deadline | None = None) -> EventStream:
         """Open a stream on one node after another; once the answer has begun, that node's answer is the answer."""
         running = self.runtime.start()
-        form = form_of(job)
+        form = ROUTES[job.path].form_of(job)
         if form is None:
-            raise RequestRejected(f"{job.path} cannot be streamed")
-        job = await placed(job, self.runtime.pool, self.runtime.known, self._whole)
-        call = running.dispatcher.begin(job, _need(job))
+            raise RequestRejected(f"{job.path} cannot be streamed", status=400, code="invalid_request", param="stream")
+        call = running.dispatcher.begin(job, _need(job), streamed=True)
         call.deadline = opened_by or job.deadline
 
         async def send(lease: Lease) -> _Opened:
             return await self._open(running, lease, await _encoded(job, call, form), job, form)
 
         opened, lease = await running.dispatcher.run(call, send, settle=False)
-        call.deadline = job.deadline
+        call.deadline = job.end_of_stream()
         return self._follow(running, call, lease, opened, form)
 
     async def _send(self, running: Running, lease: Lease, wired: WireCall, job: Exchange) -> tuple[Reply, Any]:
@@ -154,16 +148,17 @@ class FleetBackend:
         if reply.status != 200:
             job.refused.append(reply)
             raise status_error(node, reply, wired.model)
-        body: Any = reply.body
-        if "json" in reply.headers.get("content-type", ""):
-            body = messages.read_from(node, read_json, reply.body)
-        _check(lease, job, reply.headers, body)
-        found = messages.read_from(node, read_answer, job.path, job.body or {}, body)
-        if job.kind == "embedding":
-            self._check_space(lease, reply, found.shape[1], (job.body or {}).get("dimensions"))
+        body, found = messages.read_from(node, read_whole, job, reply)
+        self._check_whole(lease, job, reply, body, found)
         return reply, body
 
-    async def _open(self, running: Running, lease: Lease, wired: WireCall, job: Exchange, form: StreamForm) -> _Opened:
+    def _check_whole(self, lease: Lease, job: Exchange, reply: Reply, body: Any, found: Any) -> None:
+        """Check the model, the device and the vector space of a reply that came whole. Raises BadReply."""
+        _check(lease, reply.headers, body, device=runs_on_device(job))
+        if job.kind == "embedding":
+            self._check_space(lease, reply, found, dimensions_asked(job))
+
+    async def _open(self, running: Running, lease: Lease, wired: WireCall, job: Exchange, form: WholeForm) -> _Opened:
         """Return once the answer has begun. Raises what the stream raises."""
         items = _read(lease, job, running.transport.events(lease.node.url, wired), wired, form)
         head = Reply(200, {})
@@ -182,7 +177,7 @@ class FleetBackend:
             raise
         raise ConnectionLost("the stream ended before the answer began", node=lease.node.url)
 
-    async def _read_whole(self, lease: Lease, opened: _Opened, form: StreamForm) -> list[StreamEvent]:
+    async def _read_whole(self, lease: Lease, opened: _Opened, form: WholeForm) -> list[StreamEvent]:
         """All events up to the last one. Raises what the stream raises."""
         events = opened.held
         try:
@@ -193,8 +188,9 @@ class FleetBackend:
             await opened.rest.aclose()
         return events
 
+    @owning
     async def _follow(
-        self, running: Running, call: Call, lease: Lease, opened: _Opened, form: StreamForm
+        self, running: Running, call: Call, lease: Lease, opened: _Opened, form: WholeForm
     ) -> EventStream:
         """Yield all events up to the last one, settle the lease, and yield who answered.
 
@@ -207,11 +203,12 @@ class FleetBackend:
         # What holds when the caller leaves in the middle: it says nothing of the node.
         ended: BaseException | None = asyncio.CancelledError()
         try:
+            yield STARTED
             while True:
                 event = next(held, None)
                 if event is None:
                     async with self.runtime.calls.open():
-                        event = await dispatcher.guard(call, lease, opened.following(lease))
+                        event = await dispatcher.guard(call, lease, partial(opened.following, lease), self._silence)
                     self.runtime.pool.heard(lease)
                 data = event.data or {}
                 for part in (data, data.get("response")):
@@ -235,20 +232,21 @@ class FleetBackend:
             yield event
         yield _raw_reply(call, lease, opened.head, said, None)
 
-    async def forward(self, job: Exchange, opened_by: Deadline | None = None) -> Forwarded:
+    async def forward(self, job: Exchange, opened_by: Deadline | None = None) -> tuple[Forwarded, tuple[Attempt, ...]]:
         """The reply of a node to `job.content`, its bytes unchanged: whole, or as they come once the answer has begun.
 
-        Raises as `exchange` and `open_exchange`.
+        No attempt came before those of the reply. Raises as `exchange` and `open_exchange`.
         """
         running = self.runtime.start()
-        job = await placed(job, self.runtime.pool, self.runtime.known, self._whole)
-        short = job.kind in {"embedding", "rerank"}
-        call = running.dispatcher.begin(job, _need(job), self._options.timeouts.attempt if short else None)
+        limit = self._options.timeouts.attempt if job.kind in {"embedding", "rerank"} else None
+        call = running.dispatcher.begin(job, _need(job), limit, streamed=asks_for_stream(job))
         call.deadline = opened_by or job.deadline
 
         async def send(lease: Lease) -> tuple[Reply, bytes, StreamWatch, AsyncGenerator[Reply | bytes, None]]:
             wired = await _encoded(job, call, None)
-            parts = running.transport.parts(lease.node.url, wired, streamed=asks_for_stream(job))
+            # A model may load in silence for as long as it takes.
+            streamed = call.streamed and runs_on_device(job)
+            parts = running.transport.parts(lease.node.url, wired, streamed=streamed)
             try:
                 return await self._begin(lease, job, wired, parts)
             except BaseException:
@@ -256,12 +254,13 @@ class FleetBackend:
                 raise
 
         (head, begun, watch, parts), lease = await running.dispatcher.run(call, send, settle=False)
-        call.deadline = job.deadline
+        call.deadline = job.end_of_stream()
         if watch.ended:
             running.dispatcher.settle(call, lease, None)
             await parts.aclose()
-            return Forwarded(head, lease.node.url, call, watch, begun)
-        return Forwarded(head, lease.node.url, call, watch, self._pass_on(running, call, lease, watch, begun, parts))
+        content = begun if watch.ended else self._pass_on(running, call, lease, watch, begun, parts)
+        origin = Origin(**_origin(call, lease, head.headers, costs(head.headers)[1], {}))
+        return Forwarded(head, origin, call.attempts, watch, content), ()
 
     async def _begin(
         self, lease: Lease, job: Exchange, wired: WireCall, parts: AsyncGenerator[Reply | bytes, None]
@@ -276,6 +275,7 @@ class FleetBackend:
                 begun += messages.read_from(node, watch.feed, part)
                 if watch.failure is not None:
                     raise event_error(node, watch.failure, wired.model)
+                _check(lease, None, *watch.parts)
                 if head is not None and watch.begun:
                     self.runtime.pool.heard(lease)
                     return head, begun, watch, parts
@@ -284,14 +284,14 @@ class FleetBackend:
             if head.status != 200:
                 job.refused.append(head)
                 raise status_error(node, in_our_words(head, job.path), wired.model)
-            _check(lease, job, head.headers)
-            if not watch.streamed(head):
-                vectors = messages.read_from(node, watch.whole, head)
-                if job.kind == "embedding":
-                    self._check_space(lease, head, vectors, (job.body or {}).get("dimensions"))
+            if not messages.read_from(node, watch.streamed, head):
+                found = messages.read_from(node, watch.whole, head)
+                self._check_whole(lease, job, head, watch.parts[0], found)
                 return head, head.body, watch, parts
+            _check(lease, head.headers, device=runs_on_device(job))
         raise ConnectionLost("the stream ended before the answer began", node=node)
 
+    @owning
     async def _pass_on(
         self,
         running: Running,
@@ -303,17 +303,26 @@ class FleetBackend:
     ) -> AsyncGenerator[bytes, None]:
         """The bytes of a stream up to its end. Raises StreamInterrupted when it fails; it is not retried."""
         node = lease.node.url
+        received = 0
         ended: BaseException | None = asyncio.CancelledError()
         try:
+            yield STARTED
             yield begun
+            received = len(watch.texts)
             while not watch.ended:
                 async with self.runtime.calls.open():
-                    part = await running.dispatcher.guard(call, lease, anext(parts, None))
+                    part = await running.dispatcher.guard(call, lease, lambda: anext(parts, None), self._silence)
                 if not isinstance(part, bytes):
+                    watch.close()
+                    if watch.ended:
+                        break
                     raise ConnectionLost("the stream ended before the answer did", node=node)
                 self.runtime.pool.heard(lease)
-                if complete := messages.read_from(node, watch.feed, part):
+                complete = messages.read_from(node, watch.feed, part)
+                _check(lease, None, *watch.parts)
+                if complete:
                     yield complete
+                    received = len(watch.texts)
                 if watch.failure is not None:
                     # The caller has it, in the node's own words.
                     raise event_error(node, watch.failure, call.need.model)
@@ -324,7 +333,8 @@ class FleetBackend:
             running.dispatcher.settle(call, lease, ended)
             await parts.aclose()
         if isinstance(ended, NPUError) and watch.failure is None:
-            raise StreamInterrupted.after([], ended, attempts=call.attempts, request_id=call.request_id)
+            sent = watch.texts[:received]
+            raise StreamInterrupted.after(sent, ended, attempts=call.attempts, request_id=call.request_id)
 
     async def ask_all(self, method: str, path: str, content: bytes, deadline: Deadline) -> list[tuple[str, Reply]]:
         """What each node that can be reached replies with 200 to a request that costs it little."""
@@ -340,30 +350,27 @@ class FleetBackend:
                 return None
             return (node, reply) if reply.status == 200 else None
 
-        nodes = [node.url for node in self.runtime.pool.nodes.values() if node.report is not None]
+        nodes = [node.url for node in self.runtime.pool.nodes.values() if node.report and not node.probe_failures]
         return [found for found in await asyncio.gather(*map(ask, nodes)) if found is not None]
 
-    def _check_space(self, lease: Lease, reply: Reply, dimensions: int, asked: int | None) -> None:
+    async def find_in_stores(self, model: str, deadline: Deadline) -> bool:
+        """Whether a node has a model in its store that none lists on /health; it lists and serves it from then on."""
+        pool, prober = self.runtime.pool, self.runtime.start().prober
+        if any(node.resolve(model) is not None for node in pool.nodes.values()):
+            return False
+        found = await self.ask_all("POST", "/api/show", messages.encode({"model": model}), deadline)
+        await asyncio.gather(*(prober.probe(pool.nodes[url]) for url, _ in found if url in pool.nodes))
+        return any(node.resolve(model) is not None for node in pool.nodes.values())
+
+    def _check_space(self, lease: Lease, reply: Reply, vectors: Vectors, asked: int | None) -> None:
         """Raises SpaceChanged for vectors of another space than the one that was requested, or is bound."""
         space = reply.headers.get("x-space")
         model = reply.headers.get("x-model") or lease.model
         if not space:
-            raise BadReply("the reply lacks X-Space: this is not a node's /v1/embeddings", node=lease.node.url)
-        self.runtime.bindings.check(lease, model=model, space=space, dimensions=dimensions, asked=asked)
-
-
-@dataclass(frozen=True, slots=True)
-class Forwarded:
-    """A node's reply for a caller of the same dialect: `content` whole, or its stream as it comes.
-
-    `watch` knows the tokens that it says it used, of a stream once that has ended.
-    """
-
-    head: Reply
-    node: str
-    call: Call
-    watch: StreamWatch
-    content: bytes | AsyncGenerator[bytes, None]
+            raise BadReply("the reply lacks X-Space: these are not a node's vectors", node=lease.node.url)
+        # A request without texts gets no vectors.
+        if len(vectors):
+            self.runtime.bindings.check(lease, model=model, space=space, dimensions=vectors.shape[1], asked=asked)
 
 
 @dataclass(slots=True)
@@ -385,20 +392,22 @@ class _Opened:
         return event
 
 
+@owning
 async def _read(
-    lease: Lease, job: Exchange, items: AsyncGenerator[Any, None], wired: WireCall, form: StreamForm
+    lease: Lease, job: Exchange, items: AsyncGenerator[Any, None], wired: WireCall, form: WholeForm
 ) -> AsyncGenerator[Reply | StreamEvent, None]:
     """The head and the events of a stream. Raises what an event says that reports a failure, BadReply for what is no
     event.
     """
     node, read = lease.node.url, form.reader(job.body or {})
     try:
+        yield STARTED
         async for item in items:
             if isinstance(item, Reply):
                 if item.status != 200:
                     job.refused.append(item)
                     raise status_error(node, item, wired.model)
-                _check(lease, job, item.headers)
+                _check(lease, item.headers, device=runs_on_device(job))
                 yield item
                 continue
             if form is INFERENCE and item.name not in INFERENCE.NAMES:
@@ -408,8 +417,10 @@ async def _read(
             if failure is not None:
                 raise event_error(node, failure, wired.model)
             checked = messages.read_from(node, read, event)
-            _check(lease, job, None, checked.data, (checked.data or {}).get("response"))
+            _check(lease, None, checked.data, (checked.data or {}).get("response"))
             yield checked
+        if (end := form.closed(read)) is not None:
+            yield end
     finally:
         await items.aclose()
 
@@ -441,14 +452,15 @@ def _check_model(lease: Lease, answered: object) -> None:
         raise BadReply(f"was asked for {asked} and answered as {what}", node=node.url, contradicts=True)
 
 
-def _check(lease: Lease, job: Exchange, head: Mapping[str, str] | None, *bodies: Any) -> None:
-    """Check the head of a reply, and the model and the device that its parts name. Raises BadReply."""
-    if job.method != "POST" or job.body is None:
-        # What is stored names the model that made it.
-        return
+def _check(lease: Lease, head: Mapping[str, str] | None, *bodies: Any, device: bool = False) -> None:
+    """Check the model and the device that the head of a reply and its parts name; with `device`, the head must name it.
+
+    Raises BadReply.
+    """
     if head is not None:
         _check_model(lease, head.get("x-model"))
-        _check_device(lease, head.get("x-npu-node-device"))
+        if device:
+            _check_device(lease, head.get("x-npu-node-device"))
     for body in bodies:
         if isinstance(body, dict):
             _check_model(lease, body.get("model"))
@@ -488,11 +500,10 @@ def _origin(
 
 
 def _need(job: Exchange) -> Requirement:
-    device = None if job.path in _TOKENS else job.require_device
-    return Requirement(job.kind, job.model, device, node=job.node)
+    return Requirement(job.kind, job.model, job.require_device if runs_on_device(job) else None)
 
 
-async def _encoded(job: Exchange, call: Call, form: StreamForm | None) -> WireCall:
+async def _encoded(job: Exchange, call: Call, form: WholeForm | None) -> WireCall:
     """The request, encoded on its first attempt, when the model is known, and kept for the others."""
     if call.wired is None:
         large = job.file is not None and len(job.file[1]) > _LARGE_FILE
@@ -506,7 +517,7 @@ async def _encoded(job: Exchange, call: Call, form: StreamForm | None) -> WireCa
     return call.wired
 
 
-def _encode(job: Exchange, call: Call, form: StreamForm | None) -> WireCall:
+def _encode(job: Exchange, call: Call, form: WholeForm | None) -> WireCall:
     content, content_type = job.content or b"", job.content_type
     if job.content is None and job.body is not None:
         body = form.request(job.body) if form else dict(job.body)
@@ -515,6 +526,10 @@ def _encode(job: Exchange, call: Call, form: StreamForm | None) -> WireCall:
             content = messages.encode(body)
         else:
             content, content_type = forms.encode_form(body, *job.file)
+    if form is None:
+        # Forwarded; with a form it was asked for already.
+        content = asking_for_usage(job.path, job.body or {}, content)
     wired = job.wired(content, call.need.model, call.need.device, job.path, "text/event-stream" if form else "*/*")
-    wired.method, wired.content_type = job.method, content_type
+    wired.content_type = content_type
+    wired.streamed, wired.ends = call.streamed, job.ends
     return wired

@@ -59,7 +59,8 @@ class Call:
     `may_wait`: the present attempt may wait for a model that is loading, since no other node could take it.
     `sent`: how many requests nodes may have seen; `tried`: the nodes that were asked. `failed`: the last error of an
     attempt at a node that may have the model. `cloud_takes_over`: whether the cloud gets the call when no node can take
-    it now; then it does not wait for one. `wired`: the request, encoded once for all attempts.
+    it now; then it does not wait for one. `wired`: the request, encoded once for all attempts. `streamed`: the deadline
+    bounds the beginning of the answer alone.
     """
 
     need: Requirement
@@ -68,6 +69,7 @@ class Call:
     attempt_timeout: float | None
     began: float
     cloud_takes_over: Callable[[], bool]
+    streamed: bool = False
     may_wait: bool = True
     sent: int = 0
     tried: set[str] = field(default_factory=set)
@@ -102,9 +104,11 @@ class Dispatcher:
         self._rng = rng
         self._share = share
 
-    def begin(self, job: Job, need: Requirement, attempt_timeout: float | None = None) -> Call:
+    def begin(
+        self, job: Job, need: Requirement, attempt_timeout: float | None = None, *, streamed: bool = False
+    ) -> Call:
         now = self._pool.clock()
-        return Call(need, job.deadline, job.request_id, attempt_timeout, now, job.cloud_takes_over)
+        return Call(need, job.deadline, job.request_id, attempt_timeout, now, job.cloud_takes_over, streamed)
 
     async def run(self, call: Call, send: Callable[[Lease], Awaitable[R]], *, settle: bool = True) -> tuple[R, Lease]:
         """Return the first success of `send`, tried on one node after another, and its lease; this is the whole policy.
@@ -215,13 +219,17 @@ class Dispatcher:
             )
         )
 
-    async def guard(self, call: Call, lease: Lease, work: Awaitable[R], limit: float | None = None) -> R:
+    async def guard(self, call: Call, lease: Lease, work: Callable[[], Awaitable[R]], limit: float | None = None) -> R:
         """Await a node's work within the call's deadline and `limit` seconds, and no longer than the node lives.
 
         Raises DeadlineExceeded, AttemptTimeout, NodeLost, ClientClosed, or what the work raised.
         """
         remaining = call.deadline.remaining()
         url = lease.node.url
+        late = f"the call's deadline passed while {url} worked on it; increase `timeout` or send less"
+        if not remaining:
+            # What is in a buffer already comes without waiting, and no timeout would end that.
+            raise DeadlineExceeded(late)
         try:
             async with asyncio.timeout(remaining if limit is None else min(limit, remaining)) as scope:
                 lease.on_lost = lambda: end_now(scope)
@@ -229,7 +237,7 @@ class Dispatcher:
                     # Each sign of life renews the limit.
                     lease.on_heard = lambda: renew(scope, limit, call.deadline)
                 lease.waiting_since = self._pool.clock()
-                value = await work
+                value = await work()
             lease.waiting_since = None
             return value
         except TimeoutError:
@@ -242,7 +250,7 @@ class Dispatcher:
             raise NodeLost("stopped answering its probes while it worked on the request", node=url)
         if limit is not None and call.deadline.remaining() > _MOMENT_S:
             raise AttemptTimeout(f"did not answer within {limit:.3g} s", node=url)
-        raise DeadlineExceeded(f"the call's deadline passed while {url} worked on it; increase `timeout` or send less")
+        raise DeadlineExceeded(late)
 
     def limit(self, call: Call, lease: Lease) -> float | None:
         """Seconds that this node gets for its next sign of life; None: all that remains.
@@ -264,7 +272,7 @@ class Dispatcher:
         may_retry = call.sent < self._options.attempts and self._budget.affords_one
         call.may_wait = not (may_retry and self.elsewhere(call))
         try:
-            value = await self.guard(call, lease, send(lease), self.limit(call, lease))
+            value = await self.guard(call, lease, partial(send, lease), self.limit(call, lease))
         except BaseException as error:
             if isinstance(error, NodeError) and not error.sent:
                 call.sent -= 1
@@ -275,7 +283,7 @@ class Dispatcher:
     async def _lend(self, call: Call) -> Lease:
         """Lease a node for the next attempt. While a node's state is unknown, wait for its first probe."""
         while True:
-            if call.deadline.at <= self._pool.clock():
+            if not call.deadline.remaining():
                 raise DeadlineExceeded("the call's time was up before a node could be asked")
             need = self._bindings.complete(call.need)
             if need is not None:

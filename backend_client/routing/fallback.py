@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 from backend_client.cloud.ledger import Ledger
 from backend_client.errors import CloudError, CloudRejected, NPUUnavailableError
-from backend_client.http.forwarding import asks_for_stream
+from backend_client.http.forwarding import Forwarded
 from backend_client.http.messages import EmbedJob, Exchange, J, Job, plain_texts
+from backend_client.http.routes import only_on_nodes
 from backend_client.http.stream_forms import EventStream
-from backend_client.lifetime import Deadline
+from backend_client.lifetime import STARTED, Deadline, owning
 from backend_client.options import FallbackOptions
 from backend_client.results import Attempt, EmbedBatch, RawReply
-from backend_client.routing.backend import FleetBackend, Forwarded
+from backend_client.routing.backend import FleetBackend
 
 if TYPE_CHECKING:
     from backend_client.cloud.backend import CloudBackend
@@ -56,32 +57,31 @@ class FallbackBackend:
 
     async def embed(self, job: EmbedJob) -> EmbedBatch:
         """Embed on a node, else in the cloud if it has a model for the same vector space."""
-
-        async def in_cloud(cloud: CloudBackend, wanted: EmbedJob) -> EmbedBatch:
-            batch = await cloud.embed(wanted)
-            self._bindings.bind(job.model, batch.space.removesuffix(f"-{job.dimensions}"))
-            return batch
-
-        return await self._whole(job, self._fleet.embed, in_cloud)
+        return await self._whole(job, self._fleet.embed, lambda cloud, wanted: cloud.embed(wanted))
 
     async def exchange(self, job: Exchange) -> RawReply:
         """A request on a node; a chat or a prompt else in the cloud."""
         return await self._whole(job, self._fleet.exchange, lambda cloud, wanted: cloud.exchange(wanted))
 
     async def forward(self, job: Exchange) -> tuple[Forwarded | EmbedBatch | RawReply | EventStream, Attempts]:
-        """A node's reply with its bytes unchanged, else what the cloud replied; and the attempts before it."""
+        """See `Backend.forward`. What the cloud replied is not in bytes."""
         texts = plain_texts(job.body or {}) if job.path == "/v1/embeddings" else None
+
+        async def on_fleet(shared: Job, until: Deadline) -> Forwarded:
+            found, _ = await self._fleet.forward(replace(job, cloud_takes_over=shared.cloud_takes_over), until)
+            return found
+
+        async def in_cloud(cloud: CloudBackend, wanted: Exchange) -> RawReply | EventStream:
+            answer, _ = await cloud.forward(wanted)
+            return answer
+
         found: Forwarded | EmbedBatch | RawReply | EventStream
         if texts is None:
-            found, before = await self._first(job, self._fleet.forward, _chat_in_cloud)
+            found, before = await self._first(job, on_fleet, in_cloud)
         else:
             common = {field.name: getattr(job, field.name) for field in fields(Job)}
             found, before = await self._first(
-                EmbedJob(texts=texts, **common),
-                lambda shared, until: self._fleet.forward(
-                    replace(job, cloud_takes_over=shared.cloud_takes_over), until
-                ),
-                lambda cloud, wanted: cloud.embed(wanted),
+                EmbedJob(texts=texts, **common), on_fleet, lambda cloud, wanted: cloud.embed(wanted)
             )
         if isinstance(found, Forwarded) and isinstance(found.content, bytes):
             self._ledger.kept_local(found.watch.usage)
@@ -95,8 +95,10 @@ class FallbackBackend:
         )
         return self._counted(events, before)
 
+    @owning
     async def _counted(self, events: EventStream, before: tuple[Attempt, ...]) -> EventStream:
         try:
+            yield STARTED
             async for item in events:
                 if isinstance(item, RawReply) and item.source == "node":
                     self._ledger.kept_local(item.usage)
@@ -135,12 +137,17 @@ class FallbackBackend:
             raise unavailable.without_cloud(f"the cloud was not asked: {wanted}")
         log.info("%s goes to the cloud: %s", job.request_id, unavailable.message)
         try:
-            return await in_cloud(cloud, wanted), unavailable.attempts
+            answer = await in_cloud(cloud, wanted)
         except CloudRejected as error:
             error.attempts = unavailable.attempts + error.attempts
             raise
         except CloudError as error:
             failed = error
+        else:
+            if isinstance(job, EmbedJob) and isinstance(answer, EmbedBatch):
+                # Here, so that no way to the cloud can do without: the caller compares the vectors of all its calls.
+                self._bindings.bind(job.model, answer.space.removesuffix(f"-{job.dimensions}"))
+            return answer, unavailable.attempts
         unavailable.attempts += failed.attempts
         raise unavailable.without_cloud(failed.message, failed)
 
@@ -176,15 +183,10 @@ class FallbackBackend:
 
     def _must_stay(self, job: Job) -> str | None:
         """Why the job is for nodes alone, whatever the cloud has; then no time need be left for the cloud."""
-        return "local_only is set" if self._local_only else job.only_on_nodes
+        return "local_only is set" if self._local_only else only_on_nodes(job)
 
     def _until(self, deadline: Deadline) -> Deadline:
         return deadline.earlier(min(self._options.longest, deadline.remaining() * self._options.share))
-
-
-async def _chat_in_cloud(cloud: CloudBackend, wanted: Exchange) -> RawReply | EventStream:
-    wanted = replace(wanted, content=None)
-    return await (cloud.open_exchange(wanted) if asks_for_stream(wanted) else cloud.exchange(wanted))
 
 
 def _warn_of_embeddings(spaces: Collection[str], bound: Collection[str]) -> None:

@@ -14,7 +14,7 @@ from openai import APIConnectionError, AsyncOpenAI, DefaultAsyncHttpxClient, Ope
 
 from backend_client.calls import BaseClient
 from backend_client.errors import DeadlineExceeded
-from backend_client.lifetime import LoopThread
+from backend_client.lifetime import LoopIterator, LoopThread
 from backend_client.sdk.routes import OpenAIRoutes
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class _AsyncStream(httpx.AsyncByteStream):
 
 class _BlockingStream(httpx.SyncByteStream):
     def __init__(self, thread: LoopThread, content: AsyncGenerator[bytes, None], request: httpx.Request) -> None:
-        self._parts = thread.iterate(content)
+        self._parts = LoopIterator(thread, content)
         self._request = request
 
     def __iter__(self) -> Iterator[bytes]:

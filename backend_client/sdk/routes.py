@@ -13,31 +13,26 @@ from typing import Any
 from backend_client import arguments
 from backend_client.calls import BaseClient
 from backend_client.errors import (
-    AuthenticationFailed,
     CloudError,
     DeadlineExceeded,
-    FleetOverloaded,
     NPUError,
     NPUUnavailableError,
     RequestRejected,
 )
-from backend_client.http.forms import read_form, writing_kind
-from backend_client.http.health import ModelKind, ModelReport
-from backend_client.http.messages import EmbedJob, Exchange, Reply, plain_texts
-from backend_client.http.stream_forms import FORMS, EventStream, StreamEvent
-from backend_client.lifetime import Deadline, OneLoop, in_daemon_thread
+from backend_client.http.errors import openai_error, problem_of
+from backend_client.http.forms import read_form
+from backend_client.http.forwarding import passed_on
+from backend_client.http.health import ModelReport
+from backend_client.http.messages import EmbedJob, Exchange, Reply, plain_name, plain_texts
+from backend_client.http.routes import ROUTES
+from backend_client.http.stream_forms import EventStream, StreamEvent
+from backend_client.lifetime import STARTED, Deadline, OneLoop, in_daemon_thread, owning
 from backend_client.results import EmbedBatch, RawReply
 
-_KINDS: Mapping[str, ModelKind] = {"/v1/embeddings": "embedding", "/v1/rerank": "rerank", "/v2/rerank": "rerank"}
-_UPLOADS = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
-PATHS = {*FORMS, *_UPLOADS, *_KINDS, "/tokenize", "/detokenize"}
 _NOT_STREAMED = (None, False, 0, "", "false", "False", "0")
-_STORED = re.compile(r"/v1/responses/[\w-]{1,128}(/input_items|/cancel)?")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _DEVICES = ("NPU", "GPU", "CPU")
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
-# About a connection, not about the reply.
-_HOP = frozenset({"content-length", "transfer-encoding", "content-encoding", "connection", "keep-alive", "date"})
 
 
 @dataclass(slots=True)
@@ -65,12 +60,15 @@ class OpenAIRoutes:
         refused: list[Reply] = []
         try:
             if method == "GET" and (path == "/v1/models" or path.startswith("/v1/models/")):
-                return await self._models(path.removeprefix("/v1/models").strip("/"))
-            if method in {"GET", "POST", "DELETE"} and _STORED.fullmatch(path):
-                return await self._send(path, _options(headers), timeout, refused, method=method)
-            if method != "POST" or path not in PATHS:
-                return error_reply(404, "not_found", f"the fleet serves no {method} {path}")
-            if path not in _UPLOADS:
+                name = path.removeprefix("/v1/models").strip("/")
+                found = await self.models(name or None)
+                if found is None:
+                    return error_reply(404, "model_not_found", f"no node serves the model {name[:100]!r}")
+                return json_reply(200, found)
+            route = ROUTES.get(path)
+            if method != "POST" or route is None or not route.sdk:
+                return error_reply(404, "not_found", f"the fleet serves no {method} {path[:200]}")
+            if not route.upload:
                 return await self._send(path, _options(headers), timeout, refused, json_object(body))
             # A recording is in memory whole, so that another node can get it while none has replied.
             kind = {name.lower(): value for name, value in headers.items()}.get("content-type", "")
@@ -88,27 +86,32 @@ class OpenAIRoutes:
         options: dict[str, Any],
         timeout: float | None,
         refused: list[Reply],
-        fields: dict[str, Any] | None = None,
+        fields: dict[str, Any],
         *,
-        method: str = "POST",
         file: tuple[str, bytes] | None = None,
     ) -> HttpReply:
-        times = self._core.options.timeouts
-        default = times.generate if path in FORMS or path in _UPLOADS else times.embed
+        times, route = self._core.options.timeouts, ROUTES[path]
+        default = times.embed if route.form is None else times.generate
         deadline = Deadline.after(default if timeout is None else timeout, self._core.clock)
-        asked = (fields or {}).get("stream_options")
-        stream = False
-        if fields is not None:
-            _take_options(fields, options)
-            stream = _first(fields.get("stream")) not in _NOT_STREAMED
-            if not stream or file is None:
-                fields.pop("stream", None)
-        if path == "/v1/embeddings" and (texts := plain_texts(fields or {})) is not None:
+        asked = fields.get("stream_options")
+        _take_options(fields, options)
+        stream = _first(fields.get("stream")) not in _NOT_STREAMED
+        if not stream or file is None:
+            fields.pop("stream", None)
+        if path == "/v1/embeddings" and (texts := plain_texts(fields)) is not None:
             batch = await self._core.backend.embed(EmbedJob(texts=texts, deadline=deadline, **options))
-            return embedding_reply(batch, (fields or {}).get("encoding_format"))
-        kind = "transcription" if path in _UPLOADS else _KINDS.get(path) or writing_kind(fields or {})
+            return embedding_reply(batch, fields.get("encoding_format"))
+        kind = route.kind_of(fields)
         job = Exchange(
-            path=path, method=method, kind=kind, body=fields, file=file, deadline=deadline, refused=refused, **options
+            path=path,
+            kind=kind,
+            body=fields,
+            file=file,
+            deadline=deadline,
+            # The SDK's timeout is one of silence, so it does not end a stream in the middle.
+            ends=deadline if kind == "transcription" else None,
+            refused=refused,
+            **options,
         )
         if not stream:
             return whole_reply(await self._core.backend.exchange(job))
@@ -119,17 +122,17 @@ class OpenAIRoutes:
         kept = {"content-type": "text/event-stream; charset=utf-8", "x-request-id": job.request_id}
         return HttpReply(200, kept, OneLoop(stream_bytes(events, with_usage=with_usage)))
 
-    async def _models(self, wanted: str) -> HttpReply:
-        reports = await self._core.nodes.models()
+    async def models(self, name: str | None = None) -> dict[str, Any] | None:
+        """All models of the fleet as OpenAI lists them, or the one of that name; None where no node has it."""
         found: dict[str, ModelReport] = {}
-        for report in reports:
+        for report in await self._core.nodes.models():
             found.setdefault(report.id, report)
-        if not wanted:
-            return json_reply(200, {"object": "list", "data": [_model(report.id, report) for report in found.values()]})
+        if name is None:
+            return {"object": "list", "data": [_model(report.id, report) for report in found.values()]}
         for report in found.values():
-            if wanted.lower() in {name.lower() for name in (report.id, *report.aliases)}:
-                return json_reply(200, _model(report.id, report))
-        return error_reply(404, "model_not_found", f"no node serves the model {wanted[:100]!r}")
+            if plain_name(name) in map(plain_name, (report.id, *report.aliases)):
+                return _model(report.id, report)
+        return None
 
 
 def _model(name: str, report: ModelReport) -> dict[str, Any]:
@@ -145,8 +148,8 @@ def _options(headers: Mapping[str, str]) -> dict[str, Any]:
         options["request_id"] = request_id
     if given.pop("x-priority", "").lower() == "batch":
         options["priority"] = "batch"
-    options["require_device"] = _device(given.pop("x-npu-require-device", None), "X-NPU-Require-Device")
-    options["local_only"] = _flag(given.pop("x-npu-local-only", None), "X-NPU-Local-Only")
+    options["require_device"] = read_device(given.pop("x-npu-require-device", None), "X-NPU-Require-Device")
+    options["local_only"] = read_flag(given.pop("x-npu-local-only", None), "X-NPU-Local-Only")
     given.pop("x-request-timeout-ms", None)
     options["extra_headers"] = {
         name: value for name, value in given.items() if name.startswith("x-") and not name.startswith("x-stainless-")
@@ -161,8 +164,8 @@ def _take_options(fields: dict[str, Any], options: dict[str, Any]) -> None:
     """
     local, device = (_first(fields.pop(name, None)) for name in ("local_only", "require_device"))
     model = fields.pop("model", None)
-    options["local_only"] |= _flag(local, "local_only")
-    options["require_device"] = _device(device, "require_device") or options["require_device"]
+    options["local_only"] |= read_flag(local, "local_only")
+    options["require_device"] = read_device(device, "require_device") or options["require_device"]
     if not isinstance(model, str | None):
         raise RequestRejected("model: its name is a string", status=400, code="invalid_request", param="model")
     options["model"] = model or None
@@ -173,7 +176,7 @@ def _first(value: Any) -> Any:
     return value[0] if isinstance(value, list) and value else value
 
 
-def _device(value: object, name: str) -> str | None:
+def read_device(value: object, name: str) -> str | None:
     """A device of a header, a form or JSON; None where it is not given."""
     found = None if value is None else str(value).strip().upper()
     if found not in {None, *_DEVICES}:
@@ -181,7 +184,7 @@ def _device(value: object, name: str) -> str | None:
     return found
 
 
-def _flag(value: object, name: str) -> bool:
+def read_flag(value: object, name: str) -> bool:
     """A flag of a header, a form or JSON; False where it is not given."""
     found = False if value is None else _FLAGS.get(str(value).strip().lower())
     if found is None:
@@ -229,19 +232,22 @@ def embedding_reply(batch: EmbedBatch, encoding: object) -> HttpReply:
 def whole_reply(reply: RawReply) -> HttpReply:
     if isinstance(reply.body, bytes):
         kind = reply.headers.get("content-type", "application/octet-stream")
-        return HttpReply(reply.status, {**_kept(reply.headers), "content-type": kind}, reply.body)
+        headers = {**_kept(reply.headers), "content-type": kind, "x-request-id": reply.request_id}
+        return HttpReply(reply.status, headers, reply.body)
     found = json_reply(reply.status, reply.body)
     found.headers |= {**_kept(reply.headers), "content-type": "application/json", "x-request-id": reply.request_id}
     return found
 
 
 def _kept(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in headers.items() if name not in _HOP and name != "content-type"}
+    return {name: value for name, value in passed_on(headers).items() if name != "content-type"}
 
 
+@owning
 async def stream_bytes(events: EventStream, *, with_usage: bool) -> AsyncGenerator[bytes, None]:
     """The events for the SDK. A failure in the middle is its last event: the SDK raises it as an APIError."""
     try:
+        yield STARTED
         async for item in events:
             if isinstance(item, StreamEvent) and (with_usage or not _only_usage(item)):
                 yield item.encode()
@@ -258,19 +264,16 @@ def _only_usage(event: StreamEvent) -> bool:
 
 def refusal(error: NPUError, refused: list[Any]) -> HttpReply:
     """The node's own refusal where it is one; else ours, with the status that the SDK knows for it."""
-    if isinstance(error, RequestRejected):
-        if refused and 400 <= refused[-1].status < 500 and not isinstance(error, CloudError):
-            last = refused[-1]
-            kind = last.headers.get("content-type", "application/json")
-            headers = {**_kept(last.headers), "content-type": kind, "x-should-retry": "false"}
-            return HttpReply(last.status, headers, last.body)
-        status = 401 if isinstance(error, AuthenticationFailed) else error.status or 400
-        return error_reply(status, error.code or "invalid_request", error.message, error.param)
-    if isinstance(error, FleetOverloaded):
-        reply = error_reply(429, "overloaded", error.message)
-    else:
-        reply = error_reply(503, "unavailable", error.message)
-    retry_after = getattr(error, "retry_after", None)
+    rejected = isinstance(error, RequestRejected) and not isinstance(error, CloudError)
+    if rejected and refused and 400 <= refused[-1].status < 500:
+        last = refused[-1]
+        kind = last.headers.get("content-type", "application/json")
+        headers = {**_kept(last.headers), "content-type": kind, "x-should-retry": "false"}
+        if error.request_id:
+            headers["x-request-id"] = error.request_id
+        return HttpReply(last.status, headers, last.body)
+    status, code, message, param, retry_after = problem_of(error)
+    reply = error_reply(status, code, message, param)
     if retry_after is not None:
         reply.headers["retry-after-ms"] = str(int(retry_after * 1000))
     return reply
@@ -278,9 +281,8 @@ def refusal(error: NPUError, refused: list[Any]) -> HttpReply:
 
 def error_reply(status: int, code: str, message: str, param: str | None = None) -> HttpReply:
     """An error of ours, in the form of OpenAI's API."""
+    reply = json_reply(status, openai_error(status, code, message, param))
     # The client has retried already, within its budget.
-    kind = "invalid_request_error" if status < 500 and status != 429 else "server_error"
-    reply = json_reply(status, {"error": {"message": message, "type": kind, "code": code, "param": param}})
     reply.headers["x-should-retry"] = "false"
     return reply
 

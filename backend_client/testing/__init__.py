@@ -1,4 +1,4 @@
-"""Test doubles for services that use this package: a fleet of scripted nodes on loopback.
+"""Test doubles for services that use this package: a fleet of scripted nodes, and a scripted cloud, on loopback.
 
     from backend_client.testing import FakeFleet, status
 
@@ -8,13 +8,14 @@
             client.embed("text")
         fleet.assert_sent("/embeddings", texts=["text"])
 
-Vectors depend on the text alone, so order and identity can be checked (`fake_vector`). For pytest there is a fixture:
-`pytest_plugins = ["backend_client.testing.plugin"]`, then `def test_it(fake_fleet): …`.
+Vectors depend on the text alone, so order and identity can be checked (`fake_vector`). For pytest there are fixtures:
+`pytest_plugins = ["backend_client.testing.plugin"]`, then `def test_it(fake_fleet, fake_cloud): …`.
 """
 
 # May import the clients and what is below them. Begin reading with `node.FakeNode`, the script; `fleet` serves it.
 
+from backend_client.testing.cloud import FakeCloud
 from backend_client.testing.fleet import FakeFleet
 from backend_client.testing.node import FakeNode, Sent, Step, cut, drop, fake_vector, hang, status
 
-__all__ = ["FakeFleet", "FakeNode", "Sent", "Step", "cut", "drop", "fake_vector", "hang", "status"]
+__all__ = ["FakeCloud", "FakeFleet", "FakeNode", "Sent", "Step", "cut", "drop", "fake_vector", "hang", "status"]

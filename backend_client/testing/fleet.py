@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import socket
 import ssl
 from collections.abc import Iterator, Mapping
@@ -17,29 +16,26 @@ from backend_client import sync
 from backend_client.client import NPUClient
 from backend_client.lifetime import LoopThread
 from backend_client.settings import ClientSettings
-from backend_client.testing.node import NOT_FOUND, PATHS, Answer, FakeNode, Sent, Step, event_bytes
+from backend_client.testing.node import NOT_FOUND, Answer, FakeNode, Scripted, Sent, Step, event_bytes
 
 
-def application(node: FakeNode) -> web.Application:
-    """The routes of a node."""
-
-    async def health(_: web.Request) -> web.Response:
-        return _whole(node.health())
+def application(server: Scripted) -> web.Application:
+    """The routes of a node or of the cloud."""
 
     async def take(request: web.Request) -> web.StreamResponse:
-        step, answer = node.take(request.path, request.headers, await request.read())
+        step, answer = server.take(request.path, request.headers, await request.read())
         if step is not None and step.kind == "hang":
             await asyncio.get_running_loop().create_future()
         if step is not None and step.kind == "drop" and request.transport is not None:
             request.transport.abort()
         return _whole(answer) if answer.events is None else await _stream(request, answer, step)
 
-    async def unknown(_: web.Request) -> web.Response:
-        return _whole(NOT_FOUND)
+    async def other(request: web.Request) -> web.Response:
+        return _whole(server.get(request.path) if request.method == "GET" else NOT_FOUND)
 
     app = web.Application(client_max_size=256 * 1024 * 1024)
-    app.add_routes([web.get("/health", health), *(web.post(path, take) for path in PATHS)])
-    app.router.add_route("*", "/{path:.*}", unknown)
+    app.add_routes(web.post(path, take) for path in server.paths)
+    app.router.add_route("*", "/{path:.*}", other)
     return app
 
 
@@ -62,7 +58,6 @@ async def _stream(request: web.Request, answer: Answer, step: Step | None) -> we
 
 
 _TURNS = 8
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +92,38 @@ class Served:
         await self.runner.cleanup()
 
 
-class FakeFleet:
-    """Use as `with`. `fleet[0]` is a node; `requests` are what all nodes got, oldest first, without health checks.
+class Recording:
+    """`requests` are what was sent, oldest first."""
 
-    `memory` has no effect any more.
-    """
+    requests: list[Sent]
 
-    def __init__(self, nodes: int = 1, *, dimensions: int = 8, memory: bool = False) -> None:
-        if memory:
-            log.warning("FakeFleet: memory=True has no effect any more, remove it; the nodes are on loopback")
-        self.requests: list[Sent] = []
+    def sent(self, path: str | None = None) -> list[Sent]:
+        """The requests to a path, or all."""
+        return [request for request in self.requests if path in {None, request.path}]
+
+    def assert_sent(self, path: str | None = None, *, times: int | None = None, **fields: Any) -> Sent:
+        """Fail unless a request (exactly `times` of them) went to `path` with these fields in its body.
+
+        Returns the last one.
+        """
+        found = [request for request in self.sent(path) if _has(request.body, fields)]
+        wanted = f"{path or 'any path'}{f' with {sorted(fields)}' if fields else ''}"
+        if not found or (times is not None and len(found) != times):
+            paths = [request.path for request in self.requests]
+            raise AssertionError(f"{len(found)} requests to {wanted} were sent, not {times or 'at least 1'}: {paths}")
+        return found[-1]
+
+    def assert_nothing_sent(self) -> None:
+        """Fail if any request was sent."""
+        if self.requests:
+            raise AssertionError(f"requests were sent: {[request.path for request in self.requests]}")
+
+
+class FakeFleet(Recording):
+    """Use as `with`. `fleet[0]` is a node; `requests` are what all nodes got, oldest first, without health checks."""
+
+    def __init__(self, nodes: int = 1, *, dimensions: int = 8) -> None:
+        self.requests = []
         self.nodes = [FakeNode(self.requests.append, dimensions) for _ in range(nodes)]
         self._served: dict[int, Served] = {}
         self._ports: dict[int, int] = {}
@@ -148,27 +165,6 @@ class FakeFleet:
         if (kept := self._kept.pop(index, None)) is not None:
             kept.close()
             thread.run(self._start(index))
-
-    def sent(self, path: str | None = None) -> list[Sent]:
-        """The requests to a path, or all."""
-        return [request for request in self.requests if path in {None, request.path}]
-
-    def assert_sent(self, path: str | None = None, *, times: int | None = None, **fields: Any) -> Sent:
-        """Fail unless a request (exactly `times` of them) went to `path` with these fields in its body.
-
-        Returns the last one.
-        """
-        found = [request for request in self.sent(path) if _has(request.body, fields)]
-        wanted = f"{path or 'any path'}{f' with {sorted(fields)}' if fields else ''}"
-        if not found or (times is not None and len(found) != times):
-            paths = [request.path for request in self.requests]
-            raise AssertionError(f"{len(found)} requests to {wanted} were sent, not {times or 'at least 1'}: {paths}")
-        return found[-1]
-
-    def assert_nothing_sent(self) -> None:
-        """Fail if any request was sent."""
-        if self.requests:
-            raise AssertionError(f"requests were sent: {[request.path for request in self.requests]}")
 
     def __getitem__(self, index: int) -> FakeNode:
         return self.nodes[index]

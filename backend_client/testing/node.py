@@ -1,10 +1,11 @@
-"""A scripted node: its answers, what it does instead of answering, and what it was sent."""
+"""Scripted servers, and the node among them: answers, what is done instead of answering, and what was sent."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,11 +17,12 @@ import numpy.typing as npt
 from backend_client.errors import RequestRejected
 from backend_client.http.forms import read_form, writing_kind
 from backend_client.http.messages import plain_name
+from backend_client.http.stream_forms import INFERENCE, StreamEvent
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a node does with one request instead of answering it; see `status`, `drop`, `hang` and `cut`."""
+    """What is done with one request instead of answering it; see `status`, `drop`, `hang` and `cut`."""
 
     kind: Literal["status", "drop", "hang", "cut"]
     status: int = 503
@@ -51,7 +53,7 @@ def cut(after: int) -> Step:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A request that a node got. The names of its headers are in lower case."""
+    """A request that a node, or the cloud, at the URL `node` got. The names of its headers are in lower case."""
 
     node: str
     path: str
@@ -63,6 +65,7 @@ class Sent:
 
 EMBEDDER, RERANKER, LISTENER = "fake-embedder", "fake-reranker", "fake-listener"
 WRITER, VIEWER = "fake-writer", "fake-viewer"
+SPACE = "fake-space"
 WORD = re.compile(r"\S+\s*")
 
 
@@ -118,14 +121,26 @@ def generation(model: str, prompt: str, pieces: Sequence[str]) -> Answer:
     return _stream([*(("token", {"text": piece}) for piece in pieces), ("done", end)], model)
 
 
-def chat(model: str, messages: Any, deltas: Sequence[Mapping[str, Any]], reason: str) -> Answer:
+def chat(model: str, deltas: Sequence[Mapping[str, Any]], reason: str, usage: Mapping[str, int] | None) -> Answer:
+    """A streamed chat, with a last chunk for the usage where there is one."""
     head = {"id": "chatcmpl-fake", "object": "chat.completion.chunk", "created": 0, "model": model}
     choices: list[dict[str, Any]] = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
     choices.append({"index": 0, "delta": {}, "finish_reason": reason})
-    prompt, written = len(WORD.findall(json.dumps(messages))), len(deltas)
-    usage = {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
-    chunks = [*({**head, "choices": [choice]} for choice in choices), {**head, "choices": [], "usage": usage}]
+    chunks: list[dict[str, Any]] = [{**head, "choices": [choice]} for choice in choices]
+    if usage is not None:
+        chunks.append({**head, "choices": [], "usage": usage})
     return _stream([*(("", chunk) for chunk in chunks), ("", None)], model)
+
+
+def _whole_generation(stream: Answer) -> Answer:
+    events = [StreamEvent(name, data) for name, data in stream.events or ()]
+    return json_answer(INFERENCE.whole(events), {**stream.headers, "Content-Type": "application/json"})
+
+
+def whole_chat(model: str, message: Mapping[str, Any], reason: str, usage: Mapping[str, int] | None) -> Answer:
+    choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": reason}
+    head = {"id": "chatcmpl-fake", "object": "chat.completion", "created": 0, "model": model}
+    return json_answer({**head, "choices": [choice], "usage": usage}, route_headers(model))
 
 
 def ranking(model: str, query: str, documents: Sequence[Any], top_n: int | None) -> Answer:
@@ -164,7 +179,7 @@ def _stream(events: Iterable[tuple[str, Any]], model: str) -> Answer:
     return Answer(200, {"Content-Type": "text/event-stream", **route_headers(model)}, events=list(events))
 
 
-# One scripted node: it answers as nodes do, except where its script says otherwise. No I/O.
+# Scripted servers, without I/O.
 
 _KIND_OF = {
     "/embeddings": "embedding",
@@ -194,35 +209,15 @@ _MODELS = {
 }
 
 
-class FakeNode:
-    """`answer` is the text of all generations, or a function of the request's body; `space` that of its vectors.
+class Scripted(ABC):
+    """A server that answers requests to its `paths`, except where its script says otherwise. No I/O."""
 
-    `tool_call` is the name and the arguments of a tool call that answers chats with tools; `transcript` is the text of
-    all recordings; `offers` are the kinds of models that it has. The model of kind vision takes chats with images.
-    `models` are the rows of /health by id; `vector` makes the vector of a text, given its length and its space.
-    """
+    paths: tuple[str, ...] = ()
 
-    def __init__(self, record: Callable[[Sent], None], dimensions: int) -> None:
+    def __init__(self, record: Callable[[Sent], None]) -> None:
         self.url = ""
-        self.models = {name: model_row(kind) for kind, name in _MODELS.items()}
-        self.models[EMBEDDER] |= {"dimensions": dimensions, "space": "fake-space"}
-        self.vector: Callable[[str, int, str], npt.ArrayLike] = lambda text, length, _: fake_vector(text, length)
-        self.answer: str | Callable[[Mapping[str, Any]], str] = "The capital is Paris."
-        self.tool_call: tuple[str, Mapping[str, Any]] | None = None
-        self.transcript = "It is raining in Paris."
-        self.health_status = "ready"
-        self.offers = set(_MODELS)
         self._record = record
         self._steps: deque[Step | None] = deque()
-
-    @property
-    def space(self) -> str:
-        """The vector space of its own embedding model."""
-        return str(self.models[EMBEDDER]["space"])
-
-    @space.setter
-    def space(self, space: str) -> None:
-        self.models[EMBEDDER]["space"] = space
 
     def script(self, *steps: Step | None) -> None:
         """What to do with the next requests, one after another; None answers one. Afterwards all are answered."""
@@ -232,11 +227,9 @@ class FakeNode:
         """Forget the steps that are left."""
         self._steps.clear()
 
-    def health(self) -> Answer:
-        """The reply of /health."""
-        models = [{"id": name, **row} for name, row in self._offered().items()]
-        body = {"status": self.health_status, "version": "fake", "models": models}
-        return json_answer(body, status=200 if self.health_status in {"ready", "degraded"} else 503)
+    def get(self, path: str) -> Answer:  # noqa: ARG002
+        """The reply to a GET."""
+        return NOT_FOUND
 
     def take(self, path: str, headers: Mapping[str, str], content: bytes) -> tuple[Step | None, Answer]:
         """A request: its step, and the reply, which a step may keep from the caller."""
@@ -255,17 +248,64 @@ class FakeNode:
         if step is not None and step.kind == "status":
             return step, refusal(step)
         try:
-            kind = writing_kind(body) if _KIND_OF[path] == "generation" else _KIND_OF[path]
-            model = self._model(kind, body.get("model"))
-            if model is None:
-                return step, refusal(Step("status", 404, "model_not_found"))
-            if (kind, self.models[model]["kind"]) == ("vision", "generation"):
-                # A model that reads no images refuses them.
-                return step, refusal(Step("status", 400, _INVALID))
-            return step, self._answer(path, body, model)
+            return step, self._reply(path, body)
         except (KeyError, TypeError, AttributeError):
             # A field is missing, or of another type.
             return step, refusal(Step("status", 400, _INVALID))
+
+    @abstractmethod
+    def _reply(self, path: str, body: Mapping[str, Any]) -> Answer:
+        """The answer to a body. Raises KeyError, TypeError or AttributeError for one that is invalid."""
+
+
+class FakeNode(Scripted):
+    """`answer` is the text of all generations, or a function of the request's body; `space` that of its vectors.
+
+    `tool_call` is the name and the arguments of a tool call that answers chats with tools; `transcript` is the text of
+    all recordings; `offers` are the kinds of models that it has. The model of kind vision takes chats with images.
+    `models` are the rows of /health by id; `vector` makes the vector of a text, given its length and its space.
+    """
+
+    paths = PATHS
+
+    def __init__(self, record: Callable[[Sent], None], dimensions: int) -> None:
+        super().__init__(record)
+        self.models = {name: model_row(kind) for kind, name in _MODELS.items()}
+        self.models[EMBEDDER] |= {"dimensions": dimensions, "space": SPACE}
+        self.vector: Callable[[str, int, str], npt.ArrayLike] = lambda text, length, _: fake_vector(text, length)
+        self.answer: str | Callable[[Mapping[str, Any]], str] = "The capital is Paris."
+        self.tool_call: tuple[str, Mapping[str, Any]] | None = None
+        self.transcript = "It is raining in Paris."
+        self.health_status = "ready"
+        self.offers = set(_MODELS)
+
+    @property
+    def space(self) -> str:
+        """The vector space of its own embedding model."""
+        return str(self.models[EMBEDDER]["space"])
+
+    @space.setter
+    def space(self, space: str) -> None:
+        self.models[EMBEDDER]["space"] = space
+
+    def get(self, path: str) -> Answer:
+        return self.health() if path == "/health" else NOT_FOUND
+
+    def health(self) -> Answer:
+        """The reply of /health."""
+        models = [{"id": name, **row} for name, row in self._offered().items()]
+        body = {"status": self.health_status, "version": "fake", "models": models}
+        return json_answer(body, status=200 if self.health_status in {"ready", "degraded"} else 503)
+
+    def _reply(self, path: str, body: Mapping[str, Any]) -> Answer:
+        kind = writing_kind(body) if _KIND_OF[path] == "generation" else _KIND_OF[path]
+        model = self._model(kind, body.get("model"))
+        if model is None:
+            return refusal(Step("status", 404, "model_not_found"))
+        if (kind, self.models[model]["kind"]) == ("vision", "generation"):
+            # A model that reads no images refuses them.
+            return refusal(Step("status", 400, _INVALID))
+        return self._answer(path, body, model)
 
     def _offered(self) -> dict[str, dict[str, Any]]:
         return {name: row for name, row in self.models.items() if row["kind"] is None or row["kind"] in self.offers}
@@ -288,7 +328,8 @@ class FakeNode:
             space = space if length == whole else f"{space}-{length}"
             return vectors(model, [self.vector(text, length, space) for text in body["texts"]], length, space)
         if path == "/inference":
-            return generation(model, body["prompt"], self._pieces(body))
+            answer = generation(model, body["prompt"], self._pieces(body))
+            return answer if body.get("stream") else _whole_generation(answer)
         if path == "/v1/chat/completions":
             return self._chat(body, model)
         if path in {"/v1/rerank", "/v2/rerank"}:
@@ -304,8 +345,18 @@ class FakeNode:
             name, arguments = self.tool_call
             function = {"name": name, "arguments": json.dumps(arguments)}
             call = {"index": 0, "id": "call_fake", "type": "function", "function": function}
-            return chat(model, body["messages"], [{"tool_calls": [call]}], "tool_calls")
-        return chat(model, body["messages"], [{"content": piece} for piece in self._pieces(body)], "stop")
+            return self._streamed(body, model, [{"tool_calls": [call]}], "tool_calls")
+        return self._streamed(body, model, [{"content": piece} for piece in self._pieces(body)], "stop")
+
+    @staticmethod
+    def _streamed(body: Mapping[str, Any], model: str, deltas: Sequence[Mapping[str, Any]], reason: str) -> Answer:
+        prompt, written = len(WORD.findall(json.dumps(body["messages"]))), len(deltas)
+        usage = {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+        if body.get("stream"):
+            return chat(model, deltas, reason, usage)
+        content = "".join(delta.get("content", "") for delta in deltas)
+        message = {"content": content} if reason == "stop" else {**deltas[0], "content": None}
+        return whole_chat(model, message, reason, usage)
 
     def _pieces(self, body: Mapping[str, Any]) -> list[str]:
         text = self.answer if isinstance(self.answer, str) else self.answer(body)

@@ -6,13 +6,26 @@ from collections.abc import Iterator
 
 import pytest
 
+from backend_client.testing.cloud import FakeCloud
 from backend_client.testing.fleet import FakeFleet
 
 
 @pytest.fixture
-def fake_fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeFleet]:
-    """Two fake nodes, which clients made from settings call."""
-    with FakeFleet(2) as fleet:
+def fake_fleet(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeFleet]:
+    """Fake nodes, which clients made from settings call.
+
+    There are two, or as many as `@pytest.mark.parametrize("fake_fleet", [3], indirect=True)` says.
+    """
+    with FakeFleet(getattr(request, "param", 2)) as fleet:
         for name, value in fleet.environment().items():
             monkeypatch.setenv(name, value)
         yield fleet
+
+
+@pytest.fixture
+def fake_cloud(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCloud]:
+    """A fake cloud, to which clients made from settings fall back."""
+    with FakeCloud() as cloud:
+        for name, value in cloud.environment().items():
+            monkeypatch.setenv(name, value)
+        yield cloud

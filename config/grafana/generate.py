@@ -2,7 +2,7 @@
 
 python config/grafana/generate.py [DIRECTORY]
 
-Needs `npu-node[dashboards]`, which pins the SDK and with it the schema.
+Needs the extra `dashboards`, which pins the SDK and with it the schema.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ if (-not (Test-Path (Join-Path $scripts 'python.exe'))) {
     }
 }
 $source = if ($Wheel) { (Resolve-Path $Wheel).Path } else { $root }
-$extras = if ($ClientOnly) { '' } else { '[node,convert,hub]' }
+$extras = if ($ClientOnly) { '' } else { '[node,convert]' }
 & (Join-Path $scripts 'python.exe') -m pip install --quiet --disable-pip-version-check --only-binary ':all:' `
     --no-binary npu-node --constraint (Join-Path $root 'constraints.txt') "$source$extras"
 if ($LASTEXITCODE -ne 0) {

@@ -155,13 +155,15 @@ def test_without_a_counter_nothing_is_generated(sidecar, how):
         elif how == "garbage":
             counter.file.write_text("many\n")
         status, reply = sidecar.generate()
-        health = sidecar.health()[1]
+        health_status, health = sidecar.health()
         counter.file.rmdir() if how == "unreadable" else counter.file.unlink(missing_ok=True)
     assert status == 503
     assert (reply["text"], reply["npu_busy_before_us"]) == (None, None)
     assert reply["error"].startswith("refused: the NPU's busy counter cannot be read")
     assert health["busy_time_us"] is None
     assert health["reasons"]["busy_time_us"] in reply["error"]
+    assert (health_status, health["ok"]) == (503, False), "no job can succeed"
+    assert "busy counter cannot be read" in health["reasons"]["ok"]
 
 
 def test_another_process_with_the_lock_is_waited_for(sidecar):

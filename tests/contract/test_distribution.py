@@ -102,5 +102,5 @@ def test_a_node_command_on_the_base_install_names_the_extra_that_it_needs(instal
     assert done.returncode == 1
     assert done.stderr == (
         "npu-node: msgspec is not installed: this environment has only the client; "
-        "add the node with: pip install 'npu-node[node,convert]'\n"
+        "add the node with pip install '.[node,convert]' in the project's checkout\n"
     )

@@ -60,7 +60,7 @@ def test_a_node_for_others_may_have_its_keys_from_its_unit(tmp_path, quick_model
     status, found = doctor(**quick_models, NPU_NODE_CONFIG=str(config))
     assert status == 0
     assert found["api-keys"][0] == "warning"
-    assert "api-keys" not in doctor(**quick_models, NPU_NODE_CONFIG=str(config), NPU_NODE_API_KEYS="k")[1]
+    assert "api-keys" not in doctor(**quick_models, NPU_NODE_CONFIG=str(config), NPU_NODE_API_KEYS="k" * 16)[1]
 
 
 def test_the_file_is_that_of_the_flag_then_the_variable_then_the_user_then_the_machine(tmp_path, monkeypatch):

@@ -48,6 +48,20 @@ async def post(client, path, text="cats", **fields):
         return reply, await reply.json()
 
 
+async def test_an_empty_text_is_what_it_is_in_each_dialect(store):
+    async with embedding(store) as (client, _, engine):
+        reply, body = await post(client, "/embeddings", "")
+        assert (reply.status, vectors_of(body).shape, len(engine.jobs)) == (200, (1, 384), 1)
+        for text, param in (("", "input"), (["cats", ""], "input[1]")):
+            reply, body = await post(client, "/v1/embeddings", text)
+            assert (reply.status, body["error"]["param"]) == (400, param)
+        reply, body = await post(client, "/api/embed", "")
+        assert (reply.status, body["embeddings"]) == (200, [])
+        async with client.post("/api/embeddings", json={"model": EMBEDDER, "prompt": ""}) as reply:
+            assert (reply.status, await reply.json()) == (200, {"embedding": []})
+        assert len(engine.jobs) == 1
+
+
 def vectors_of(body):
     return np.asarray(body["embeddings"] if "embeddings" in body else [row["embedding"] for row in body["data"]])
 

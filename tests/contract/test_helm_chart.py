@@ -20,7 +20,7 @@ TEXT = "\n".join(TEMPLATES.values())
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 # What must be given: the chart has no default for keys.
-GIVEN = {"apiKeys": {"keys": ["a-key"]}}
+GIVEN = {"apiKeys": {"keys": ["key-0123456789abcdef"]}}
 EVERYTHING = {
     **GIVEN,
     "config": '[[models]]\nname = "x"\n',

@@ -32,3 +32,19 @@ def test_serving_every_task_imports_no_other_extra():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False)
     assert done.stderr == ""
     assert len(done.stdout.split()) >= 5
+
+
+GATEWAY = """
+import sys
+sys.modules["limits"] = None
+from backend_client.gateway.cli import main
+sys.exit(main(["serve", "--port", "0", "--node", "http://127.0.0.1:1"]))
+"""
+
+
+def test_a_gateway_in_the_environment_of_a_node_names_the_extra_that_it_needs():
+    done = subprocess.run([sys.executable, "-c", GATEWAY], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (
+        1,
+        "npu-gateway: the gateway needs more packages (limits): pip install '.[gateway]' in the project's checkout\n",
+    )

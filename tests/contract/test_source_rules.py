@@ -4,7 +4,9 @@ import ast
 import re
 from pathlib import Path
 
+from backend_client import errors as client_errors
 from worker_node import registry
+from worker_node.core import errors as node_errors
 
 ROOT = Path(__file__).parents[2]
 NODE_FILES = sorted((ROOT / "worker_node").rglob("*.py"))
@@ -92,5 +94,63 @@ def test_shared_packages_name_no_task():
             if package in SHARED
             for line, name in [(1, path.stem), *names_in(path)]
             if words_of(name) & tasks
+        ]
+    )
+
+
+# The project by its name alone, as pip takes it from an index: not a path, an option's value or part of a longer name.
+BY_NAME = re.compile(
+    r"""pip3? install\b[^\n#]*?[\s'"]npu[-_]node(?=[\s'"`\[=,.;)]|$)|npu[-_]node\[[a-z,]+\](?! @ file)"""
+)
+PUBLISHED = {".md", ".py", ".toml", ".txt", ".sh", ".ps1", ".yml", ".yaml", ".html", ".cfg", ""}
+# The history says what was so; tests of packaging name the wheel that they have built.
+NOT_ADVICE = {"CHANGELOG.md", "tests", "build", "dist", "site"}
+
+
+def test_nothing_advises_to_install_the_project_by_its_name():
+    """No index has it, so whoever registers the name there would be installed."""
+    assert BY_NAME.search("pip install 'npu-node[hub]'")
+    assert BY_NAME.search("pip install --upgrade npu-node")
+    assert not BY_NAME.search("pip install -c constraints.txt dist/npu_node-0.1.0-py3-none-any.whl")
+    tops = [top for top in ROOT.iterdir() if top.name not in NOT_ADVICE and not top.name.startswith(".")]
+    files = [path for top in tops for path in ([top] if top.is_file() else top.rglob("*")) if path.is_file()]
+    reject(
+        [
+            f"{path}: {found[0]}"
+            for path in sorted(files)
+            if path.suffix in PUBLISHED and "__pycache__" not in path.parts
+            for found in BY_NAME.finditer(path.read_text(encoding="utf-8"))
+        ]
+    )
+
+
+def test_node_and_client_give_the_same_advice_on_a_missing_extra():
+    """They must not import each other, so each has the text."""
+    assert node_errors.INSTALL_EXTRA == client_errors.INSTALL_EXTRA
+
+
+def closed_arguments(function):
+    """The arguments that a function closes at its end."""
+    arguments = {argument.arg for argument in function.args.args}
+    for block in (node for node in ast.walk(function) if isinstance(node, ast.Try)):
+        for node in (node for part in block.finalbody for node in ast.walk(part)):
+            if isinstance(node, ast.Attribute) and node.attr == "aclose":
+                root = node.value
+                while isinstance(root, ast.Attribute):
+                    root = root.value
+                yield from {root.id} & arguments
+
+
+def test_every_generator_of_the_client_that_closes_an_argument_is_started_when_it_is_made():
+    """One that was never started skips its `finally`."""
+    reject(
+        [
+            f"{path}:{node.lineno} {node.name} is not decorated with lifetime.owning"
+            for path in sorted((ROOT / "backend_client").rglob("*.py"))
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.AsyncFunctionDef)
+            and any(isinstance(part, ast.Yield) for part in ast.walk(node))
+            and any(closed_arguments(node))
+            and "owning" not in {name.id for name in node.decorator_list if isinstance(name, ast.Name)}
         ]
     )

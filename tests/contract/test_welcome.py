@@ -5,6 +5,7 @@ import re
 import shlex
 import sys
 import urllib.request
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -19,8 +20,10 @@ from worker_node.settings import NodeSettings
 URL = "http://127.0.0.1:8081"
 
 
-def served(*, keys=(), found=("CPU",), emulated=False, places=None, error=None, **models):
+def served(*, keys=(), found=("CPU",), emulated=False, places=None, error=None, installed=(), **models):
     made = node(**models)
+    on_disk = [SimpleNamespace(id=name, kind="generation") for name in (*models, *installed)]
+    made.manager.store = SimpleNamespace(installed=lambda: on_disk)
     for model in made.manager.models:
         model.installed.kind = "generation"
         for placement in model.placements:
@@ -37,9 +40,9 @@ def printed(url, **options):
 
 
 def test_a_node_with_keys_shows_where_the_key_goes_and_shows_no_key():
-    text = printed(URL, keys=("secret-key",), a=[READY])
+    text = printed(URL, keys=("secret-0123456789abcdef",), a=[READY])
     assert "-H 'Authorization: Bearer KEY'" in text
-    assert "secret-key" not in text
+    assert "secret-0123456789abcdef" not in text
 
 
 NO_NPU = "CPU; no NPU found, models run without it (see npu-node doctor)"
@@ -60,17 +63,22 @@ def test_a_missing_npu_is_named_where_the_settings_leave_room_for_one(options, l
     assert re.search("devices +(.*)", printed(URL, a=[READY], **options))[1] == line
 
 
+TOY_ANSWERS = f"requests that name no model are answered by the toy {TOY_MODEL}"
+
+
 @pytest.mark.parametrize(
-    ("url", "models", "commands"),
+    ("url", "models", "installed", "commands"),
     [
-        (URL, [TOY_MODEL], [f"npu-node run {TOY_MODEL}", TOY_NOTE]),
-        (URL, ["better", TOY_MODEL], ["npu-node run better"]),
-        (URL, [], [f"npu-node run {USEFUL_MODEL}"]),
-        ("http://127.0.0.1:9", ["better"], ["NPU_NODE_URL=http://127.0.0.1:9 npu-node run better"]),
+        (URL, [TOY_MODEL], [], [f"npu-node run {TOY_MODEL}", TOY_NOTE]),
+        (URL, [TOY_MODEL], ["better"], ["npu-node run better", TOY_ANSWERS]),
+        (URL, ["better", TOY_MODEL], ["another"], ["npu-node run better"]),
+        (URL, [], ["better"], ["npu-node run better"]),
+        (URL, [], [], [f"npu-node run {USEFUL_MODEL}"]),
+        ("http://127.0.0.1:9", ["better"], [], ["NPU_NODE_URL=http://127.0.0.1:9 npu-node run better"]),
     ],
 )
-def test_what_next_ends_with_a_chat_and_a_model_that_is_more_than_a_toy(url, models, commands):
-    lines = printed(url, **{name: [READY] for name in models}).splitlines()
+def test_what_next_ends_with_a_chat_and_a_model_that_is_more_than_a_toy(url, models, installed, commands):
+    lines = printed(url, installed=installed, **{name: [READY] for name in models}).splitlines()
     assert [line.strip() for line in lines[-len(commands) :]] == commands
     assert max(map(len, lines)) <= 110
 
@@ -85,6 +93,19 @@ def test_a_log_gets_two_lines_where_a_terminal_gets_the_block(terminal, monkeypa
     assert ("what next" in err) == terminal
     lines = [f"devices: {NO_NPU}", f"next: open {URL}/play; npu-node run a"]
     assert caplog.messages == ([] if terminal else lines)
+
+
+def test_models_that_only_a_request_loads_are_listed():
+    text = printed(URL, installed=["b", "c"], a=[READY])
+    assert re.search("models +a +ready on NPU\n +loaded when a request names them: b, c\n", text)
+    assert "loaded when" not in printed(URL, a=[READY])
+
+
+@pytest.mark.parametrize(
+    "file", ["README.md", "demo.py", "backend_client/cli/playground.html", "docs/models.md", "docs/npu-machine.md"]
+)
+def test_the_same_model_is_recommended_everywhere(file):
+    assert f"npu-node pull {USEFUL_MODEL}" in (Path(__file__).parents[2] / file).read_text(encoding="utf-8")
 
 
 def test_the_model_that_is_recommended_suits_npu_and_cpu():

@@ -8,9 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 
-from backend_client.testing import FakeNode, fake_vector, status
+from backend_client.testing import FakeCloud, FakeNode, fake_vector, status
 from backend_client.testing.fleet import Served, application
 from backend_client.testing.node import EMBEDDER, WORD, WRITER, event_bytes, generation, model_row, refusal
 
@@ -98,64 +97,34 @@ class ScriptedNode(FakeNode):
         return await handler(request) if scripted is None else scripted
 
 
-class ScriptedCloud:
-    """An OpenAI-compatible API; `respond` as for the node."""
+class ScriptedCloud(FakeCloud):
+    """The fake cloud; `respond` as for the node."""
 
-    def __init__(self, dimensions=8):
-        self.dimensions = dimensions
+    def __init__(self):
+        super().__init__()
         self.respond = None
-        self.requests = []
-        self.bodies = []
-        self.url = ""
+        self.requests, self.bodies = [], []
 
     @asynccontextmanager
     async def running(self):
-        app = web.Application()
-        app.add_routes([web.post("/v1/embeddings", self._embeddings), web.post("/v1/chat/completions", self._chat)])
-        server = TestServer(app, host="127.0.0.1")
-        await server.start_server()
-        self.url = str(server.make_url("/v1"))
+        app = application(self)
+        app.middlewares.append(self._instead)
+        served = await Served.start(app)
+        self.url = f"http://127.0.0.1:{served.port}/v1"
         try:
             yield self
         finally:
-            await server.close()
+            await served.end()
 
-    async def _take(self, request):
+    def _rows(self, body):
+        return super()._rows(body)[::-1]  # the order is in `index`, and nowhere else
+
+    @web.middleware
+    async def _instead(self, request, handler):
         self.requests.append(request)
-        body = await request.json()
-        self.bodies.append(body)
-        return body, await self.respond(request) if self.respond is not None else None
-
-    async def _embeddings(self, request):
-        body, scripted = await self._take(request)
-        if scripted is not None:
-            return scripted
-        rows = vectors_for(body["input"], self.dimensions).tolist()
-        data = [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)]
-        data.reverse()  # the order is in `index`, and nowhere else
-        usage = {"prompt_tokens": 11, "total_tokens": 11}
-        return web.json_response({"object": "list", "model": body["model"], "data": data, "usage": usage})
-
-    async def _chat(self, request):
-        body, scripted = await self._take(request)
-        if scripted is not None:
-            return scripted
-        usage = {"prompt_tokens": 13, "completion_tokens": 5, "total_tokens": 18}
-        common = {"id": "c", "created": 0, "model": body["model"]}
-        if not body.get("stream"):
-            message = {"role": "assistant", "content": "".join(ANSWER)}
-            choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
-            return web.json_response({**common, "object": "chat.completion", "choices": choices, "usage": usage})
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        chunk = {**common, "object": "chat.completion.chunk"}
-        for piece in ANSWER:
-            await response.write(data_event({**chunk, "choices": [choice({"content": piece})]}))
-        await response.write(data_event({**chunk, "choices": [choice({}, "stop")]}))
-        await response.write(data_event({**chunk, "choices": [], "usage": usage}))
-        await response.write(data_event(None))
-        await response.write_eof()
-        return response
+        self.bodies.append(await request.json())
+        scripted = None if self.respond is None else await self.respond(request)
+        return await handler(request) if scripted is None else scripted
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from tests.support.nodes import start_node
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
-KEY = "fuzz-key"
+KEY = "fuzz-0123456789abcdef"
 AUTHORISED = {"Authorization": f"Bearer {KEY}"}
 STRANGER = {"Authorization": "Bearer wrong"}
 # Removing models would end the run, and pulls take processes; both are tested elsewhere.

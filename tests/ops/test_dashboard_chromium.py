@@ -205,7 +205,7 @@ def test_an_emulated_npu_is_called_so_wherever_it_is_shown(browser, axe):
 
 
 def test_a_key_is_asked_for_once_and_kept_in_this_tab(browser, axe):
-    with start_node(NPU_NODE_API_KEYS="right", NPU_NODE_MODELS=EMBEDDER) as node:
+    with start_node(NPU_NODE_API_KEYS="right-0123456789abcdef", NPU_NODE_MODELS=EMBEDDER) as node:
         browser.open(node.url + "/dashboard")
         browser.wait("return document.activeElement.id === 'key-field'")
         assert not browser.run("return document.getElementById('content').checkVisibility()")
@@ -213,7 +213,7 @@ def test_a_key_is_asked_for_once_and_kept_in_this_tab(browser, axe):
         browser.press("wrong", "ENTER")
         browser.wait("return document.getElementById('key-refused').checkVisibility()")
         browser.run("document.getElementById('key-field').focus()")
-        browser.press("right", "ENTER")
+        browser.press("right-0123456789abcdef", "ENTER")
         browser.wait(ALL_GOOD)
         assert browser.run("return Object.values(localStorage).includes('right')") is False
         browser.open(node.url + "/dashboard")

@@ -68,7 +68,17 @@ def test_without_a_key_or_on_an_old_kubernetes_it_is_not_rendered(helm):
     done = run(helm, "template", "r", CHART, "--kube-version", "v1.31.0", check=False)
     assert done.returncode != 0
     assert "apiKeys" in done.stderr
-    done = run(helm, "template", "r", CHART, "--set", "apiKeys.keys[0]=a", "--kube-version", "v1.28.0", check=False)
+    done = run(
+        helm,
+        "template",
+        "r",
+        CHART,
+        "--set",
+        "apiKeys.keys[0]=a-0123456789abcdef",
+        "--kube-version",
+        "v1.28.0",
+        check=False,
+    )
     assert "incompatible with Kubernetes" in done.stderr
 
 
@@ -85,14 +95,14 @@ def test_without_a_key_or_on_an_old_kubernetes_it_is_not_rendered(helm):
     ],
 )
 def test_values_that_cannot_be_meant_are_refused_by_name(helm, given, problem):
-    keys = ("--set", "apiKeys.keys[0]=a", "--kube-version", "v1.31.0")
+    keys = ("--set", "apiKeys.keys[0]=a-0123456789abcdef", "--kube-version", "v1.31.0")
     done = run(helm, "template", "r", CHART, *keys, "--set", given, check=False)
     assert done.returncode != 0
     assert problem in done.stderr
 
 
 def documents(helm, *given, chart=CHART):
-    values = [part for value in ("apiKeys.keys[0]=a", *given) for part in ("--set", value)]
+    values = [part for value in ("apiKeys.keys[0]=a-0123456789abcdef", *given) for part in ("--set", value)]
     text = run(helm, "template", "r", chart, *values, "--kube-version", "v1.31.0").stdout
     return [document for document in yaml.safe_load_all(text) if document]
 
@@ -136,7 +146,7 @@ def test_a_machine_has_one_node_with_its_device_and_an_upgrade_never_two(helm):
     assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
     for selector in (service["selector"], manifests["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"]):
         assert selector.items() <= pods["labels"].items()
-    other_keys = rendered(helm, "apiKeys.keys[1]=b")["DaemonSet"]["spec"]["template"]["metadata"]
+    other_keys = rendered(helm, "apiKeys.keys[1]=b-0123456789abcdef")["DaemonSet"]["spec"]["template"]["metadata"]
     assert other_keys["annotations"] != pods["annotations"], "other keys restart the nodes"
 
 

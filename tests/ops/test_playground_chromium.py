@@ -82,13 +82,13 @@ def test_texts_are_compared_and_a_recording_is_transcribed(browser, whole_node):
 
 
 def test_the_same_call_runs_as_it_is_copied_and_holds_no_key(browser):
-    with start_node(NPU_NODE_API_KEYS="right-key") as node:
+    with start_node(NPU_NODE_API_KEYS="right-0123456789abcdef") as node:
         # Another spelling of /play, as in a crafted link: the shell that runs the snippet must not see its end.
         browser.open(node.url + "/pl%61y?;$(x)")
         browser.wait("return document.activeElement.id === 'key-field'")
         browser.press("wrong-key", "ENTER")
         browser.wait("return document.getElementById('key-refused').checkVisibility()")
-        browser.press("right-key", "ENTER")
+        browser.press("right-0123456789abcdef", "ENTER")
         browser.wait(SHOWN)
         browser.press('It\'s "the" $HOME?')
         for task in ("chat", "embeddings"):
@@ -97,9 +97,9 @@ def test_the_same_call_runs_as_it_is_copied_and_holds_no_key(browser):
                 code = snippet(browser, language)
                 assert "YOUR_KEY" in code
                 assert language == "python" or f" '{node.url}/v1/" in code.splitlines()[0]
-                assert "right-key" not in browser.run("return document.documentElement.outerHTML")
+                assert "right-0123456789abcdef" not in browser.run("return document.documentElement.outerHTML")
                 done = subprocess.run(
-                    [*command, code.replace("YOUR_KEY", "right-key")],
+                    [*command, code.replace("YOUR_KEY", "right-0123456789abcdef")],
                     capture_output=True, text=True, check=False, timeout=180, env=os.environ,
                 )  # fmt: skip
                 assert done.returncode == 0, done.stderr

@@ -11,14 +11,17 @@ from backend_client.gateway.keys import KeyStore
 from backend_client.gateway.registry import Registry
 from tests.support.gateway import start_gateway
 from tests.support.nodes import start_node
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("store")]
 
 
 def test_a_node_joins_serves_and_leaves(tmp_path, quick_models):
     file = tmp_path / "keys.db"
-    teams, registry = KeyStore(file), Registry(file)
-    team, enrolment = teams.add("team"), registry.enrol("npu-1")
+    teams = KeyStore(file)
+    registry = Registry(teams.file)
+    port = free_port()
+    team, enrolment = teams.add("team"), registry.enrol("npu-1", port)
     with start_gateway(NPU_GATEWAY_KEYS=str(file), NPU_GATEWAY_ALLOWED_NETWORKS="127.0.0.0/8") as url:
         announcing = {
             "NPU_NODE_ANNOUNCE": url,
@@ -28,7 +31,7 @@ def test_a_node_joins_serves_and_leaves(tmp_path, quick_models):
         }
         models = {"NPU_NODE_MODELS": '[{"name": "all-minilm-l6-v2"}]'}
         with (
-            start_node(**models, **announcing, **quick_models) as node,
+            start_node("--port", str(port), **models, **announcing, **quick_models) as node,
             OpenAI(base_url=f"{url}/v1", api_key=team, max_retries=5) as client,
         ):
             wait_for(lambda: any(row.live for row in registry.list()))
@@ -41,7 +44,6 @@ def test_a_node_joins_serves_and_leaves(tmp_path, quick_models):
             assert node.process.wait(30) == 0
             assert not registry.list()[0].live, "it said that it leaves"
     teams.close()
-    registry.close()
 
 
 def wait_for(condition):

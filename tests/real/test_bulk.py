@@ -37,7 +37,7 @@ async def test_vectors_are_those_of_single_calls_and_a_text_too_long_is_set_asid
     spaces = {model.space for model in health[0].models if model.space is not None}
     assert {row["space"] for row in rows.values()} <= spaces
     assert all(row["device"] for row in rows.values())
-    (rejected,) = (tmp_path / "out" / "rejected").glob("*.jsonl")
+    (rejected,) = (tmp_path / "out" / "_rejected").glob("*.jsonl")
     entry = json.loads(rejected.read_text())
     assert (entry["row"], entry["reason"]) == (100, "longer than the model accepts")
 

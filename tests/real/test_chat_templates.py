@@ -78,10 +78,10 @@ def test_a_template_that_takes_only_some_conversations_is_not_broken(exported):
     write_template(
         exported,
         FILES[0],
-        "{% if messages|length < 3 %}{{ raise_exception('too short') }}{% endif %}{{ messages[2].content }}",
+        "{% if messages|length < 3 %}{{ raise_exception('Too short!') }}{% endif %}{{ messages[2].content }}",
     )
     assert rendered(exported, [*HELLO, Message("assistant", "hi"), Message("user", "bye")]) == "bye"
-    with pytest.raises(BadRequest, match="does not take this conversation"):
+    with pytest.raises(BadRequest, match="refuses this conversation: Too short!"):
         rendered(exported)
 
 

@@ -4,6 +4,7 @@ On two of the model's layers where no answer is compared: what is scheduled does
 """
 
 import contextlib
+import math
 from collections import defaultdict
 from pathlib import Path
 
@@ -12,9 +13,10 @@ import numpy as np
 import pytest
 
 from worker_node.core.types import Device
-from worker_node.engines.protocol import EngineSpec, NativeCall
+from worker_node.engines.protocol import EngineSpec, Failed, NativeCall
 from worker_node.models.store import ModelStore
 from worker_node.scheduling.steps import BLOCK_TOKENS
+from worker_node.tasks.generate import continuous
 from worker_node.tasks.generate.continuous import ContinuousRunner
 from worker_node.tasks.generate.messages import GenerateJob, Step
 
@@ -106,6 +108,26 @@ def test_a_cancelled_generation_gives_its_cache_back_without_waiting_for_another
     assert not runner.has_work
     stats = runner.stats()
     assert (stats.running, stats.waiting, stats.kv_cache_usage) == (0, 0, 0.0)
+
+
+def test_a_stream_that_has_begun_goes_on_after_its_deadline_until_it_must_end(runner, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(continuous.time, "monotonic", lambda: now[0])
+    for number, until in ((1, math.inf), (2, 100.0), (3, 0.0)):
+        runner.submit(msgspec.structs.replace(job(number, PROMPT, 12), deadline=50.0, streamed_until=until))
+    tokens, failures = defaultdict(int), {}
+    while runner.has_work:
+        for event in step(runner):
+            if isinstance(event, Failed):
+                failures[event.id] = now[0]
+                continue
+            for delta in event.deltas:
+                tokens[delta.id] += len(delta.tokens)
+        # All three have begun by then.
+        now[0] = 60.0 if min(tokens[number] for number in (1, 2, 3)) >= 2 else now[0]
+        now[0] = 100.0 if tokens[2] >= 6 else now[0]
+    assert tokens[1] == 12
+    assert failures == {3: 60.0, 2: 100.0}
 
 
 def test_interactive_work_goes_before_batch_work_that_came_first(runner):

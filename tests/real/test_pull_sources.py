@@ -19,7 +19,6 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 @pytest.fixture
 def hub(tmp_path):
-    pytest.importorskip("huggingface_hub", reason="the extra 'hub' is not installed")
     write_encoder(tmp_path / "tiny")
     files = {
         str(path.relative_to(tmp_path / "tiny")): path.read_bytes()

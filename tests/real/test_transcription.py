@@ -184,7 +184,7 @@ async def test_the_network_that_finds_speech_is_no_model_to_ask(node, http):
         (b"\xff" * 100_000, {}, 400, "not audio|no audio"),
         (b"x" * (8 * 2**20 + 1), {}, 413, "more than"),
         (b"x", {"response_format": "xml"}, 400, "response_format: Input should be"),
-        (b"x", {"language": "de"}, 400, "takes no language"),
+        (b"x", {"language": "de"}, 400, "language must be en"),
         (b"x", {"timestamp_granularities[]": "word"}, 400, "needs response_format verbose_json"),
         (b"x", {"prompt": "x" * 20_000}, 400, "more than 16384 bytes"),
         (b"x", {"model": "nothing"}, 404, "nothing"),

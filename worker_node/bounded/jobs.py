@@ -7,6 +7,7 @@ contract knows one form of error and one status; no message repeats what was sen
 from __future__ import annotations
 
 import re
+import string
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -85,36 +86,55 @@ def _characters(tokens: int, most: int) -> int:
 MAX_TITLE_WORDS = 8
 MAX_BULLETS = 4
 
-_FENCE = re.compile(r"^\s*(```|~~~).*$", re.MULTILINE)
-_LINE_MARK = re.compile(r"^\s*(?:#{1,6}\s+|>\s*|[-*+•]\s+|\d{1,2}[.)]\s+)")
+_FENCE = re.compile(r"^\s*(?:```[^`\n]*|~~~.*)$", re.MULTILINE)
+_LINE_MARK = re.compile(r"^\s*(?:#{1,6}\s+|>\s+|[-*+•]\s+|\d{1,2}[.)]\s+)")
 _BULLET = re.compile(r"^\s*(?:[-*+•]|\d{1,2}[.)])\s+")
 _RULE = re.compile(r"^\s*[-*_=#\s]+$")
-_LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
-_EMPHASIS = re.compile(r"[*_`~]{1,3}(?=\S)|(?<=\S)[*_`~]{1,3}(?=\W|$)")
+_LINK = re.compile(r"(?<![\w)\]])!?\[([^\]]*)\]\([^)]*\)")
+_CODE = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)")
+# While a text is shaped, the punctuation of code spans stands in a private plane, where no pattern finds it.
+_PUNCTUATION = string.punctuation + "“”„«»‟"
+_HIDDEN = {ord(sign): 0xF0000 + ord(sign) for sign in _PUNCTUATION}
+_SHOWN = {hidden: sign for sign, hidden in _HIDDEN.items()}
+# Emphasis is a pair of marks around words. A mark within a word, or without its pair, is part of the text:
+# npu_busy_time_us, 2**10, *.py, f(*args, **kwargs), __init__.py.
+_EMPHASIS = re.compile(
+    r"""
+    (?<![^\W_]) (?<![/.\\]) (?!~(?!~))
+    (?P<marks>(?P<mark>[*_~])(?P=mark){0,2}) (?!(?P=mark))
+    (?:(?<=\*\*|__|~~)(?=\S) | (?=[\w"'“‘„(*~\U000f0000-\U000fffff]))
+    (?P<text>.*?)
+    (?:(?<=\S)(?P=marks)(?<=\*\*|__|~~) | (?<=[\w.,!?:;%)"'”’*~\U000f0000-\U000fffff])(?P=marks))
+    (?!(?P=mark)) (?![^\W_]) (?!/) (?!\.\w)
+    """,
+    re.VERBOSE,
+)
 _LABEL = re.compile(r"^(?:title|summary|here(?: is|'s) (?:a|the)[^:]{0,40})\s*:\s*", re.IGNORECASE)
 # A title that was cut does not end in one of these.
 _DANGLING = frozenset(
     ("a", "an", "and", "as", "at", "by", "for", "from", "in", "is", "of", "on", "or", "the", "to", "was", "with")
 )
 # Marks of the prompt, and those that models put around a title; the last one may be cut.
-_MARKS = re.compile(r"</?(?:text|title|h[1-6]|p|b|i|em|strong)\s*/?>|</?[a-z0-9]{0,8}$", re.IGNORECASE)
-# Apostrophes stay: they belong to words.
-_QUOTES = str.maketrans("", "", '"“”„«»‟"')
+_MARKS = re.compile(r"</?(?:text|title|h[1-6]|p|b|i|em|strong)\s*/?>|<(?:/[a-z0-9]{0,8})?$", re.IGNORECASE)
+# Apostrophes stay: they belong to words. Of backticks, those of code spans are gone already.
+_QUOTES = str.maketrans("", "", '"“”„«»‟`')
+# Marks of markdown that stand alone at the end of a title.
+_LONE_MARKS = re.compile(r"(?:(?:^|\s)[*_#~|]+)+$")
 
 
 def title(text: str) -> str:
     """One line of at most eight words, without markdown and quotes; empty if the text holds no word."""
     for line in _plain(text).splitlines():
-        words = _without_label(_bare(line.translate(_QUOTES))).split()
+        words = _without_label(_bare(line.translate(_QUOTES))).translate(_SHOWN).translate(_QUOTES).split()
         if _has_word(line) and words:
             kept = words[:MAX_TITLE_WORDS]
             while len(words) > MAX_TITLE_WORDS and len(kept) > 1 and kept[-1].lower() in _DANGLING:
                 kept.pop()
             made = " ".join(kept)
             # What is taken off an end may leave another mark there.
-            while (plain := _bare(made.strip(" '’‘`.,;:-–—*_#~|"))) != made:
+            while (plain := _without_marks(made.lstrip(" '’‘,;:–—|").rstrip(" '’‘.,;:-–—|"))) != made:
                 made = plain
-            if made:
+            if _has_word(made):
                 return made
     return ""
 
@@ -125,9 +145,9 @@ def summary(text: str) -> str:
     bullets = [_bare(line) for line in lines if _BULLET.match(line)]
     bullets = [bullet for bullet in bullets if _has_word(bullet)]
     if len(bullets) > 1:
-        return "\n".join(f"- {bullet}" for bullet in bullets[:MAX_BULLETS])
+        return "\n".join(f"- {bullet}" for bullet in bullets[:MAX_BULLETS]).translate(_SHOWN)
     paragraph = " ".join(_without_label(_bare(line)) for line in _first_paragraph(text))
-    return paragraph.strip() if _has_word(paragraph) else ""
+    return paragraph.strip().translate(_SHOWN) if _has_word(paragraph) else ""
 
 
 def json_object(text: str) -> dict[str, Any] | None:
@@ -148,8 +168,9 @@ def excerpt(text: str, kept: int) -> str:
 
 
 def _plain(text: str) -> str:
-    text = _MARKS.sub("", text)
-    return _LINK.sub(r"\1", _FENCE.sub("", text))
+    """The text without tags, fences and links; the punctuation of code spans is hidden."""
+    text = _CODE.sub(lambda code: code[2].translate(_HIDDEN), _FENCE.sub("", text))
+    return _LINK.sub(r"\1", _MARKS.sub("", text))
 
 
 def _first_paragraph(text: str) -> list[str]:
@@ -163,9 +184,13 @@ def _first_paragraph(text: str) -> list[str]:
 
 def _bare(line: str) -> str:
     """A line without the marks of markdown."""
-    while (stripped := _LINE_MARK.sub("", line)) != line:
+    while (stripped := _EMPHASIS.sub(r"\g<text>", _LINE_MARK.sub("", line))) != line:
         line = stripped
-    return _EMPHASIS.sub("", line).strip()
+    return line.strip()
+
+
+def _without_marks(title: str) -> str:
+    return _LINE_MARK.sub("", _LONE_MARKS.sub("", title))
 
 
 def _without_label(line: str) -> str:

@@ -14,7 +14,7 @@ from worker_node.bounded.service import JobService, build, choose_model, reserva
 from worker_node.bounded.settings import BoundedSettings, DeviceLock
 from worker_node.core.errors import NodeError, RouteNotFound
 from worker_node.http.access import OriginPolicy
-from worker_node.http.body import read_bytes
+from worker_node.http.body import check_encoding, expect_continue, read_bytes
 from worker_node.http.connection import admit_connection
 from worker_node.http.errors import retry_headers
 from worker_node.http.middleware import (
@@ -93,7 +93,9 @@ def _app(node: Node, service: JobService) -> web.Application:
     """Return the application of the bounded profile: its own routes and nothing else."""
     # The log has method, path, status and time alone: a request has no id, least of all one that its caller wrote.
     log_request = log_requests(lambda _request: "-")
-    render = errors_as(lambda _path: job_error_response, admit_connection, OriginPolicy("127.0.0.1").check)
+    render = errors_as(
+        lambda _request: job_error_response, admit_connection, OriginPolicy("127.0.0.1").check, check_encoding
+    )
     app = web.Application(middlewares=[log_request, render])
     app[NODE] = node
     app[SERVICE] = service
@@ -106,9 +108,11 @@ def _routes() -> list[web.RouteDef]:
     return [
         web.get("/healthz", _healthz),
         web.get("/models", _models),
-        web.post("/v1/worker/generate", _generates(None)),
-        web.post("/v1/worker/extract-memory-candidates", _generates("memory_candidate")),
-        web.post("/v1/worker/condense-notification", _generates("notification")),
+        web.post("/v1/worker/generate", _generates(None), expect_handler=expect_continue),
+        web.post(
+            "/v1/worker/extract-memory-candidates", _generates("memory_candidate"), expect_handler=expect_continue
+        ),
+        web.post("/v1/worker/condense-notification", _generates("notification"), expect_handler=expect_continue),
     ]
 
 

@@ -6,6 +6,7 @@ The proof is the NPU's busy counter, read before and after the generation, under
 from __future__ import annotations
 
 import hashlib
+import logging
 import sys
 import time
 from collections.abc import Callable, Container
@@ -26,9 +27,12 @@ from worker_node.models.catalog import Catalog
 from worker_node.models.directory import WEIGHTS_FILE, InstalledModel, peek_config, read_directory
 from worker_node.models.store import ModelStore
 from worker_node.serving.build import Machine, build_model
+from worker_node.serving.certified import known_problem
 from worker_node.serving.run import Services
 from worker_node.tasks.generate.model import GenerationModel, GenerationRequest
 from worker_node.tasks.generate.service import generate
+
+log = logging.getLogger(__name__)
 
 REFERENCE_MODEL = "qwen2.5-1.5b-instruct"
 PUBLISHED_NAME = "OpenVINO/Qwen2.5-1.5B-Instruct-int4-ov"
@@ -78,11 +82,15 @@ class JobService:
         return self.choice.installed.id if self.choice.installed else self.choice.path.name
 
     def problem(self) -> str | None:
-        """Why no job can run now and loading will not change that; None otherwise."""
+        """Why no job can succeed now and loading will not change that; None otherwise."""
         if not self.services.manager.models:
             return self.choice.problem
-        status = self._placement.engine.status
-        return status.reason if status.state.down else None
+        placement, busy = self._placement, self.busy_time()
+        if placement.state.down or placement.residency.refusal is not None:
+            return placement.reason
+        if busy.value is None:
+            return f"the NPU's busy counter cannot be read ({busy.reason}), so no job can be proven"
+        return self.lock.problem()
 
     @property
     def loaded(self) -> bool:
@@ -179,6 +187,7 @@ class JobService:
                 "job",
                 began,
                 deadline,
+                ends=deadline,
                 require_device=Device.NPU,
                 own_proof=True,
                 # An engine that starts again waits for the lock, which this job holds.
@@ -359,6 +368,7 @@ def build(
 ) -> list[GenerationModel]:
     """The chosen model on the NPU alone, or nothing where there is none.
 
+    The reference model is never left out for what is known of its weights or family: that is a warning.
     With `examined` the engine is ready only after its known answers, which wait for the lock as every generation does.
     Raises ConfigurationError.
     """
@@ -373,5 +383,11 @@ def build(
 
         return locked
 
-    model = build_model(installed, bounded_model(installed.id, blobs), machine, guard)
+    wanted = bounded_model(installed.id, blobs)
+    if choice.identity is not Identity.OTHER and not machine.emulates(Device.NPU):
+        # The profile was accepted with this model on NPUs, and proves every generation: rules and reports only warn.
+        if (problem := known_problem(installed, wanted, Device.NPU, machine.probe)) is not None:
+            log.warning("%s is used on the NPU all the same: %s", installed.id, problem)
+        wanted = wanted.model_copy(update={"allow_known_bad": True})
+    model = build_model(installed, wanted, machine, guard)
     return [model] if isinstance(model, GenerationModel) else []

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -97,6 +97,22 @@ class DeviceLock:
         self.wait_s = wait_s
         self._turn = asyncio.Lock()  # callers of this process take turns in the order of their arrival
 
+    def problem(self) -> str | None:
+        """Why it cannot be locked at all; None otherwise."""
+        try:
+            self._opened().close()
+        except EngineUnavailable as error:
+            return error.message
+        return None
+
+    def _opened(self) -> TextIO:
+        try:
+            return self.path.open("a")
+        except OSError as error:
+            raise EngineUnavailable(
+                f"the lock file {self.path} cannot be opened ({error.strerror}); set OV_GENAI_NPU_LOCK"
+            ) from None
+
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
         """Hold the lock while the block runs. Raises EngineUnavailable when it is not free within `wait_s`."""
@@ -107,13 +123,7 @@ class DeviceLock:
         except TimeoutError:
             raise self._busy() from None
         try:
-            try:
-                file = self.path.open("a")
-            except OSError as error:
-                raise EngineUnavailable(
-                    f"the lock file {self.path} cannot be opened ({error.strerror}); set OV_GENAI_NPU_LOCK"
-                ) from None
-            with file:
+            with self._opened() as file:
                 while not try_lock(file):
                     if time.monotonic() >= until:
                         raise self._busy()

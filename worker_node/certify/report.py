@@ -49,10 +49,10 @@ def page(passport: Passport) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
-        f"<title>{escape(passport.model)} on {passport.device}: {passport.verdict}</title>"
+        f"<title>{escape(passport.model)} on {passport.device}: {passport.headline}</title>"
         f"<style>{_STYLE}</style></head><body>"
         f"<h1>{escape(passport.model)} on {passport.device}: "
-        f'<span class="{passport.verdict}">{passport.verdict}</span></h1><p>{escape(said)}</p>{emulated}'
+        f'<span class="{passport.verdict}">{passport.headline}</span></h1><p>{escape(said)}</p>{emulated}'
         f"<h2>What it holds for</h2><table>{rows}</table>"
         f"<h2>Checks</h2><table><tr><th>check</th><th>result</th><th>found</th><th>facts</th></tr>{checks}</table>"
         "<p>Facts are the numbers of docs/npu-facts.md.</p>"
@@ -114,9 +114,8 @@ def plot(across: Sequence[float], up: Sequence[float], bound: float | None = Non
 
 def summary(passport: Passport) -> str:
     """What an issue can take, in Markdown."""
-    emulated = " (emulated NPU)" if passport.emulated else ""
     lines = [
-        f"### {passport.model} on {passport.device}{emulated}: {passport.verdict}",
+        f"### {passport.model} on {passport.device}: {passport.headline}",
         "",
         f"{passport.architecture}; driver {passport.driver or '-'}, compiler {passport.compiler or '-'}, OpenVINO "
         f"{passport.openvino}, npu-node {passport.version}, {passport.made}, compared with {passport.reference}",

@@ -94,7 +94,7 @@ def _node(args: argparse.Namespace) -> tuple[list[Finding], Path]:
 
 def _bounded(settings: BoundedSettings) -> tuple[list[Finding], Path]:
     """What is said of the bounded profile's model, and its compile cache; `npu-node smoke` runs the model."""
-    from worker_node.bounded.service import choose_model, reservation
+    from worker_node.bounded.service import REFERENCE_MODEL, choose_model, reservation
     from worker_node.doctor.machine import error, ok, warning
     from worker_node.models.store import ModelStore
 
@@ -103,7 +103,7 @@ def _bounded(settings: BoundedSettings) -> tuple[list[Finding], Path]:
     if choice.problem is not None:
         finding = error("model-files", choice.problem, "pull the model, or correct OV_GENAI_NPU_MODEL")
     elif (doubt := reservation(choice)) is not None:
-        finding = warning("model-files", doubt, "npu-node pull qwen2.5-1.5b-instruct")
+        finding = warning("model-files", doubt, f"npu-node pull {REFERENCE_MODEL}")
     else:
         finding = ok("model-files", found)
     return [finding], settings.cache.expanduser()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from worker_node import __version__
-from worker_node.core.errors import NodeError
+from worker_node.core.errors import INSTALL_EXTRA, NodeError
 
 # The commands that call a running node.
 _CALLING = ("run", "pull", "list", "ps", "show", "stop", "rm")
@@ -164,5 +164,5 @@ def _missing(error: ModuleNotFoundError) -> str:
         raise error
     return (
         f"{name} is not installed: this environment has only the client; "
-        "add the node with: pip install 'npu-node[node,convert]'"
+        f"add the node with {INSTALL_EXTRA.format('node,convert')}"
     )

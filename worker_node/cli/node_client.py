@@ -330,8 +330,18 @@ def where_no_node_runs() -> str:
     return f"no node runs at {DEFAULT_URL} ({URL_VARIABLE} names another)"
 
 
-def on_node(args: argparse.Namespace, work: Callable[[NodeClient], T], otherwise: Callable[[], T]) -> T:
-    """The result of `work` with the running node, or of `otherwise` when none runs."""
+def on_node(
+    args: argparse.Namespace, work: Callable[[NodeClient], T], otherwise: Callable[[], T], *, changes: bool = False
+) -> T:
+    """The result of `work` with the running node, or of `otherwise` when none runs.
+
+    A command that `changes` something leaves a node alone that nobody named if a store was named: it may use another.
+    """
+    from worker_node.models.store import STORE_VARIABLE
+
+    store = getattr(args, "model_store", None) or (os.environ.get(STORE_VARIABLE) and not os.environ.get(URL_VARIABLE))
+    if changes and store:
+        return otherwise()
     with node_or_none(args) as node:
         return otherwise() if node is None else work(node)
 

@@ -1,18 +1,20 @@
 """Change the store: `pull`, `convert` and `rm`.
 
-The running node (NPU_NODE_URL) pulls and removes; where none runs, or an option needs it, this process does.
+The node of NPU_NODE_URL pulls and removes; without one this process does in the store of --model-store or
+NPU_NODE_MODEL_STORE; without these the local node does, or, where none runs or an option needs it, this process.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worker_node.cli.output import TOY_NOTE
+from worker_node.cli.output import TOY_MODEL, TOY_NOTE
 
 if TYPE_CHECKING:
     from worker_node.cli.node_client import NodeClient
@@ -48,7 +50,6 @@ def add_pull(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         choices=[form.value for form in CONVERTED_FORMS],
         help="how to store the weights of GGUF models",
     )
-    parser.add_argument("--insecure-no-hash", action="store_true", help="no effect: files are not pulled by URL")
     parser.add_argument("--model-store", type=Path, help="directory of the models")
     parser.set_defaults(run=_pull)
 
@@ -77,6 +78,7 @@ def add_rm(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )
     parser.add_argument("models", metavar="MODEL", nargs="+", help="id, alias or source")
     parser.add_argument("--force", action="store_true", help="end the requests that a model has in flight")
+    parser.add_argument("--model-store", type=Path, help="directory of the models")
     parser.set_defaults(run=_rm)
 
 
@@ -91,10 +93,12 @@ def _pull(args: argparse.Namespace) -> int:
     if args.name is not None and len(names) > 1:
         args.parser.error("--name is for one model")
     graphs = [_graph(name, args.name) for name in names]
-    if args.check or args.embedded or args.name or args.quantization or args.model_store:
+    if args.check or args.embedded or args.name or args.quantization:
         failed = _pull_to_store(args, names)
     else:
-        failed = on_node(args, lambda node: _pull_by_node(node, names), lambda: _pull_to_store(args, names))
+        failed = on_node(
+            args, lambda node: _pull_by_node(args, node, names), lambda: _pull_to_store(args, names), changes=True
+        )
     print("".join(graphs), end="")
     return failed
 
@@ -128,16 +132,27 @@ def _toml(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _pull_by_node(node: NodeClient, names: list[str]) -> int:
+def _pull_by_node(args: argparse.Namespace, node: NodeClient, names: list[str]) -> int:
+    from worker_node.cli.node_client import NodeCallFailed
     from worker_node.cli.output import progress_display
+    from worker_node.models.sources.reference import is_local
 
+    print(f"pulling into the node at {node.url}", file=sys.stderr)
     for name in names:
         # The node knows its own directories, not the one that this command was started in.
         local = "://" not in name and (name.startswith(("./", "../", "~")) or name.endswith(".gguf"))
         source = str(Path(name).expanduser().resolve()) if local else name
-        with progress_display(name) as progress:
-            node.pull(source, progress)
-        print(f"{name}: ready at {node.url}", flush=True)
+        try:
+            with progress_display(name) as progress:
+                node.pull(source, progress)
+        except NodeCallFailed as error:
+            if error.http_status != 400 or not is_local(name):
+                raise
+            # Requests may name few local files; the user of this command may read more.
+            if failed := _pull_to_store(args, [name]):
+                return failed
+            continue
+        print(f"{name}: ready at {node.url}; requests must name it, in the field model", flush=True)
     return 0
 
 
@@ -147,6 +162,8 @@ def _pull_to_store(args: argparse.Namespace, names: list[str]) -> int:
     from worker_node.models.catalog import Quantization
 
     store = node_store(args)
+    if not args.check:
+        print(f"pulling into the store {store.root}", file=sys.stderr)
     specs = [
         store.pull_spec(
             name,
@@ -161,6 +178,8 @@ def _pull_to_store(args: argparse.Namespace, names: list[str]) -> int:
         with progress_display(spec.model_id) as progress:
             model = store.pull(spec, progress)
         print(f"{model.id}: ready, {model.size / 1e6:.0f} MB in {model.path}", flush=True)
+        if model.kind == "generation" and model.id != TOY_MODEL:
+            print(f"requests must name it, in the field model: npu-node run {model.id}")
     if args.embedded:
         print(TOY_NOTE)
     return 0
@@ -226,12 +245,13 @@ def _rm(args: argparse.Namespace) -> int:
     """Remove each model in turn; the first that fails ends it."""
     from worker_node.cli.node_client import on_node
 
-    return on_node(args, lambda node: _remove_from_node(node, args), lambda: _remove_from_store(args))
+    return on_node(args, lambda node: _remove_from_node(node, args), lambda: _remove_from_store(args), changes=True)
 
 
 def _remove_from_node(node: NodeClient, args: argparse.Namespace) -> int:
     from worker_node.cli.node_client import NodeCallFailed, model_path
 
+    print(f"removing from the node at {node.url}", file=sys.stderr)
     for name in args.models:
         try:
             node.delete(model_path(name) + ("?force=true" if args.force else ""))
@@ -249,7 +269,8 @@ def _remove_from_store(args: argparse.Namespace) -> int:
     from worker_node.cli.serve import node_store
 
     store = node_store(args)
+    print(f"removing from the store {store.root}", file=sys.stderr)
     for name in args.models:
         store.remove(name)
-        print(f"{name}: removed from {store.root}")
+        print(f"{name}: removed")
     return 0

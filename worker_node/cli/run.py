@@ -58,6 +58,9 @@ def _run(args: argparse.Namespace) -> int:
         prompt = _whole_prompt(args.prompt)
         if prompt is None:
             return converse(chat)
+        if not prompt.strip():
+            chat.load()
+            return 0
         return 0 if chat.answer(prompt) else 130
 
 
@@ -107,6 +110,13 @@ class Chat:
             known = self._node.get(path)
         self._embeds = known.get("capabilities") == ["embedding"]
         self.is_toy = known.get("id") == TOY_MODEL
+
+    def load(self) -> None:
+        """Load the model and ask it nothing, as for an empty prompt. Raises NodeCallFailed."""
+        from worker_node.cli.node_client import model_path
+
+        self._node.post(model_path(self.model, "load"))
+        print(f"{self.model}: the prompt is empty, so the model is only loaded", file=sys.stderr)
 
     def clear(self) -> None:
         """Forget all messages but the system's."""

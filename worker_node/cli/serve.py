@@ -20,6 +20,7 @@ from worker_node.core.errors import ConfigurationError
 if TYPE_CHECKING:
     from worker_node.bounded.settings import BoundedSettings
     from worker_node.manager.served import ServedModel
+    from worker_node.models.directory import InstalledModel
     from worker_node.models.store import ModelStore
     from worker_node.node import Node
     from worker_node.settings import SettingsSource
@@ -204,6 +205,8 @@ def welcome(url: str, node: Node) -> str:
     rows += [(model.name, f"failed: {model.reason}") for model in manager.failed]
     width = max((len(name) for name, _ in rows), default=0)
     models = [f"{name.ljust(width)}  {state}" for name, state in rows]
+    if on_demand := ", ".join(model.id for model in _only_installed(node)):
+        models.append(f"loaded when a request names them: {on_demand}")
     return "\n".join(
         [
             f"  dashboard  {url}/dashboard   (playground: {url}/play)",
@@ -233,15 +236,27 @@ def devices(node: Node) -> str:
     return f"{names}; no NPU found, models run without it (see npu-node doctor)"
 
 
+def _only_installed(node: Node) -> list[InstalledModel]:
+    """The models of the store that the settings do not name, and that no request has asked for."""
+    manager = node.manager
+    known = {model.id for model in manager.models} | {model.name for model in manager.failed}
+    return [model for model in manager.store.installed() if model.id not in known]
+
+
 def _commands(url: str, node: Node) -> list[str]:
     """A chat with the first model that writes, and the way to a better one than the toy."""
     from worker_node.cli.node_client import DEFAULT_URL
 
     run = "npu-node run" if url == DEFAULT_URL else f"NPU_NODE_URL={url} npu-node run"
     writers = [model.id for model in node.manager.models if model.installed.kind == "generation"]
+    others = [model.id for model in _only_installed(node) if model.kind == "generation"]
     if not writers:
-        return [f"{run} {USEFUL_MODEL}"]
-    return [f"{run} {writers[0]}", *([TOY_NOTE] if writers == [TOY_MODEL] else [])]
+        return [f"{run} {next(iter(others), USEFUL_MODEL)}"]
+    if writers != [TOY_MODEL]:
+        return [f"{run} {writers[0]}"]
+    if others:
+        return [f"{run} {others[0]}", f"requests that name no model are answered by the toy {TOY_MODEL}"]
+    return [f"{run} {TOY_MODEL}", TOY_NOTE]
 
 
 def _state(model: ServedModel) -> str:

@@ -10,11 +10,12 @@
     ├── Forbidden                   403 forbidden           another name than this node's, or another site's page
     ├── ModelNotFound               404 model_not_found
     ├── RouteNotFound               404 not_found
-    ├── ResponseNotFound            404 response_not_found  not stored, or no longer
+    ├── JobNotFound                 404 job_not_found       no such pull, or no longer
     ├── MethodNotAllowed            405 method_not_allowed
     ├── ModelInUse                  409 model_in_use        it has requests, and is to be removed
     ├── RequestTimeout              408 request_timeout     the client was too slow in sending
     ├── PayloadTooLarge             413 payload_too_large
+    ├── UnsupportedMediaType        415 unsupported_media_type  a body in an encoding that the node does not read
     ├── Retryable                   (retry_after set)       another try, here or elsewhere, may succeed
     │   ├── Overloaded              429 overloaded
     │   ├── EngineUnavailable       503 engine_unavailable  the engine died, hung, or is not ready yet
@@ -28,8 +29,8 @@
     ├── DeadlineExceeded            504 deadline_exceeded
     ├── InternalError               500 internal_error      a bug here: nothing a client sends may cause it
     ├── ConfigurationError          (start-up)              settings or a model directory are wrong
-    └── ModelError                  502 model_error         download, verification or conversion failed
-        ├── DownloadFailed
+    └── ModelError                  502 model_error         verification or conversion failed
+        ├── DownloadFailed          424                     another host could not be reached, or refused
         ├── HashMismatch
         └── ConversionFailed
 
@@ -41,6 +42,9 @@ next; it never holds a prompt or a key."""
 from __future__ import annotations
 
 from typing import ClassVar
+
+# No package index has this project: anyone may register its name there.
+INSTALL_EXTRA = "pip install '.[{}]' in the project's checkout"
 
 
 class NodeError(Exception):
@@ -133,11 +137,11 @@ class RouteNotFound(NodeError):
     type = "not_found_error"
 
 
-class ResponseNotFound(NodeError):
-    """No such response, or item of one, is stored for the request's key."""
+class JobNotFound(NodeError):
+    """No pull of that id is known."""
 
     status = 404
-    code = "response_not_found"
+    code = "job_not_found"
     type = "not_found_error"
 
 
@@ -170,6 +174,14 @@ class PayloadTooLarge(NodeError):
 
     status = 413
     code = "payload_too_large"
+    type = "invalid_request_error"
+
+
+class UnsupportedMediaType(NodeError):
+    """The body is in an encoding that the node does not read."""
+
+    status = 415
+    code = "unsupported_media_type"
     type = "invalid_request_error"
 
 
@@ -281,7 +293,12 @@ class ModelError(NodeError):
 
 
 class DownloadFailed(ModelError):
-    """The source could not be reached, or did not hold the file."""
+    """The source could not be reached, or did not hold the file.
+
+    502 would say that a proxy found no node: clients would ask the next node, and count it against this one.
+    """
+
+    status = 424
 
 
 class HashMismatch(ModelError):

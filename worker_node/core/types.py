@@ -78,9 +78,10 @@ class Priority(StrEnum):
 class RequestContext:
     """What every request carries, whatever its dialect.
 
-    `arrived` and `deadline` are absolute monotonic times. `require_device` forbids every other placement. An
-    `interactive` request goes before batch work. A generation needs room for `min_new_tokens` after its prompt. For an
-    engine that is started at start-up or after a crash, and for memory, it waits at most `restart_wait_s` seconds
+    `arrived` and `deadline` are absolute monotonic times. A whole answer must be complete by the `deadline`, a streamed
+    one must have begun; `ends` is when a streamed one must have ended. `require_device` forbids every other placement.
+    An `interactive` request goes before batch work. A generation needs room for `min_new_tokens` after its prompt. For
+    an engine that is started at start-up or after a crash, and for memory, it waits at most `restart_wait_s` seconds
     (None: until its deadline). With `own_proof` the caller holds the NPU that it requires and reads its counter, so no
     attempt is repeated. `note_ignored` is called with the place of each part of the request that has no effect,
     `note_limited` with a field that asks for more than is available, and what is available.
@@ -89,6 +90,7 @@ class RequestContext:
     request_id: str
     arrived: float
     deadline: float
+    ends: float = math.inf
     interactive: bool = True
     require_device: Device | None = None
     min_new_tokens: int = 1

@@ -39,6 +39,10 @@ class RowJob(msgspec.Struct, frozen=True, tag="rows", array_like=True):
     interactive: bool = True
     second: list[int] = []
 
+    @property
+    def ends(self) -> float:
+        return self.deadline
+
     def timeless(self) -> RowJob:
         return RowJob(0, self.tokens, self.lengths, 0.0, second=self.second)
 

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import math
 import subprocess
 import time
 from collections import deque
@@ -84,13 +85,15 @@ class LoadRefused(Exception):
 class EngineLimits:
     """Seconds. A cold compile for an NPU takes minutes, so loading has a limit of its own.
 
-    After `canary_interval_s` an idle engine is examined again.
+    After `canary_interval_s` an idle engine is examined again. A kill for memory counts as an engine's for at least
+    `oom_window_s`, and at most twice that: a process of many gigabytes takes seconds to end.
     """
 
     load_timeout_s: float = LOAD_TIMEOUT_S
     liveness: LivenessLimits = field(default_factory=LivenessLimits)
     stop_timeout_s: float = 5.0
     canary_interval_s: float = 300.0
+    oom_window_s: float = 5.0
     restart: RestartLimits = field(default_factory=RestartLimits)
     growth: GrowthLimits = field(default_factory=GrowthLimits)
 
@@ -111,7 +114,9 @@ class EngineProcess(asyncio.Protocol):
         # When events came, and the latest of them: each look of the watch judges those since the one before.
         self._heard: deque[tuple[float, Event]] = deque()
         self._memory = memory
-        self._oom_kills = memory.oom_kills()
+        # The kernel's count of kills for memory, at the last two looks: a kill of long ago ended another process.
+        self._oom_kills = [memory.oom_kills()] * 2
+        self._oom_look: asyncio.TimerHandle | None = None
         self._buffer = FrameBuffer()
         self._jobs = HeldJobs(spec, suspects)
         self._ids = itertools.count(1)
@@ -306,6 +311,11 @@ class EngineProcess(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self.up = True
+        self._oom_look = self._loop.call_later(self._limits.oom_window_s, self._count_oom_kills)
+
+    def _count_oom_kills(self) -> None:
+        self._oom_kills = [self._oom_kills[1], self._memory.oom_kills()]
+        self._oom_look = self._loop.call_later(self._limits.oom_window_s, self._count_oom_kills)
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -357,6 +367,8 @@ class EngineProcess(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._transport, self.up = None, False
+        if self._oom_look is not None:
+            self._oom_look.cancel()
         reason = self._kill_reason or "the engine process died"
         if not self._loaded.done():
             self._loaded.set_exception(engine_died(self._spec, reason))
@@ -378,7 +390,7 @@ class EngineProcess(asyncio.Protocol):
             async with asyncio.timeout(_STATUS_WAIT_S):
                 while (status := self._status()) is None:  # noqa: ASYNC110  (only SIGCHLD would say so: not ours)
                     await asyncio.sleep(_STATUS_LOOK_S)
-            death = cause_of_death(status, out_of_memory=self._memory.oom_kills() != self._oom_kills)
+            death = cause_of_death(status, out_of_memory=self._memory.oom_kills() != self._oom_kills[0])
             reason, self.killed_from_outside = death.reason, death.from_outside
             self._blameless = death.from_outside
         except TimeoutError:
@@ -397,7 +409,7 @@ class JobResults(Generic[R]):
     has no value yet. No generator, because the event loop keeps a record of each that is started.
     """
 
-    __slots__ = ("_job", "_process", "_timer", "coming", "form", "unread")
+    __slots__ = ("_first", "_job", "_process", "_timer", "coming", "form", "unread")
 
     def __init__(self, process: EngineProcess, job: Job, form: type[R]) -> None:
         self._process = process
@@ -405,6 +417,7 @@ class JobResults(Generic[R]):
         self.form = form
         loop = asyncio.get_running_loop()
         self.coming: asyncio.Future[R] = loop.create_future()
+        self._first = self.coming
         self.unread = deque([self.coming])
         # One timer for the whole job: a stream has a result for each token.
         self._timer = loop.call_later(max(0.0, job.deadline - time.monotonic()), self._expire)
@@ -430,6 +443,11 @@ class JobResults(Generic[R]):
         self._process.cancel(self._job.id)
 
     def _expire(self) -> None:
+        left = self._job.ends - time.monotonic()
+        if self._first.done() and left > 0:
+            if left < math.inf:
+                self._timer = asyncio.get_running_loop().call_later(left, self._expire)
+            return
         self._process.cancel(self._job.id)
         self.end(DeadlineExceeded("the deadline passed while the engine worked on the request"))
 

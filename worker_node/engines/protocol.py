@@ -55,6 +55,11 @@ class Job(Protocol):
     @property
     def deadline(self) -> float: ...
     @property
+    def ends(self) -> float:
+        """When its results must have ended once they have begun; the deadline, but for a stream."""
+        ...
+
+    @property
     def interactive(self) -> bool: ...
 
     def timeless(self) -> Self:
@@ -297,8 +302,9 @@ class EngineStatus:
 
     `restarts` counts the processes that ended by a failure, `wrong` those of them that the canary ended. `recycles`
     counts by its form (`idle`, `forced`) how often a process was replaced because its memory had grown; `replacing`:
-    the engine is being started for that reason, and requests wait for it. `served`: it has been ready before. `shapes`
-    counts the static shapes that its processes loaded, by their origin: `compiled` or `imported`.
+    the engine is being started for that reason, and requests wait for it. `served`: it has been ready before. `stale`:
+    the model's files have changed since the engine was made, and it does not load them. `shapes` counts the static
+    shapes that its processes loaded, by their origin: `compiled` or `imported`.
     """
 
     state: EngineState
@@ -314,6 +320,7 @@ class EngineStatus:
     proof: CanaryProof | None = None
     replacing: bool = False
     served: bool = False
+    stale: bool = False
     recycles: Mapping[str, int] = field(default_factory=dict)
     shapes: Mapping[str, int] = field(default_factory=dict)
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine
@@ -43,6 +44,8 @@ from worker_node.engines.restart import RestartPolicy, RestartVerdict
 log = logging.getLogger(__name__)
 
 _MB = 1e6
+# Of the files that engines load.
+_LOADED = (".xml", ".bin", ".json", ".jinja", ".onnx")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,8 @@ class _Pause:
 class SupervisedEngine:
     """An `Engine` in a child process that is restarted when it dies or hangs.
 
-    A `lazy` one stays unloaded until `wake` is called.
+    A `lazy` one stays unloaded until `wake` is called. It loads the files that were there when it was made, and no
+    others: what the node knows of the model, such as the space of its vectors, holds for those alone.
     """
 
     def __init__(
@@ -78,6 +82,8 @@ class SupervisedEngine:
         self._suspects = Suspects() if suspects is None else suspects
         self._memory = memory
         self._policy = RestartPolicy(limits.restart)
+        self._files = _stamps(spec.path)
+        self._stale = False
         self._state = EngineState.UNLOADED if lazy else EngineState.STARTING
         self._reason: str | None = "it is loaded when first needed" if lazy else "loading"
         self._changed = asyncio.Event()
@@ -119,6 +125,7 @@ class SupervisedEngine:
             stats=process.stats if process else EngineStats(),
             replacing=self._replacing and state is EngineState.STARTING,
             served=loaded is not None,
+            stale=self._stale,
             recycles=dict(self._recycles),
             shapes=dict(self._shapes),
         )
@@ -198,6 +205,13 @@ class SupervisedEngine:
         while True:
             try:
                 pause = await self._one_process()
+            except LoadRefused as error:
+                reason = f"cannot be loaded: {error}"
+                log.error("engine %s %s", self._name, reason)
+                # A driver may come up, memory may become free, a file may be repaired while the node runs.
+                restart = self._limits.restart
+                seconds = restart.max_backoff_s if self._stale else restart.quarantine_s
+                pause = _Pause(EngineState.FAILED, reason, seconds)
             except Exception as error:
                 # Whatever it was, an engine without supervision would be lost for the life of the node.
                 log.exception("engine %s: its supervision failed", self._name)
@@ -219,16 +233,16 @@ class SupervisedEngine:
                 self._set(EngineState.STARTING, "starting again after: " + pause.reason)
 
     async def _one_process(self) -> _Pause | None:
-        """Load and serve with one process until it ends; return the pause before the next one, if there is one."""
+        """Load and serve with one process until it ends; return the pause before the next one, if there is one.
+
+        Raises LoadRefused.
+        """
+        await self._require_known_files()
         process = await EngineProcess.spawn(self.spec, self._limits, self._suspects, self._memory)
         self._process = process
         try:
             loaded = await process.load()
-        except LoadRefused as error:
-            reason = f"cannot be loaded: {error}"
-            log.error("engine %s %s", self._name, reason)
-            # A driver may come up, memory may become free, a file may be repaired while the node runs.
-            return _Pause(EngineState.FAILED, reason, self._limits.restart.quarantine_s)
+            await self._require_known_files()
         except TimeoutError:
             return self._pause_after_end(process, await process.wait_closed())
         except EngineDied:
@@ -251,6 +265,15 @@ class SupervisedEngine:
         finally:
             watchdog.cancel()
         return self._pause_after_end(process, await process.wait_closed())
+
+    async def _require_known_files(self) -> None:
+        """Raise LoadRefused if the model's files are not those that the node read."""
+        self._stale = await asyncio.to_thread(_stamps, self.spec.path) != self._files
+        if self._stale:
+            raise LoadRefused(
+                "its files have changed since the node read them; the node reads them again, the bounded profile after "
+                "a restart"
+            )
 
     def _pause_after_end(self, process: EngineProcess, reason: str) -> _Pause:
         """Count the end of a process that was not asked to end."""
@@ -355,6 +378,16 @@ class SupervisedEngine:
 
     def _own_memory(self, process: EngineProcess) -> int | None:
         return None if process.pid is None else self._memory.own(process.pid)
+
+
+def _stamps(directory: str) -> frozenset[tuple[str, int, int, int, int]]:
+    """What changes with the files of a model; nothing of a directory that cannot be read."""
+    try:
+        with os.scandir(directory) as entries:
+            found = [(entry.name, entry.stat()) for entry in entries if entry.name.endswith(_LOADED)]
+    except OSError:
+        return frozenset()
+    return frozenset((name, it.st_size, it.st_mtime_ns, it.st_ctime_ns, it.st_ino) for name, it in found)
 
 
 async def _failing(error: NodeError) -> AsyncGenerator[Any, None]:

@@ -133,7 +133,7 @@ class Death:
 def cause_of_death(status: int | None, *, out_of_memory: bool) -> Death:
     """What ended a process, by its exit status (negative: the signal; None: it is not known).
 
-    `out_of_memory`: the kernel has killed a process for lack of memory in its lifetime, most likely this one, and for
+    `out_of_memory`: the kernel has killed a process for lack of memory moments before, most likely this one, and for
     what a request made it take. Other requests that break their engine end it by another signal or an exit status.
     """
     if status not in ENDED_BY_OTHERS:

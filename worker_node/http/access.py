@@ -63,12 +63,6 @@ class ApiKeys:
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
         return any(matches)
 
-    def owner(self, request: web.Request) -> bytes:
-        """The owner of a request: equal for all requests with one key, different for each key. Only for authorized
-        ones.
-        """
-        return _given(request) if self._digests else b""
-
 
 def _given(request: web.Request) -> bytes:
     """The digest of the key that a request carries; Anthropic's clients send it as x-api-key."""
@@ -111,7 +105,12 @@ class OriginPolicy:
 
     def opens_to(self, origin: str | None) -> bool:
         """Whether `cors_origins` names the origin."""
-        return origin is not None and ("*" in self.origins or origin.lower() in self.origins)
+        if origin is None:
+            return False
+        scheme, _, rest = origin.lower().partition("://")
+        match = _AUTHORITY.fullmatch(rest)
+        any_port = "" if match is None else f"{scheme}://{match[1]}:*"
+        return not self.origins.isdisjoint({"*", origin.lower(), any_port})
 
     def check(self, request: web.Request) -> web.StreamResponse | None:
         """Answer the preflight requests of browsers for the origins that are let in.

@@ -7,9 +7,11 @@ where, and what was expected there, never what the body holds.
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+import zlib
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
@@ -19,17 +21,33 @@ from aiohttp import web
 from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, ValidationError
 from pydantic_core import CoreSchema
 
-from worker_node.core.errors import BadRequest, DeadlineExceeded, PayloadTooLarge, RequestTimeout, UnsupportedParameter
+from worker_node.core.errors import (
+    BadRequest,
+    DeadlineExceeded,
+    PayloadTooLarge,
+    RequestTimeout,
+    UnsupportedMediaType,
+    UnsupportedParameter,
+)
 from worker_node.http.leniency import Ignored, Table, sift
 from worker_node.http.request_state import STATE
 from worker_node.node import Node
 
 MAX_VALUES = 50_000
+# Encoders, templates and the walk over a schema each end at some depth with an error of their own; orjson's at 254.
+MAX_NESTING = 128
 # Token ids cost little to parse and requests may hold many: this many numbers in a row count as one value.
 _NUMBERS_AS_ONE = 16
 
 _NUMBERS_AND_BLANKS = b"-0123456789 \t\r\n"
 
+UNKNOWN_ENCODING = "Content-Encoding: gzip (x-gzip), deflate and identity are supported; send the body in one of them"
+# What aiohttp decodes; it passes on what it does not know as it is.
+_DECODED = frozenset({"", "identity", "gzip", "deflate"})
+_UNFRAMED = "the body is not framed or encoded as its headers say"
+
+# The time until a streamed answer must begin, and until any answer must be complete.
+_START, _WHOLE = "X-NPU-Start-Timeout-Ms", "X-Request-Timeout-Ms"
 _MILLISECONDS = re.compile(r"-?[0-9]{1,12}")
 
 _SHOWN = 3
@@ -91,6 +109,8 @@ async def read_body(request: web.Request, model: type[B]) -> B:
     check_structure(data)
     try:
         fields = orjson.loads(data)
+        if _opened(data) > MAX_NESTING and nested_deeper(fields, MAX_NESTING):
+            raise BadRequest(f"the body is nested more than {MAX_NESTING} levels deep; send flatter objects and lists")
         body = model.model_validate(fields)
     except orjson.JSONDecodeError as error:
         raise BadRequest(f"the body is not JSON: {error.msg} at character {error.pos}") from None
@@ -145,8 +165,42 @@ async def read_bytes(request: web.Request, limit: int | None = None) -> bytes:
     Raises as `read_body`.
     """
     state = request[STATE]
-    settings = state.node.settings
-    limit = settings.max_body_bytes if limit is None else limit
+    limit = state.node.settings.max_body_bytes if limit is None else limit
+    zipped = request.headers.get("Content-Encoding", "").lower() == "x-gzip"
+    data = await _received(request, limit)
+    return await asyncio.to_thread(_unzipped, data, limit) if zipped else data
+
+
+def check_encoding(request: web.Request) -> None:
+    """The check of each request: raises UnsupportedMediaType for a body in an encoding that is not decoded here."""
+    encoding = request.headers.get("Content-Encoding", "").lower()
+    if encoding not in _DECODED and (encoding != "x-gzip" or request.content_type.startswith("multipart/")):
+        raise UnsupportedMediaType(UNKNOWN_ENCODING)
+
+
+async def expect_continue(_request: web.Request) -> None:
+    """For routes: `100 Continue` is sent where the body is read (`arrival`), so refusals before that cost no upload."""
+
+
+def _unzipped(data: bytes, limit: int) -> bytes:
+    """The content of a gzip file; aiohttp does not know its old name. Raises BadRequest, PayloadTooLarge."""
+    decoder = zlib.decompressobj(zlib.MAX_WBITS | 16)
+    try:
+        content = decoder.decompress(data, limit + 1)
+    except zlib.error:
+        raise BadRequest(_UNFRAMED) from None
+    if len(content) > limit:
+        raise _too_large(limit)
+    if not decoder.eof or decoder.unused_data:
+        raise BadRequest(_UNFRAMED)
+    return content
+
+
+def _too_large(limit: int) -> PayloadTooLarge:
+    return PayloadTooLarge(f"the body has more than the {limit} bytes that it may have")
+
+
+async def _received(request: web.Request, limit: int) -> bytes:
     if (request.content_length or 0) > limit:
         raise PayloadTooLarge(f"the body has {request.content_length} bytes and may have {limit}")
     if request.content.is_eof() and request.content.exception() is None and request.content.total_bytes <= limit:
@@ -164,29 +218,39 @@ async def read_bytes(request: web.Request, limit: int | None = None) -> bytes:
                 chunks.append(chunk)
                 size += len(chunk)
                 if size > limit:
-                    raise PayloadTooLarge(f"the body has more than the {limit} bytes that it may have")
+                    raise _too_large(limit)
     except RuntimeError:
         if request.transport is not None:
             raise
         raise ConnectionResetError("the client left before its body was read") from None
     except web.RequestPayloadError:
-        raise BadRequest("the body is not framed or encoded as its headers say") from None
+        raise BadRequest(_UNFRAMED) from None
 
 
 def deadline_of(request: web.Request) -> float:
     """The request's deadline in monotonic seconds. Raises BadRequest, DeadlineExceeded."""
-    state = request[STATE]
-    return state.arrived + _timeout_s(request.headers, state.node.settings.request_timeout_s)
+    longest = request[STATE].node.settings.request_timeout_s
+    return request[STATE].arrived + min(longest, _timeout_s(request, _START), _timeout_s(request, _WHOLE))
+
+
+def end_of_stream(request: web.Request) -> float:
+    """When a streamed answer must have ended, in monotonic seconds. Raises BadRequest, DeadlineExceeded."""
+    return request[STATE].arrived + _timeout_s(request, _WHOLE)
 
 
 @asynccontextmanager
 async def arrival(request: web.Request) -> AsyncIterator[None]:
-    """Bounds the time in which the body is read in this block: each piece must arrive within `silence` seconds.
+    """Asks for the body, which is read in this block, and bounds its time: each piece must arrive within `silence`
+    seconds.
 
     Raises RequestTimeout when the sender falls silent, and DeadlineExceeded when the request's deadline passes first,
     so that a byte now and then holds a connection neither for hours nor beyond the caller's deadline.
     """
     deadline = deadline_of(request)
+    if request.version >= (1, 1) and request.headers.get("Expect", "").lower() == "100-continue":
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        # Not part of the reply, which aiohttp takes for begun otherwise.
+        request.writer.output_size = 0
     try:
         async with asyncio.timeout(max(0.0, deadline - time.monotonic())) as scope:
             yield
@@ -203,17 +267,15 @@ def silence(request: web.Request) -> asyncio.Timeout:
     return asyncio.timeout(request[STATE].node.settings.body_timeout_s)
 
 
-def _timeout_s(headers: Mapping[str, str], longest: float) -> float:
-    header = headers.get("X-Request-Timeout-Ms")
+def _timeout_s(request: web.Request, name: str) -> float:
+    header = request.headers.get(name)
     if header is None:
-        return longest
+        return math.inf
     if not _MILLISECONDS.fullmatch(header):
-        raise BadRequest(
-            "X-Request-Timeout-Ms is the remaining time in whole milliseconds", param="X-Request-Timeout-Ms"
-        )
+        raise BadRequest(f"{name} is the remaining time in whole milliseconds", param=name)
     if int(header) <= 0:
-        raise DeadlineExceeded("the request's time was up when it arrived", param="X-Request-Timeout-Ms")
-    return min(int(header) / 1000, longest)
+        raise DeadlineExceeded("the request's time was up when it arrived", param=name)
+    return int(header) / 1000
 
 
 def check_structure(data: bytes) -> None:
@@ -244,6 +306,15 @@ def values(data: bytes) -> int:
     # What is left of each run.
     rest = marks.replace(b"," * _NUMBERS_AS_ONE, b"").replace(b",,,,", b",")
     return _opened(marks) + runs + rest.count(b",")
+
+
+def nested_deeper(value: Any, most: int) -> bool:
+    """Whether lists and objects of a JSON value stand in each other more than `most` levels deep."""
+    level = [value]
+    for _ in range(most):
+        inner = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        level = [part for parts in inner for part in parts]
+    return any(isinstance(one, dict | list) for one in level)
 
 
 def _opened(data: bytes) -> int:

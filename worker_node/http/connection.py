@@ -16,14 +16,13 @@ from aiohttp import web
 from aiohttp.http_exceptions import ContentEncodingError
 from aiohttp.web_protocol import RequestHandler
 
-from worker_node.core.errors import BadRequest, NodeError, Overloaded
+from worker_node.core.errors import BadRequest, NodeError, Overloaded, UnsupportedMediaType
+from worker_node.http.body import UNKNOWN_ENCODING
 from worker_node.http.context import SERVER
 from worker_node.http.errors import Renderer
 from worker_node.http.middleware import request_id
 
 log = logging.getLogger(__name__)
-
-UNKNOWN_ENCODING = "Content-Encoding: only gzip and deflate are supported; send the body uncompressed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +159,7 @@ class GuardedConnection(RequestHandler):
         """Answer a request that aiohttp could not handle. Neither the log nor the reply repeats what was sent."""
         error: NodeError = BadRequest("this is not a valid HTTP request")
         if isinstance(exc, ContentEncodingError):
-            error = BadRequest(UNKNOWN_ENCODING)
+            error = UnsupportedMediaType(UNKNOWN_ENCODING)
         # A client that left, or was dropped for reading nothing, is not a failure of the node.
         left = isinstance(exc, ConnectionError)
         if status >= 500:

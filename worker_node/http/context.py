@@ -12,7 +12,7 @@ from aiohttp import web
 
 from worker_node.core.errors import BadRequest
 from worker_node.core.types import NOT_MEASURED, Busy, Device, Finished, Priority, RequestContext, Route, Timing
-from worker_node.http.body import deadline_of, limited, note_ignored
+from worker_node.http.body import deadline_of, end_of_stream, limited, note_ignored
 from worker_node.http.request_state import STATE
 
 # What replies name as their server: no version of anything.
@@ -36,6 +36,7 @@ def request_context(request: web.Request) -> RequestContext:
         min_new_tokens=_whole(headers, "X-NPU-Min-New-Tokens", 1) or 1,
         restart_wait_s=None if restart_wait_ms is None else restart_wait_ms / 1000,
         deadline=deadline_of(request),
+        ends=end_of_stream(request),
         note_ignored=partial(note_ignored, request),
         note_limited=partial(_note_limited, request),
     )

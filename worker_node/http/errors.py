@@ -1,7 +1,7 @@
 """Errors as replies: in the native form, OpenAI's, Anthropic's and Ollama's.
 
 A request that never reached a handler (no such URL, wrong key, too large) is answered in the form that the clients of
-that part of the API understand, so the form follows from the path alone: see `renderer`.
+that part of the API understand, so the form follows from its path and headers: see `renderer`.
 """
 
 from __future__ import annotations
@@ -112,6 +112,9 @@ OPENAI_PREFIX = "/v1/"
 # OpenVINO Model Server has OpenAI's routes there.
 OVMS_PREFIX = "/v3/"
 
+# Anthropic's clients send it. The lists of models, whose path OpenAI's clients share, are then in Anthropic's form.
+ANTHROPIC_VERSION = "anthropic-version"
+
 _BY_PREFIX: tuple[tuple[str, Renderer], ...] = (
     (OPENAI_PREFIX + "messages", anthropic_error_response),
     (OVMS_PREFIX + "messages", anthropic_error_response),
@@ -121,6 +124,9 @@ _BY_PREFIX: tuple[tuple[str, Renderer], ...] = (
 )
 
 
-def renderer(path: str) -> Renderer:
-    """The function that makes a reply of an error at this path."""
+def renderer(request: web.BaseRequest) -> Renderer:
+    """The function that makes a reply of an error of this request."""
+    path = request.path
+    if ANTHROPIC_VERSION in request.headers and path.startswith((OPENAI_PREFIX + "models", OVMS_PREFIX + "models")):
+        return anthropic_error_response
     return next((render for prefix, render in _BY_PREFIX if path.startswith(prefix)), error_response)

@@ -39,12 +39,11 @@ class Unsupported:
 
 Table = Mapping[str, Unsupported]
 
-# The `options` of Ollama's dialect that would change an answer and are not implemented here.
+# The `options` that Ollama's documents had once, that would change an answer, and are not implemented here. What they
+# have now and this engine lacks (`typical_p`, `repeat_last_n`) is passed over: clients send Ollama's own example.
 OPTIONS: Table = {
     "mirostat": Unsupported("this engine has no Mirostat sampling"),
-    "repeat_last_n": Unsupported("this engine's penalties count the whole answer", (-1, 64)),
     "tfs_z": Unsupported("this engine has no tail-free sampling", (1,)),
-    "typical_p": Unsupported("this engine has no typical sampling", (1,)),
 }
 
 
@@ -81,11 +80,23 @@ def _token(name: str) -> str:
     return name if name[:1].isalpha() else f"*{name}"
 
 
+def reject_required_device(fields: Mapping[str, Any]) -> None:
+    """Raise UnsupportedParameter for the node's own header sent as a field, of a body or a form: a demand is never
+    ignored.
+    """
+    if fields.get("require_device"):
+        raise UnsupportedParameter(
+            "require_device: it is no field of this request; send it as the header X-NPU-Require-Device",
+            param="require_device",
+        )
+
+
 def sift(body: BaseModel, ignored: Ignored, mode: Literal["ignore", "reject"]) -> None:
     """Judge every field of a validated body that its models do not declare.
 
     Raises UnsupportedParameter, which names the field.
     """
+    reject_required_device(body.model_extra or {})
     _sift(body, "", ignored, mode)
 
 

@@ -24,7 +24,7 @@ from worker_node.core.errors import (
 )
 from worker_node.http.access import OPEN_PATHS, Check
 from worker_node.http.context import FAULTS, SERVER
-from worker_node.http.errors import Renderer
+from worker_node.http.errors import ANTHROPIC_VERSION, Renderer
 from worker_node.http.leniency import labels
 from worker_node.http.request_state import NODE, STATE, RequestState
 from worker_node.http.task import Handler
@@ -70,7 +70,10 @@ async def name_as_npu_proxy(_request: web.Request, response: web.StreamResponse)
 async def describe_request(request: web.Request, response: web.StreamResponse) -> None:
     """For `on_response_prepare`: name the request's id, and list its ignored fields, which are counted."""
     state = request.get(STATE)
-    response.headers["X-Request-ID"] = request_id(request) if state is None else state.id
+    response.headers["X-Request-ID"] = identity = request_id(request) if state is None else state.id
+    if ANTHROPIC_VERSION in request.headers:
+        # Anthropic's clients show this one in their errors.
+        response.headers["request-id"] = identity
     if state is None or state.ignored is None:
         return
     if not state.ignored.names and not state.ignored.limited:
@@ -126,8 +129,8 @@ def _count(node: Node, error: NodeError, route: str) -> None:
     node.state.failures.add(error, route)
 
 
-def errors_as(form: Callable[[str], Renderer], *checks: Check) -> Middleware:
-    """Turn every failure into the form for its path; log an unforeseen one by type and place, never by content.
+def errors_as(form: Callable[[web.Request], Renderer], *checks: Check) -> Middleware:
+    """Turn every failure into the form for its request; log an unforeseen one by type and place, never by content.
 
     Before the handler come the `checks`, which may raise, or answer the request themselves.
     """
@@ -157,11 +160,14 @@ def errors_as(form: Callable[[str], Renderer], *checks: Check) -> Middleware:
             if request.transport is not None:
                 request.transport.abort()
             raise ConnectionResetError("the reply had begun when it failed") from None
-        response = form(request.path)(failure)
+        response = form(request)(failure)
         if failure.device is not None and (faults := _faults(request.app[NODE], failure)):
             response.headers[FAULTS] = str(faults)
         if allow is not None:
             response.headers["Allow"] = allow
+        if "Expect" in request.headers and not request.content.is_eof():
+            # The client need not send the body any more, so what follows on this connection may be either.
+            response.force_close()
         return response
 
     return render

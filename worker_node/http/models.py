@@ -21,13 +21,13 @@ from worker_node.core.errors import (
     ConfigurationError,
     InsufficientMemory,
     InternalError,
+    JobNotFound,
     NodeError,
     NotOffered,
-    ResponseNotFound,
 )
 from worker_node.engines.protocol import EngineState
 from worker_node.http.body import Body, deadline_of, read_body
-from worker_node.http.errors import describe
+from worker_node.http.errors import ANTHROPIC_VERSION, describe
 from worker_node.http.health import certification, excluded_placements
 from worker_node.http.replies import ErrorFields, OpenAIModel, OpenAIModels, Reply, json_response
 from worker_node.http.request_state import NODE
@@ -37,10 +37,9 @@ from worker_node.manager.manager import ModelManager
 from worker_node.manager.replacement import WhileInUse
 from worker_node.manager.served import ModelState, ServedModel
 from worker_node.models.directory import InstalledModel
+from worker_node.models.sources.reference import is_below, is_local
 from worker_node.registry import Task, task_of, tasks
 
-# With this header the lists of models are in Anthropic's form.
-_ANTHROPIC = "anthropic-version"
 # As Anthropic documents them.
 _PAGE, _LARGEST_PAGE = 20, 1000
 # How many ended pulls are kept.
@@ -134,7 +133,7 @@ async def _openai_list(request: web.Request) -> web.Response:
     node = request.app[NODE]
     served = {model.id: model for model in node.manager.models}
     usable = chat_first(await node.manager.installed(deadline_of(request)))
-    if _ANTHROPIC in request.headers:
+    if ANTHROPIC_VERSION in request.headers:
         rows = [_anthropic_model(model) for model in usable if "completion" in capabilities(model)]
         return json_response(_anthropic_page(rows, request.query))
     return json_response({"object": "list", "data": [_openai_model(model, served.get(model.id)) for model in usable]})
@@ -160,7 +159,7 @@ def _anthropic_page(rows: list[dict[str, Any]], query: Mapping[str, str]) -> dic
 async def _openai_one(request: web.Request) -> web.Response:
     node = request.app[NODE]
     model = await node.manager.resolve(request.match_info["id"], deadline_of(request))
-    if _ANTHROPIC in request.headers:
+    if ANTHROPIC_VERSION in request.headers:
         return json_response(_anthropic_model(model.installed))
     return json_response(_openai_model(model.installed, model))
 
@@ -171,6 +170,8 @@ def _anthropic_model(model: InstalledModel) -> dict[str, Any]:
         "id": model.id,
         "display_name": model.id,
         "lifecycle": "active",
+        "deprecated_at": None,
+        "retires_at": None,
         "created_at": datetime.fromtimestamp(int(model.installed_at), UTC).isoformat().replace("+00:00", "Z"),
         "max_input_tokens": model.context_limit,
     }
@@ -384,23 +385,36 @@ class PullJobs:
         return job
 
     def find(self, job_id: str) -> PullJob:
-        """The job of that id. Raises ResponseNotFound."""
+        """The job of that id. Raises JobNotFound."""
         if job_id not in self._jobs:
-            raise ResponseNotFound(
-                f"there is no job {job_id[:100]!r}; ended jobs are forgotten after a while", param="id"
-            )
+            raise JobNotFound(f"there is no job {job_id[:100]!r}; ended jobs are forgotten after a while", param="id")
         return self._jobs[job_id]
 
 
 PULLS = web.AppKey("pulls", PullJobs)
 
 
+async def start_pull(request: web.Request, name: str) -> PullJob:
+    """Begin to pull, or follow a pull of that name. Raises as `ModelManager.pull_spec`.
+
+    Raises BadRequest for files of this machine outside of `pull_roots`, by one text, so that nobody learns which exist.
+    """
+    node, deadline = request.app[NODE], deadline_of(request)
+    manager, roots = node.manager, node.settings.pull_roots
+    local = is_local(name.strip()) and manager.store.catalog.find(name) is None
+    if local and not await manager.query_store(lambda _: is_below(name.strip(), roots), deadline):
+        raise BadRequest(
+            f"{name[:200]!r}: requests may name local files only by an absolute path below one of the node's "
+            "pull_roots; add its directory there, or run npu-node pull on the node's machine",
+            param="model",
+        )
+    await manager.pull_spec(name, deadline)  # a wrong name has a status of its own
+    return request.app[PULLS].start(manager, name)
+
+
 async def _pull(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, PullBody)
-    manager = request.app[NODE].manager
-    await manager.pull_spec(body.name, deadline_of(request))  # a wrong name has a status of its own
-    job = request.app[PULLS].start(manager, body.name)
-    return await _reply(request, job, 202)
+    return await _reply(request, await start_pull(request, body.name), 202)
 
 
 async def _job(request: web.Request) -> web.StreamResponse:

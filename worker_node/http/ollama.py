@@ -19,7 +19,7 @@ from worker_node.http.body import DialectBody, deadline_of, read_body
 from worker_node.http.context import busy_fields
 from worker_node.http.errors import message, not_found
 from worker_node.http.leniency import OPTIONS, Table
-from worker_node.http.models import PULLS, capabilities, chat_first
+from worker_node.http.models import capabilities, chat_first, start_pull
 from worker_node.http.parameters import RepetitionPenalty, SamplingBody
 from worker_node.http.replies import OllamaModels, OllamaShow, OllamaStatus, OllamaVersion, json_response
 from worker_node.http.request_state import NODE, STATE
@@ -179,9 +179,7 @@ async def _show(request: web.Request) -> web.Response:
 
 async def _pull(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, OllamaPullBody)
-    name, manager = body.wanted(), request.app[NODE].manager
-    await manager.pull_spec(name, deadline_of(request))  # a wrong name has a status of its own
-    job = request.app[PULLS].start(manager, name)
+    job = await start_pull(request, body.wanted())
     if body.stream is False:
         async for _ in job.changes():
             pass
@@ -262,10 +260,10 @@ class OllamaOptions(SamplingBody):
     repeat_penalty: RepetitionPenalty | None = None
     ignore_eos: bool | None = None
 
-    def sampling(self) -> Sampling:
+    def sampling(self, *, logprobs: bool) -> Sampling:
         """How to sample. Raises BadRequest."""
-        given = self.model_dump()
-        return parameters.sampling(parameters.OLLAMA, given, dialect_defaults=parameters.OLLAMA_DEFAULTS)
+        defaults = parameters.OLLAMA_DEFAULTS
+        return parameters.sampling(parameters.OLLAMA, self.model_dump(), dialect_defaults=defaults, logprobs=logprobs)
 
 
 def schema_of(wanted: Format | None) -> AnswerSchema | None:

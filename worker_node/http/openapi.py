@@ -23,10 +23,12 @@ _REFUSALS = {
     409: "the model is in use",
     408: "the request was too slow in coming",
     413: "the body is too large",
+    415: "the body is in an encoding that the node does not read",
+    424: "a model could not be downloaded",
     429: "busy; Retry-After says when to try again",
     500: "a bug in the node",
     501: "not offered by this node",
-    502: "a model could not be downloaded or converted",
+    502: "a model could not be verified or converted",
     503: "not now: loading, draining, or the required device is missing or not proven to have worked",
     504: "the request's time was up",
 }
@@ -97,6 +99,7 @@ def _describe(operation: ApiOperation, refs: Mapping[Model, Any]) -> dict[str, A
 _HEADERS: Mapping[str, dict[str, Any]] = {
     "X-Request-ID": {"type": "string", "pattern": "^[A-Za-z0-9._:/+=@-]{1,128}$"},
     "X-Request-Timeout-Ms": {"type": "integer", "minimum": 1, "maximum": 999_999_999},
+    "X-NPU-Start-Timeout-Ms": {"type": "integer", "minimum": 1, "maximum": 999_999_999},
     "X-NPU-Require-Device": {"enum": ["NPU", "GPU", "CPU"]},
     "X-NPU-Min-New-Tokens": {"type": "integer", "minimum": 1, "maximum": 999_999_999},
     "X-NPU-Restart-Wait-Ms": {"type": "integer", "minimum": 0, "maximum": 999_999_999},

@@ -135,6 +135,11 @@ OLLAMA_DEFAULTS: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 
 NATIVE: Mapping[str, Parameter] = _SHARED | {"max_new_tokens": Parameter("max_new_tokens", _max_new_tokens)}
 
 
+def sent_as(field: str, table: Mapping[str, Parameter], given: Mapping[str, Any]) -> str:
+    """The parameter of the request that means this field of `Sampling`; the field's own name where none was sent."""
+    return next((name for name, one in table.items() if one.field == field and given.get(name) is not None), field)
+
+
 def sampling(table: Mapping[str, Parameter], given: Mapping[str, Any], **more: Any) -> Sampling:
     """Return how to sample, from the parameters among `given` that the dialect's table names.
 

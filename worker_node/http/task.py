@@ -49,13 +49,13 @@ class TaskApi:
     """The HTTP side of a task, which its registration names (`registry.Task.api`).
 
     `operations` are its routes. `errors` gives the form of errors at paths whose clients expect another than their
-    prefix has. `metrics` declares the task's own metrics, which are then there from the start. `prepare` gives the
-    application what the routes need beside the node.
+    prefix has. `metrics` declares the task's own metrics, which are then there from the start. `prepare` changes the
+    node as the routes need it.
     """
 
     operations: tuple[ApiOperation, ...]
     errors: Mapping[str, Renderer] = field(default_factory=dict)
-    prepare: Callable[[web.Application, Node], None] | None = None
+    prepare: Callable[[Node], None] | None = None
     metrics: Callable[[Telemetry], object] | None = None
 
 
@@ -66,7 +66,7 @@ def task_apis() -> Iterator[TaskApi]:
             yield cast("TaskApi", load(task.api))
 
 
-def error_form(path: str) -> Renderer:
-    """The function that makes a reply of an error at this path."""
-    own = (api.errors[path] for api in task_apis() if path in api.errors)
-    return next(own, None) or renderer(path)
+def error_form(request: web.Request) -> Renderer:
+    """The function that makes a reply of an error of this request."""
+    own = (api.errors[request.path] for api in task_apis() if request.path in api.errors)
+    return next(own, None) or renderer(request)

@@ -30,7 +30,7 @@ from worker_node.manager.replacement import Turnover, WhileInUse
 from worker_node.manager.served import FailedModel, KeepAlive, Names, ServedModel
 from worker_node.models.directory import InstalledModel
 from worker_node.models.prepare import PullSpec
-from worker_node.models.pull import checked_spec, pull
+from worker_node.models.pull import pull
 from worker_node.models.store import ModelStore
 from worker_node.registry import tasks
 
@@ -75,6 +75,7 @@ class ModelManager:
         self._on_demand = OnDemand(self.names, store, build, self.turnover, self.add, self.failed, clock)
         self._clock = clock
         self._started = False
+        self._renewing: asyncio.Task[None] | None = None
         self._pulls = Pulls(partial(pull, store.root))
 
     @property
@@ -203,6 +204,11 @@ class ModelManager:
             placement.residency.unload_when_idle = True
         self._reconciler.poke()
 
+    def fail(self, model: ServedModel, failed: FailedModel) -> None:
+        """Serve the model no longer after its last request: `failed` says why, and what to do."""
+        self.failed.append(failed)
+        self.turnover.retire_later(model)
+
     async def pull(self, name: str, progress: Progress) -> None:
         """Install the model that `name` stands for. Raises as `pull_spec`, and what the pull ends with."""
         spec = await self.pull_spec(name, math.inf)
@@ -221,8 +227,8 @@ class ModelManager:
                     await self.resolve(failed.name, math.inf)
 
     async def pull_spec(self, name: str, deadline: float) -> PullSpec:
-        """What a request to pull `name` asks for. Raises as `checked_spec` and `query_store`."""
-        return await self.query_store(lambda store: checked_spec(store, name), deadline)
+        """What a request to pull `name` asks for. Raises as `ModelStore.pull_spec` and `query_store`."""
+        return await self.query_store(lambda store: store.pull_spec(name), deadline)
 
     async def delete(self, name: str, in_use: WhileInUse = WhileInUse.DRAIN, *, deadline: float = math.inf) -> None:
         """Stop serving a model and remove its files, damaged or not. Raises ModelNotFound, ModelInUse, BadRequest.
@@ -247,8 +253,26 @@ class ModelManager:
         """Load the models that are to be loaded at start-up, and others from now on: returns at once."""
         self._started = True
         self._reconciler.start()
+        self._renewing = asyncio.create_task(self._renew_stale(), name="renew models")
         for model in self.models:
             self._reconciler.manage(model)
+
+    async def _renew_stale(self) -> None:
+        """Read models again whose files have changed: what is known of them, as their spaces and passports, is past."""
+        while True:
+            model = await self._reconciler.stale.get()
+            # A profile's own choice is made again by a restart alone.
+            renewable = model.without_files is not None or model.id not in self._order
+            if not renewable or not any(known is model for known in self.models):
+                continue
+            log.warning("model %s: its files have changed; it is read again", model.id)
+            if model.without_files is None:
+                self.turnover.retire_later(model)
+            else:
+                self.fail(model, model.without_files("its files have changed, and could not be read again"))
+            self._on_demand.retry_soon()
+            with contextlib.suppress(NodeError):
+                await self.resolve(model.id, math.inf)
 
     async def close(self) -> None:
         """End pulls; the models are served until `stop`."""
@@ -256,6 +280,8 @@ class ModelManager:
 
     async def stop(self) -> None:
         """End all engines."""
+        if self._renewing is not None:
+            self._renewing.cancel()
         self._on_demand.reading.close()
         await self.turnover.close()
         await self._reconciler.close()

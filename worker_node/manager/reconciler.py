@@ -57,6 +57,8 @@ class Reconciler:
         self._watches: dict[int, asyncio.Task[None]] = {}
         # Whether a request waits for memory, or for a model to leave.
         self._awaited = True
+        # Models whose files have changed since the node read them.
+        self.stale: asyncio.Queue[ServedModel] = asyncio.Queue()
 
     def poke(self) -> None:
         """Decide again soon, because something has changed."""
@@ -77,7 +79,9 @@ class Reconciler:
         for placement, following in zip(model.placements, [*model.placements[1:], None], strict=True):
             placement.residency.on_change = self.poke
             if id(placement) not in self._watches:
-                self._watches[id(placement)] = self._start(self._watch(placement, following), f"watch {model.id}")
+                self._watches[id(placement)] = self._start(
+                    self._watch(model, placement, following), f"watch {model.id}"
+                )
                 if placement.eager:
                     placement.residency.request_load()
         self.poke()
@@ -110,7 +114,7 @@ class Reconciler:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _watch(self, placement: Placement, following: Placement | None) -> None:
+    async def _watch(self, model: ServedModel, placement: Placement, following: Placement | None) -> None:
         """Decide again at each change of the engine; when it goes down, load the placement after it.
 
         A model whose first device is missing would never be ready, and clients would send it nothing.
@@ -118,6 +122,8 @@ class Reconciler:
         down = False
         while True:
             await placement.engine.next_change()
+            if placement.engine.status.stale:
+                self.stale.put_nowait(model)
             was_down, down = down, _STATES[placement.engine.status.state] is UnitState.DOWN
             went_down = down and not was_down
             if went_down and following is not None and following.engine.status.state is EngineState.UNLOADED:

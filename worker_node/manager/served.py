@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from worker_node.core.errors import ModelNotFound
+from worker_node.core.errors import BadRequest, ModelNotFound
 from worker_node.engines.protocol import EngineState
 from worker_node.manager.placement import ExcludedPlacement, Placement
 from worker_node.models.catalog import Catalog, normalise_name
@@ -128,6 +128,13 @@ class ServedModel:
     def abilities(self) -> Sequence[str]:
         """What it can do beside the capability of its task."""
         return ()
+
+    async def token_ids(self, text: str, *, special: bool, deadline: float) -> list[int]:  # noqa: ARG002
+        """The token ids of a text, with special ones if `special`; `deadline` is monotonic seconds.
+
+        Raises BadRequest for a model that takes no texts, ContextLengthExceeded, Overloaded, DeadlineExceeded.
+        """
+        raise BadRequest(f"model {self.id} takes no texts, so it has no tokens of them", param="model")
 
     def template(self) -> str:
         """The template that its conversations are written with; empty where it has none."""

@@ -6,6 +6,7 @@ model. Directories elsewhere may have none: then the facts are those of `config.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import html
 import re
@@ -84,11 +85,16 @@ def read_canary(directory: Path, kind: type[_C]) -> _C:
 MANIFEST_FILE = "npu-node.json"
 MODEL_FILE = "openvino_model.xml"
 WEIGHTS_FILE = "openvino_model.bin"
+# Of encoders; generation models have it as a graph.
+TOKENIZER_FILE = "tokenizer.json"
 MANIFEST_VERSION = 1
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of `npu-node.json`; see `InstalledModel` for the meaning of the fields."""
+    """The content of `npu-node.json`; see `InstalledModel` for the meaning of the fields.
+
+    `content` is the `content_hash` of an encoder with its tokenizer, for which the `space` holds.
+    """
 
     version: int
     id: str
@@ -108,6 +114,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     aliases: tuple[str, ...] = ()
     prompts: dict[str, str] = {}
     matryoshka: tuple[int, ...] = ()
+    content: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,16 +188,17 @@ def sizes(directory: Path) -> dict[str, int]:
 _LAYER_NAMES = re.compile(rb' name="[^"]*"')
 
 
-def content_hash(directory: Path) -> str:
-    """SHA-256 of a model's graphs and weights: equal for copies, and for equal conversions on other machines."""
-    paths = sorted(path for path in directory.iterdir() if path.suffix in {".xml", ".bin"})
-    return _content_hash(tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths))
+def content_hash(directory: Path, *more: str) -> str:
+    """SHA-256 of a model's graphs, weights and `more` files: equal for copies, and for equal conversions elsewhere."""
+    paths = sorted(path for path in directory.iterdir() if path.suffix in {".xml", ".bin"} or path.name in more)
+    found = [(path, path.stat()) for path in paths]
+    return _content_hash(tuple((path, it.st_size, it.st_mtime_ns, it.st_ctime_ns, it.st_ino) for path, it in found))
 
 
 @lru_cache(maxsize=64)
-def _content_hash(files: tuple[tuple[Path, int, int], ...]) -> str:
+def _content_hash(files: tuple[tuple[Path, int, int, int, int], ...]) -> str:
     digest = hashlib.sha256()
-    for path, _, _ in files:
+    for path, *_ in files:
         digest.update(path.name.encode() + b"\0")
         if path.suffix == ".xml":
             digest.update(hashlib.sha256(_LAYER_NAMES.sub(b"", path.read_bytes())).digest())
@@ -246,10 +254,29 @@ def read_model(directory: Path) -> InstalledModel:
     if manifest.kind == ModelKind.EMBEDDING:
         canary = read_canary(directory, EmbeddingCanary)
     known = {name: getattr(manifest, name) for name in manifest.__struct_fields__}
-    for name in ("version", "made_with"):
+    for name in ("version", "made_with", "content"):
         del known[name]
     digest = hashlib.sha256(encoded).hexdigest()
-    return InstalledModel(**known | {"canary": canary}, path=directory, digest=digest, installed_at=installed_at)
+    space = _current_space(directory, manifest, installed_at)
+    return InstalledModel(
+        **known | {"canary": canary, "space": space}, path=directory, digest=digest, installed_at=installed_at
+    )
+
+
+def _current_space(directory: Path, manifest: Manifest, installed_at: float) -> str | None:
+    """The space of an encoder's vectors: the manifest's, unless its files are others by now.
+
+    They are hashed only if one was touched after the manifest, the last file of a conversion, was written.
+    """
+    if manifest.space is None or manifest.content is None:
+        return manifest.space
+    touched = [max(it.st_mtime, it.st_ctime) for name in manifest.files if (it := (directory / name).stat())]
+    if max(touched, default=0.0) <= installed_at:
+        return manifest.space
+    content = content_hash(directory, TOKENIZER_FILE)
+    if content == manifest.content:
+        return manifest.space
+    return hashlib.sha256(f"{manifest.space} {content}".encode()).hexdigest()[: len(manifest.space)]
 
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -285,7 +312,7 @@ def find_template(directory: Path) -> ChatTemplate | None:
 def read_config(path: Path) -> dict[str, Any]:
     """A JSON file of a model directory; raises ConfigurationError, naming the file, when it is missing or damaged."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        return msgspec.json.decode(path.read_bytes().removeprefix(codecs.BOM_UTF8), type=dict[str, Any])
     except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
         raise ConfigurationError(f"{path}: not readable ({error})") from error
 

@@ -22,7 +22,7 @@ from worker_node.models.directory import (
 )
 from worker_node.models.prepare import PullSpec
 from worker_node.models.sources.reference import LocalReference
-from worker_node.models.sources.selection import SAFETENSORS_FILE
+from worker_node.models.sources.selection import SAFETENSORS_FILE, weight_files
 from worker_node.models.store import ModelStore
 
 # Raised when the same files would be prepared in another way.
@@ -62,7 +62,7 @@ def open_directory(
                 f"{path / MANIFEST_FILE}: the model has its own pooling; remove pooling and normalize"
             )
         return found
-    if not any((path / file).is_file() for file in (MODEL_FILE, SAFETENSORS_FILE)) and known is None:
+    if not (path / MODEL_FILE).is_file() and not weight_files(path) and known is None:
         raise ConfigurationError(
             f"{path}: holds neither {MODEL_FILE} nor {SAFETENSORS_FILE}; npu-node convert makes a model of a GGUF "
             "file, optimum-cli export openvino of other published models"

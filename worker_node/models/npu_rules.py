@@ -31,11 +31,13 @@ def problem_on_npu(installed: InstalledModel, architecture: str, driver: str | N
         if "driver" not in row or (driver is not None and version_in(driver, row["driver"])):
             where = f"architecture {architecture}" + (f" with driver {driver}" if "driver" in row else "")
             return f"{family} on an NPU of {where}: {row['problem']} ({row['source']})"
-    return _weights_problem(installed) if installed.kind in _GENERATING else None
+    if installed.kind not in _GENERATING:
+        return None
+    return weights_problem(installed.quantization, *_compression(installed.path))
 
 
-def _weights_problem(installed: InstalledModel) -> str | None:
-    mode, group, ratio = installed.quantization, *_compression(installed.path)
+def weights_problem(mode: str, group: str | None, ratio: str | None) -> str | None:
+    """Why an NPU does not take a generation model's weights, and what it takes; `group` and `ratio` None: unknown."""
     rules = (
         (mode.startswith("int8"), f"its weights are {mode}: the process dies while it generates (openvino#35641)"),
         (mode.startswith("int4_asym"), "its weights are int4_asym: an NPU takes symmetric ones"),

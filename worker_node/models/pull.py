@@ -23,26 +23,12 @@ from worker_node.core.errors import (
 from worker_node.core.operating_system import tethered
 from worker_node.core.types import Progress
 from worker_node.models.convert.job import Ended, follow, report
-from worker_node.models.prepare import PullSpec
-from worker_node.models.sources.reference import LocalReference
 from worker_node.models.store import ModelStore
 
 # Errors of a pull that tell the caller more than that it failed.
 _KINDS: dict[str | None, type[NodeError]] = {
     kind.__name__: kind for kind in (BadRequest, ConversionFailed, HashMismatch, ModelNotFound, SourceRejected)
 }
-
-
-def checked_spec(store: ModelStore, name: str) -> PullSpec:
-    """What a request to pull `name` asks for, checked without network calls.
-
-    Raises ModelNotFound or BadRequest: nothing stands for the name, or a local path is relative (to what?).
-    """
-    spec = store.pull_spec(name)
-    reference = spec.reference
-    if isinstance(reference, LocalReference) and not reference.path.is_absolute():
-        raise BadRequest(f"{name[:200]!r}: the node takes local files only by their absolute path", param="model")
-    return spec
 
 
 async def pull(root: Path, name: str, progress: Progress) -> None:

@@ -29,7 +29,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from worker_node import __version__
-from worker_node.core.errors import ConfigurationError, NodeError
+from worker_node.core.errors import INSTALL_EXTRA, ConfigurationError, NodeError
 from worker_node.core.types import NOT_MEASURED, Busy, Route, Usage
 from worker_node.engines.protocol import Engine
 
@@ -57,8 +57,8 @@ def open_tracing(*, enabled: bool) -> Tracing:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
     except ImportError as error:
         raise ConfigurationError(
-            f"tracing is on and {error.name} is not installed; run: pip install 'npu-node[tracing]', or leave "
-            "tracing out"
+            f"tracing is on and {error.name} is not installed; run {INSTALL_EXTRA.format('tracing')}, or "
+            "leave tracing out"
         ) from error
     named = {"service.name": os.environ.get("OTEL_SERVICE_NAME", "npu-node"), "service.version": __version__}
     provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)

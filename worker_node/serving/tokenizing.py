@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import tokenizers
 
-from worker_node.core.errors import BadRequest, DeadlineExceeded, Overloaded
+from worker_node.core.errors import BadRequest, ContextLengthExceeded, DeadlineExceeded, Overloaded
 
 R = TypeVar("R")
 
@@ -98,6 +98,28 @@ async def tokenize(work: Callable[[Callable[[], None]], R], characters: int, dea
     if characters <= INLINE_CHARACTERS:
         return work(never_abandoned)
     return await THREADS.run(work, characters, deadline)
+
+
+async def text_ids(
+    tokenizer: tokenizers.Tokenizer, text: str, limit: int, *, special: bool, deadline: float
+) -> list[int]:
+    """The token ids of one text. Raises ContextLengthExceeded for more than `limit`, and as `TokenizingThreads.run`."""
+
+    def work(go_on: Callable[[], None]) -> list[int]:
+        kept = beginning(tokenizer, text, limit, COUNTED_CHARACTERS, go_on)
+        encoding = tokenizer.encode_batch_fast([kept], add_special_tokens=special)[0]
+        # The length first: the ids of a text that is too long are many numbers to make.
+        if (count := len(encoding)) > limit:
+            at_least = "more than " if len(kept) < len(text) else ""
+            raise ContextLengthExceeded(
+                f"the text has {at_least}{count} tokens and the model takes at most {limit}; shorten it",
+                param="prompt",
+                tokens=count,
+                limit=limit,
+            )
+        return encoding.ids
+
+    return await tokenize(work, len(text), deadline)
 
 
 def load_tokenizer(directory: Path) -> tokenizers.Tokenizer:

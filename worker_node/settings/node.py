@@ -24,9 +24,11 @@ from worker_node.models.store import default_store_root
 from worker_node.settings.model import ModelSettings, custom_error
 
 # A name or an address, `*.example` for all names below one, or `*` for all.
+# At least as hard to guess as 16 random letters, and the same in every header, file and shell.
+_KEY = re.compile(r"[!-~]{16,}")
 _HOST_NAME = re.compile(r"\*|(?:\*\.)?[A-Za-z0-9_-][A-Za-z0-9._-]*|[0-9A-Fa-f:.]+")
-# Scheme, host and port as browsers send them.
-_ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#\s]+")
+# Scheme, host and port as browsers send them; the port may be any.
+_ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://(?:\[[0-9A-Fa-f:.]+\]|[^/?#\s*:\[\]]+)(?::(?:[0-9]{1,5}|\*))?")
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*(?:([KMGT])(i?))?B?", re.IGNORECASE | re.ASCII)
 
 
@@ -149,7 +151,9 @@ class NodeSettings(BaseSettings):
         default={}, description='up to 16 labels that `npu-gateway nodes list` shows: {"site": "berlin"}'
     )
     api_keys: Annotated[tuple[SecretStr, ...], NoDecode, RELOADED] = Field(
-        default=(), description="API keys; each request must carry one; better in a file"
+        default=(),
+        description="API keys of at least 16 characters, printable ASCII without blanks; each request must carry one; "
+        "better in a file",
     )
     api_keys_file: Annotated[Path | None, RELOADED] = Field(
         default=None,
@@ -171,11 +175,15 @@ class NodeSettings(BaseSettings):
         default=(), description='further host names of a node without keys: "npu.example", "*.lan", "*"'
     )
     cors_origins: Annotated[tuple[str, ...], NoDecode, RELOADED] = Field(
-        default=(), description='sites whose pages may call this node: "https://app.example", "*"'
+        default=(), description='sites whose pages may call this node: "https://app.example", "http://localhost:*", "*"'
     )
     model_store: Path = Field(
         default_factory=default_store_root,
         description="directory of the installed models; default: ~/.cache/npu-node/models",
+    )
+    pull_roots: Annotated[tuple[Path, ...], NoDecode, RELOADED] = Field(
+        default=(),
+        description="directories of model files that requests may pull by their path; npu-node pull takes any",
     )
     models: Annotated[tuple[ModelSettings, ...], RELOADED] = Field(
         default=tuple(ModelSettings(name=name) for name in EMBEDDED_MODELS),
@@ -264,14 +272,6 @@ class NodeSettings(BaseSettings):
     embedding_cache: int = Field(
         default=1000, ge=0, le=1_000_000, description="texts whose vectors are kept; 0 keeps none"
     )
-    stored_responses: int = Field(
-        default=1000,
-        ge=0,
-        le=100_000,
-        description="responses of /v1/responses that are kept in memory for later turns; 0 keeps none",
-    )
-    stored_response_bytes: Size = Field(default=64 * 1024 * 1024, description="bytes of all stored responses together")
-    stored_response_s: float = Field(default=3600.0, gt=0, description="seconds that a response is stored")
     max_connections: int = Field(
         default=1024,
         gt=0,
@@ -289,7 +289,7 @@ class NodeSettings(BaseSettings):
         default=75.0, gt=0, description="seconds that an idle connection stays open, or takes for its next header"
     )
     request_timeout_s: Annotated[float, RELOADED] = Field(
-        default=180.0, gt=0, description="seconds that any request may take; X-Request-Timeout-Ms shortens it"
+        default=180.0, gt=0, description="seconds until a whole answer is complete, or a streamed one begins"
     )
     drain_timeout_s: Annotated[float, RELOADED] = Field(
         default=25.0, ge=0, le=25.0, description="seconds that admitted work gets to finish after SIGTERM"
@@ -369,9 +369,17 @@ class NodeSettings(BaseSettings):
         for origin in value:
             if origin != "*" and _ORIGIN.fullmatch(origin) is None:
                 raise ValueError(
-                    f"{origin!r} is not an origin: write https://app.example (scheme, host, port) or * for all"
+                    f"{origin!r} is not an origin: write https://app.example (scheme, host, port), "
+                    "http://localhost:* for any port, or * for all"
                 )
         return value
+
+    @field_validator("pull_roots")
+    @classmethod
+    def _roots(cls, value: tuple[Path, ...]) -> tuple[Path, ...]:
+        if relative := next((root for root in value if not root.expanduser().is_absolute()), None):
+            raise ValueError(f"{str(relative)!r} must be an absolute path")
+        return tuple(root.expanduser() for root in value)
 
     @field_validator("allow_image_hosts")
     @classmethod
@@ -387,6 +395,7 @@ class NodeSettings(BaseSettings):
         "allowed_hosts",
         "cors_origins",
         "allow_image_hosts",
+        "pull_roots",
         "devices",
         mode="before",
     )
@@ -421,8 +430,13 @@ class NodeSettings(BaseSettings):
     @field_validator("api_keys")
     @classmethod
     def _keys(cls, value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
-        if not all(key.get_secret_value().strip() for key in value):
-            raise ValueError("has an empty key, which would let everybody in: remove it, or write the key")
+        for place, key in enumerate(value):
+            if not _KEY.fullmatch(key.get_secret_value()):
+                raise ValueError(
+                    f"API key {place + 1} must have at least 16 characters, printable ASCII without blanks, and has "
+                    f"{len(key.get_secret_value())}; make one with: "
+                    "python3 -c 'import secrets; print(secrets.token_urlsafe(32))'"
+                )
         return value
 
     @model_validator(mode="before")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from worker_node.structured_output.schema import Compiler
 
 MAX_COUNT = 2048
+_TOO_FEW = "minProperties asks for more properties than are declared, and no others are written here"
 
 
 def object_of(compiler: Compiler, schema: Schema, path: str) -> str:
@@ -38,16 +39,20 @@ def _members(compiler: Compiler, schema: Schema, path: str, declared: dict[str, 
     keys, others = _key_term(compiler, schema, path), schema.get("additionalProperties", True)
     members = []
     for name in dict.fromkeys([*declared, *needed]):
-        value = None
+        where = f"{path}.properties.{name[:100]}"
         if keys == EVERYTHING or matches(keys, name, compiler.spend):
-            value = compiler.inside(declared.get(name, others), f"{path}.properties.{name[:100]}")
-        if value is not None:
+            value = compiler.inside(declared.get(name, others), where)
+        else:
+            value = NothingAdmitted(where, "propertyNames does not match the name")
+        if isinstance(value, str):
             members.append((f'{json_literal(name)} ws ":" ws {value}', name in needed))
         elif name in needed:
-            raise NothingAdmitted(f"{path}.properties.{name[:100]}")
+            raise value
     least, most = _counts(schema, path, "Properties")
-    if len(members) < least or (most is not None and most < len(needed)):
-        raise NothingAdmitted(path, "no object has that many properties")
+    if most is not None and most < len(needed):
+        raise NothingAdmitted(path, "more properties are required than maxProperties allows")
+    if len(members) < least:
+        raise NothingAdmitted(path, _TOO_FEW)
     if least > max(1, len(needed)):
         raise CannotEnforce(path, "minProperties", "more than one cannot be enforced beyond the required properties")
     if most is not None and most < len(members):
@@ -87,9 +92,9 @@ def _keys_of_one_kind(compiler: Compiler, schema: Schema, path: str) -> str:
             raise CannotEnforce(path, "patternProperties", f"cannot be enforced: {error}") from None
     key = "string" if keys == EVERYTHING else _key(compiler, keys, path, "patternProperties" if patterns else "")
     value = None if most == 0 or key is None else compiler.inside(values, f"{path}.additionalProperties")
-    if value is None:
+    if not isinstance(value, str):
         if least:
-            raise NothingAdmitted(path, "no object has that many properties")
+            raise NothingAdmitted(path, _TOO_FEW)
         return '""'
     return _listed(compiler.rules, compiler.rules.add("member", f'{key} ws ":" ws {value}'), least, most)
 
@@ -143,18 +148,18 @@ def _items(compiler: Compiler, schema: Schema, path: str, least: int, most: int 
     first: list[str] = []
     for index, part in enumerate(schema.get("prefixItems", ())):
         item = None if most == index else compiler.inside(part, f"{path}.prefixItems[{index}]")
-        if item is None:
-            if least > index:
-                raise NothingAdmitted(f"{path}.prefixItems[{index}]")
+        if not isinstance(item, str):
+            if isinstance(item, NothingAdmitted) and least > index:
+                raise item
             return ' ws "," ws '.join(first) or '""'
         first.append(item)
     # Where more items are needed, whatever may come after the places is written.
     others = schema.get("items", least > len(first) or not first)
     item = None if most == len(first) else compiler.inside(others, f"{path}.items")
-    if item is None and least > len(first):
-        raise NothingAdmitted(path)
+    if isinstance(item, NothingAdmitted) and least > len(first):
+        raise item
     places = ' ws "," ws '.join(first)
-    if item is None:
+    if not isinstance(item, str):
         return places or '""'
     if not first:
         return _listed(rules, item, least, most)

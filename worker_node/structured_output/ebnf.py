@@ -14,9 +14,10 @@ from typing import Any
 Ranges = Iterable[tuple[int, int]]
 
 MAX_CODE = 0x10FFFF
-# Bounded, because a weak model may otherwise write blanks until its tokens are spent.
+# White space is at most one line break and an indentation: a weak model may otherwise write blanks, or blank lines,
+# until its tokens are spent.
 JSON_RULES = {
-    "ws": r"[ \n\t]{0,16}",
+    "ws": r'"\n"? [ \t]{0,16}',
     "char": r'[^"\\\x00-\x1f] | "\\" ["\\/bfnrt] | "\\u" [0-9A-CEFa-cef] [0-9A-Fa-f]{3}',
     "string": r'"\"" char* "\""',
     "integer": r'"-"? ("0" | [1-9] [0-9]{0,14})',

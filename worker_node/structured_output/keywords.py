@@ -15,9 +15,9 @@ Schema = dict[str, Any]
 
 
 class NothingAdmitted(BadRequest):
-    """No value matches the schema, or this part of it."""
+    """No value matches the schema, or this part of it; or none that a grammar can write, of which `why` tells."""
 
-    def __init__(self, path: str, why: str = "no value is admitted") -> None:
+    def __init__(self, path: str, why: str = "no value matches this part of the schema") -> None:
         super().__init__(f"{path}: {why}", param=path)
 
 

@@ -94,7 +94,7 @@ def string(rules: Rules, spend: Callable[[], None], schema: Schema, path: str) -
         beside = " beside another condition on the string" * (len(expressions) > 1 or "maxLength" in schema)
         raise CannotEnforce(path, keyword, f"cannot be enforced{beside}: {error}") from None
     if inner is None:
-        raise NothingAdmitted(path, "no text matches all of its conditions")
+        raise NothingAdmitted(path, "no text that can be written here matches all of its conditions")
     return rules.add("text", f'"\\"" {inner} "\\""')
 
 
@@ -166,7 +166,9 @@ def number(rules: Rules, schema: Schema, path: str, *, whole: bool) -> str:
         keyword = next(key for key in schema if "imum" in key)
         raise CannotEnforce(path, keyword, "a decimal of that many digits cannot be enforced")
     if first > last:
-        raise NothingAdmitted(path, "no number with the decimals that are written lies between the bounds")
+        raise NothingAdmitted(
+            path, f"no number with {decimals} decimals, as it would be written here, lies between the bounds"
+        )
     ebnf = _range(first, last, decimals) if step is None else _multiples(first, last, int(step * scale), decimals)
     if ebnf is None:
         raise CannotEnforce(

@@ -99,13 +99,16 @@ class Compiler:
         finally:
             self._depth -= 1
 
-    def inside(self, schema: Any, path: str) -> str | None:
-        """A rule for a part of an object or a list, where a definition may be used in itself. None if none matches."""
+    def inside(self, schema: Any, path: str) -> str | NothingAdmitted:
+        """A rule for a part of an object or a list, where a definition may be used in itself.
+
+        The reason, for the caller to raise or to pass over, if there is no value to write.
+        """
         outside, self._open = self._open, []
         try:
             return self.rule(schema, path)
-        except NothingAdmitted:
-            return None
+        except NothingAdmitted as reason:
+            return reason
         finally:
             self._open = outside
 
@@ -113,7 +116,7 @@ class Compiler:
         if schema is True:
             return "value"
         if schema is False:
-            raise NothingAdmitted(path, "false admits no value at all")
+            raise NothingAdmitted(path, "false matches no value")
         schema = read_schema(schema, path, self._drop)
         self.spend(sum(1 + len(value) for value in schema.values() if isinstance(value, list | dict)))
         if "$ref" in schema:

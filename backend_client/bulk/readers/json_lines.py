@@ -96,6 +96,9 @@ def read(fragment: Fragment, job: BulkJob, size: int) -> Iterator[Chunk]:
             found, rejected, begin = [], [], offset
         if isinstance(row, Rejection):
             rejected.append(row)
+        elif problem := job.problem(row.get(job.column)):
+            # Not in the table, whose types follow the other rows.
+            rejected.append(Rejection(offset, problem, _id(row, job)))
         else:
             found.append((offset, row))
     if found or rejected:
@@ -103,12 +106,13 @@ def read(fragment: Fragment, job: BulkJob, size: int) -> Iterator[Chunk]:
 
 
 def columns(file: InputFile, job: BulkJob) -> dict[str, str]:
-    """The JSON types of the columns of all lines, by name."""
+    """The JSON types of the columns of all lines, by name. The values of rows that are rejected have none."""
     types: dict[str, str] = {}
     for _, row in _rows(Fragment(file, 0, file.size), job):
         if not isinstance(row, Rejection):
+            kept = not job.problem(row.get(job.column))
             for name, value in row.items():
-                types[name] = _wider(types.get(name, "null"), _type(value))
+                types[name] = _wider(types.get(name, "null"), _type(value) if kept else "null")
     return types
 
 
@@ -158,9 +162,12 @@ def _row(offset: int, line: bytes | None, job: BulkJob) -> Row | Rejection:
         return Rejection(offset, "neither an object nor a string")
     # A surrogate can stand only where JSON has an escape.
     if b"\\u" in line and not _encodable(value):
-        identity = None if job.id_column is None else value.get(job.id_column)
-        return Rejection(offset, "a lone surrogate, which is not valid Unicode", identity)
+        return Rejection(offset, "a lone surrogate, which is not valid Unicode", _id(value, job))
     return value
+
+
+def _id(row: Row, job: BulkJob) -> Any:
+    return None if job.id_column is None else row.get(job.id_column)
 
 
 def _encodable(value: Any) -> bool:
@@ -204,7 +211,7 @@ def _chunk(found: list[tuple[int, Row]], rejected: list[Rejection], types: Mappi
         for column in fields
     ]
     inputs = [row.get(job.column) for _, row in found]
-    ids = None if job.id_column is None else [row.get(job.id_column) for _, row in found]
+    ids = None if job.id_column is None else [_id(row, job) for _, row in found]
     return Chunk(pa.Table.from_arrays(arrays, schema=fields), [offset for offset, _ in found], inputs, rejected, ids)
 
 

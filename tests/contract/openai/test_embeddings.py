@@ -19,7 +19,7 @@ def vectors(reply):
 
 
 async def test_equals_the_native_route(http, node):
-    texts = ["one text", "another", ""]
+    texts = ["one text", "another", " "]
     reply, body = await embeddings(http, node, input=texts)
     async with http.post(node.url + "/embeddings", json={"texts": texts}) as native:
         expected = np.array((await native.json())["embeddings"], np.float32)
@@ -54,6 +54,8 @@ async def test_token_ids_are_the_text(http, node):
         ({"input": "x", "normalize": False}, "normalize"),
         ({"input": [30_000_000]}, None),
         ({"input": []}, "input"),
+        ({"input": ""}, "input"),
+        ({"input": ["x", ""]}, "input[1]"),
         ({"input": "word " * 1000}, "texts[0]"),
         ({}, "input"),
     ],

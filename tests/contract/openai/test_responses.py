@@ -20,14 +20,30 @@ def client(node):
         yield client
 
 
-def test_a_response_answers_as_a_chat_does_and_is_stored(client):
+def test_a_response_answers_as_a_chat_does_and_is_not_stored(client):
     response = client.responses.create(model=MODEL, input=QUESTION)
     chat = client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": QUESTION}])
     assert response.status == "completed"
     assert response.output_text == chat.choices[0].message.content
     assert response.usage.input_tokens == chat.usage.prompt_tokens
     assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
-    assert client.responses.retrieve(response.id) == response
+    assert response.store is False
+    for ask in (client.responses.retrieve, client.responses.delete, client.responses.input_items.list):
+        with pytest.raises(openai.NotFoundError):
+            ask(response.id)
+
+
+@pytest.mark.parametrize(
+    "earlier",
+    [{"previous_response_id": "resp_0"}, {"previous_response_id": "../../dashboard/state"}, {"conversation": "c"}],
+)
+def test_earlier_turns_are_sent_as_input(client, earlier):
+    with pytest.raises(openai.BadRequestError, match="send the conversation so far in `input`"):
+        client.responses.create(model=MODEL, input=QUESTION, **earlier)
+    with pytest.raises(openai.BadRequestError, match=r"item_reference: .*send the conversation so far in `input`"):
+        client.responses.create(model=MODEL, input=[{"type": "item_reference", "id": "msg_0"}])
+    raw = client.responses.with_raw_response.create(model=MODEL, input=QUESTION, store=True, max_output_tokens=1)
+    assert "store" in raw.headers["X-NPU-Node-Ignored"]
 
 
 def test_items_and_instructions_are_a_conversation(client):

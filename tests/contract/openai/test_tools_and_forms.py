@@ -95,7 +95,7 @@ async def test_an_answer_is_a_json_object(http, node):
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"tools": [*TOOLS, TOOLS[0]]}, "tools"),
-        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"functions": [WEATHER]}, "functions"),
         ({"top_logprobs": 1}, "top_logprobs"),

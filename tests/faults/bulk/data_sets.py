@@ -4,6 +4,7 @@ import hashlib
 import json
 
 import pyarrow as pa
+import pyarrow.dataset
 import pyarrow.parquet as pq
 
 from backend_client.testing import fake_vector
@@ -36,7 +37,7 @@ def rows_of(out):
 
 def rejections_of(out):
     entries = [
-        json.loads(line) for path in (out / "rejected").glob("*.jsonl") for line in path.read_text().splitlines()
+        json.loads(line) for path in (out / "_rejected").glob("*.jsonl") for line in path.read_text().splitlines()
     ]
     places = [(entry["file"].rsplit("/", 1)[-1], entry["row"]) for entry in entries]
     assert len(places) == len(set(places))
@@ -47,6 +48,8 @@ def assert_whole(out, texts):
     """The output has every row once, with its own vector, and the bad rows among the rejected; nothing else is left."""
     found = rows_of(out)
     assert sorted(found) == sorted(texts)
+    # Spark, Arrow and pandas take what is not hidden for data.
+    assert pyarrow.dataset.dataset(out).count_rows() == len(texts)
     for text, row in found.items():
         assert row["embeddings"] == fake_vector(text).tolist(), text
         assert row["error"] == ""

@@ -11,7 +11,7 @@ from backend_client.cli.main import main
 from backend_client.testing import status
 from tests.faults.bulk.data_sets import make_input
 
-ARGUMENTS = ["--in-process", "--rows-per-fragment", "100", "--max-rejected", "0.1"]
+ARGUMENTS = ["--rows-per-fragment", "100", "--max-rejected", "0.1"]
 
 
 @pytest.fixture
@@ -51,6 +51,19 @@ def test_a_job_reports_in_json_and_is_finished_once(fleet, source, tmp_path, cap
 
 
 @pytest.mark.usefixtures("fleet")
+@pytest.mark.parametrize("name", ["part-0.parquet", "_plan.json", "_SUCCESS"])
+def test_a_new_job_is_not_begun_among_data_of_another(source, tmp_path, capsys, name):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "README.md").touch()
+    (out / name).write_text("of another job")
+    assert main(["embed-dataset", source, str(out), *ARGUMENTS]) == 1
+    assert f"{out} has no _job.json, but holds {name}" in capsys.readouterr().err
+    (out / name).unlink()
+    assert main(["embed-dataset", source, str(out), *ARGUMENTS]) == 0
+
+
+@pytest.mark.usefixtures("fleet")
 @pytest.mark.parametrize(
     ("command", "more", "message"),
     [
@@ -85,7 +98,7 @@ def test_prompts_and_conversations_are_answered(fleet, tmp_path):
     for column, count in (("prompt", 21), ("messages", 20)):
         out = tmp_path / column
         command = ["generate-dataset", str(tmp_path / "in.jsonl"), str(out), f"--{column}-column", column]
-        assert main([*command, "--in-process", "--max-tokens", "9", "--max-rejected", "0.5"]) == 0
+        assert main([*command, "--max-tokens", "9", "--max-rejected", "0.5"]) == 0
         (path,) = out.glob("part-*")
         rows = pq.read_table(path).to_pylist()
         assert len(rows) == count
@@ -120,11 +133,11 @@ def test_an_answer_that_breaks_the_schema_is_set_aside(fleet, tmp_path):
     )
     (tmp_path / "in.jsonl").write_text("".join(json.dumps({"prompt": name}) + "\n" for name in ANSWERS))
     (tmp_path / "schema.json").write_text(json.dumps(PERSON))
-    command = ["generate-dataset", str(tmp_path / "in.jsonl"), str(tmp_path / "out"), "--in-process"]
+    command = ["generate-dataset", str(tmp_path / "in.jsonl"), str(tmp_path / "out")]
     assert main([*command, "--response-schema", str(tmp_path / "schema.json"), "--max-rejected", "0.9"]) == 0
     (path,) = (tmp_path / "out").glob("part-*")
     assert pq.read_table(path)["generated_text"].to_pylist() == [ANSWERS["good"]]
-    (rejected,) = (tmp_path / "out" / "rejected").iterdir()
+    (rejected,) = (tmp_path / "out" / "_rejected").iterdir()
     reasons = [json.loads(line)["reason"] for line in rejected.read_text().splitlines()]
     assert reasons == ["the answer does not match the schema"] * (len(ANSWERS) - 1)
     assert fleet.assert_sent("/v1/chat/completions").body["response_format"]["type"] == "json_schema"
@@ -135,7 +148,7 @@ def test_an_answer_that_breaks_the_schema_is_set_aside(fleet, tmp_path):
 )
 def test_a_schema_that_is_none_ends_the_job_before_it_starts(fleet, source, tmp_path, capsys, schema):
     (tmp_path / "schema.json").write_text(json.dumps(schema))
-    command = ["generate-dataset", source, str(tmp_path / "out"), "--prompt-column", "text", "--in-process"]
+    command = ["generate-dataset", source, str(tmp_path / "out"), "--prompt-column", "text"]
     assert main([*command, "--response-schema", str(tmp_path / "schema.json")]) == 2
     assert "response_schema is not a valid JSON Schema" in capsys.readouterr().err
     fleet.assert_nothing_sent()

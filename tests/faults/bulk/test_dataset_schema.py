@@ -9,9 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from backend_client.cli.main import main
+from tests.faults.bulk.data_sets import rejections_of
 
 pytestmark = pytest.mark.usefixtures("fleet")
-ARGUMENTS = ["--in-process", "--rows-per-fragment", "1", "--max-rejected", "1"]
+ARGUMENTS = ["--rows-per-fragment", "1", "--max-rejected", "1"]
 
 
 def whole(out):
@@ -71,6 +72,18 @@ def test_columns_of_fragments_have_the_types_of_all_lines(tmp_path):
     }
 
 
+def test_values_of_rejected_rows_change_no_type_of_the_rows_that_are_kept(tmp_path):
+    good = [{"text": 'she said "x"', "n": 1}, {"text": "b", "n": 2}]
+    bad = [{"text": 5, "n": "x"}, {"text": None, "n": []}, {"text": ["c"], "only": 1}]
+    write_lines(tmp_path / "in.jsonl", [{**row, "p": "p" * 2000} for row in good + bad])
+    out = tmp_path / "out"
+    assert main(["embed-dataset", str(tmp_path / "in.jsonl"), str(out), *ARGUMENTS]) == 0
+    found = whole(out)
+    assert {text: row["n"] for text, row in found.items()} == {row["text"]: row["n"] for row in good}
+    assert {row["only"] for row in found.values()} == {None}
+    assert sorted(rejections_of(out).values()) == ["not text, but int", "not text, but list", "null"]
+
+
 def test_files_of_several_forms_damaged_and_without_good_rows_have_one_schema(tmp_path):
     source = two_files(tmp_path, {"id": pa.array([1], pa.int32())}, {"id": pa.array([2], pa.int64()), "x": [0.5]})
     pq.write_table(pa.table({"text": pa.array([None], pa.string())}), source / "c.parquet")
@@ -105,19 +118,19 @@ def test_a_column_of_two_types_is_refused_unless_it_is_left_out(tmp_path, capsys
     message = capsys.readouterr().err
     assert "the column tags is " in message
     assert all(name in message for name in names)
-    assert not (out / "job.json").exists()
+    assert not (out / "_job.json").exists()
     assert main(["embed-dataset", str(source), str(out), *ARGUMENTS, "--keep-columns", "text"]) == 0
     assert set(whole(out)) == {"a", "b"}
 
 
-def test_a_job_that_an_earlier_version_began_is_refused(tmp_path, capsys):
+def test_a_job_of_another_format_is_refused(tmp_path, capsys):
     write_lines(tmp_path / "in.jsonl", [{"text": "a"}])
     command = ["embed-dataset", str(tmp_path / "in.jsonl"), str(tmp_path / "out"), *ARGUMENTS]
     assert main(command) == 0
-    job = tmp_path / "out" / "job.json"
+    job = tmp_path / "out" / "_job.json"
     values = json.loads(job.read_text())
     del values["schema"], values["json_types"]
-    job.write_text(json.dumps(values | {"format": 1}))
+    job.write_text(json.dumps(values | {"format": 0}))
     assert main(command) == 1
     assert "continue with the version that began it" in capsys.readouterr().err
 
@@ -171,7 +184,7 @@ def test_wrong_columns_are_refused_by_name_before_any_work(tmp_path, capsys, row
     write_lines(tmp_path / "in.jsonl", [{"text": "a"} | row])
     assert main(["embed-dataset", str(tmp_path / "in.jsonl"), str(tmp_path / "out"), *ARGUMENTS, *more]) == 1
     assert message in capsys.readouterr().err
-    assert not (tmp_path / "out" / "job.json").exists()
+    assert not (tmp_path / "out" / "_job.json").exists()
 
 
 def test_columns_that_a_parquet_file_has_twice_are_refused_unless_they_are_left_out(tmp_path, capsys):
@@ -191,7 +204,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
     ]
     (tmp_path / "in.jsonl").write_bytes(b"\xef\xbb\xbf" + "\n".join(lines).encode())
     out = tmp_path / "out"
-    assert main(["embed-dataset", str(tmp_path / "in.jsonl"), str(out), "--in-process", "--max-rejected", "1"]) == 0
+    assert main(["embed-dataset", str(tmp_path / "in.jsonl"), str(out), "--max-rejected", "1"]) == 0
     (path,) = out.glob("part-*.parquet")
     rows = {row["text"]: str(row["n"]) for row in pq.read_table(path).to_pylist()}
     assert rows == {"a": "1.0", "c": "nan", "d": "-inf"}
@@ -204,6 +217,6 @@ def test_dictionaries_in_lists_pass_through_several_row_groups(tmp_path):
     pq.write_table(pa.table({"text": texts, "l": lists}), tmp_path / "a.parquet", row_group_size=5)
     pq.write_table(pa.table({"text": ["b"], "l": pa.nulls(1)}), tmp_path / "b.parquet")
     out = tmp_path / "out"
-    assert main(["embed-dataset", str(tmp_path / "*.parquet"), str(out), "--in-process", "--max-rejected", "1"]) == 0
+    assert main(["embed-dataset", str(tmp_path / "*.parquet"), str(out), "--max-rejected", "1"]) == 0
     expected = {text: value for text, value in zip(texts, lists.to_pylist(), strict=True) if text} | {"b": None}
     assert {text: row["l"] for text, row in whole(out).items()} == expected

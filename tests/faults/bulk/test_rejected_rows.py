@@ -3,12 +3,16 @@
 import asyncio
 import gzip
 import json
+import sys
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from aiohttp import web
 
 from backend_client.bulk import BulkRequest, ExitCode, run_job
+from backend_client.bulk.ray_executor import RayExecutor
 from backend_client.errors import ConfigurationError
 from backend_client.settings import ClientSettings
 from tests.faults.bulk.data_sets import rejections_of, rows_of
@@ -17,8 +21,8 @@ from tests.faults.scripted_node import ScriptedNode, error_response, vectors_for
 TEXTS = [f"text {number}" for number in range(300)]
 
 
-def settings_for(*nodes):
-    return ClientSettings.load(nodes=[node.url for node in nodes])
+def settings_for(*nodes, **more):
+    return ClientSettings.load(nodes=[node.url for node in nodes], **more)
 
 
 def request_for(source, out, **more):
@@ -62,6 +66,76 @@ async def test_a_refused_batch_is_bisected_down_to_its_bad_rows(source, tmp_path
         assert row["source_row"] == row["number"]
 
 
+class InThreads:
+    """Stands in for Ray on two machines: tasks run in threads."""
+
+    exceptions = SimpleNamespace(RayTaskError=ChildProcessError, RayError=ChildProcessError)
+
+    def cluster_resources(self):
+        return {"intel_npu": 2}
+
+    def remote(self, function):
+        task = SimpleNamespace(remote=lambda *given: asyncio.to_thread(function, *given))
+        return SimpleNamespace(options=lambda **_: task)
+
+    def shutdown(self):
+        pass
+
+
+async def test_on_ray_too_a_row_that_is_never_answered_holds_up_no_other(three_files, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", InThreads())
+    monkeypatch.setenv("NPU_CLIENT_RETRY__ATTEMPTS", "1")
+    async with ScriptedNode().running() as node:
+        node.respond = answering_bad_rows(lambda _: error_response(500, "internal_error"))
+        request = request_for(three_files, tmp_path / "out", attempts=1)
+        report = await run_job(request, settings_for(node), executor=RayExecutor(request, (node.url,)))
+    assert (report.exit_code, report.rows, len(report.quarantined)) == (ExitCode.QUARANTINED, 100, 2)
+
+
+@pytest.fixture
+def three_files(tmp_path):
+    """Of 100 rows each."""
+    source = tmp_path / "in"
+    source.mkdir()
+    for start in range(0, len(TEXTS), 100):
+        lines = [json.dumps({"text": text}) for text in TEXTS[start : start + 100]]
+        (source / f"{start:03}.jsonl").write_text("\n".join(lines))
+    return source
+
+
+def answering_bad_rows(answer):
+    """Requests with a row of the first two files."""
+
+    async def respond(request):
+        return answer(request) if {"text 10", "text 150"} & set((await request.json())["texts"]) else None
+
+    return respond
+
+
+def html(status):
+    return web.Response(status=status, text="<html>No.</html>", content_type="text/html")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [lambda _: error_response(500, "internal_error"), lambda _: html(403), lambda request: request.transport.abort()],
+    ids=["500", "a proxy's 403", "dropped"],
+)
+async def test_fragments_with_a_row_that_is_never_answered_hold_up_no_other_on_any_run(three_files, tmp_path, answer):
+    """Two of them, which take both places of the window."""
+    source, out = three_files, tmp_path / "out"
+    async with ScriptedNode().running() as node:
+        node.respond = answering_bad_rows(answer)
+        for _ in range(2):
+            report = await run_job(request_for(source, out, attempts=1), settings_for(node, retry={"attempts": 1}))
+            assert (report.exit_code, report.rows, report.rejected) == (ExitCode.QUARANTINED, 100, 0)
+            assert len(report.quarantined) == 2
+            assert all("one of the rows" in reason for reason in report.quarantined.values())
+        node.respond = None
+        report = await run_job(request_for(source, out), settings_for(node))
+    assert (report.exit_code, report.rows) == (ExitCode.COMPLETE, 300)
+
+
 async def test_a_job_stops_when_more_rows_are_rejected_than_it_allows_and_goes_on_when_it_may(source, tmp_path):
     out = tmp_path / "out"
     async with ScriptedNode().running() as node:
@@ -78,7 +152,7 @@ async def test_a_job_stops_when_more_rows_are_rejected_than_it_allows_and_goes_o
 async def test_two_attempts_that_reject_different_rows_leave_one_consistent_account(source, tmp_path):
     """The first attempt rejects a row and dies before its data; the second serves that row."""
     out = tmp_path / "out"
-    (out / "rejected").mkdir(parents=True)
+    (out / "_rejected").mkdir(parents=True)
     async with ScriptedNode().running() as node:
         request = request_for(source, out, rows_per_fragment=300)
         node.respond = refusing({"text 5"}, "context_length_exceeded")
@@ -118,7 +192,7 @@ async def test_a_node_that_answers_shorter_vectors_than_it_reports_decides_nothi
     async with ScriptedNode().running() as wrong, ScriptedNode().running() as node:
         wrong.answers = 2
         report = await run_job(request_for(source, out), settings_for(wrong, node))
-    assert (report.exit_code, json.loads((out / "job.json").read_text())["dimensions"]) == (ExitCode.COMPLETE, 8)
+    assert (report.exit_code, json.loads((out / "_job.json").read_text())["dimensions"]) == (ExitCode.COMPLETE, 8)
     assert {text: row["embeddings"] for text, row in rows_of(out).items()} == {
         text: vectors_for([text])[0].tolist() for text in TEXTS
     }

@@ -48,15 +48,21 @@ async def away(_):
     return error_response(503, "engine_unavailable")
 
 
-async def away_for_rows(request):
-    """The first request of a job is answered."""
-    body = await request.json()
-    return None if body["prompt"] not in PROMPTS else await away(request)
+def away_from_the_first_row():
+    """The probe at the start of a job is answered, nothing from its first row on."""
+    gone = False
+
+    async def respond(request):
+        nonlocal gone
+        gone = gone or (await request.json())["prompt"] in PROMPTS
+        return await away(request) if gone else None
+
+    return respond
 
 
 async def test_no_row_goes_to_the_cloud_unless_that_is_allowed(tmp_path):
     async with ScriptedNode().running() as node, ScriptedCloud().running() as cloud:
-        node.respond = away_for_rows
+        node.respond = away_from_the_first_row()
         with pytest.raises(NPUUnavailableError):
             await run_job(request_for(tmp_path, model=WRITER), settings_for(node, cloud))
         assert cloud.requests == []
@@ -67,7 +73,7 @@ async def test_rows_that_the_spend_cap_refuses_are_answered_by_a_rerun(tmp_path)
     async with ScriptedNode().running() as node, ScriptedCloud().running() as cloud:
         settings = settings_for(node, cloud, spend_cap=5 * AFFORDED)
 
-        node.respond = away_for_rows
+        node.respond = away_from_the_first_row()
         with pytest.raises(NPUUnavailableError, match="spend cap"):
             await run_job(request, settings)
         paid = [body["messages"][0]["content"] for body in cloud.bodies]
@@ -116,7 +122,7 @@ async def test_a_job_waits_for_nodes_that_are_not_there_at_its_start(tmp_path):
 
 
 async def test_the_first_request_of_a_job_never_goes_to_the_cloud(tmp_path):
-    """Its answer decides the model that job.json pins: one of the cloud's is unknown to the nodes."""
+    """Its answer decides the model that _job.json pins: one of the cloud's is unknown to the nodes."""
     async with ScriptedNode().running() as node, ScriptedCloud().running() as cloud:
         settings = settings_for(node, cloud)
         node.respond = away
@@ -126,4 +132,4 @@ async def test_the_first_request_of_a_job_never_goes_to_the_cloud(tmp_path):
         node.respond = None
         report = await run_job(request_for(tmp_path, allow_cloud=True), settings)
     assert report.rows == len(PROMPTS)
-    assert json.loads((tmp_path / "out" / "job.json").read_text())["model"] == WRITER
+    assert json.loads((tmp_path / "out" / "_job.json").read_text())["model"] == WRITER

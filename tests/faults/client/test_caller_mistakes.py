@@ -149,7 +149,7 @@ def test_no_password_of_a_proxy_and_no_key_in_a_query_is_shown(monkeypatch):
     settings = ClientSettings.load(nodes=[DEAD])
     assert settings.proxy.get_secret_value().startswith("http://user:hunter2@")
     client = NPUClient.from_settings(settings)
-    for shown in (repr(settings), str(settings.model_dump()), repr(client), repr(client.backend)):
+    for shown in (repr(settings), str(settings.model_dump()), repr(client), repr(client.fleet)):
         assert "hunter2" not in shown
     for url in ("https://host/v1?api_key=hunter2", "https://user:hunter2@host/v1", "https://host/v1#hunter2"):
         with pytest.raises(ConfigurationError, match=r"cloud.*(query|password)") as caught:

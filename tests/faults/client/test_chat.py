@@ -138,6 +138,6 @@ async def test_a_view_has_other_defaults_and_the_same_connections(client, pair):
     assert (await view.chat(QUESTION)).request_id == "view"
     assert (await view.with_options(request_id="inner").chat(QUESTION)).request_id == "inner"
     assert (await client.chat(QUESTION)).request_id != "view"
-    assert view.backend is client.backend
+    assert view.fleet is client.fleet
     with pytest.raises(InvalidArgument, match="temperature"):
         client.with_options(temperature=1)

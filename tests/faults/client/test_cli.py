@@ -1,5 +1,6 @@
 """`npu-client`, as a user calls it: commands, keys, addresses, settings, and files of vectors."""
 
+import asyncio
 import io
 import json
 import os
@@ -46,6 +47,42 @@ def scripted_node(monkeypatch, _no_settings_from_outside):
 @pytest.fixture
 def node(scripted_node):
     return scripted_node.url
+
+
+@pytest.mark.parametrize(
+    ("change", "model", "message"),
+    [
+        (("http:", "https:"), EMBEDDER, "does not speak TLS; write http:// for a node without a certificate"),
+        (
+            ("", ""),
+            "minilm",
+            f"no node serves the model minilm: NODE does not serve minilm; models for embedding: {EMBEDDER}",
+        ),
+        (("", ""), WRITER, f"NODE has {WRITER} for generation, not embedding; models for embedding: {EMBEDDER}"),
+    ],
+)
+def test_a_wrong_address_or_model_is_answered_with_the_next_step(node, capsys, change, model, message):
+    assert main(["embed", "text", "--node", node.replace(*change), "--model", model, "--timeout", "5"]) == 1
+    assert message.replace("NODE", node) in capsys.readouterr().err
+
+
+def test_the_base_url_of_an_openai_client_is_refused_with_the_address_of_the_node(capsys):
+    assert main(["health", "--node", "http://10.0.0.22:8081/v1/"]) == 1
+    assert "a node is given as http://10.0.0.22:8081\n" in capsys.readouterr().err
+
+
+def test_a_403_of_a_proxy_names_the_key_and_the_proxy(scripted_node, capsys):
+    scripted_node.respond = answering(lambda: web.Response(status=403, text="<html>", content_type="text/html"))
+    assert main(["embed", "text"]) == 1
+    assert "HTTP 403 without the error body of a node; check NPU_CLIENT_API_KEY, and the" in capsys.readouterr().err
+
+
+async def test_a_page_in_place_of_a_node_is_named_as_such(capsys, aiohttp_server):
+    app = web.Application()
+    app.add_routes([web.get("/health", answering(lambda: web.Response(text="<html>", content_type="text/html")))])
+    url = str((await aiohttp_server(app)).make_url("")).rstrip("/")
+    assert await asyncio.to_thread(main, ["health", "--node", url]) == 1
+    assert f"{url}: /health answered HTTP 200, but not as a node does; check the address" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -326,7 +363,7 @@ async def test_embed_stream_keeps_the_order_and_little_in_memory(pair):
         rows = []
         async for batch in client.embed_stream(texts()):
             rows.append(batch.vectors)
-            assert given <= sum(map(len, rows)) + (client.backend.concurrency() + 1) * 64
+            assert given <= sum(map(len, rows)) + (client.fleet.concurrency() + 1) * 64
     np.testing.assert_array_equal(np.concatenate(rows), vectors_for(TEXTS * 10))
 
 

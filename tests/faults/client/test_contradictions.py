@@ -1,5 +1,7 @@
 """A node that contradicts its own /health is not believed: neither its vectors nor the name of another model."""
 
+import re
+
 import pytest
 from aiohttp import web
 
@@ -39,7 +41,7 @@ async def test_a_node_that_answers_other_vectors_than_it_reports_is_not_believed
         with pytest.raises(NPUUnavailableError, match=r"2 dimensions came .* its own /health says 8"):
             await client.embed("text", timeout=2)
         # Nothing was learned from it, and its other models go on.
-        client.backend.runtime.add(urls(honest))
+        client.fleet.runtime.add(urls(honest))
         await client.health()
         lengths, tried = await outcomes(client)
         assert lengths == {8}
@@ -168,8 +170,8 @@ async def test_a_name_that_health_lists_is_answered_by_its_model(pair, client):
     assert [attempt.outcome for attempt in (await client.chat(QUESTION)).attempts] == ["ok"]
 
 
-def cloud_of(cloud, model):
-    mapped = {"chat_model": model, "embedding_models": {"space-a": model}}
+def cloud_of(cloud, model, **more):
+    mapped = {"chat_model": model, "embedding_models": {"space-a": model}, **more}
     return CloudClient(CloudSettings(api_key="k", base_url=cloud.url, **mapped))
 
 
@@ -213,3 +215,27 @@ async def test_a_cloud_may_answer_as_a_version_of_the_model_and_as_no_other(clou
             else:
                 with pytest.raises((CloudUnavailable, StreamInterrupted), match=f"another model answered than {asked}"):
                     await call("Where?")
+
+
+@pytest.mark.parametrize(
+    ("asked", "answered", "names"),
+    [
+        ("openai/gpt-4o", "gpt-4o-2024-08-06", ()),
+        ("gpt-4o", "openai/gpt-4o-2024-08-06", ()),
+        ("my-deployment", "gpt-4o-mini-2024-07-18", ("gpt-4o-mini",)),
+        ("my-deployment", "azure/gpt-4o-mini", ("gpt-4", "gpt-4o-mini")),
+        ("openrouter/auto", "anything", ("*",)),
+    ],
+)
+async def test_a_chat_of_the_cloud_may_come_under_the_names_of_the_settings_and_vectors_may_not(
+    cloud, asked, answered, names
+):
+    cloud.respond = answering_as(answered)
+    async with cloud_of(cloud, asked, answers_as={asked: names, "other": ("gpt-4",)}) as client:
+        assert (await client.generate("Where?")).text == "Paris"
+        assert [piece async for piece in client.stream("Where?")] == ["Paris"]
+        with pytest.raises(CloudUnavailable, match=f"another model answered than {asked}"):
+            await client.embed("Where?")
+    async with cloud_of(cloud, "my-alias", answers_as={"other": names}) as client:
+        with pytest.raises(CloudUnavailable, match=re.escape("cloud.answers_as.my-alias")):
+            await client.generate("Where?")

@@ -1,13 +1,14 @@
 """The recipes of the documents: each is Python, and each runs, in the framework that it is for."""
 
+import os
 import re
+import subprocess
 import sys
 import types
 from pathlib import Path
 
 import numpy as np
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
 
 from backend_client import ConfigurationError
 from tests.faults.scripted_node import ANSWER, ScriptedNode, answering, error_response, served_in_thread, vectors_for
@@ -19,6 +20,7 @@ starlette_testing = Later("starlette.testclient")
 
 DOCS = Path(__file__).parents[3] / "docs"
 TEXT = "".join((DOCS / name).read_text(encoding="utf-8") for name in ("recipes.md", "testing-your-service.md"))
+PAGE_FILES = ["by_hand.py", "service.py", "service_fastapi.py", "conftest.py", "test_fallback.py"]
 BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 
 
@@ -42,11 +44,11 @@ def node(monkeypatch):
         yield node
 
 
-async def test_the_aiohttp_recipe_serves(scripted, monkeypatch):
+async def test_the_aiohttp_recipe_serves(scripted, monkeypatch, aiohttp_client):
     monkeypatch.setenv("NPU_CLIENT_NODES", scripted.url)
-    async with TestClient(TestServer(run_recipe("cleanup_ctx")["app"])) as http:
-        reply = await http.post("/embed", data="text")
-        assert await reply.json() == vectors_for(["text"])[0].tolist()
+    http = await aiohttp_client(run_recipe("cleanup_ctx")["app"])
+    reply = await http.post("/embed", data="text")
+    assert await reply.json() == vectors_for(["text"])[0].tolist()
 
 
 def test_the_fastapi_recipe_serves_streams_and_refusals(node):
@@ -144,3 +146,24 @@ def test_the_script_recipe_prints(node, capsys):
     script = block_with("Why is the sky blue?").replace("http://127.0.0.1:8081", node.url)
     exec(compile(script, "docs/recipes.md", "exec"), {"__name__": "recipe"})  # noqa: S102
     assert capsys.readouterr().out == "".join(ANSWER)
+
+
+def test_the_scenarios_of_a_tested_fallback_pass(tmp_path):
+    """The page as files, in a process of its own as its readers run it: more than 5 s."""
+    page = (DOCS / "test-your-fallback.md").read_text(encoding="utf-8")
+    files = re.findall(r"```python\n# (\w+\.py)\n(.*?)```", page, re.DOTALL)
+    assert [name for name, _ in files] == PAGE_FILES
+    for name, block in files:
+        (tmp_path / name).write_text(block)
+    plugins = ("-p", "pytest_asyncio.plugin", "-p", "pytest_aiohttp.plugin", "-p", "no:cacheprovider")
+    options = ("-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function", "-W", "error")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *plugins, *options, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "19 passed" in done.stdout

@@ -32,7 +32,7 @@ def meeting(proxy, pair):
     @asynccontextmanager
     async def meet(fault):
         async with NPUClient([proxy.url], options=PATIENT) as client:
-            proxy.fault = replace(fault, each=lambda _: client.backend.runtime.add([pair[1].url]))
+            proxy.fault = replace(fault, each=lambda _: client.fleet.runtime.add([pair[1].url]))
             yield client
 
     return meet

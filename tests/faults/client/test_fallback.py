@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 
 from backend_client import (
+    ClientOptions,
     CloudClient,
     CloudSettings,
     InferenceClient,
@@ -19,8 +20,9 @@ from backend_client import (
     StreamInterrupted,
 )
 from backend_client.errors import ClientClosed, CloudRejected, CloudUnavailable, ModelNotFound, SpendCapReached
+from backend_client.options import Timeouts
 from backend_client.testing import cut
-from tests.faults.scripted_node import ANSWER, answering, choice, error_response, streamed, vectors_for
+from tests.faults.scripted_node import ANSWER, answering, choice, data_event, error_response, streamed, vectors_for
 
 DEAD = "http://127.0.0.1:1"
 
@@ -78,8 +80,8 @@ async def test_the_ledger_is_exact_to_the_token(cloud):
         [_ async for _ in client.stream("prompt")]
         await client.embed("a longer text")
         tally = client.ledger.cloud
-    assert (tally.calls, tally.prompt_tokens, tally.completion_tokens) == (5, 4 * 13 + 11, 4 * 5)
-    assert tally.cost == (4 * (13 * 2 + 5 * 8) + 11) / Decimal(1_000_000)
+    assert (tally.calls, tally.prompt_tokens, tally.completion_tokens) == (5, 5 * 13, 4 * 5)
+    assert tally.cost == (4 * (13 * 2 + 5 * 8) + 13) / Decimal(1_000_000)
     assert tally.estimated_calls == 0
 
 
@@ -262,6 +264,24 @@ async def test_what_the_cloud_says_about_the_request_is_a_rejection(cloud, statu
         assert caught.value.status == status
 
 
+@pytest.mark.parametrize("field", ["type", "code"])
+@pytest.mark.parametrize("call", [generate, stream])
+async def test_an_account_that_is_used_up_is_the_clouds_state_and_not_the_requests_fault(cloud, call, field):
+    error = {
+        "message": "Budget has been exceeded!",
+        "type": None,
+        "param": None,
+        "code": "400",
+        field: "budget_exceeded",
+    }
+    cloud.respond = answering(lambda: web.json_response({"error": error}, status=400))
+    async with fallback([DEAD], cloud) as client:
+        with pytest.raises(NPUUnavailableError) as caught:
+            await call(client)
+        assert isinstance(caught.value.cloud_error, CloudUnavailable)
+        assert client.ledger.cloud.calls == 0
+
+
 @pytest.mark.parametrize("status", [301, 401, 402, 403, 404, 405, 409, 418, 429, 500, 503])
 async def test_any_other_answer_of_the_cloud_is_unavailability(cloud, status):
     """Our key, model name or URL is wrong, or the cloud is down: the request is not at fault."""
@@ -350,3 +370,46 @@ async def test_when_a_busy_cloud_asks_to_be_asked_again_is_told(cloud, status, h
         with pytest.raises(NPUUnavailableError) as caught:
             await client.generate("prompt")
     assert (caught.value.cloud_error.retry_after, caught.value.retry_after) == (seconds, seconds)
+
+
+@pytest.mark.parametrize("options", [{}, {"timeout": 60}])
+async def test_a_stream_of_the_cloud_is_cut_by_the_time_of_its_caller_and_by_no_default(cloud, options):
+    now = [0.0]
+    async with CloudClient(settings(cloud), clock=lambda: now[0]) as client:
+        stream = client.stream("prompt", **options)
+        assert await anext(stream) == ANSWER[0]
+        now[0] += 1000.0
+        if options:
+            with pytest.raises(StreamInterrupted, match="time") as caught:
+                await anext(stream)
+            assert caught.value.partial_text == ANSWER[0]
+        else:
+            assert [piece async for piece in stream] == ANSWER[1:]
+
+
+async def test_a_stream_of_the_cloud_that_falls_silent_is_interrupted(cloud):
+    async def respond(request):
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(data_event({"model": "cloud-chat", "choices": [choice({"content": "Paris"})]}))
+        await asyncio.get_running_loop().create_future()
+
+    cloud.respond = respond
+    options = ClientOptions(timeouts=Timeouts(silence=0.1))
+    async with CloudClient(settings(cloud), options=options) as client:
+        with pytest.raises(StreamInterrupted) as caught:
+            [_ async for _ in client.stream("prompt")]
+        assert caught.value.partial_text == "Paris"
+
+
+async def test_a_silent_node_is_asked_once_before_the_cloud(scripted, cloud):
+    async def respond(_):
+        await asyncio.get_running_loop().create_future()
+
+    scripted.respond = respond
+    npu = NPUClient([scripted.url], options=ClientOptions(timeouts=Timeouts(idle=0.2)))
+    async with InferenceClient(npu, CloudClient(settings(cloud))) as client:
+        for call in (client.generate("prompt"), stream(client)):
+            result = await call
+            assert [attempt.outcome for attempt in result.attempts] == ["AttemptTimeout", "ok"]
+    assert len(scripted.requests) == 2

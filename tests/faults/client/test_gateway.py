@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import stat
+import time
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -14,15 +15,17 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from multidict import CIMultiDict
+from yarl import URL
 
-from backend_client import CloudClient, InferenceClient, NPUClient
+from backend_client import ClientOptions, CloudClient, InferenceClient, NPUClient
 from backend_client.errors import ConfigurationError
 from backend_client.gateway.app import make_app
 from backend_client.gateway.cli import build_parser, main
 from backend_client.gateway.keys import KeyStore
 from backend_client.gateway.settings import GatewaySettings
+from backend_client.options import Timeouts
 from backend_client.testing import cut
-from backend_client.testing.node import EMBEDDER, WRITER, route_headers
+from backend_client.testing.node import EMBEDDER, WRITER, model_row, route_headers
 from tests.faults.client.test_fallback import settings as cloud_settings
 from tests.faults.scripted_node import answering, error_response, vectors_for
 from tests.support.gateway import started_store
@@ -32,13 +35,18 @@ STREAM = {**CHAT, "stream": True}
 
 
 @asynccontextmanager
-async def gateway(*nodes, cloud=None, cloud_prices=None, spend_cap=None, local_only=False, **values):
+async def gateway(*nodes, cloud=None, cloud_prices=None, spend_cap=None, local_only=False, client=None, **values):
     npu = NPUClient(
-        [node.url for node in nodes], spaces={EMBEDDER: "space-a"}, api_key="shared-key", registering=not nodes
+        [node.url for node in nodes],
+        spaces={EMBEDDER: "space-a"},
+        api_key="shared-key",
+        registering=not nodes,
+        **(client or {}),
     )
     mapped = {"chat_models": {WRITER: "cloud-chat"}, "prices": cloud_prices or {}, "spend_cap": spend_cap}
     behind = CloudClient(cloud_settings(cloud, **mapped)) if cloud else None
-    app = make_app(GatewaySettings.load(**values), InferenceClient(npu, behind, local_only=local_only))
+    served = InferenceClient(npu, behind, local_only=local_only, clock=(client or {}).get("clock", time.monotonic))
+    app = make_app(GatewaySettings.load(**values), served)
     server = TestServer(app, host="127.0.0.1", handler_cancellation=True)
     async with server, aiohttp.ClientSession(server.make_url("/")) as session:
         yield session
@@ -74,8 +82,9 @@ async def test_a_body_goes_to_the_node_and_its_reply_comes_back_byte_for_byte(sc
 
 async def test_a_stream_comes_as_the_node_sends_it(scripted):
     async with gateway(scripted) as http, aiohttp.ClientSession() as direct:
-        through = await http.post("/v1/chat/completions", json=STREAM)
-        at_once = await direct.post(f"{scripted.url}/v1/chat/completions", json=STREAM)
+        asked = {**STREAM, "stream_options": {"include_usage": True}}
+        through = await http.post("/v1/chat/completions", json=asked)
+        at_once = await direct.post(f"{scripted.url}/v1/chat/completions", json=asked)
         assert through.headers["Content-Type"] == at_once.headers["Content-Type"]
         assert await through.read() == await at_once.read()
         metrics = await (await http.get("/metrics")).text()
@@ -133,6 +142,36 @@ async def test_a_stream_that_fails_before_its_first_token_is_another_nodes(pair,
         text = await reply.read()
         assert text == answer if path == "/api/chat" else text.endswith(b"data: [DONE]\n\n")
         assert begun not in text
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("DELETE", "/v1/responses/%2e%2e/%2e%2e/models/fake-writer"),
+        ("POST", "/v1/responses/%2e%2e/%2e%2e/admin/reload"),
+        ("POST", "/v1/responses/resp_0/cancel"),
+        ("GET", "/v1/responses/resp_0"),
+        ("GET", "/v1/responses/..%2f..%2fdashboard/state"),
+        ("GET", "/v1/models/%2e%2e%2f%2e%2e%2fdashboard%2fstate"),
+        ("GET", "/v1/models/x%3Fa=b"),
+        ("GET", "/v1/models/.."),
+        ("DELETE", f"/v1/models/{WRITER}"),
+        ("POST", "/v1/embeddings/../../admin/reload"),
+        ("POST", "//v1/embeddings"),
+        ("POST", "/v1/embeddings/"),
+        ("GET", "/metrics/../dashboard/state"),
+        ("POST", "/models/pull"),
+        ("PUT", "/v1/chat/completions"),
+    ],
+)
+async def test_no_path_but_those_of_inference_reaches_a_node(scripted, method, path):
+    async with gateway(scripted) as http:
+        origin = (await http.get("/health")).url.origin()
+        reply = await http.request(
+            method, URL(f"{origin}{path}", encoded=True), json=CHAT if method == "POST" else None
+        )
+        assert (reply.status, (await reply.json())["error"]["code"]) in {(404, "not_found"), (404, "model_not_found")}
+    assert {(request.method, request.path) for request in scripted.requests} <= {("GET", "/v1/models")}
 
 
 async def test_a_dead_node_is_passed_over(pair):
@@ -243,6 +282,56 @@ async def test_a_caller_that_leaves_ends_its_request_on_the_node(scripted):
             await left.wait()
 
 
+@pytest.mark.parametrize("headers", [{}, {"X-Request-Timeout-Ms": "1000"}])
+async def test_a_caller_that_does_not_read_is_disconnected_and_its_node_is_free(scripted, headers):
+    left = asyncio.Event()
+
+    async def respond(request):
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", **route_headers(WRITER)})
+        await response.prepare(request)
+        try:
+            while True:
+                await response.write(b'{"message":{"content":"' + b"Hi" * 50_000 + b'"},"done":false}\n')
+        finally:
+            left.set()
+
+    scripted.respond = respond
+    # The time of the caller, or that without a part that it reads.
+    timeouts = Timeouts() if headers else Timeouts(silence=1.0)
+    async with (
+        gateway(scripted, client={"options": ClientOptions(timeouts=timeouts)}) as http,
+        http.post("/api/chat", json=CHAT, headers=headers) as reply,
+        asyncio.timeout(60),
+    ):
+        assert reply.status == 200
+        await left.wait()
+
+
+@pytest.mark.parametrize("headers", [{}, {"X-Request-Timeout-Ms": "60000"}])
+async def test_a_stream_that_flows_is_cut_by_the_time_of_its_caller_and_by_no_default(scripted, headers):
+    now, later = [0.0], asyncio.Event()
+
+    async def respond(request):
+        assert ("X-Request-Timeout-Ms" in request.headers) == bool(headers)
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", **route_headers(WRITER)})
+        await response.prepare(request)
+        await response.write(b'{"message":{"content":"Hi"},"done":false}\n')
+        await later.wait()
+        for done in (b"false", b"true"):
+            await response.write(b'{"message":{"content":"Hi"},"done":' + done + b"}\n")
+            await asyncio.sleep(0.1)
+        return response
+
+    scripted.respond = respond
+    async with gateway(scripted, client={"clock": lambda: now[0]}) as http:
+        reply = await http.post("/api/chat", json=CHAT, headers=headers)
+        await reply.content.readline()
+        now[0] += 1000.0
+        later.set()
+        last = json.loads((await reply.text()).splitlines()[-1])
+    assert "deadline" in last["error"] if headers else last["done"]
+
+
 @pytest.mark.parametrize(
     ("path", "told"),
     [
@@ -263,7 +352,8 @@ async def test_errors_have_the_form_of_the_dialect(scripted, path, told):
             assert reply.status == status
             assert (await reply.json())["error"]
         assert (await http.get(path)).status == 404
-    assert not scripted.requests
+    # Whether a node has it in its store.
+    assert {request.path for request in scripted.requests} == {"/api/show"}
 
 
 async def test_a_refusal_of_a_node_is_forwarded_in_its_own_words(scripted):
@@ -321,13 +411,16 @@ def test_keys_are_made_listed_rotated_and_ended_by_commands(tmp_path, capsys):
     assert key.split("_", 2)[2] not in listed
     now = [1000.0]
     store = KeyStore(file, clock=lambda: now[0])
+    store.read()
     assert store.find(key).name == "team-a"
     assert store.find(key).models == {"m"}
     following = run("rotate", prefix, "--overlap", "0")
+    store.read()
     assert store.find(following).cloud is False
     now[0] = 10.0**11
     assert store.find(key) is None
     run("revoke", following.split("_")[1])
+    store.read()
     assert store.find(following) is None
     store.close()
     assert main(["keys", "--keys", str(file), "revoke", "nothing"]) == 1
@@ -499,3 +592,68 @@ async def test_a_key_for_some_models_is_shown_no_others(scripted, tmp_path):
         form.add_field("file", b"RIFF", filename="a.wav")
         reply = await http.post("/v1/audio/transcriptions", data=form, headers=bound)
         assert (reply.status, "one model" in await reply.text()) == (400, True)
+
+
+async def test_errors_of_models_are_in_anthropics_form_for_its_clients(scripted):
+    async with gateway(scripted) as http:
+        headers = {"anthropic-version": "2023-06-01", "X-Request-ID": "mine"}
+        for path in ("/v1/models/none", "/v1/models?limit=0", f"/v1/models/{EMBEDDER}", "/v1/models/a/b"):
+            reply = await http.get(path, headers=headers)
+            body = await reply.json()
+            assert (body["type"], reply.status) in {("error", 404), ("error", 400)}, path
+            assert body["error"]["type"] in {"not_found_error", "invalid_request_error"}
+            assert (reply.headers["request-id"], reply.headers["X-Request-ID"]) == ("mine", "mine")
+        reply = await http.get(f"/v1/models/{WRITER}", headers=headers)
+        assert ((await reply.json())["type"], reply.headers["request-id"]) == ("model", "mine")
+        stream = {"messages": [], "max_tokens": 1, "model": "none"}
+        assert (await http.post("/v1/messages", json=stream)).headers["request-id"].startswith("req_")
+        plain = await http.get("/v1/models/none")
+        assert (await plain.json())["error"]["code"] == "model_not_found"
+        assert "request-id" not in plain.headers
+
+
+async def test_a_request_that_names_no_model_of_several_is_the_callers_mistake(scripted):
+    scripted.offer("generation", "another")
+    async with gateway(scripted) as http:
+        reply = await http.post("/inference", json={"prompt": "a"})
+        assert (reply.status, (await reply.json())["error"]["code"]) == (400, "invalid_request")
+    assert not scripted.requests
+
+
+async def test_a_request_that_names_no_model_is_for_the_default_of_the_fleet(scripted):
+    """Of which the node has another one: `spaces` of the client names it."""
+    scripted.models = {"another": model_row("embedding") | {"dimensions": 8, "space": "space-c"}, **scripted.models}
+    async with gateway(scripted) as http:
+        reply = await http.post("/embeddings", json={"texts": ["a"]})
+        assert (reply.status, reply.headers["X-Model"]) == (200, EMBEDDER)
+
+
+PARTS = {
+    "/v1/chat/completions": b'data: {"choices":[{"index":0,"delta":{"content":"Hello"},"finish_reason":null}]}\n\n',
+    "/v1/responses": b'data: {"type":"response.output_text.delta","delta":"Hello"}\n\n',
+    "/v1/messages": b'data: {"type":"content_block_delta","delta":{"type":"text_delta","text":"Hello"}}\n\n',
+    "/inference": b'event: token\ndata: {"text":"Hello"}\n\n',
+    "/api/chat": b'{"message":{"content":"Hello"},"done":false}\n',
+    "/api/generate": b'{"response":"Hello","done":false}\n',
+}
+
+
+@pytest.mark.parametrize("path", PARTS)
+async def test_an_interrupted_stream_says_how_much_its_caller_has(scripted, path):
+    lines = "application/x-ndjson" if path.startswith("/api/") else "text/event-stream"
+    scripted.respond = answering(
+        lambda: web.Response(body=PARTS[path] * 2, headers={"Content-Type": lines, **route_headers(WRITER)})
+    )
+    async with gateway(scripted) as http:
+        text = await (await http.post(path, json={**STREAM, "prompt": "Hi", "input": "Hi"})).text()
+    assert text.count("Hello") == 2
+    assert "the answer stopped after 10 characters" in text
+
+
+async def test_a_stream_that_is_complete_needs_no_done(scripted):
+    body = ROLE + ROLE.replace(b'"content":""},"finish_reason":null', b'"content":"Hi"},"finish_reason":"stop"')
+    scripted.respond = answering(
+        lambda: web.Response(body=body, headers={"Content-Type": "text/event-stream", **route_headers(WRITER)})
+    )
+    async with gateway(scripted) as http:
+        assert await (await http.post("/v1/chat/completions", json=STREAM)).read() == body

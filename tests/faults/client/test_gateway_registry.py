@@ -1,19 +1,25 @@
 """Nodes that announce themselves to the gateway: enrolment, addresses, keys, and nodes that lie."""
 
 import asyncio
+import contextlib
 import ipaddress
+import sqlite3
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from yarl import URL
 
 from backend_client.errors import ConfigurationError
 from backend_client.gateway import app as gateway_app
+from backend_client.gateway import registry as gateway_registry
 from backend_client.gateway.cli import main
-from backend_client.gateway.keys import KeyStore
+from backend_client.gateway.keys import KeyFile, KeyStore
 from backend_client.gateway.limits import Refusal
 from backend_client.gateway.registry import EXPIRY_S, Registry
+from backend_client.http.addresses import parse_nodes
 from tests.faults.client.test_gateway import STREAM, gateway
 
 NETWORKS = [ipaddress.ip_network("10.0.0.0/24"), ipaddress.ip_network("fd00::/64")]
@@ -27,9 +33,8 @@ def now():
 
 @pytest.fixture
 def registry(tmp_path, now):
-    found = Registry(tmp_path / "keys.db", NETWORKS, lambda: now[0])
-    yield found
-    found.close()
+    with contextlib.closing(KeyFile(tmp_path / "keys.db")) as file:
+        yield Registry(file, NETWORKS, lambda: now[0])
 
 
 def status_of(registry, key, given):
@@ -139,18 +144,20 @@ def test_a_team_is_no_node_and_a_node_no_team(registry, tmp_path):
     teams = KeyStore(tmp_path / "keys.db")
     team, node = teams.add("team"), registry.enrol("one")
     assert status_of(registry, team, HERE) == 401
+    teams.read()
     assert teams.find(node) is None
     teams.close()
 
 
 @asynccontextmanager
-async def open_gateway(tmp_path, monkeypatch, *nodes):
+async def open_gateway(tmp_path, monkeypatch, port, *nodes):
     """A gateway that looks often, the key of a team and of a node, and what announces."""
     monkeypatch.setattr(gateway_app, "_LOOK_S", 0.02)
     file = tmp_path / "keys.db"
-    teams, registry = KeyStore(file), Registry(file)
+    teams = KeyStore(file)
+    registry = Registry(teams.file)
     headers = {"x-api-key": teams.add("team")}
-    key = registry.enrol("one")
+    key = registry.enrol("one", port)
     async with gateway(*nodes, keys=file, allowed_networks="127.0.0.0/8, ::1/128") as http:
 
         async def announce(**given):
@@ -164,7 +171,6 @@ async def open_gateway(tmp_path, monkeypatch, *nodes):
 
         yield http, announce, ask, registry
     teams.close()
-    registry.close()
 
 
 async def until(condition):
@@ -174,7 +180,7 @@ async def until(condition):
 
 
 async def test_an_announced_node_serves_with_its_own_key_and_never_the_shared_one(tmp_path, monkeypatch, scripted):
-    async with open_gateway(tmp_path, monkeypatch) as (_, announce, ask, registry):
+    async with open_gateway(tmp_path, monkeypatch, URL(scripted.url).port) as (_, announce, ask, registry):
         assert (await ask()).status == 503
         assert await announce(url=scripted.url, api_key="its-own") == 200
 
@@ -195,8 +201,67 @@ async def test_an_announced_node_serves_with_its_own_key_and_never_the_shared_on
         await until(refused)
 
 
+async def test_no_node_is_silent_while_no_announcement_can_be_written(tmp_path, monkeypatch, scripted, caplog):
+    async with open_gateway(tmp_path, monkeypatch, URL(scripted.url).port) as (_, announce, ask, _registry):
+        assert await announce(url=scripted.url) == 200
+
+        async def served():
+            return (await ask()).status == 200
+
+        async def refused():
+            return not await served()
+
+        await until(served)
+        with contextlib.closing(sqlite3.connect(tmp_path / "keys.db", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            monkeypatch.setattr(gateway_registry, "EXPIRY_S", 0.0)
+
+            async def failed():
+                return "the announced nodes stay as they are" in caplog.text
+
+            await until(failed)
+            assert await served()
+            assert await announce(url=scripted.url) == 503
+            other.execute("ROLLBACK")
+
+        async def written():
+            return await announce(url=scripted.url) == 200
+
+        await until(written)
+        assert await served()
+        monkeypatch.setattr(gateway_app, "EXPIRY_S", 0.0)
+        await until(refused)
+
+
+def test_a_node_that_left_or_is_drained_is_not_kept(registry, now):
+    one, two = registry.enrol("one"), registry.enrol("two")
+    registry.announce(one, HERE)
+    registry.announce(two, {"url": "http://10.0.0.22:8081"})
+    members = registry.members()
+    now[0] += EXPIRY_S
+    assert registry.members(members) == members
+    registry.announce(one, {**HERE, "draining": True})
+    registry.drain("two")
+    assert registry.members(members) == {}
+
+
+def test_a_key_is_for_one_port(registry):
+    key = registry.enrol("one", 9000)
+    assert status_of(registry, key, HERE) == 403
+    registry.announce(key, {"url": "http://10.0.0.21:9000"})
+    with pytest.raises(ConfigurationError, match="must be from 1 to 65535, got 0"):
+        registry.enrol("two", 0)
+
+
+def test_an_ipv4_address_written_as_one_of_ipv6_is_the_same_node(registry):
+    one, two = registry.enrol("one"), registry.enrol("two")
+    registry.announce(one, {"url": "http://[::ffff:10.0.0.21]:8081"})
+    assert list(registry.members()) == [HERE["url"]]
+    assert status_of(registry, two, HERE) == 409
+
+
 async def test_a_node_without_a_key_of_its_own_gets_none(tmp_path, monkeypatch, scripted):
-    async with open_gateway(tmp_path, monkeypatch) as (_, announce, ask, _registry):
+    async with open_gateway(tmp_path, monkeypatch, URL(scripted.url).port) as (_, announce, ask, _registry):
         assert await announce(url=scripted.url) == 200
 
         async def served():
@@ -207,7 +272,7 @@ async def test_a_node_without_a_key_of_its_own_gets_none(tmp_path, monkeypatch, 
 
 
 async def test_a_node_of_the_settings_keeps_its_place_and_its_key(tmp_path, monkeypatch, scripted):
-    async with open_gateway(tmp_path, monkeypatch, scripted) as (_, announce, ask, registry):
+    async with open_gateway(tmp_path, monkeypatch, URL(scripted.url).port, scripted) as (_, announce, ask, registry):
         assert await announce(url=scripted.url, api_key="stolen") == 200
         await asyncio.sleep(0.1)
         registry.remove("one")
@@ -226,7 +291,7 @@ async def test_what_is_no_node_gets_neither_prompts_nor_keys_and_no_redirect_is_
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", take)
     server = TestServer(app, host="127.0.0.1")
-    async with server, open_gateway(tmp_path, monkeypatch) as (_, announce, ask, _registry):
+    async with server, open_gateway(tmp_path, monkeypatch, server.port) as (_, announce, ask, _registry):
         assert await announce(url=str(server.make_url("")).rstrip("/")) == 200
 
         async def probed():
@@ -239,7 +304,7 @@ async def test_what_is_no_node_gets_neither_prompts_nor_keys_and_no_redirect_is_
 
 
 async def test_announcements_are_refused_without_a_key_networks_or_bounds(tmp_path, monkeypatch, scripted):
-    async with open_gateway(tmp_path, monkeypatch) as (http, announce, _ask, _registry):
+    async with open_gateway(tmp_path, monkeypatch, 8081) as (http, announce, _ask, _registry):
         assert (await http.post("/announce", json=HERE)).status == 401
         assert await announce(url="http://10.0.0.21:8081") == 403
         assert await announce(url=scripted.url, labels={"a": "x" * 9000}) == 413
@@ -251,17 +316,44 @@ async def test_announcements_are_refused_without_a_key_networks_or_bounds(tmp_pa
         assert (await http.post("/announce", json=HERE)).status == 404
 
 
-def test_nodes_are_enrolled_listed_and_ended_by_commands(tmp_path, capsys):
-    file = str(tmp_path / "keys.db")
+def test_a_list_of_nodes_has_an_ipv4_address_once():
+    urls, _ = parse_nodes(["http://[::ffff:10.0.0.21]:8081", "10.0.0.21:8081", "http://[fd00::1]:8081"])
+    assert urls == [HERE["url"], "http://[fd00::1]:8081"]
 
+
+async def test_a_gateway_is_not_a_node(scripted):
+    async with gateway(scripted) as http:
+        health = await http.get("/health")
+        assert (await health.json())["server"] == "npu-gateway"
+        around = SimpleNamespace(url=str(health.url.origin()))
+        async with gateway(around) as outer:
+            reply = await outer.post("/v1/chat/completions", json=STREAM)
+            assert reply.status == 503
+            assert f"{around.url} is an npu-gateway and not a node" in await reply.text()
+            assert (await outer.get("/health")).status == 503
+    assert not scripted.requests
+
+
+async def test_a_request_of_a_gateway_is_refused_by_another(scripted):
+    async with gateway(scripted) as http:
+        assert (await http.post("/v1/chat/completions", json=STREAM)).status == 200
+        (request,) = scripted.requests
+        hop = {"X-NPU-Gateway-Hop": request.headers["X-NPU-Gateway-Hop"]}
+        reply = await http.post("/v1/chat/completions", json=STREAM, headers=hop)
+        assert (reply.status, (await reply.json())["error"]["code"]) == (508, "loop_detected")
+    assert len(scripted.requests) == 1
+
+
+def test_nodes_are_enrolled_listed_and_ended_by_commands(tmp_path, capsys):
     def run(*words):
-        status = main(["nodes", "--keys", file, *words])
+        status = main(["nodes", "--keys", str(tmp_path / "keys.db"), *words])
         return status, capsys.readouterr()
 
     status, said = run("enrol", "one")
     key = said.out.strip()
     assert (status, key[:8]) == (0, "npunode_")
-    registry = Registry(tmp_path / "keys.db", NETWORKS)
+    file = KeyFile(tmp_path / "keys.db")
+    registry = Registry(file, NETWORKS)
     registry.announce(key, HERE | {"version": "0.1.0", "labels": {"site": "berlin"}})
     for action, state in (("drain", "drained"), ("resume", "live")):
         assert run(action, "one")[0] == 0
@@ -269,4 +361,4 @@ def test_nodes_are_enrolled_listed_and_ended_by_commands(tmp_path, capsys):
     assert run("remove", "one")[0] == 0
     assert run("list")[1].out == ""
     assert run("remove", "one")[0] == 1
-    registry.close()
+    file.close()

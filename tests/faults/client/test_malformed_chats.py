@@ -133,7 +133,7 @@ async def test_a_generation_that_ends_without_a_reason_is_interrupted(client, pa
 
 async def test_a_stream_that_closes_without_its_end_is_interrupted(client, pair):
     # Closed in good order: only the missing end tells that something is lacking.
-    in_turn(pair, streamed({"choices": [part("so far", "stop")]}, done=False))
+    in_turn(pair, streamed({"choices": [part("so far")]}, done=False))
     chat = client.stream_chat(QUESTION, timeout=5)
     with pytest.raises(StreamInterrupted) as caught:
         [_ async for _ in chat]
@@ -142,6 +142,15 @@ async def test_a_stream_that_closes_without_its_end_is_interrupted(client, pair)
     with pytest.raises(StreamInterrupted) as caught:
         [_ async for _ in client.stream("prompt", timeout=5)]
     assert caught.value.partial_text == "so far"
+
+
+async def test_a_chat_whose_choices_have_ended_needs_no_done(client, pair):
+    events = {"choices": [part("Paris")]}, {"choices": [part("", "stop")]}
+    in_turn(pair, *(streamed(*events, done=False) for _ in range(2)))
+    stream = client.stream_chat(QUESTION)
+    assert "".join([delta.text async for delta in stream]) == "Paris"
+    for result in (stream.result, await client.chat(QUESTION)):
+        assert (result.text, result.finish_reason, len(result.attempts)) == ("Paris", "stop", 1)
 
 
 async def test_a_response_that_ends_before_it_is_complete_is_interrupted():

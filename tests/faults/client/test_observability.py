@@ -2,7 +2,9 @@
 
 from urllib.parse import urlsplit
 
+import aiohttp
 import pytest
+from aiohttp.test_utils import TestServer
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -18,6 +20,8 @@ from backend_client import (
     StreamInterrupted,
     sync,
 )
+from backend_client.gateway.app import make_app
+from backend_client.gateway.settings import GatewaySettings
 from backend_client.observability import Metrics, instrument
 from backend_client.testing import cut
 from tests.faults.scripted_node import (
@@ -206,3 +210,29 @@ async def test_a_client_that_is_instrumented_twice_is_counted_once(scripted, obs
         await client.embed("text")
         assert elsewhere.get_sample_value("gen_ai_client_operation_duration_seconds_count", labels) == 1
         assert observed.value("gen_ai_client_operation_duration_seconds_count", **labels) == 2
+
+
+async def test_what_a_gateway_hands_on_is_observed_in_its_callers_trace(scripted, cloud, observed):
+    behind = CloudClient(CloudSettings(base_url=cloud.url, api_key="k", chat_models={WRITER: "cloud-chat"}))
+    client = observed(InferenceClient(NPUClient([scripted.url]), behind))
+    chat = {"model": WRITER, "messages": [{"role": "user", "content": "Hi"}], "stream": True}
+    chat["stream_options"] = {"include_usage": True}
+    trace = "0123456789abcdef0123456789abcdef"
+    server = TestServer(make_app(GatewaySettings.load(), client), host="127.0.0.1")
+    async with server, aiohttp.ClientSession(server.make_url("/")) as http:
+        await http.post("/embeddings", json={"texts": ["a", "b"]}, headers={"Traceparent": f"00-{trace}-{'1' * 16}-01"})
+        async with http.post("/v1/chat/completions", json=chat) as reply:
+            await reply.read()
+        scripted.respond = answering(lambda: error_response(503, "draining"))
+        async with http.post("/v1/chat/completions", json=chat) as reply:
+            await reply.read()
+            assert reply.headers["X-NPU-Gateway-Source"] == "cloud"
+    first, second, third = observed.spans
+    assert [span.name for span in observed.spans] == ["embeddings", f"chat {WRITER}", f"chat {WRITER}"]
+    assert f"{first.context.trace_id:032x}" == trace
+    assert scripted.requests[0].headers.getall("traceparent") == [f"00-{trace}-{first.context.span_id:016x}-01"]
+    assert second.attributes["gen_ai.usage.output_tokens"] == len(ANSWER)
+    assert (server_of(second), server_of(third)) == (host_and_port(scripted.url), host_and_port(cloud.url))
+    assert observed.value("npu_client_attempts_total", node=scripted.url, outcome="ok") == 2
+    labels = {"operation": "chat", "source": "cloud", "model": "cloud-chat", "error": ""}
+    assert observed.value("gen_ai_client_operation_duration_seconds_count", **labels) == 1

@@ -10,10 +10,11 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import openai
 import pytest
 
 from backend_client import NPUUnavailableError, RequestRejected
-from backend_client.testing import FakeFleet, drop, fake_vector, status
+from backend_client.testing import FakeCloud, FakeFleet, drop, fake_vector, status
 
 
 def test_vectors_depend_on_the_text_alone(fleet):
@@ -63,6 +64,31 @@ def test_a_killed_node_refuses_and_comes_back_on_its_port():
         while not client.healthz().serving:
             client.health()
         assert client.embed("text", timeout=20)
+
+
+def test_the_fake_cloud_answers_the_openai_sdk_and_reports_the_usage_it_was_given():
+    with FakeCloud() as cloud, openai.OpenAI(api_key="k", base_url=cloud.url, max_retries=0) as sdk:
+        vectors = sdk.embeddings.create(model="m", input=["one", "two"]).data
+        np.testing.assert_array_equal([row.embedding for row in vectors], [fake_vector("one"), fake_vector("two")])
+        chat = {"model": "m", "messages": [{"role": "user", "content": "Where?"}]}
+        cloud.answer = lambda body: f"You said {body['messages'][0]['content']}"
+        cloud.usage = (7, 3)
+        whole = sdk.chat.completions.create(**chat)
+        assert (whole.choices[0].message.content, whole.usage.total_tokens) == ("You said Where?", 10)
+        for options, tokens in (({"stream_options": {"include_usage": True}}, [10]), ({}, [])):
+            chunks = list(sdk.chat.completions.create(**chat, stream=True, **options))
+            assert (
+                "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "You said Where?"
+            )
+            assert [chunk.usage.total_tokens for chunk in chunks if chunk.usage] == tokens
+        cloud.usage = None
+        assert sdk.chat.completions.create(**chat).usage is None
+        cloud.script(status(402, "insufficient_quota"))
+        with pytest.raises(openai.APIStatusError) as caught:
+            sdk.chat.completions.create(**chat)
+        assert (caught.value.status_code, caught.value.code) == (402, "insufficient_quota")
+        with pytest.raises(openai.NotFoundError):
+            sdk.models.list()
 
 
 def test_the_plugin_gives_a_fixture(tmp_path):

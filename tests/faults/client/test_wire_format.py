@@ -43,6 +43,32 @@ async def test_an_embedding_request_carries_the_key_the_deadline_and_one_id(scri
     assert scripted.bodies == [{"texts": ["text"], "model": EMBEDDER}]
 
 
+WHOLE, START = "X-Request-Timeout-Ms", "X-NPU-Start-Timeout-Ms"
+
+
+async def test_a_node_hears_when_a_stream_must_begin_and_that_it_may_go_on(scripted, client):
+    await client.generate("prompt")
+    assert [piece async for piece in client.stream("prompt")] == ANSWER
+    assert [piece async for piece in client.stream("prompt", timeout=60)] == ANSWER
+    found = [{name for name in (WHOLE, START) if name in request.headers} for request in scripted.requests]
+    assert found == [{WHOLE}, {START}, {WHOLE, START}]
+    assert all(30_000 < int(scripted.requests[2].headers[name]) <= 60_000 for name in (WHOLE, START))
+
+
+async def test_a_caller_who_reads_slowly_gets_nothing_after_the_time_of_the_call(scripted):
+    now = [0.0]
+    async with NPUClient([scripted.url], clock=lambda: now[0]) as client:
+        for options, cut in ({}, False), ({"timeout": 60}, True):
+            stream = client.stream("prompt", **options)
+            assert await anext(stream) == ANSWER[0]
+            now[0] += 1000.0
+            if cut:
+                with pytest.raises(StreamInterrupted, match="deadline"):
+                    await anext(stream)
+            else:
+                assert [piece async for piece in stream] == ANSWER[1:]
+
+
 async def test_an_embedding_has_its_tokens_and_the_time_of_the_npu(scripted, client):
     space = (await client.embed_result("text")).space
 

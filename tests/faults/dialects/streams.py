@@ -31,6 +31,8 @@ AT_REST = (
 def body_of(route, *, stream=True, tokens=None):
     """The body of a long answer, or of one of at most so many tokens."""
     body = {"model": MODEL, "stream": stream, **ROUTES[route]}
+    if not stream:
+        body.pop("stream_options", None)
     if tokens is not None and "options" in body:
         body["options"] = {**body["options"], "num_predict": tokens}
     elif tokens is not None:

@@ -6,10 +6,11 @@ import os
 import signal
 import socket
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
-from tests.faults.engines.rerun_model import holding, serving
+from tests.faults.engines.rerun_model import LIMITS, holding, serving
 from tests.faults.engines.test_engine_faults import until
 from tests.support.scripted_runner import EATER
 from worker_node.core.errors import EngineDied, EngineUnavailable, RequestBreaksEngine
@@ -114,6 +115,24 @@ async def test_a_request_for_which_the_kernel_kills_the_engine_is_refused():
         async with asyncio.timeout(60):
             with pytest.raises(RequestBreaksEngine):
                 await model.answer(EATER)
+
+
+async def test_a_kill_for_memory_long_before_the_end_of_an_engine_is_not_taken_for_its_cause(caplog):
+    looks = []
+
+    def oom_kills():
+        looks.append(None)
+        return min(len(looks), 4)
+
+    async with holding(limits=replace(LIMITS, oom_window_s=0.01), memory=MemoryReader(lambda _: 0, oom_kills)) as model:
+        answer = asyncio.create_task(model.answer(1, 2))
+        async with asyncio.timeout(60):
+            while len(looks) < 6:
+                await asyncio.sleep(0.002)
+        await model.kill()
+        assert await answer == ([1, 2], Device.CPU)
+        assert not model.placements[0].suspects
+    assert "was killed from outside (SIGKILL)" in caplog.text
 
 
 async def test_it_is_run_on_the_next_placement_if_that_is_up():

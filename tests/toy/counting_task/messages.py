@@ -14,6 +14,10 @@ class CountJob(msgspec.Struct, frozen=True, tag="count", array_like=True):
     deadline: float
     interactive: bool = True
 
+    @property
+    def ends(self):
+        return self.deadline
+
     def timeless(self):
         return CountJob(0, self.texts, 0.0)
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from backend_client import ClientOptions, ClientSettings
 from backend_client.cloud.ledger import Ledger
 from backend_client.embed_many import cut
-from backend_client.errors import BadReply, InvalidArgument, RequestRejected, SpendCapReached
+from backend_client.errors import InvalidArgument, RequestRejected, SpendCapReached
 from backend_client.http.answers import check_generation
 from backend_client.http.errors import event_error, status_error
-from backend_client.http.messages import NotAnAnswer, Reply, embed_reply
+from backend_client.http.messages import NotAnAnswer, Reply, binary_vectors
 from backend_client.http.sse import Event, EventParser, MalformedStream
 from backend_client.options import BatchOptions, HedgeOptions, ProbeOptions
 from backend_client.results import Usage
@@ -92,7 +92,7 @@ def reply(shape, body):
 )
 def test_vectors_arrive_as_they_were_sent(rows):
     vectors = np.array(rows, "<f4").reshape(len(rows), 3)
-    found = embed_reply("n", reply(f"{len(rows)},3", vectors.tobytes()), len(rows))[0]
+    found = binary_vectors(reply(f"{len(rows)},3", vectors.tobytes()), len(rows))
     np.testing.assert_array_equal(found, vectors)
     assert found.flags.writeable
 
@@ -115,8 +115,8 @@ def test_vectors_arrive_as_they_were_sent(rows):
     ],
 )
 def test_vectors_that_are_none_are_refused(shape, body):
-    with pytest.raises(BadReply):
-        embed_reply("n", reply(shape, body), 1)
+    with pytest.raises(NotAnAnswer):
+        binary_vectors(reply(shape, body), 1)
 
 
 ANSWER = {

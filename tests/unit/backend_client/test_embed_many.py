@@ -85,7 +85,7 @@ async def test_all_batches_run_at_once_after_the_first_successes(nodes, client):
     for node in nodes:
         node.embed = counting
     await client.embed_many(["text"] * 64 * 20)
-    assert most == client.backend.concurrency()
+    assert most == client.fleet.concurrency()
 
 
 def part(rows, space="s", value=1.0, dimensions=3, node="http://n:1"):

@@ -153,6 +153,36 @@ async def test_a_long_answer_is_not_cut_while_tokens_come(nodes, client):
     assert len(result.attempts) == 1
 
 
+@with_fleet(1, timeouts=Timeouts(generate=5.0, silence=2.0))
+async def test_a_stream_that_has_begun_is_bounded_by_silence_and_by_a_timeout_of_the_caller(nodes, client):
+
+    async def token(_):
+        await asyncio.sleep(1.0)
+        return "x"
+
+    [node] = nodes
+    node.pieces = [token] * 20
+    assert len([piece async for piece in client.stream("prompt")]) == 20
+
+    began = now()
+    with pytest.raises(StreamInterrupted, match="deadline") as caught:
+        [piece async for piece in client.stream("prompt", timeout=5.0)]
+    assert now() - began == pytest.approx(5.0, abs=0.01)
+    assert caught.value.partial_text == "xxxx"
+
+    node.pieces = [token, hang]
+    began = now()
+    with pytest.raises(StreamInterrupted, match="within 2 s"):
+        [piece async for piece in client.stream("prompt")]
+    assert now() - began == pytest.approx(3.0, abs=0.1)
+
+    node.pieces = [hang]
+    began = now()
+    with pytest.raises(DeadlineExceeded):
+        [piece async for piece in client.stream("prompt")]
+    assert now() - began == pytest.approx(5.0, abs=0.01)
+
+
 @with_fleet(3)
 async def test_an_attempt_that_cannot_be_retried_gets_all_the_time(nodes, client):
     for node in nodes:
@@ -201,12 +231,12 @@ async def test_requests_wait_for_the_only_node_and_cost_no_retries(keeps):
     [node] = nodes = fleet(1)
     Loading(node, 20.0, keeps=keeps)
     async with warm(nodes) as client:
-        before = client.backend.runtime.budget.balance
+        before = client.fleet.runtime.budget.balance
         calls = [client.embed_result("text", timeout=30) for _ in range(50)]
         calls += [client.generate("prompt", timeout=30) for _ in range(50)]
         results = await asyncio.gather(*calls)
         assert {result.node for result in results} == {node.url}
-        assert client.backend.runtime.budget.balance >= before
+        assert client.fleet.runtime.budget.balance >= before
         # Once before it is loaded, if it refuses that, and once afterwards.
         assert len(node.requests) <= 200
 
@@ -259,7 +289,7 @@ class Cloud(BaseClient):
 
     def __init__(self):
         self.ledger = Ledger({})
-        self.backend = self
+        self.service = self
 
     def chat_model_for(self, name):
         return None if name == WRITER else "cloud-chat"
@@ -286,7 +316,7 @@ async def test_where_the_cloud_may_answer_a_call_waits_no_longer_than_for_a_hung
     [node] = nodes = fleet(1)
     Loading(node, 20.0, keeps=keeps)
     async with warm(nodes) as npu:
-        client = InferenceClient(npu, Cloud())
+        client = InferenceClient(npu, Cloud(), clock=now)
         began = now()
         result = await client.generate("prompt", timeout=20)
         assert (result.source, len(result.attempts)) == ("cloud", 1)

@@ -18,7 +18,14 @@ import msgspec
 from worker_node.core.errors import ConversionFailed
 from worker_node.models.catalog import SourceFormat
 from worker_node.models.convert.job import ConversionJob, Converted, recognised, report
-from worker_node.models.directory import MANIFEST_VERSION, Manifest, sizes, write_manifest
+from worker_node.models.directory import (
+    MANIFEST_VERSION,
+    TOKENIZER_FILE,
+    Manifest,
+    content_hash,
+    sizes,
+    write_manifest,
+)
 
 _MAKERS = ("openvino", "openvino-genai", "gguf", "safetensors")
 
@@ -84,6 +91,7 @@ def _write_manifest(job: ConversionJob, converted: Converted) -> None:
             aliases=job.aliases,
             prompts=dict(converted.prompts),
             matryoshka=converted.matryoshka,
+            content=None if converted.space is None else content_hash(target, TOKENIZER_FILE),
         ),
     )
 

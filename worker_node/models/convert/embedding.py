@@ -21,7 +21,6 @@ from worker_node.models.convert.encoder import (
     EMBEDDING,
     INPUT_IDS,
     TOKEN_TYPES,
-    TOKENIZER_FILE,
     build_encoder,
     finish,
     matryoshka_of,
@@ -32,17 +31,20 @@ from worker_node.models.convert.encoder import (
     read_json,
     read_tensors,
     sentence_config_of,
+    token_rows,
     write_tokenizer,
 )
 from worker_node.models.convert.job import ConversionJob, Converted, copy_export
 from worker_node.models.directory import (
     CANARY_TEXTS,
     MODEL_FILE,
+    TOKENIZER_FILE,
     EmbeddingCanary,
     read_directory,
     write_canary,
 )
 from worker_node.models.sources.downloads import file_sha256
+from worker_node.models.sources.selection import weight_files
 
 _HEX_DIGITS = 32
 
@@ -67,15 +69,14 @@ def convert_encoder(job: ConversionJob, stage: Callable[[str], None]) -> Convert
         )
     stage("building the encoder")
     bert, sentence = read_bert_config(source), sentence_config_of(source, job)
-    weights = source / "model.safetensors"
-    model = build_encoder(bert, sentence, read_tensors(weights))
+    model = build_encoder(bert, sentence, read_tensors(source))
     return finish_embedding_model(
         job,
         model,
         stage,
         family="bert",
         context_limit=min(sentence.max_tokens, bert.max_position_embeddings),
-        weights_sha256=file_sha256(weights),
+        weights_sha256=" ".join(map(file_sha256, weight_files(source))),
         layout=sentence.layout,
         normalised=sentence.normalise,
     )
@@ -101,7 +102,9 @@ def finish_embedding_model(
     target = Path(job.target)
     # Exact weights: rounded to f16 they would be read no faster, for the CPU widens them when it compiles.
     ov.save_model(model, target / MODEL_FILE, compress_to_fp16=False)
-    tokenizer, tokenizer_sha256 = write_tokenizer(Path(job.source) / TOKENIZER_FILE, target / TOKENIZER_FILE)
+    tokenizer, tokenizer_sha256 = write_tokenizer(
+        Path(job.source) / TOKENIZER_FILE, target / TOKENIZER_FILE, token_rows(model)
+    )
     stage("computing reference vectors")
     vectors = outputs_on_cpu(target / MODEL_FILE, map(tokenizer.encode, CANARY_TEXTS))
     norms = np.linalg.norm(vectors, axis=1)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +21,8 @@ from tokenizers import Encoding, Tokenizer
 
 from worker_node.core.errors import ConversionFailed
 from worker_node.models.convert.job import ConversionJob
+from worker_node.models.directory import TOKENIZER_FILE
+from worker_node.models.sources.selection import SAFETENSORS_FILE, weight_files
 
 # The names by which engines know the encoder's ports.
 INPUT_IDS = "input_ids"
@@ -97,18 +100,18 @@ _POOLING_NAMES = {
 
 
 class BertConfig(msgspec.Struct, frozen=True):
-    """`config.json`: the sizes of the encoder."""
+    """`config.json`: the sizes of the encoder. Absent options have the defaults of transformers."""
 
     model_type: str
-    architectures: tuple[str, ...]
     hidden_size: int
     intermediate_size: int
     num_hidden_layers: int
     num_attention_heads: int
     max_position_embeddings: int
     vocab_size: int
-    hidden_act: str
-    layer_norm_eps: float
+    architectures: tuple[str, ...] | None = None
+    hidden_act: str = "gelu"
+    layer_norm_eps: float = 1e-12
     type_vocab_size: int = 2
     position_embedding_type: str = "absolute"
     is_decoder: bool = False
@@ -147,15 +150,23 @@ class _SentenceTransformers(msgspec.Struct, frozen=True):
     default_prompt_name: str | None = None
 
 
+# Checkpoints of a BertModel, alone or under the heads of its pre-training, which an encoder drops.
+_ENCODERS = ("BertModel", "BertForMaskedLM", "BertForPreTraining")
+_PREFIX, _HEADS = "bert.", "cls."
+
+
 def read_bert_config(
-    directory: Path, model_type: str = "bert", architecture: str = "BertModel", what: str = "plain BERT encoders"
+    directory: Path,
+    model_type: str = "bert",
+    architectures: Collection[str] = _ENCODERS,
+    what: str = "plain BERT encoders",
 ) -> BertConfig:
-    """Read `config.json`; raises ConversionFailed, naming the option, for anything but that architecture (`what`)."""
+    """Read `config.json`; raises ConversionFailed, naming the option, for other architectures than these (`what`)."""
     path = directory / "config.json"
     config = read_json(path, BertConfig)
     demands = {
         "model_type": (config.model_type, config.model_type == model_type),
-        "architectures": (config.architectures, config.architectures == (architecture,)),
+        "architectures": (config.architectures, set(config.architectures or ()) <= set(architectures)),
         "hidden_act": (config.hidden_act, config.hidden_act in GELU_MODES),
         "position_embedding_type": (config.position_embedding_type, config.position_embedding_type == "absolute"),
         "is_decoder": (config.is_decoder, not config.is_decoder),
@@ -167,7 +178,9 @@ def read_bert_config(
     }
     for option, (value, known) in demands.items():
         if not known:
-            raise ConversionFailed(f"{path}: {option} = {value!r} is not known; only {what} ({architecture}) are")
+            raise ConversionFailed(
+                f"{path}: {option} = {value!r} is not known; only {what} ({', '.join(architectures)}) are"
+            )
     return config
 
 
@@ -213,8 +226,8 @@ def read_sentence_config(directory: Path) -> SentenceConfig:
         )
     path = directory / "sentence_bert_config.json"
     limits = read_json(path, _SentenceBert) if path.is_file() else _SentenceBert()
-    if limits.do_lower_case:
-        raise ConversionFailed(f"{path}: do_lower_case is not known; it is tokenizer.json that should lower-case")
+    if limits.do_lower_case and not _lowers(read_tokenizer(directory / TOKENIZER_FILE)[0]):
+        raise ConversionFailed(f"{path}: do_lower_case is set and {TOKENIZER_FILE} keeps upper case; let it lower-case")
     prompts = directory / "config_sentence_transformers.json"
     if prompts.exists() and read_json(prompts, _SentenceTransformers).default_prompt_name is not None:
         raise ConversionFailed(f"{prompts}: default_prompt_name is not known")
@@ -238,7 +251,7 @@ def token_limit(directory: Path, stated: int | None) -> int:
 def read_json(path: Path, kind: type[_T]) -> _T:
     """Read a JSON file as that type; raises ConversionFailed, naming the file, when it is missing or something else."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return msgspec.json.decode(path.read_bytes().removeprefix(codecs.BOM_UTF8), type=kind)
     except (OSError, msgspec.DecodeError) as error:
         raise ConversionFailed(f"{path}: not readable ({error})") from error
 
@@ -271,10 +284,12 @@ def build_encoder(bert: BertConfig, sentence: SentenceConfig, tensors: Tensors) 
     shapes are dynamic and may be reshaped to static ones. A row whose mask is all zeros gives no NaN.
     Raises ConversionFailed when a tensor is missing, has another shape than the configuration says, or is left over.
     """
-    weights = Weights(tensors, _UNUSED)
+    prefix = _PREFIX if any(name.startswith(_PREFIX) for name in tensors) else ""
+    heads = {name for name in tensors if prefix and name.startswith(_HEADS)}
+    weights = Weights(tensors, frozenset({prefix + name for name in _UNUSED} | heads))
     ids, mask = text_input(INPUT_IDS), text_input(ATTENTION_MASK)
     present = op.convert(mask, "f32")
-    hidden = hidden_states(bert, weights, ids, present)
+    hidden = hidden_states(bert, weights, ids, present, prefix=prefix)
     weights.expect_all_used()
     vector = pool(hidden, mask, sentence.pooling, normalise=sentence.normalise)
     return finish(vector, [ids, mask])
@@ -440,19 +455,31 @@ def matryoshka_of(directory: Path, job: ConversionJob, dimensions: int) -> tuple
 
 
 _FLOATS = {"F32": np.float32, "F16": np.float16, "F64": np.float64}
+# Checkpoints that began in TensorFlow call the scale and shift of a layer norm so.
+_LAYER_NORM = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
-def read_tensors(path: Path) -> dict[str, NDArray[np.float32]]:
-    """All floating-point tensors of the file by name, as float32; integer ones (buffers) are left out.
+def read_tensors(directory: Path) -> Tensors:
+    """All floating-point tensors of a directory's safetensors files by name, as float32; integer ones (buffers) are
+    left out.
 
-    Raises ConversionFailed when the file is damaged or holds a float type that is not known.
+    Raises ConversionFailed for a damaged file, a missing shard and a float type that is not known.
     """
+    files = weight_files(directory)
+    if not files:
+        raise ConversionFailed(f"{directory}: {SAFETENSORS_FILE} is missing, or one of its shards")
+    return {name: tensor for file in files for name, tensor in _read_tensors(file).items()}
+
+
+def _read_tensors(path: Path) -> Tensors:
     try:
         tensors: list[tuple[str, dict[str, Any]]] = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]
     except (OSError, SafetensorError) as error:
         raise ConversionFailed(f"{path}: not a readable safetensors file ({error})") from error
-    result: dict[str, NDArray[np.float32]] = {}
-    for name, tensor in tensors:
+    result: Tensors = {}
+    for published, tensor in tensors:
+        old = next((old for old in _LAYER_NORM if published.endswith(old)), "")
+        name = published.removesuffix(old) + _LAYER_NORM.get(old, "")
         dtype, shape, data = tensor["dtype"], tensor["shape"], tensor["data"]
         if dtype == "BF16":
             widened = np.frombuffer(data, dtype=np.uint16).astype(np.uint32) << 16
@@ -464,14 +491,20 @@ def read_tensors(path: Path) -> dict[str, NDArray[np.float32]]:
     return result
 
 
-TOKENIZER_FILE = "tokenizer.json"
+def write_tokenizer(source: Path, target: Path, rows: int | None) -> tuple[Tokenizer, str]:
+    """Copy a tokenizer without its truncation and padding, for a model with `rows` token vectors (None: unknown).
+
+    Returns it and its hash (sha256). Raises ConversionFailed as `read_tokenizer`.
+    """
+    tokenizer, canonical = read_tokenizer(source, rows)
+    target.write_text(canonical, encoding="utf-8")
+    return tokenizer, hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def write_tokenizer(source: Path, target: Path) -> tuple[Tokenizer, str]:
-    """Copy a tokenizer with its truncation and padding taken out; returns it and the sha256 of what it says.
+def read_tokenizer(source: Path, rows: int | None = None) -> tuple[Tokenizer, str]:
+    """A tokenizer without its truncation and padding, and its canonical form, which does not depend on the layout.
 
-    The hash is over a canonical form, so that it depends on what the tokenizer does and not on its layout.
-    Raises ConversionFailed when the file is missing or no tokenizer.
+    Raises ConversionFailed when the file is missing, is not a tokenizer, or has token ids beyond the model's `rows`.
     """
     try:
         content = json.loads(source.read_bytes())
@@ -481,8 +514,37 @@ def write_tokenizer(source: Path, target: Path) -> tuple[Tokenizer, str]:
     except Exception as error:
         # The tokenizers library raises plain Exception for what it cannot read.
         raise ConversionFailed(f"{source}: not a readable tokenizer ({error})") from error
-    target.write_text(canonical, encoding="utf-8")
-    return tokenizer, hashlib.sha256(canonical.encode()).hexdigest()
+    token, largest = max(tokenizer.get_vocab().items(), key=lambda item: item[1], default=("", -1))
+    if rows is not None and largest >= rows:
+        raise ConversionFailed(
+            f"{source}: token {token!r} has the id {largest}, and the model has vectors for the ids below {rows}; "
+            "take the tokenizer that the model was trained with"
+        )
+    return tokenizer, canonical
+
+
+# Letters of whose lower case tokenizers and Python have one opinion.
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ ÀÉÖÜ ДЖШ"
+
+
+def _lowers(tokenizer: Tokenizer) -> bool:
+    normalizer = tokenizer.normalizer
+    return normalizer is not None and bool(
+        normalizer.normalize_str(_LETTERS) == normalizer.normalize_str(_LETTERS.lower())
+    )
+
+
+def token_rows(model: ov.Model) -> int | None:
+    """The rows of the matrix in which a graph looks up its `input_ids`; None where it is not found."""
+    ports = list(model.input(INPUT_IDS).get_target_inputs())
+    for port in ports:
+        node = port.get_node()
+        if node.get_type_name() == "Gather" and port.get_index() == 1:
+            rows = node.get_input_partial_shape(0)[0]
+            return rows.get_length() if rows.is_static else None
+        if node.get_type_name() in {"Convert", "Reshape"}:
+            ports += node.output(0).get_target_inputs()
+    return None
 
 
 def outputs_on_cpu(graph: Path, encodings: Iterable[Encoding]) -> NDArray[np.float32]:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from openvino import Input, Node, Output, passes
 from openvino import opset13 as op
 
-from worker_node.core.errors import ConversionFailed
+from worker_node.core.errors import ConversionFailed, SourceRejected
 from worker_node.core.types import ModelKind
 from worker_node.models.catalog import Quantization
 from worker_node.models.convert.job import ConversionJob, Converted
@@ -65,21 +65,37 @@ def convert_gguf(job: ConversionJob, stage: Callable[[str], None]) -> Converted:
 _PERMUTED = frozenset({"llama"})
 # What GenAI's reader knows.
 _READABLE = frozenset({"F32", "F16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K"})
+# The tensors that its graph has, by architecture, without the number of their block.
+_EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
+_ATTENTION = ("attn_norm.weight", "attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_output.weight")
+_TENSORS = {_EMBEDDING, _OUTPUT, "output_norm.weight", *_ATTENTION} | {
+    f"ffn_{part}.weight" for part in ("norm", "gate", "up", "down")
+}
+_MORE_TENSORS = {
+    "qwen2": {"attn_q.bias", "attn_k.bias", "attn_v.bias"},
+    "qwen3": {"attn_q_norm.weight", "attn_k_norm.weight"},
+}
+_ROTARY_FREQUENCIES = "rope_freqs.weight"
 
 
 class GgufFile:
     """An open GGUF file: what it says of the model, and its weights exactly as llama.cpp would see them.
 
     Raises ConversionFailed when the file is not one, or lacks a field that is asked for, SourceRejected for another
-    architecture than those that can be converted.
+    architecture than those that can be converted, tensors and rotary embeddings that the graph lacks, and a vocabulary
+    beyond the embedding table. `known` bytes of the file are known; with a longer header nothing is judged.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, known: int | None = None) -> None:
         self.path = path
         try:
             reader = GGUFReader(path)
         except Exception as error:
+            if known is not None and known < path.stat().st_size:
+                return
             raise ConversionFailed(f"{path}: not a readable GGUF file ({error})") from error
+        if known is not None and reader.data_offset > known:
+            return
         self._fields = reader.fields
         self._tensors: dict[str, ReaderTensor] = {tensor.name: tensor for tensor in reader.tensors}
         self.architecture: str = self.field("general.architecture")
@@ -90,6 +106,29 @@ class GgufFile:
                 f"{path}: has tensors in {', '.join(sorted(unreadable))}; OpenVINO GenAI reads "
                 f"{', '.join(sorted(_READABLE))}. Choose another file of the same model: Q8_0 or Q4_0, or Q4_K_M of a "
                 "larger one"
+            )
+        self._require_known_graph()
+
+    def _require_known_graph(self) -> None:
+        """GenAI builds its graph without a look at what it does not know, which then computes something else."""
+        known = _TENSORS | _MORE_TENSORS.get(self.architecture, set())
+        unknown = sorted(name for name in self._tensors if re.sub(r"^blk\.\d+\.", "", name) not in known)
+        problem = ""
+        if unknown == [_ROTARY_FREQUENCIES]:
+            problem = f"scales its rotary frequencies ({_ROTARY_FREQUENCIES}, as Llama 3.1 and 3.2 do)"
+        elif unknown:
+            more = f" and {len(unknown) - 3} more" if unknown[3:] else ""
+            problem = f"has tensors that no {self.architecture} model has ({', '.join(unknown[:3])}{more})"
+        scaling = self.get(f"{self.architecture}.rope.scaling.type")
+        if not problem and scaling not in (None, "none"):
+            problem = f"scales its rotary embedding ({scaling})"
+        tokens, rows = self._fields.get("tokenizer.ggml.tokens"), self.shapes().get(_EMBEDDING, (0,))[0]
+        if not problem and tokens is not None and len(tokens.data) > rows:
+            problem = f"has {len(tokens.data)} tokens and vectors for {rows} of them"
+        if problem:
+            raise SourceRejected(
+                f"{self.path} {problem}, which the conversion of GGUF files does not support; take a repository of the "
+                "same model in OpenVINO form: npu-node list --all shows some, others end in -ov"
             )
 
     def field(self, name: str) -> Any:
@@ -221,8 +260,6 @@ _CLEARLY = 3.0
 _SMALL = 16
 # Rows of a matrix that are compared.
 _SAMPLE_ROWS = 8
-
-_EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
 
 _DEQUANTISATION = frozenset({"Convert", "Subtract", "Multiply", "Reshape"})
 

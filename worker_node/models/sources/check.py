@@ -10,21 +10,20 @@ from typing import Any
 
 from worker_node.core.errors import SourceRejected
 from worker_node.devices.memory import available_memory
-from worker_node.models.catalog import HubSource, SourceFormat
+from worker_node.models.catalog import CatalogEntry, PackageSource, SourceFormat
 from worker_node.models.directory import peek_config
-from worker_node.models.prepare import PullSpec, fetch_configs
+from worker_node.models.npu_rules import weights_problem
+from worker_node.models.prepare import PullSpec, fetch_small
 from worker_node.models.sources.disk import free_space, in_gigabytes
 from worker_node.models.sources.downloads import list_repository
-from worker_node.models.sources.reference import HubReference, LocalReference, Reference
+from worker_node.models.sources.reference import HubReference, LocalReference, Reference, hub_repository
 from worker_node.models.sources.selection import conversion_needs, select
 
 # Memory of a loaded model, by the size of its weights; the conversations come on top.
 _SCALES = {SourceFormat.GGUF: 1.1, SourceFormat.SAFETENSORS: 2.0, SourceFormat.OPENVINO: 1.1, SourceFormat.TASK: 2.0}
 _DETOKENIZER = "openvino_detokenizer.xml"
 
-# What the NPU compiler takes for generation: int4, symmetric, one scale a row or groups of a multiple of this.
-_GROUP = 64
-_ALTERNATIVE = "NPUs want int4 symmetric, channel-wise or in groups: look for -int4-cw-ov"
+_ALTERNATIVE = "repositories that end in -int4-cw-ov are made for NPUs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +98,13 @@ def check(spec: PullSpec, store: Path) -> Report:
 
 
 def _look(reference: Reference) -> _Source:
-    if isinstance(reference, HubReference):
-        return _of_hub(reference)
+    if (repository := hub_repository(reference)) is not None:
+        return _of_hub(repository)
     if isinstance(reference, LocalReference):
         raise SourceRejected(f"{reference.path}: --check is about what would be downloaded; pull the files themselves")
+    assert isinstance(reference, CatalogEntry)  # noqa: S101
     source = reference.source
-    if isinstance(source, HubSource):
-        return _of_hub(HubReference(source.repo, source.revision, source.tag))
+    assert isinstance(source, PackageSource)  # noqa: S101
     return _Source(
         str(source),
         reference.format,
@@ -118,10 +117,10 @@ def _look(reference: Reference) -> _Source:
 
 def _of_hub(reference: HubReference) -> _Source:
     listing = list_repository(reference)
-    selection = select(listing, reference.tag)
+    selection = select(listing, reference.tag, reference.form)
     files = {file.path: file.size for file in selection.files}
     with tempfile.TemporaryDirectory() as room:
-        fetch_configs(reference, listing, selection, Path(room))
+        fetch_small(reference, listing, selection, Path(room))
         context, stored = _read_configs(Path(room))
     if selection.format is SourceFormat.GGUF:
         context = listing.gguf.get("context_length")
@@ -142,14 +141,14 @@ def npu_verdict(source_format: SourceFormat, stored: Mapping[str, Any], *, gener
     if not generates:
         return Suitability(True, ("an encoder: it runs in f16 with static shapes",))
     if source_format is SourceFormat.GGUF:
-        return Suitability(True, (f"converted here to int4 and int8, symmetric, in groups of {_GROUP}",))
-    bits, symmetric, group = stored.get("bits"), stored.get("sym"), stored.get("group_size")
+        return Suitability(True, ("converted here to int4 and int8, symmetric",))
+    bits, symmetric = stored.get("bits"), stored.get("sym")
     if bits is None:
         return Suitability(None, (f"nothing says how the weights are stored; {_ALTERNATIVE}",))
-    if bits != 4 or not symmetric:
-        stored_as = f"the weights have {bits} bits{'' if symmetric else ', asymmetric'}"
-        return Suitability(False, (f"{stored_as}; {_ALTERNATIVE}",))
-    if group == -1:
-        return Suitability(True, ("int4 symmetric, channel-wise",))
-    fits = isinstance(group, int) and group > 0 and group % _GROUP == 0
-    return Suitability(fits, (f"int4 symmetric in groups of {group}; NPUs take multiples of {_GROUP}",))
+    noted = (stored.get("group_size"), stored.get("ratio"))
+    group, ratio = (str(value) if isinstance(value, int | float) else None for value in noted)
+    # What serving refuses is not called suitable here.
+    problem = weights_problem(f"int{bits}_{'sym' if symmetric else 'asym'}", group, ratio)
+    if problem is not None:
+        return Suitability(False, (f"{problem}; {_ALTERNATIVE}",))
+    return Suitability(True, (f"int{bits} symmetric, {'channel-wise' if group == '-1' else f'in groups of {group}'}",))

@@ -8,9 +8,11 @@ for them.
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import os
 import re
+import ssl
 import subprocess
 import sys
 import time
@@ -52,12 +54,19 @@ _AGAIN = frozenset({408, 429, 500, 502, 503, 504})
 
 
 def _download(
-    url: str, target: Path, progress: Progress | None, *, known_hash: str, headers: Mapping[str, str]
-) -> None:
-    """Download one file, over as many connections as it takes while each brings something.
+    url: str,
+    target: Path,
+    progress: Progress | None,
+    *,
+    known_hash: str,
+    headers: Mapping[str, str],
+    first: int | None = None,
+) -> Path:
+    """Download one file, over as many connections as it takes while each brings something; returns its path.
 
     What arrived stays beside `target` when the connection breaks for good; the next call continues there with a range
     request, for `known_hash` tells whether the parts belong together. Without `progress` nothing is reported.
+    With `first`, download that many bytes only, which are kept in the same way.
     Raises httpx2.HTTPStatusError for a refusal, DownloadFailed (also when the disk is full).
     """
     import httpx2  # noqa: PLC0415
@@ -68,11 +77,11 @@ def _download(
     headers = {**headers, "Accept-Encoding": "identity"}
     try:
         part.parent.mkdir(parents=True, exist_ok=True)
-        with httpx2.Client(timeout=timeout, follow_redirects=True, headers=headers) as client:
+        with httpx2.Client(timeout=timeout, follow_redirects=True, headers=headers, verify=_tls()) as client:
             while True:
                 before, reason = _size_of(part), "the server ended the answer early"
                 try:
-                    if _receive(client, url, part, target.name, progress):
+                    if _receive(client, url, part, target.name, progress, first):
                         break
                 except httpx2.TransportError as error:
                     reason = f"{type(error).__name__}: {_text(error)}"
@@ -86,15 +95,28 @@ def _download(
                         f"{url}: {reason}; {in_gigabytes(_size_of(part))} arrived and are kept: pull again to continue"
                     )
                 time.sleep(_RETRY_S)
-        part.rename(target)
+        return part if first is not None else part.rename(target)
     except OSError as error:
         raise disk_full(error) or DownloadFailed(f"{part}: {error.strerror}") from error
 
 
-def _receive(client: httpx2.Client, url: str, part: Path, name: str, progress: Progress | None) -> bool:
-    """One request, which appends to `part`; whether the file is whole now."""
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    """One for all files: reading the authorities takes 50 ms."""
+    import httpx2  # noqa: PLC0415
+
+    return httpx2.create_ssl_context()
+
+
+def _receive(
+    client: httpx2.Client, url: str, part: Path, name: str, progress: Progress | None, first: int | None
+) -> bool:
+    """One request, which appends to `part`; whether the file, or its `first` bytes, are whole now."""
     have = _size_of(part)
-    with client.stream("GET", url, headers={"Range": f"bytes={have}-"} if have else {}) as response:
+    if first is not None and have >= first:
+        return True
+    wanted = {"Range": f"bytes={have}-{'' if first is None else first - 1}"} if have or first else {}
+    with client.stream("GET", url, headers=wanted) as response:
         if response.status_code == 416 and have:
             part.unlink()  # shorter than what is here: another file
             return False
@@ -107,6 +129,7 @@ def _receive(client: httpx2.Client, url: str, part: Path, name: str, progress: P
         if span is None or int(span["first"]) != have:
             have = 0
         total = int(span["total"]) if span else int(response.headers.get("content-length", 0)) or None
+        total = first or total
         if total is not None:
             require_space(part.parent, total - have, name)
         if progress is not None:
@@ -118,6 +141,8 @@ def _receive(client: httpx2.Client, url: str, part: Path, name: str, progress: P
                 have += len(chunk)
                 if progress is not None:
                     progress.update(have)
+                if first is not None and have >= first:
+                    break
     return total is None or have >= total
 
 
@@ -167,20 +192,9 @@ def fetch_file(
     The hub's own client forgets what arrived when it fails, so only its addresses, headers and errors are used.
     Raises DownloadFailed (as `list_repository`, and when the disk is full), HashMismatch; the wrong file is removed.
     """
-    import httpx2  # noqa: PLC0415
-
-    hub, path = _huggingface_hub(), into / file.path
+    path = into / file.path
     if not path.is_file():
-        url = hub.hf_hub_url(reference.repo, file.path, revision=listing.revision, endpoint=_endpoint())
-        headers, known = hub.utils.build_hf_headers(), file.sha256 or file.git_sha1
-        try:
-            _download(url, path, progress, known_hash=known, headers=headers)
-        except httpx2.HTTPStatusError as refused:
-            try:
-                hub.utils.hf_raise_for_status(refused.response)
-            except Exception as error:
-                raise _hub_error(error, reference) from error
-            raise
+        _download_from_hub(reference, listing, file, path, progress)
     found = file_sha256(path)
     declared, actual = (file.sha256, found) if file.sha256 else (file.git_sha1, _git_blob_sha1(path))
     if declared != actual:
@@ -190,6 +204,40 @@ def fetch_file(
             "the way, and is removed; pull again"
         )
     return found
+
+
+def fetch_head(reference: HubReference, listing: Listing, file: RemoteFile, into: Path, size: int) -> Path:
+    """Download the first `size` bytes of a file, where `fetch_file` continues; returns where they are, unverified.
+
+    Raises as `fetch_file`.
+    """
+    path = into / file.path
+    if path.is_file():
+        return path
+    return _download_from_hub(reference, listing, file, path, None, first=size if size < file.size else None)
+
+
+def _download_from_hub(
+    reference: HubReference,
+    listing: Listing,
+    file: RemoteFile,
+    path: Path,
+    progress: Progress | None,
+    first: int | None = None,
+) -> Path:
+    import httpx2  # noqa: PLC0415
+
+    hub = _huggingface_hub()
+    url = hub.hf_hub_url(reference.repo, file.path, revision=listing.revision, endpoint=_endpoint())
+    headers, known = hub.utils.build_hf_headers(), file.sha256 or file.git_sha1
+    try:
+        return _download(url, path, progress, known_hash=known, headers=headers, first=first)
+    except httpx2.HTTPStatusError as refused:
+        try:
+            hub.utils.hf_raise_for_status(refused.response)
+        except Exception as error:
+            raise _hub_error(error, reference) from error
+        raise
 
 
 def _git_blob_sha1(path: Path) -> str:
@@ -203,10 +251,8 @@ def _git_blob_sha1(path: Path) -> str:
 def _huggingface_hub() -> Any:
     # Its own messages and progress bars would mix with ours.
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
-    try:
-        import huggingface_hub  # noqa: PLC0415 (an extra)
-    except ImportError as error:
-        raise DownloadFailed("models of a hub need huggingface_hub: pip install 'npu-node[hub]'") from error
+    import huggingface_hub  # noqa: PLC0415  (slow, and only pulls from a hub need it)
+
     return huggingface_hub
 
 

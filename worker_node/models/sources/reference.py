@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from worker_node.core.errors import BadRequest, ModelNotFound
-from worker_node.models.catalog import Catalog, CatalogEntry, normalise_name
+from worker_node.models.catalog import Catalog, CatalogEntry, HubSource, SourceFormat, normalise_name
 
 ACCEPTED = "a name of the catalog, ORG/REPO[@REVISION][:QUANTIZATION] of a hub, or a local path"
 
@@ -22,11 +23,15 @@ _NOT_OF_AN_ID = re.compile(r"[^a-z0-9._-]+")
 
 @dataclass(frozen=True, slots=True)
 class HubReference:
-    """A repository of a model hub; `tag` selects one of its GGUF files by quantization or file name."""
+    """A repository of a model hub; `tag` selects one of its GGUF files by quantization or file name.
+
+    `form` is what the catalog says of its files; None: the repository decides.
+    """
 
     repo: str
     revision: str = "main"
     tag: str | None = None
+    form: SourceFormat | None = None
 
     def __str__(self) -> str:
         return f"hub {self.repo}@{self.revision}" + (f":{self.tag}" if self.tag else "")
@@ -69,6 +74,13 @@ ForeignReference = HubReference | LocalReference
 Reference = CatalogEntry | ForeignReference
 
 
+def hub_repository(reference: Reference) -> HubReference | None:
+    """The repository that a reference stands for; None for packages and local files."""
+    if isinstance(reference, CatalogEntry) and isinstance(source := reference.source, HubSource):
+        return HubReference(source.repo, source.revision, source.tag, reference.format)
+    return reference if isinstance(reference, HubReference) else None
+
+
 def parse_reference(name: str, catalog: Catalog) -> Reference:
     """What `name` stands for; names of the catalog come first. Makes no network calls.
 
@@ -87,21 +99,31 @@ def parse_reference(name: str, catalog: Catalog) -> Reference:
 
 def foreign_reference(name: str) -> ForeignReference | None:
     """As `parse_reference` without the catalog; None when the name has none of the forms. Raises BadRequest."""
-    if (reference := hub_reference(name)) is not None:
-        return reference
-    if "://" in name:
-        return None
-    if name.startswith(("/", "./", "../", "~")) or name.endswith(".gguf") or name in {".", ".."}:
-        return _local(name)
-    return None
+    return _local(name) if is_local(name) else hub_reference(name)
+
+
+def is_local(name: str) -> bool:
+    """Whether a name that is not of the catalog stands for files of this machine. Looks at no file."""
+    if "://" in name or hub_reference(name) is not None:
+        return False
+    return name.startswith(("/", "./", "../", "~")) or name.endswith(".gguf") or name in {".", ".."}
+
+
+def is_below(name: str, roots: Iterable[Path]) -> bool:
+    """Whether a name is an absolute path into one of the directories, with all links resolved."""
+    try:
+        return Path(name).is_absolute() and any(Path(name).resolve().is_relative_to(root.resolve()) for root in roots)
+    except (OSError, ValueError, RuntimeError):
+        # Too long, a null byte, links in a circle.
+        return False
 
 
 def is_foreign(name: str) -> bool:
-    """Whether the name is a source that can be pulled without the catalog."""
-    try:
-        return foreign_reference(name.strip()) is not None
-    except BadRequest:
-        return False
+    """Whether the name has the form of a source that can be pulled without the catalog.
+
+    Looks at no file: requests may name any path as their model, and must not learn from the answer what is there.
+    """
+    return is_local(name.strip()) or hub_reference(name.strip()) is not None
 
 
 def alias_of(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -43,6 +44,7 @@ class Listing:
 
 
 SAFETENSORS_FILE = "model.safetensors"
+_SHARD = re.compile(r"model-\d{5}-of-(\d{5})\.safetensors")
 EXPORT = "export the original model with optimum-cli export openvino (docs/models.md has the command)"
 # Small files that say what a model is; they are read before anything large is fetched.
 CONFIG_FILES = frozenset(
@@ -79,21 +81,43 @@ class Selection:
         return sum(file.size for file in self.files)
 
 
-def select(listing: Listing, tag: str | None = None) -> Selection:
-    """Choose the files of a repository. Raises SourceRejected with the reason and a command that helps."""
+def safetensors_of(names: Collection[str]) -> list[str]:
+    """Those of a directory's files that hold its weights: one, or all shards; none where one is missing."""
+    if SAFETENSORS_FILE in names:
+        return [SAFETENSORS_FILE]
+    shards = {name: int(found[1]) for name in names if (found := _SHARD.fullmatch(name))}
+    return sorted(shards) if set(shards.values()) == {len(shards)} else []
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """As `safetensors_of`, of a local directory."""
+    return [directory / name for name in safetensors_of([path.name for path in directory.iterdir()])]
+
+
+def select(listing: Listing, tag: str | None = None, form: SourceFormat | None = None) -> Selection:
+    """Choose the files of a repository, in the `form` that its catalog entry names, else in the first that it holds.
+
+    GGUF files come last, unless a `tag` asks for one: beside other forms they are extras.
+    Raises SourceRejected with the reason and a command that helps.
+    """
     top = {file.path: file for file in listing.files if "/" not in file.path}
     ggufs = [file for file in listing.files if file.path.lower().endswith(".gguf")]
-    if tag is not None or (ggufs and MODEL_FILE not in top):
+    forms = set(SourceFormat) if form is None else {form}
+    if tag is not None:
+        forms = {SourceFormat.GGUF}
+    if SourceFormat.TASK in forms and (wanted := files_of_task(listing.name, listing.architectures, top)) is not None:
+        return Selection(SourceFormat.TASK, tuple(f for f in listing.files if f.path in wanted | CONFIG_FILES))
+    graphs = any(name.startswith("openvino_") and name.endswith(".xml") for name in top)
+    if SourceFormat.OPENVINO in forms and graphs and (MODEL_FILE in top or not ggufs):
+        return _openvino(listing, top)
+    weights = safetensors_of(top)
+    if SourceFormat.SAFETENSORS in forms and weights and "modules.json" in top:
+        needed = {*weights, "tokenizer.json", *CONFIG_FILES}
+        return Selection(SourceFormat.SAFETENSORS, tuple(f for f in listing.files if f.path in needed))
+    if SourceFormat.GGUF in forms and (ggufs or tag is not None):
         if (architecture := listing.gguf.get("architecture")) is not None:
             require_known_architecture(str(architecture), listing.name)
         return Selection(SourceFormat.GGUF, (_choose_gguf(listing, ggufs, tag),))
-    if (wanted := files_of_task(listing.name, listing.architectures, top)) is not None:
-        return Selection(SourceFormat.TASK, tuple(f for f in listing.files if f.path in wanted | CONFIG_FILES))
-    if any(name.startswith("openvino_") and name.endswith(".xml") for name in top):
-        return _openvino(listing, top)
-    if SAFETENSORS_FILE in top and "modules.json" in top:
-        needed = {SAFETENSORS_FILE, "tokenizer.json", *CONFIG_FILES}
-        return Selection(SourceFormat.SAFETENSORS, tuple(f for f in listing.files if f.path in needed))
     raise _unusable(listing, top)
 
 

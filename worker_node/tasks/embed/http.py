@@ -144,6 +144,8 @@ async def _embeddings(request: web.Request) -> web.StreamResponse:
 
 
 Ids = Annotated[list[int], Field(min_length=1)]
+# OpenAI refuses an empty one.
+Text = Annotated[str, Field(min_length=1)]
 
 
 EMBEDDINGS: Table = {
@@ -158,7 +160,7 @@ class OpenAIEmbeddingsBody(DialectBody):
     rules: ClassVar[Table] = EMBEDDINGS
 
     model: str
-    input: str | Annotated[list[str], Field(min_length=1)] | Ids | Annotated[list[Ids], Field(min_length=1)]
+    input: Text | Annotated[list[Text], Field(min_length=1)] | Ids | Annotated[list[Ids], Field(min_length=1)]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
     truncate: bool | Literal["NONE", "END"] | None = None
@@ -219,7 +221,10 @@ def _input_type(request: web.Request, given: str | None, model: EmbeddingModel) 
 
 
 class EmbedBody(DialectBody):
-    """Body of POST /api/embed. A text that is too long is cut unless `truncate` is false."""
+    """Body of POST /api/embed. A text that is too long is cut unless `truncate` is false.
+
+    As with Ollama, `""` alone is no text, and only loads the model.
+    """
 
     model: str
     input: str | list[str]
@@ -230,7 +235,7 @@ class EmbedBody(DialectBody):
 
 
 class OllamaEmbeddingsBody(DialectBody):
-    """Body of POST /api/embeddings."""
+    """Body of POST /api/embeddings. As with Ollama, an empty prompt only loads the model."""
 
     model: str
     prompt: str
@@ -241,7 +246,7 @@ class OllamaEmbeddingsBody(DialectBody):
 async def _embed(request: web.Request) -> web.Response:
     context = request_context(request)
     body = await read_body(request, EmbedBody)
-    texts = (body.input,) if isinstance(body.input, str) else tuple(body.input)
+    texts = _one_or_none(body.input) if isinstance(body.input, str) else tuple(body.input)
     reply = await _run(request, context, body, texts, truncate=body.truncate is not False)
     head = {
         "model": body.model,
@@ -256,8 +261,12 @@ async def _embed(request: web.Request) -> web.Response:
 async def _ollama_embeddings(request: web.Request) -> web.Response:
     context = request_context(request)
     body = await read_body(request, OllamaEmbeddingsBody)
-    reply = await _run(request, context, body, (body.prompt,), truncate=True)
-    return _json(orjson.dumps({"embedding": reply.vectors[0]}, option=orjson.OPT_SERIALIZE_NUMPY), reply)
+    reply = await _run(request, context, body, _one_or_none(body.prompt), truncate=True)
+    return _json(orjson.dumps({"embedding": reply.vectors.ravel()}, option=orjson.OPT_SERIALIZE_NUMPY), reply)
+
+
+def _one_or_none(text: str) -> tuple[str, ...]:
+    return (text,) if text else ()
 
 
 async def _run(

@@ -22,6 +22,7 @@ from worker_node.observability.tracing import Operation
 from worker_node.scheduling.admission import Work
 from worker_node.serving.routing import Demand, reject_if_full, select_placement
 from worker_node.serving.run import Proof, Services, SingleRun, model_of, run_selected
+from worker_node.serving.tokenizing import text_ids
 from worker_node.settings import NodeSettings
 from worker_node.tasks.embed.tokenizer import EmbeddingTokenizer
 
@@ -186,6 +187,9 @@ class EmbeddingModel(ServedModel):
     dimensions: int
     prompts: Mapping[str, str] = field(default_factory=dict)
     matryoshka: tuple[int, ...] = ()
+
+    async def token_ids(self, text: str, *, special: bool, deadline: float) -> list[int]:
+        return await text_ids(self.tokenizer.whole, text, self.tokenizer.limit, special=special, deadline=deadline)
 
     def facts(self) -> Mapping[str, Any]:
         facts: dict[str, Any] = {"dimensions": self.dimensions, "space": self.space}

@@ -19,11 +19,11 @@ from worker_node.serving.tokenizing import (
 
 
 class EmbeddingTokenizer:
-    """The tokenizer of a model that takes at most `limit` tokens."""
+    """The tokenizer of a model that takes at most `limit` tokens; `whole` is the one that cuts nothing."""
 
     def __init__(self, directory: Path, limit: int) -> None:
         self.limit = limit
-        self._whole, self._cut = load_tokenizer(directory), load_tokenizer(directory)
+        self.whole, self._cut = load_tokenizer(directory), load_tokenizer(directory)
         self._cut.enable_truncation(limit)
 
     async def encode(
@@ -40,7 +40,7 @@ class EmbeddingTokenizer:
 
     def rows(self, texts: Sequence[str]) -> list[list[int]]:
         """The token ids of a few short texts, special ones included."""
-        return [encoding.ids for encoding in self._whole.encode_batch_fast(list(texts))]
+        return [encoding.ids for encoding in self.whole.encode_batch_fast(list(texts))]
 
     def _encode(
         self, texts: Sequence[str | tuple[int, ...]], truncate: bool, go_on: Callable[[], None]
@@ -68,14 +68,14 @@ class EmbeddingTokenizer:
     def _enough(self, text: str, truncate: bool, place: int, go_on: Callable[[], None]) -> str:
         """The text, or the beginning of it that counts. Raises ContextLengthExceeded."""
         if truncate:
-            return beginning(self._whole, text, self.limit, CHARACTERS_A_TOKEN * self.limit, go_on)
-        kept = beginning(self._whole, text, self.limit, COUNTED_CHARACTERS, go_on)
+            return beginning(self.whole, text, self.limit, CHARACTERS_A_TOKEN * self.limit, go_on)
+        kept = beginning(self.whole, text, self.limit, COUNTED_CHARACTERS, go_on)
         if len(kept) < len(text):
             raise self._too_long(f"more than {self.limit}", place)
         return text
 
     def _encode_words(self, words: list[str], places: list[int], rows: list[list[int]], truncate: bool) -> None:
-        tokenizer = self._cut if truncate else self._whole
+        tokenizer = self._cut if truncate else self.whole
         for place, encoding in zip(places, tokenizer.encode_batch_fast(words), strict=True):
             # The length first: the ids of a text that is too long are many numbers to make.
             self._check_length(len(encoding), place)
@@ -93,5 +93,5 @@ class EmbeddingTokenizer:
         )
 
     def _given(self, ids: tuple[int, ...], truncate: bool) -> list[int]:
-        check_ids(ids, self._whole.get_vocab_size(with_added_tokens=True))
+        check_ids(ids, self.whole.get_vocab_size(with_added_tokens=True))
         return list(ids[: self.limit] if truncate else ids)

@@ -82,7 +82,7 @@ class Answer:
 
     def flush(self) -> list[Piece]:
         """Return what was held back, at the end."""
-        return self._reader.finish(self._text.flush())
+        return self._reader.finish(self._text.flush(), cut=self._finish_reason() is FinishReason.LENGTH)
 
     def finished(self, arrived: float, tokenize_s: float) -> Finished:
         """The last event, as of now."""
@@ -236,11 +236,11 @@ class PieceReader:
             return [Token(pieces[0].text, logprobs), *pieces[1:]]
         return [Token("", logprobs), *pieces]
 
-    def finish(self, text: str) -> list[Piece]:
-        """Return the rest, after the last of the text."""
+    def finish(self, text: str, *, cut: bool) -> list[Piece]:
+        """Return the rest, after the last of the text; `cut` as in `Parser`."""
         if self._parser is None:
             return [Token(text)] if text else []
-        return self._noted(self._parser.push(text) + self._parser.flush())
+        return self._noted(self._parser.push(text) + self._parser.flush(cut=cut))
 
     def _noted(self, pieces: list[Piece]) -> list[Piece]:
         if self._single:
@@ -283,12 +283,12 @@ class ReasoningFirst:
                 return self._in_thought()
         return self._in_gap()
 
-    def flush(self) -> list[Piece]:
+    def flush(self, *, cut: bool) -> list[Piece]:
         held, self._held = self._held, ""
         thinking = self._in is _In.THOUGHT
         self._in = _In.ANSWER
         pieces: list[Piece] = [Reasoning(held)] if thinking and held else [] if thinking else self.push(held)
-        return [*pieces, *(self._answer.flush() if self._answer else [])]
+        return [*pieces, *(self._answer.flush(cut=cut) if self._answer else [])]
 
     def _at_start(self) -> list[Piece]:
         start = self._held.lstrip()

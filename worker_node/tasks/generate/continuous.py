@@ -183,7 +183,7 @@ class ContinuousRunner:
         for prompt in self._queue.expired(now):
             self.cancel(prompt.job.id)
             emit(Failed(prompt.job.id, "deadline_exceeded", "the deadline passed before the prompt was computed"))
-        for job_id in [i for i, r in self._running.items() if r.job.deadline <= now]:
+        for job_id in [i for i, r in self._running.items() if (r.job.ends if r.started else r.job.deadline) <= now]:
             self.cancel(job_id)
             emit(Failed(job_id, "deadline_exceeded", "the deadline passed during generation"))
         self._arrange(emit)

@@ -25,11 +25,14 @@ _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 def decode(data: str, where: str, max_pixels: int, shortest: int | None) -> tuple[int, int, bytes]:
     """Width, height and RGB rows of an image file in base64; of an animation its first frame.
 
+    Encoders break base64 into lines, or leave its padding out: white space counts for nothing, and padding is optional.
+
     The result has at most about `max_pixels`, and a shorter side of at most `shortest`. Raises BadRequest for what is
     no image, truncated, or over a bound, which is judged by the file's header.
     """
     try:
-        encoded = base64.b64decode(data, validate=True)
+        bare = "".join(data.split()).rstrip("=")
+        encoded = base64.b64decode(bare + "=" * (-len(bare) % 4), validate=True)
     except (binascii.Error, ValueError):
         raise BadRequest(f"{where}: not base64", param=where) from None
     from PIL import Image, ImageOps, UnidentifiedImageError  # noqa: PLC0415

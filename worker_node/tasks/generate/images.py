@@ -91,7 +91,7 @@ class ImageDecoder:
                 note(image, 0, error.code)
                 raise
             found[image.where] = RawImage(width, height, pixels)
-            note(image, len(encoded) * 3 // 4 - encoded[-2:].count("="), None)
+            note(image, file_size(encoded), None)
         return found
 
     async def _fetched(self, url: str, where: str, room: int, deadline: float) -> bytes:
@@ -124,11 +124,16 @@ def image_of_base64(base64: str, at: int, where: str) -> Image:
     """The image of a base64 text. Raises BadRequest if it is empty, PayloadTooLarge."""
     if not base64:
         raise BadRequest(f"{where}: the image is empty", param=where)
-    if (size := len(base64) * 3 // 4) > MAX_IMAGE_BYTES + 2:
+    if (size := file_size(base64)) > MAX_IMAGE_BYTES:
         raise PayloadTooLarge(
             f"{where}: the image has {size} bytes; the bound is {MAX_IMAGE_BYTES}. Send a smaller one", param=where
         )
     return Image(base64, at, where)
+
+
+def file_size(base64: str) -> int:
+    """The bytes that a base64 text stands for, without white space and padding."""
+    return (len(base64) - sum(map(base64.count, " \t\r\n="))) * 3 // 4
 
 
 def check_images(manager: ModelManager, model: GenerationModel, request: GenerationRequest) -> tuple[Image, ...]:
@@ -177,7 +182,7 @@ def _check_vision(model: GenerationModel, rules: ImageRules, request: Generation
     """Raise UnsupportedParameter for what the engine cannot do, BadRequest for the mark of an image in a text."""
     refused = {
         "tools": request.tool_use is not None,
-        "response_format": request.grammar is not None,
+        getattr(request.grammar, "where", "response_format"): request.grammar is not None,
         "prompt": isinstance(request.prompt, TokenIds),
     }
     for name in (name for name, asked in refused.items() if asked):

@@ -33,7 +33,8 @@ class GenerateJob(msgspec.Struct, frozen=True, tag="generate", array_like=True):
     Within `min_new_tokens` neither the model's end nor one of `stop_token_ids` is generated; the ids must be of the
     model's vocabulary. `grammar` is EBNF that the runtime is known to read: one that it cannot read would break the
     pipeline for good. Engines that see take the prompt from `seen`; then `tokens` are those of its text. Of the
-    `beams` that are searched the answer at `rank` is returned.
+    `beams` that are searched the answer at `rank` is returned. An answer that is streamed must have begun by the
+    `deadline`, and may go on until `streamed_until`.
     """
 
     id: int
@@ -58,6 +59,11 @@ class GenerateJob(msgspec.Struct, frozen=True, tag="generate", array_like=True):
     beams: int = 0
     rank: int = 0
     length_penalty: float = 1.0
+    streamed_until: float = 0.0
+
+    @property
+    def ends(self) -> float:
+        return max(self.deadline, self.streamed_until)
 
     @property
     def prompt_tokens(self) -> int:
@@ -71,7 +77,7 @@ class GenerateJob(msgspec.Struct, frozen=True, tag="generate", array_like=True):
         return GenerateJob(self.id, tokens, 1, self.deadline, ignore_eos=True, interactive=self.interactive)
 
     def timeless(self) -> GenerateJob:
-        return msgspec.structs.replace(self, id=0, deadline=0.0, interactive=True, max_new_tokens=0)
+        return msgspec.structs.replace(self, id=0, deadline=0.0, streamed_until=0.0, interactive=True, max_new_tokens=0)
 
 
 class TokenDelta(msgspec.Struct, frozen=True, array_like=True):

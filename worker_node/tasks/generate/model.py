@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from worker_node.core.errors import NodeError
 from worker_node.core.types import (
     AnswerSchema,
     GivenForm,
@@ -94,7 +96,8 @@ class GenerationRequest:
     what EBNF is compiled from; with tools it may be calls instead, and is if one is forced.
     `think` turns the reasoning of models that can do with and without it on or off; with `split_reasoning` it is
     separated from the answer. Prompt and answer together have at most `context_limit` tokens. With
-    `drop_oldest` the oldest turns of a conversation that is too long are left out.
+    `drop_oldest` the oldest turns of a conversation that is too long are left out. `sent_as` says what the dialect
+    calls the parts that errors name: `prompt`, `messages`, `max_new_tokens`, `n`, `response_format`.
     """
 
     context: RequestContext
@@ -108,6 +111,16 @@ class GenerationRequest:
     context_limit: int | None = None
     rendering: Rendering = field(default_factory=Rendering)
     drop_oldest: bool = False
+    sent_as: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    @contextmanager
+    def naming_fields(self) -> Iterator[None]:
+        """Errors of this block name the fields that the caller sent."""
+        try:
+            yield
+        except NodeError as error:
+            error.param = self.sent_as.get(error.param, error.param) if error.param else None
+            raise
 
     @property
     def images(self) -> tuple[Image, ...]:

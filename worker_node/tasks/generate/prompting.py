@@ -73,7 +73,7 @@ class PreparedGeneration:
     grammar: str | None
     demand: Demand
 
-    def job(self, placement: Placement) -> GenerateJob:
+    def job(self, placement: Placement, *, whole: bool) -> GenerateJob:
         """The job for the engine of `placement`: an answer has no more tokens than its window leaves."""
         request, sampling = self.request, self.request.sampling
         window = min(placement.total_limit, request.context_limit or placement.total_limit)
@@ -101,6 +101,7 @@ class PreparedGeneration:
             beams=sampling.beams,
             rank=sampling.rank,
             length_penalty=sampling.length_penalty,
+            streamed_until=0.0 if whole else request.context.ends,
         )
 
 
@@ -146,8 +147,9 @@ async def prepare_generation(
 
 async def count_prompt(services: Services, model: GenerationModel, request: GenerationRequest) -> int:
     """The tokens of a request's prompt; those of images are an estimate. Raises as `prepare_generation`."""
-    pixels = await _decode_images(services, model, request)
-    return (await _Prompting(services, model, request, pixels).prompt()).count
+    with request.naming_fields():
+        pixels = await _decode_images(services, model, request)
+        return (await _Prompting(services, model, request, pixels).prompt()).count
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ async def generate(
     Overloaded.
     """
     context = request.context
-    with trace_generation(services.tracing, request) as operation, ExitStack() as in_use:
+    with trace_generation(services.tracing, request) as operation, request.naming_fields(), ExitStack() as in_use:
         began = time.monotonic()
         model = await generation_model(services.manager, request.model, context.deadline, seeing=bool(request.images))
         in_use.enter_context(model.activity.working())
@@ -50,7 +50,7 @@ async def generate(
         selection = await select_placement(prepared.demand, context)
         if operation.recording:
             operation.routed(selection.route)
-        job = prepared.job(selection.placement)
+        job = prepared.job(selection.placement, whole=whole)
         work = Work(prepared.demand.prompt_tokens, job.max_new_tokens)
         proof = Proof.of(selection.route, context, strict=services.require_proof)
         with Execution(prepared.demand, context, selection, work=work).admitted() as execution:
@@ -223,7 +223,7 @@ class GenerationRun:
         """The job of the next attempt: another placement may leave less room for the answer."""
         if self.execution.selection.placement is not self.placement:
             self.placement = self.execution.selection.placement
-            self.job = self.prepared.job(self.placement)
+            self.job = self.prepared.job(self.placement, whole=self.whole)
         return self.job
 
     def _begun(self, answer: Answer, delta: TokenDelta, at: float) -> None:

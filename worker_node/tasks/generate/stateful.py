@@ -126,7 +126,7 @@ class PipelineRunner(SerialRunner[GenerateJob]):
             self._generated += len(tokens)
             emit(Step([delta(tokens, NOT_MEASURED if meter is None else meter.so_far())]))
             poll()
-            return not self._cancelled and job.deadline > time.monotonic()
+            return not self._cancelled and job.ends > time.monotonic()
 
         streamer = TokenStreamer(on_tokens)
         emit(NativeCall("prefill", job.prompt_tokens, [job.id]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,7 @@ class ChatTokenizer:
         self.check_size(messages)
         if not self.chat_template:
             return _only_message(messages)
-        history = [_template_message(message) for message in messages]
+        history = [_template_message(message) for message in _joined_turns(messages)]
         extra = dict(rendering.variables)
         if think is not None:
             extra["enable_thinking"] = think
@@ -160,7 +161,9 @@ class ChatTokenizer:
                 )
             )
         except RuntimeError as error:
-            raise BadRequest("the model's chat template does not take this conversation") from error
+            raise BadRequest(
+                f"the model's chat template refuses this conversation: {first_line(error)}", param="messages"
+            ) from error
         return _up_to_last(text, messages[-1].content) if rendering.continue_last else text
 
     def check_size(self, messages: Sequence[Message]) -> None:
@@ -215,6 +218,23 @@ def first_line(error: RuntimeError) -> str:
     reasons = [line.removeprefix(_REASON) for line in lines if line.startswith(_REASON)]
     others = [line for line in lines if not line.startswith(("Exception from", "Check '"))]
     return (reasons or others or lines or ["no reason given"])[0][:200]
+
+
+def _joined_turns(messages: Sequence[Message]) -> list[Message]:
+    """The conversation with neighbouring turns of one role joined, as Ollama joins them; results of tools stay apart.
+
+    Many templates want one system message, or turns that alternate. Clients send instructions in several messages, the
+    user's question after another turn of the user's, and each of several calls as an item.
+    """
+    joined: list[Message] = []
+    for role, neighbours in groupby(messages, key=lambda message: message.role):
+        turns = list(neighbours)
+        if role == "tool":
+            joined += turns
+            continue
+        text = "\n\n".join(turn.content for turn in turns if turn.content)
+        joined.append(Message(role, text, tuple(call for turn in turns for call in turn.tool_calls)))
+    return joined
 
 
 def _only_message(messages: Sequence[Message]) -> str:

@@ -26,10 +26,13 @@ _FIRST_KEY = re.compile(r'\s*\{\s*"(?P<key>[^"]*)"\s*:')
 
 
 class Parser(Protocol):
-    """Splits growing text into pieces; `flush` returns what was held back, at the end."""
+    """Splits growing text into pieces; `flush` returns what was held back, at the end.
+
+    `cut`: the length of the answer was used up. Then the beginning of a call is not text, but a call that is missing.
+    """
 
     def push(self, text: str) -> list[Piece]: ...
-    def flush(self) -> list[Piece]: ...
+    def flush(self, *, cut: bool) -> list[Piece]: ...
 
 
 class _Calls:
@@ -73,10 +76,10 @@ class TaggedCalls:
             pieces += self._in_call(character) if self._inside else self._in_text(character)
         return _joined(pieces)
 
-    def flush(self) -> list[Piece]:
+    def flush(self, *, cut: bool) -> list[Piece]:
         held, self._held = self._held, ""
         # An unfinished call of which something was sent already cannot be taken back; its start is not text either.
-        return [Token(held)] if held and not (self._inside and self._calls.announced) else []
+        return [Token(held)] if held and not (self._inside and (cut or self._calls.announced)) else []
 
     def _in_text(self, character: str) -> list[Piece]:
         if self._after_call and character in _BLANKS:
@@ -129,8 +132,8 @@ class CallsOrAnswer:
             return []
         return self._calls.push(text) if self._is_call else [Token(text)] if text else []
 
-    def flush(self) -> list[Piece]:
-        return self._calls.flush() if self._is_call else []
+    def flush(self, *, cut: bool) -> list[Piece]:
+        return self._calls.flush(cut=cut) if self._is_call else []
 
 
 class BareCalls:
@@ -150,11 +153,12 @@ class BareCalls:
             pieces += self._read(character)
         return _joined(pieces)
 
-    def flush(self) -> list[Piece]:
+    def flush(self, *, cut: bool) -> list[Piece]:
         if self._plain or not self._held:
             return []
         held, self._held, self._plain = self._held, "", True
-        return [] if self._calls.announced or not held.strip() else [Token(held)]
+        # Where the answer need not be a call, the beginning of one may as well be that of another object.
+        return [] if self._calls.announced or not held.strip() or (cut and self._single) else [Token(held)]
 
     def _read(self, character: str) -> list[Piece]:
         self._held += character

@@ -20,7 +20,6 @@ from worker_node.models.convert.encoder import (
     ATTENTION_MASK,
     INPUT_IDS,
     TOKEN_TYPES,
-    TOKENIZER_FILE,
     Tensors,
     Weights,
     hidden_states,
@@ -29,10 +28,11 @@ from worker_node.models.convert.encoder import (
     outputs_on_cpu,
     read_tensors,
     text_input,
+    token_rows,
     write_tokenizer,
 )
 from worker_node.models.convert.job import ConversionJob, Converted
-from worker_node.models.directory import MODEL_FILE, write_canary
+from worker_node.models.directory import MODEL_FILE, TOKENIZER_FILE, write_canary
 from worker_node.tasks.rerank.canary import CANARY_PAIRS, canary_of
 from worker_node.tasks.rerank.published import CrossEncoderConfig, read_cross_encoder_config
 from worker_node.tasks.rerank.task import RERANK
@@ -79,7 +79,6 @@ def _head(config: CrossEncoderConfig, weights: Weights, first: Node) -> Node:
     return linear(weights, "classifier", pooled, labels, size)
 
 
-WEIGHTS = "model.safetensors"
 _INPUTS = frozenset({INPUT_IDS, ATTENTION_MASK, TOKEN_TYPES})
 
 
@@ -95,10 +94,10 @@ def convert_cross_encoder(job: ConversionJob, stage: Callable[[str], None]) -> C
     if (source / MODEL_FILE).is_file():
         model = _read_graph(source / MODEL_FILE, config)
     else:
-        model = build_cross_encoder(config, read_tensors(source / WEIGHTS))
+        model = build_cross_encoder(config, read_tensors(source))
     # Exact weights, as those of encoders.
     ov.save_model(model, target / MODEL_FILE, compress_to_fp16=False)
-    tokenizer, _ = write_tokenizer(source / TOKENIZER_FILE, target / TOKENIZER_FILE)
+    tokenizer, _ = write_tokenizer(source / TOKENIZER_FILE, target / TOKENIZER_FILE, token_rows(model))
     tokenizer.enable_truncation(config.max_tokens, strategy="only_second")
     stage("computing reference scores")
     logits = outputs_on_cpu(target / MODEL_FILE, (tokenizer.encode(*pair) for pair in CANARY_PAIRS))

@@ -10,9 +10,16 @@ from typing import Any
 import msgspec
 
 from worker_node.core.errors import ConversionFailed, SourceRejected
-from worker_node.models.convert.encoder import BertConfig, read_bert_config, read_json, token_limit
+from worker_node.models.convert.encoder import (
+    BertConfig,
+    read_bert_config,
+    read_json,
+    read_tokenizer,
+    token_limit,
+)
 from worker_node.models.convert.job import ConversionJob, Converted, ModelFiles
-from worker_node.models.directory import MODEL_FILE, WEIGHTS_FILE, peek_config
+from worker_node.models.directory import MODEL_FILE, TOKENIZER_FILE, WEIGHTS_FILE, peek_config
+from worker_node.models.sources.selection import SAFETENSORS_FILE, safetensors_of, weight_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +46,15 @@ def architecture_of(directory: Path) -> str | None:
     return None
 
 
-TOKENIZER_FILE = "tokenizer.json"
-
-
 class _Rerankers(ModelFiles):
     def recognises(self, source: Path) -> bool:
         """A directory whose `config.json` names a cross-encoder's architecture."""
         return architecture_of(source) in FAMILIES
 
     def weights(self, source: Path) -> list[Path]:
-        names = (MODEL_FILE, WEIGHTS_FILE) if (source / MODEL_FILE).is_file() else ("model.safetensors",)
-        return [source / name for name in (*names, "config.json", TOKENIZER_FILE) if (source / name).is_file()]
+        exported = [source / name for name in (MODEL_FILE, WEIGHTS_FILE) if (source / MODEL_FILE).is_file()]
+        files = [*(exported or weight_files(source)), source / "config.json", source / TOKENIZER_FILE]
+        return [file for file in files if file.is_file()]
 
     def of_repository(
         self, _repository: str, architectures: Collection[str], names: Collection[str]
@@ -58,8 +63,10 @@ class _Rerankers(ModelFiles):
         if not FAMILIES.keys() & set(architectures):
             return None
         # As published before as exported: exports on hubs are often of another precision than they say.
-        forms = [form for form in (("model.safetensors",), (MODEL_FILE, WEIGHTS_FILE)) if set(form) <= set(names)]
-        missing = ([] if forms else ["model.safetensors"]) + sorted({"config.json", TOKENIZER_FILE} - set(names))
+        forms = [
+            form for form in (safetensors_of(names), [MODEL_FILE, WEIGHTS_FILE]) if form and set(form) <= set(names)
+        ]
+        missing = ([] if forms else [SAFETENSORS_FILE]) + sorted({"config.json", TOKENIZER_FILE} - set(names))
         if missing:
             raise SourceRejected(
                 f"the repository holds a cross-encoder and lacks {', '.join(missing)}; look for one that has them"
@@ -67,7 +74,8 @@ class _Rerankers(ModelFiles):
         return (*forms[0], TOKENIZER_FILE)
 
     def check(self, directory: Path) -> None:
-        read_cross_encoder_config(directory)
+        config = read_cross_encoder_config(directory)
+        read_tokenizer(directory / TOKENIZER_FILE, config.bert.vocab_size)
 
     def convert(self, job: ConversionJob, stage: Callable[[str], None]) -> Converted:
         from worker_node.tasks.rerank.conversion import convert_cross_encoder  # noqa: PLC0415
@@ -103,7 +111,7 @@ def read_cross_encoder_config(directory: Path) -> CrossEncoderConfig:
     if architecture not in FAMILIES:
         raise ConversionFailed(f"{path}: architectures = {architecture!r}; known are {', '.join(FAMILIES)}")
     family = FAMILIES[architecture]
-    bert = read_bert_config(directory, family.model_type, architecture, "cross-encoders")
+    bert = read_bert_config(directory, family.model_type, (architecture,), "cross-encoders")
     stated = read_json(path, _Labels)
     labels = stated.num_labels or (2 if stated.id2label is None else len(stated.id2label))
     if labels not in {1, 2}:

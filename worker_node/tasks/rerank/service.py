@@ -20,6 +20,7 @@ from worker_node.observability.tracing import Operation
 from worker_node.scheduling.admission import AdmissionLimits, Work
 from worker_node.serving.routing import Demand, reject_if_full
 from worker_node.serving.run import Services, SingleRun, model_of, run_single
+from worker_node.serving.tokenizing import text_ids
 from worker_node.tasks.rerank.options import RerankOptions
 from worker_node.tasks.rerank.task import RERANK
 from worker_node.tasks.rerank.tokenizer import Pair, PairTokenizer
@@ -31,6 +32,9 @@ class RerankModel(ServedModel):
 
     tokenizer: PairTokenizer
     documents_limit: int = RerankOptions().documents_limit
+
+    async def token_ids(self, text: str, *, special: bool, deadline: float) -> list[int]:
+        return await text_ids(self.tokenizer.whole, text, self.tokenizer.limit, special=special, deadline=deadline)
 
     def facts(self) -> Mapping[str, Any]:
         return {"documents_limit": self.documents_limit}

@@ -30,11 +30,11 @@ class Pair(NamedTuple):
 
 
 class PairTokenizer:
-    """The tokenizer of a model that takes pairs of at most `limit` tokens."""
+    """The tokenizer of a model that takes pairs of at most `limit` tokens; `whole` is the one of single texts."""
 
     def __init__(self, directory: Path, limit: int) -> None:
         self.limit = limit
-        self._tokenizer = load_tokenizer(directory)
+        self.whole = load_tokenizer(directory)
 
     async def encode(
         self,
@@ -73,9 +73,9 @@ class PairTokenizer:
         go_on: Callable[[], None],
     ) -> list[Pair]:
         # Once: a long query would be tokenized again for each document.
-        asked = beginning(self._tokenizer, query, self.limit, COUNTED_CHARACTERS, go_on)
-        question = self._tokenizer.encode_batch_fast([asked], add_special_tokens=False)[0]
-        fixed = len(question) + self._tokenizer.num_special_tokens_to_add(is_pair=True)
+        asked = beginning(self.whole, query, self.limit, COUNTED_CHARACTERS, go_on)
+        question = self.whole.encode_batch_fast([asked], add_special_tokens=False)[0]
+        fixed = len(question) + self.whole.num_special_tokens_to_add(is_pair=True)
         if fixed >= self.limit:
             raise self._no_room(str(fixed) if asked is query else f"more than {self.limit}")
         wanted = self.limit if most is None else min(most, self.limit)
@@ -84,18 +84,18 @@ class PairTokenizer:
         pairs: list[Pair] = []
         some: list[str] = []
         for place, document in enumerate(documents):
-            kept = beginning(self._tokenizer, document, wanted, first, go_on)
+            kept = beginning(self.whole, document, wanted, first, go_on)
             if kept is not document and not cut:
                 raise self._too_long(f"{field}[{place}]", f"more than {self.limit} tokens")
             some.append(kept)
             if place + 1 == len(documents) or sum(map(len, some)) > CHARACTERS_AT_ONCE or len(some) == _BATCH:
-                for encoding in self._tokenizer.encode_batch_fast(some, add_special_tokens=False):
+                for encoding in self.whole.encode_batch_fast(some, add_special_tokens=False):
                     if cut:
                         encoding.truncate(min(wanted, self.limit - fixed) if truncate else wanted)
                     if fixed + len(encoding) > self.limit:
                         tokens = f"{len(encoding)} tokens, {fixed + len(encoding)} with the query"
                         raise self._too_long(f"{field}[{len(pairs)}]", tokens)
-                    pair = self._tokenizer.post_process(question, encoding)
+                    pair = self.whole.post_process(question, encoding)
                     pairs.append(Pair(pair.ids, (*pair.type_ids, 1).index(1)))
                 go_on()
                 some = []

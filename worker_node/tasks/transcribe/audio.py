@@ -28,6 +28,8 @@ _FORMATS = (
     "mj2,mp3,mpc,mpc8,mpeg,mpegts,mxf,nut,ogg,oma,qcp,rm,sbc,sox,tak,truehd,tta,voc,w64,wav,wv,xwma"
 )
 _CLOSED = {"format_whitelist": _FORMATS, "protocol_whitelist": "none", "probesize": "5000000"}
+# OpenAI's least length, too. For less, models invent a word.
+_LEAST_S = 0.1
 # More damaged packets than this, and the rest of the file is not worth the time.
 _DAMAGED_PACKETS = 50
 # A full disk, a quota, and the largest file that a process may write.
@@ -37,8 +39,8 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 def decode_audio(source: str, target: str, max_seconds: float) -> float:
     """Write the first audio stream of the file `source` to `target` as mono 16-bit PCM, 16 kHz; returns seconds.
 
-    Raises BadRequest (`file`) when it is not audio that FFmpeg reads, is damaged throughout, empty, or too long, and
-    InsufficientStorage.
+    Raises BadRequest (`file`) when it is not audio that FFmpeg reads, damaged throughout, empty, too short or too
+    long, and InsufficientStorage.
     """
     try:
         with Path(source).open("rb") as stream, Path(target).open("wb") as output:
@@ -99,6 +101,10 @@ def _decode(container: InputContainer, output: BinaryIO, max_seconds: float) -> 
     written += _write(resampler.resample(None), output)
     if not written:
         raise BadRequest("file: it holds no audio that can be decoded", param=_FILE)
+    if written < _LEAST_S * RATE:
+        raise BadRequest(
+            f"file: the audio must be at least {_LEAST_S:g} s long, got {written / RATE:.3g} s", param=_FILE
+        )
     return written / RATE
 
 

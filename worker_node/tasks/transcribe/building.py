@@ -14,7 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from worker_node.core.errors import ConfigurationError, ModelNotFound, UnsupportedParameter
+from worker_node.core.errors import INSTALL_EXTRA, ConfigurationError, ModelNotFound, UnsupportedParameter
 from worker_node.core.types import NOTHING, Feature
 from worker_node.engines.options import EngineOptions
 from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
@@ -45,7 +45,7 @@ def canary_samples() -> bytes:
         import av  # noqa: F401, PLC0415
     except ImportError as error:
         raise ConfigurationError(
-            "speech recognition decodes audio with PyAV, which is not installed: pip install 'npu-node[speech]'"
+            f"speech recognition decodes audio with PyAV, which is not installed: {INSTALL_EXTRA.format('speech')}"
         ) from error
     source = resources.files("worker_node.tasks.transcribe").joinpath("canary.ogg")
     with resources.as_file(source) as path, tempfile.TemporaryDirectory() as scratch:

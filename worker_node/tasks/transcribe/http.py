@@ -22,7 +22,7 @@ from worker_node.http.body import arrival, silence
 from worker_node.http.body import explain as explain_invalid
 from worker_node.http.context import busy_fields, request_context, route_headers
 from worker_node.http.errors import describe_error
-from worker_node.http.leniency import Ignored
+from worker_node.http.leniency import Ignored, reject_required_device
 from worker_node.http.replies import Reply
 from worker_node.http.request_state import NODE, STATE
 from worker_node.http.sse import EventStream
@@ -158,10 +158,12 @@ class UploadForm:
     fields: MultiDict[str] = field(default_factory=MultiDict)
 
     def note_ignored(self, request: web.Request, *, detects_voice: bool) -> None:
-        """List fields without effect in the reply, or refuse them where the node is strict.
+        """List fields without effect in the reply, or refuse them where the node is strict. Raises
+        UnsupportedParameter.
 
         `detects_voice`: what the form says of voice activity has an effect.
         """
+        reject_required_device(self.fields)
         state = request[STATE]
         strict = state.node.settings.unknown_fields == "reject"
         ignored = Ignored()
@@ -358,7 +360,7 @@ def _rendered(
             reply["segments"] = [_segment(place, segment, wanted) for place, segment in enumerate(segments)]
         if wanted.words:
             reply["words"] = [
-                {"word": word.text.strip(), "start": round(word.begin, 2), "end": round(word.end, 2)}
+                {"word": word.text.strip(), "start": round(word.begin, 3), "end": round(word.end, 3)}
                 for part in parts
                 for word in part.words
             ]
@@ -370,8 +372,8 @@ def _segment(place: int, segment: Span, wanted: TranscriptionRequest) -> dict[st
     return {
         "id": place,
         "seek": round(segment.begin * 100),
-        "start": round(segment.begin, 2),
-        "end": round(segment.end, 2),
+        "start": round(segment.begin, 3),
+        "end": round(segment.end, 3),
         "text": segment.text,
         "tokens": [],
         "temperature": wanted.temperature,

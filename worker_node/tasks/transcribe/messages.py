@@ -35,6 +35,10 @@ class TranscribeJob(msgspec.Struct, frozen=True, tag="transcribe", array_like=Tr
         """The job's size for its queue: encoder positions."""
         return len(self.samples) // (SAMPLE_BYTES * SAMPLES_PER_POSITION) or 1
 
+    @property
+    def ends(self) -> float:
+        return self.deadline
+
     def timeless(self) -> TranscribeJob:
         return msgspec.structs.replace(self, id=0, deadline=0.0, interactive=True)
 

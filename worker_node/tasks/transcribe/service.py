@@ -152,9 +152,9 @@ async def find_model(services: Services, wanted: TranscriptionRequest, context: 
     if not model.multilingual:
         if wanted.translate:
             raise UnsupportedParameter(f"{model.id} knows English only; it does not translate", param="model")
-        if wanted.language is not None:
+        if wanted.language not in {None, "en"}:
             raise UnsupportedParameter(
-                f"{model.id} knows English only and takes no language; leave it out", param="language"
+                f"{model.id} knows English only: language must be en or left out", param="language"
             )
     elif wanted.language is not None and wanted.language not in model.languages:
         known = ", ".join(sorted(model.languages))
@@ -264,8 +264,8 @@ class _Run:
         """The next window with speech; (None, None) when the audio is over."""
         while (window := await asyncio.to_thread(next_window, self._pcm, self._regions)) is not None:
             samples = await asyncio.to_thread(read_samples, self._pcm, window)
-            self.heard_s += window.seconds
             if not _silent(samples):
+                self.heard_s += window.seconds
                 answer = await self._ask(samples.tobytes(), after)
                 return _spoken(window, answer.result), answer
         return None, None
@@ -324,7 +324,9 @@ def _silent(samples: np.ndarray[tuple[int, ...], np.dtype[np.int16]]) -> bool:
 
 def _spoken(window: Window, transcript: Transcript) -> SpokenPart:
     def moved(span: Span) -> Span:
-        return Span(window.offset_s + span.begin, window.offset_s + span.end, span.text)
+        # A model hears 30 s, whatever the window has, and may name times after its end.
+        begin, end = (window.offset_s + min(time, window.seconds) for time in (span.begin, span.end))
+        return Span(begin, end, span.text)
 
     return SpokenPart(transcript.text, tuple(map(moved, transcript.segments)), tuple(map(moved, transcript.words)))
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from worker_node.core.errors import ConfigurationError
+from worker_node.core.errors import INSTALL_EXTRA, ConfigurationError
 from worker_node.core.types import Device, Feature, Image, Message
 from worker_node.engines.options import EngineOptions
 from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
@@ -38,7 +38,7 @@ class _VisionChat(ServedTask):
     def build(self, parts: ModelParts) -> GenerationModel:
         if find_spec("PIL") is None:
             raise ConfigurationError(
-                f"{parts.installed.id}: Pillow, which decodes images, is missing: pip install 'npu-node[vision]'"
+                f"{parts.installed.id}: Pillow, which decodes images, is missing: {INSTALL_EXTRA.format('vision')}"
             )
         installed = parts.installed
         chat = ChatTokenizer(installed.path, installed.context_limit)

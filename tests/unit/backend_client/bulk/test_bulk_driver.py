@@ -11,7 +11,7 @@ from backend_client.bulk.output import Progress, Receipt
 from backend_client.bulk.run import Driver, TooManyRejected
 from backend_client.bulk.stores import OutputFailed
 from backend_client.bulk.worker import WorkerLost
-from backend_client.errors import ConfigurationError
+from backend_client.errors import ConfigurationError, NPUUnavailableError
 
 FILE = InputFile("file:///in.parquet", 1, "v", "parquet")
 FRAGMENTS = [Fragment(FILE, start, start + 10, 10) for start in range(0, 100, 10)]
@@ -85,7 +85,7 @@ async def test_a_fragment_that_kills_its_worker_each_time_is_quarantined_and_the
 async def test_a_fragment_with_a_row_that_nobody_answered_is_quarantined_at_once_and_the_others_are_done():
     executor = ScriptedExecutor({30: [Unanswered("not answered for 600 s")]})
     progress, pauses = await drive(executor)
-    reason = "file:///in.parquet 30-40: Unanswered: not answered for 600 s"
+    reason = "file:///in.parquet 30-40: not answered for 600 s"
     assert progress.quarantined == {FRAGMENTS[3].id: reason}
     assert (executor.attempts[30], progress.done, pauses) == (1, 9, [])
 
@@ -97,6 +97,15 @@ async def test_an_error_that_would_meet_every_fragment_ends_the_run(error):
         await drive(executor)
     assert executor.attempts.total() == 1
     assert executor.running == 0
+
+
+async def test_a_fleet_that_is_down_for_one_worker_ends_no_run_in_which_others_are_served():
+    executor = ScriptedExecutor({30: [NPUUnavailableError("down here")]}, slots=2)
+    progress, _ = await drive(executor)
+    assert (progress.done, progress.quarantined) == (10, {})
+    executor = ScriptedExecutor({90: [NPUUnavailableError("down")]}, slots=1)
+    with pytest.raises(NPUUnavailableError):
+        await drive(executor)
 
 
 async def test_nothing_is_submitted_after_too_many_rows_were_rejected():

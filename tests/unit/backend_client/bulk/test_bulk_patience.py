@@ -17,14 +17,14 @@ BREAKS_ENGINE = RequestRejected("node: no", node="node", status=400, code="reque
 
 
 class Fleet:
-    """`errors` maps rows to what a request with them raises; the first `away` requests raise `error`."""
+    """`errors` maps rows to what a request with them raises; the first `away` requests, probes too, raise `error`."""
 
     def __init__(self, errors=None, away=0, error=None):
         self.errors = errors or {}
         self.away = away
         self.error = error or NPUUnavailableError("away")
         self.now = 0.0
-        self.served, self.refused, self.requests = [], {}, 0
+        self.served, self.refused, self.requests, self.probes = [], {}, 0, 0
         self.in_each_pause = None
 
     async def sleep(self, seconds):
@@ -32,18 +32,25 @@ class Fleet:
         if self.in_each_pause is not None:
             await self.in_each_pause()
 
-    async def serve(self, rows):
-        self.requests += 1
+    async def probe(self):
+        self.probes += 1
+        self._fail_while_away()
+
+    def _fail_while_away(self):
         if self.away:
             self.away -= 1
             raise self.error
+
+    async def serve(self, rows):
+        self.requests += 1
+        self._fail_while_away()
         for row in rows:
             if row in self.errors:
                 raise self.errors[row]
         self.served += rows
 
     def patience(self, limit=600.0):
-        return Patience(limit, clock=lambda: self.now, sleep=self.sleep)
+        return Patience(limit, 3, self.probe, clock=lambda: self.now, sleep=self.sleep)
 
     async def run(self, rows, limit=600.0):
         await self.patience(limit).serve(rows, self.serve, self.refused.__setitem__)
@@ -82,9 +89,31 @@ async def test_a_fleet_that_stays_away_ends_the_run():
     assert fleet.refused == {}
 
 
-async def answered_meanwhile(fleet, error):
-    """Serve a row that raises `error` each time, while every pause has time for another row that is answered."""
-    fleet.errors[1] = error
+async def test_a_row_that_fails_while_probes_are_answered_is_reported_and_not_refused():
+    """However short the patience is: this needs no clock."""
+    fleet = Fleet({1: NPUUnavailableError("it takes down the proxy")})
+    with pytest.raises(Unanswered, match="it takes down the proxy"):
+        await fleet.run([1], limit=0.0)
+    assert (fleet.requests, fleet.probes, fleet.refused) == (3, 3, {})
+
+
+async def test_an_answer_to_other_rows_since_the_failure_saves_the_probe():
+    fleet = Fleet({1: NPUUnavailableError("it takes down the proxy")})
+    patience = fleet.patience()
+    fleet.in_each_pause = lambda: patience.serve([2], fleet.serve, fleet.refused.__setitem__)
+    with pytest.raises(Unanswered):
+        await patience.serve([1], fleet.serve, fleet.refused.__setitem__)
+    assert (fleet.served, fleet.probes) == ([2, 2, 2], 0)
+
+
+async def test_a_row_is_sent_once_while_the_fleet_is_down_for_hours():
+    fleet = Fleet(away=1000)
+    await fleet.run([1], limit=10**6)
+    assert (fleet.requests, fleet.probes, fleet.served) == (2, 1000, [1])
+
+
+async def test_a_row_that_waits_behind_others_on_a_busy_fleet_waits_on():
+    fleet = Fleet({1: FleetOverloaded("busy")})
     patience = fleet.patience(limit=60.0)
 
     async def another():
@@ -94,25 +123,19 @@ async def answered_meanwhile(fleet, error):
 
     fleet.in_each_pause = another
     await patience.serve([1], fleet.serve, fleet.refused.__setitem__)
-
-
-async def test_a_row_that_is_not_answered_while_others_are_is_reported_and_not_refused():
-    fleet = Fleet()
-    with pytest.raises(Unanswered, match="no node served it"):
-        await answered_meanwhile(fleet, NPUUnavailableError("no node served it"))
-    assert 60 < fleet.now < 120
-    assert fleet.refused == {}
-
-
-async def test_a_row_that_waits_behind_others_on_a_busy_fleet_waits_on():
-    fleet = Fleet()
-    await answered_meanwhile(fleet, FleetOverloaded("busy"))
     assert fleet.now > 10_000
     assert 1 in fleet.served
+
+
+async def test_a_row_for_which_a_fleet_has_never_room_is_reported_after_the_patience():
+    fleet = Fleet({1: FleetOverloaded("busy")})
+    with pytest.raises(Unanswered, match="busy"):
+        await fleet.run([1], limit=60.0)
+    assert 60 < fleet.now < 120
 
 
 async def test_a_refused_key_ends_the_run_at_once():
     fleet = Fleet(away=10**9, error=AuthenticationFailed("no"))
     with pytest.raises(AuthenticationFailed):
         await fleet.run(range(64))
-    assert fleet.requests == 1
+    assert (fleet.requests, fleet.probes) == (1, 1)

@@ -29,7 +29,8 @@ class Counting:
         self.sizes = []
         self.running = self.most = 0
 
-    async def run(self, inputs):
+    async def run(self, chunk):
+        inputs = chunk.inputs
         self.sizes.append(len(inputs))
         self.running += len(inputs)
         self.most = max(self.most, self.running)

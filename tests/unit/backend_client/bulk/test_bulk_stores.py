@@ -28,16 +28,16 @@ def test_the_first_writer_of_a_name_wins(store):
 
 
 def test_small_files_are_created_once_replaced_read_and_removed(store):
-    assert store.create("job.json", b"1")
-    assert not store.create("job.json", b"2")
-    assert store.read("job.json") == b"1"
+    assert store.create("_job.json", b"1")
+    assert not store.create("_job.json", b"2")
+    assert store.read("_job.json") == b"1"
     store.put("_receipts/a.json", b"1")
     store.put("_receipts/a.json", b"22")
     assert store.names("_receipts") == {"a.json"}
     assert store.read("missing") is None
     assert store.names("missing") == set()
-    store.remove(["job.json", "missing"])
-    assert "job.json" not in store.names()
+    store.remove(["_job.json", "missing"])
+    assert "_job.json" not in store.names()
     with store.open("_receipts/a.json") as file:
         assert file.read() == b"22"
 
@@ -48,7 +48,7 @@ def test_only_what_cannot_be_made_again_waits_for_the_disk(tmp_path, monkeypatch
     monkeypatch.setattr("os.fsync", synced.append)
     store.put("_receipts/a.json", b"1")
     assert len(synced) == 0
-    store.create("job.json", b"1")
+    store.create("_job.json", b"1")
     assert len(synced) == 2, "the file and its directory"
     monkeypatch.setattr(stores, "os", SimpleNamespace(**{**vars(os), "name": "nt"}))
     store.create("other.json", b"1")
@@ -81,7 +81,7 @@ def test_a_writer_whose_temporary_file_was_swept_lost_only_if_there_is_a_winner(
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch):
     monkeypatch.setattr(optional.importlib, "import_module", _absent)
-    with pytest.raises(ConfigurationError, match=r"pip install 'npu-node\[bulk\]'"):
+    with pytest.raises(ConfigurationError, match=r"pip install '\.\[bulk\]'"):
         stores.open_store("out")
 
 

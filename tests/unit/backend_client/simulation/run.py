@@ -97,7 +97,7 @@ class _Run:
             options=options,
         )
         # A client that is closed forgets what it knew of them.
-        self.known = list(self.client.backend.runtime.pool.nodes.values())
+        self.known = list(self.client.fleet.runtime.pool.nodes.values())
         self.options = options
         self._count_changed_spaces()
         self.closed_at = None
@@ -117,7 +117,7 @@ class _Run:
 
     def _count_changed_spaces(self):
         """The client alone knows that a node answered in another space than the one that is bound."""
-        bindings = self.client.backend.runtime.bindings
+        bindings = self.client.fleet.runtime.bindings
         check = bindings.check
 
         def counted(*args, **answer):

@@ -14,7 +14,9 @@ from worker_node.bounded.profile import job_service
 from worker_node.bounded.service import (
     PUBLISHED_NAME,
     REFERENCE_MODEL,
+    Choice,
     Identity,
+    build,
     choose_model,
     identify,
     reservation,
@@ -22,9 +24,15 @@ from worker_node.bounded.service import (
 from worker_node.bounded.settings import BoundedSettings, DeviceLock
 from worker_node.cli.serve import load_bounded_settings
 from worker_node.core.errors import BadRequest, ConfigurationError, EngineUnavailable
+from worker_node.core.types import Device, ModelKind
+from worker_node.devices.npu import NpuSource
+from worker_node.devices.probe import DeviceInfo, Probe
 from worker_node.models.catalog import Catalog
-from worker_node.models.directory import MANIFEST_FILE
+from worker_node.models.directory import MANIFEST_FILE, InstalledModel
 from worker_node.models.store import ModelStore
+from worker_node.serving.build import Machine
+from worker_node.settings import NodeSettings
+from worker_node.tasks.generate import building
 
 ANY = "0.0.0.0"  # noqa: S104  (it is what must be refused)
 
@@ -64,7 +72,7 @@ def test_the_environment_is_the_contracts(monkeypatch, tmp_path):
 )
 def test_any_other_address_is_refused_whatever_else_is_set(host, monkeypatch):
     monkeypatch.setenv("NPU_NODE_ALLOW_UNAUTHENTICATED", "true")
-    monkeypatch.setenv("NPU_NODE_API_KEYS", "key")
+    monkeypatch.setenv("NPU_NODE_API_KEYS", "key-0123456789abcdef")
     with pytest.raises(ConfigurationError, match=r"127\.0\.0\.1 only"):
         BoundedSettings(host=host).node_settings()
 
@@ -145,6 +153,28 @@ def test_the_published_directory_is_converted_under_its_name_and_found(store, tm
     assert choice.installed.id == "qwen2.5-1.5b-instruct-int4-ov"
 
 
+@pytest.mark.parametrize("identity", [Identity.PUBLISHED, Identity.COMPATIBLE, Identity.OTHER])
+def test_weights_that_are_not_for_npus_are_a_warning_for_the_reference_model_alone(
+    tmp_path, monkeypatch, caplog, identity
+):
+    monkeypatch.setattr(building, "ChatTokenizer", lambda *_: None)
+    for name in ("openvino_model.xml", "openvino_model.bin"):
+        (tmp_path / name).write_bytes(b"1")
+    installed = InstalledModel("reference", ModelKind.GENERATION, tmp_path, 32768, "int4_asym", "qwen")
+    probe = Probe((DeviceInfo("NPU", {"NPU_DRIVER_VERSION": "1.32"}),), "2026.4")
+    npu = NpuSource(emulated=False, busy_counter=tmp_path / "busy", stand_in=False)
+    machine = Machine(NodeSettings(compile_cache=tmp_path / "compiled"), probe, npu)
+    choice = Choice(tmp_path, "given", installed, identity=identity)
+    lock = DeviceLock(tmp_path / "lock", 1)
+    if identity is Identity.OTHER:
+        with pytest.raises(ConfigurationError, match="an NPU takes symmetric ones"):
+            build(choice, machine, lock, examined=True)
+        return
+    (model,) = build(choice, machine, lock, examined=True)
+    assert [place.device for place in model.placements] == [Device.NPU]
+    assert "reference is used on the NPU all the same: its weights are int4_asym" in caplog.text
+
+
 @pytest.mark.real
 @pytest.mark.parametrize(("retried", "answers"), [(True, 2), (False, 1)])
 async def test_an_unusable_answer_is_asked_for_once_more(store, tmp_path, monkeypatch, retried, answers):
@@ -176,6 +206,11 @@ def test_a_model_that_embeds_is_a_problem(store):
     choice = choose_model(store.get("all-minilm-l6-v2").path, store)
     assert choice.installed is None
     assert "embeds" in choice.problem
+
+
+def test_a_lock_file_that_cannot_be_opened_is_a_problem(tmp_path):
+    assert DeviceLock(tmp_path / "lock", 1.0).problem() is None
+    assert "set OV_GENAI_NPU_LOCK" in DeviceLock(tmp_path / "missing" / "lock", 1.0).problem()
 
 
 async def test_waiting_is_bounded_for_other_processes_and_for_our_own_jobs(tmp_path):

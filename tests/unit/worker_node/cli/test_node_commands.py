@@ -238,6 +238,22 @@ def test_bytes_that_are_no_text_are_a_message(api, monkeypatch, capsys, argument
     assert "is not valid" in told or "is not the name of a model" in told
 
 
+@pytest.mark.parametrize("command", ["rm", "pull"])
+@pytest.mark.parametrize("named", ["nothing", "the store", "the flag", "the node and the store"])
+def test_pull_and_rm_change_what_was_named_and_say_so(api, monkeypatch, tmp_path, capsys, command, named):
+    monkeypatch.setattr("worker_node.cli.node_client.DEFAULT_URL", api.url)
+    if named != "the node and the store":
+        monkeypatch.delenv("NPU_NODE_URL")
+    monkeypatch.delenv("NPU_NODE_MODEL_STORE", raising=False)
+    flag = ["--model-store", str(tmp_path)] if named == "the flag" else []
+    if "the store" in named:
+        monkeypatch.setenv("NPU_NODE_MODEL_STORE", str(tmp_path))
+    in_store = named in {"the store", "the flag"}
+    assert main([command, "tiny", *flag]) == int(in_store), "the store has none, and the node has one"
+    assert (f"the store {tmp_path}\n" if in_store else f"the node at {api.url}\n") in capsys.readouterr().err
+    assert bool(api.asked) is not in_store
+
+
 def test_rm_of_a_model_in_use_names_the_option_that_forces_it(api, capsys):
     api.refuse = (409, {"message": "in flight; add ?force=true to end them", "code": "model_in_use"})
     assert main(["rm", "tiny"]) == 1
@@ -254,6 +270,15 @@ def test_pull_asks_the_node_and_names_local_files_by_their_absolute_path(api, tm
     here, home = tmp_path / "tiny.gguf", Path("~/tiny.gguf").expanduser()
     assert [body["model"] for _, _, body, _ in api.asked] == [str(here), str(home), url]
     assert "downloading x" in capsys.readouterr().err
+
+
+def test_pull_of_local_files_that_the_node_refuses_goes_to_the_store(api, monkeypatch):
+    api.refuse = (400, "not below pull_roots")
+    stored = []
+    monkeypatch.setattr("worker_node.cli.pull._pull_to_store", lambda _args, names: stored.extend(names) or 0)
+    assert main(["pull", "./mine", "/models/tiny.gguf"]) == 0
+    assert stored == ["./mine", "/models/tiny.gguf"]
+    assert main(["pull", "smollm2"]) == 1
 
 
 def test_what_the_node_refuses_is_said_in_its_words(api, capsys):
@@ -325,7 +350,7 @@ def test_without_a_node_the_commands_work_on_the_store(no_node, capsys):
     assert "nothing is loaded" in capsys.readouterr().err
     for command in (["show", "x"], ["rm", "x"], ["stop", "x"]):
         assert main(command) == 1
-        assert capsys.readouterr().err.startswith("npu-node: ")
+        assert capsys.readouterr().err.splitlines()[-1].startswith("npu-node: ")
 
 
 @pytest.mark.parametrize(
@@ -446,4 +471,4 @@ def test_a_pull_without_a_network_says_so_in_one_line(no_node, monkeypatch, caps
     assert main(["pull", "--embedded"]) == 1
     told = capsys.readouterr().err.splitlines()
     assert problem in told[-1]
-    assert len(told) == 2
+    assert len(told) == 3, "where it pulls, the model, and the problem"

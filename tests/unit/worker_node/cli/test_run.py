@@ -1,6 +1,7 @@
 """A chat in the terminal, against a scripted node: what is sent, what is shown, and how it ends."""
 
 import contextlib
+import io
 
 import pytest
 
@@ -15,10 +16,13 @@ class ScriptedNode:
 
     def __init__(self, *answers, capabilities=("completion",), missing=False):
         self.answers = list(answers)
-        self.asked, self.pulled, self.closed = [], [], 0
+        self.asked, self.pulled, self.loaded, self.closed = [], [], [], 0
         self.capabilities, self.missing, self.last = list(capabilities), missing, {}
 
-    def post(self, path, body):
+    def post(self, path, body=None):
+        if path.endswith("/load"):
+            self.loaded.append(path)
+            return {}
         assert (path, body["texts"]) == ("/embeddings", ["a cat"])
         return {"embeddings": [[0.5, -0.5]]}
 
@@ -153,6 +157,18 @@ def test_an_embedding_model_answers_with_a_vector():
     chat.prepare()
     assert chat.answer("a cat")
     assert shown == ["[0.5, -0.5]\n"]
+
+
+@pytest.mark.parametrize(("words", "piped"), [([], ""), ([], " \n"), ([""], "")])
+def test_an_empty_prompt_loads_the_model_and_asks_it_nothing(monkeypatch, capsys, words, piped):
+    node = ScriptedNode()
+    monkeypatch.setattr("worker_node.cli.node_client.node_or_none", lambda _args: contextlib.nullcontext(node))
+    monkeypatch.setattr("sys.stdin", io.StringIO(piped))
+    assert main(["run", "m", *words]) == 0
+    assert (node.loaded, node.asked) == (["/models/m/load"], [])
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "m: the prompt is empty, so the model is only loaded" in captured.err
 
 
 @pytest.mark.parametrize("command", ["job", "run"])

@@ -29,7 +29,7 @@ async def serving(policy, monkeypatch):
     async def refuse(_request):
         raise BadRequest("wrong")
 
-    app = web.Application(middlewares=[errors_as(lambda _path: _plain_error, policy.check)])
+    app = web.Application(middlewares=[errors_as(lambda _request: _plain_error, policy.check)])
     app.on_response_prepare.append(policy.add_headers)
     app.add_routes([web.get("/", answer), web.post("/", answer), web.post("/wrong", refuse)])
     server = TestServer(app, host="127.0.0.1")
@@ -132,10 +132,36 @@ def test_a_node_bound_to_every_address_has_the_one_that_was_used_for_a_name(bind
 
 
 async def test_with_keys_any_name_will_do_but_not_two(monkeypatch):
-    settings = NodeSettings(api_keys=("secret",))
+    settings = NodeSettings(api_keys=("secret-0123456789",))
     async with serving(OriginPolicy.of(settings), monkeypatch) as ask:
         assert (await ask("Host: npu.example", "Origin: https://app.example"))[0] == 200
         assert (await ask("Host: a", "Host: b"))[0] == 400
+
+
+@pytest.mark.parametrize(
+    ("origin", "opens"),
+    [
+        ("http://localhost:3000", True),
+        ("HTTP://LOCALHOST:5173", True),
+        ("http://localhost", True),
+        ("http://[::1]:3000", True),
+        ("https://localhost:3000", False),
+        ("http://localhost.evil.example:3000", False),
+        ("http://localhost:3000@evil.example", False),
+        ("null", False),
+    ],
+)
+def test_an_origin_may_stand_for_all_ports_of_its_host(origin, opens):
+    settings = NodeSettings(cors_origins=("http://localhost:*", "http://[::1]:*"), api_keys=())
+    assert OriginPolicy.of(settings).opens_to(origin) == opens
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://*.example", "app://*", "localhost", "http://a/b", "http://a:x", "http://a:*b"]
+)
+def test_an_origin_that_no_page_can_have_stops_the_node(origin):
+    with pytest.raises(ValueError, match=r"write https://app\.example \(scheme, host, port\), http://localhost:\*"):
+        NodeSettings(cors_origins=(origin,))
 
 
 async def test_cors_origins_may_send_and_read(monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.application import application
 from worker_node.core.errors import PayloadTooLarge
-from worker_node.http.body import MAX_VALUES, check_structure
+from worker_node.http.body import MAX_NESTING, MAX_VALUES, check_structure
 from worker_node.settings import NodeSettings
 
 MANY = 2 * MAX_VALUES
@@ -72,6 +72,18 @@ async def test_a_compressed_body_counts_as_what_it_holds(extra, status):
 def test_what_clients_send_is_not_too_much(name, separators):
     check_structure(json.dumps(HONEST[name], separators=separators).encode())
     check_structure(json.dumps(HONEST[name], separators=separators, ensure_ascii=False).encode())
+
+
+@pytest.mark.parametrize("path", ["/inference", "/v1/chat/completions", "/v1/messages", "/api/chat"])
+async def test_a_body_that_is_nested_too_deeply_is_a_400(path):
+    # JSON texts of either depth come through the parser; past the bound they would end in a template or an encoder.
+    for levels in (MAX_NESTING, 300, 1000):
+        body = b'{"x": ' * levels + b"1" + b"}" * levels
+        async with application() as (client, _), client.post(path, data=body) as reply:
+            assert (reply.status, f"more than {MAX_NESTING} levels" in await reply.text()) == (
+                400,
+                levels > MAX_NESTING,
+            )
 
 
 @pytest.mark.parametrize("count", [MAX_VALUES - 10, MAX_VALUES + 10])
@@ -159,3 +171,58 @@ async def test_a_body_that_drips_in_ends_with_the_callers_deadline(path, content
 async def test_a_body_that_falls_silent_is_a_408(path, content_type, begin):
     async with application(settings=NodeSettings(body_timeout_s=0.2)) as (client, _):
         assert await answer(client, head(path, content_type) + begin, None) == (408, "request_timeout")
+
+
+@pytest.mark.parametrize(
+    ("path", "head", "status"),
+    [
+        ("/v1/completions", "Content-Length: 9", 401),
+        ("/v1/completions", "x-api-key: key-0123456789abcdef\r\nContent-Length: 2000", 413),
+        (
+            "/v1/audio/transcriptions",
+            "x-api-key: key-0123456789abcdef\r\nContent-Type: multipart/form-data\r\nContent-Length: 999999999",
+            413,
+        ),
+        ("/v1/completions", "x-api-key: key-0123456789abcdef\r\nContent-Encoding: x-zstd\r\nContent-Length: 9", 415),
+    ],
+)
+async def test_a_refusal_comes_before_a_client_is_told_to_send_the_body(path, head, status):
+    settings = NodeSettings(api_keys=["key-0123456789abcdef"], max_body_bytes=1000)
+    async with application(settings=settings) as (client, _):
+        reader, writer = await asyncio.open_connection(client.host, client.port)
+        asked = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n{head}\r\n\r\n"
+        writer.write(asked.encode())
+        reply = await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+    assert reply.startswith(f"HTTP/1.1 {status} ".encode())
+    assert b"\r\nConnection: close\r\n" in reply
+
+
+async def test_a_client_that_waits_is_told_to_send_a_body_that_is_read():
+    async with application() as (client, _):
+        async with client.post("/v1/completions", json={"model": "none", "prompt": "a"}, expect100=True) as reply:
+            assert reply.status == 404
+        async with client.post("/v1/completions", json={"model": "none", "prompt": "a"}) as reply:
+            assert reply.status == 404
+
+
+@pytest.mark.parametrize(
+    ("encoding", "sent", "status"),
+    [
+        ("x-gzip", gzip.compress(b" " * 1000, mtime=0), 400),
+        ("x-gzip", gzip.compress(b" " * 1001, mtime=0), 413),
+        ("x-gzip", gzip.compress(b"{}", mtime=0)[:-1], 400),
+        ("X-GZIP", gzip.compress(b'{"texts": []}', mtime=0), 404),
+        ("compress", b"{}", 415),
+        ("gzip, br", b"{}", 415),
+    ],
+)
+async def test_the_encoding_of_a_body_is_read_or_named(encoding, sent, status):
+    headers = {"Content-Encoding": encoding, "Content-Type": "application/json"}
+    settings = NodeSettings(max_body_bytes=1000)
+    async with (
+        application(settings=settings) as (client, _),
+        client.post("/embeddings", data=sent, headers=headers) as reply,
+    ):
+        assert reply.status == status, await reply.text()
+        assert status != 415 or "gzip (x-gzip), deflate" in await reply.text()

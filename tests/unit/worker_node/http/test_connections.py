@@ -164,7 +164,7 @@ async def test_a_body_in_an_encoding_that_is_not_read_is_refused_by_that_name(en
         head = b"POST /body HTTP/1.1\r\nHost: x\r\nContent-Encoding: " + encoding + b"\r\nContent-Length: 4\r\n\r\nabcd"
         reader, _ = await served.connect(head)
         reply = await rest(reader)
-        assert reply.split()[1] == b"400"
+        assert reply.split()[1] == b"415"
         assert b"Content-Encoding" in reply.partition(b"\r\n\r\n")[2]
 
 

@@ -1,5 +1,6 @@
 """Headers that every dialect has, in requests and replies."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -37,12 +38,29 @@ def test_a_deadline_and_a_device_are_the_headers():
 
 
 @pytest.mark.parametrize(
+    ("headers", "deadline", "ends"),
+    [
+        ({}, 280.0, math.inf),
+        ({"X_NPU_Start_Timeout_Ms": "2500"}, 102.5, math.inf),
+        ({"X_Request_Timeout_Ms": "2500"}, 102.5, 102.5),
+        ({"X_NPU_Start_Timeout_Ms": "2500", "X_Request_Timeout_Ms": "999000"}, 102.5, 1099.0),
+        ({"X_NPU_Start_Timeout_Ms": "9500", "X_Request_Timeout_Ms": "2500"}, 102.5, 102.5),
+    ],
+)
+def test_a_stream_ends_when_the_caller_says_and_at_no_default(headers, deadline, ends):
+    found = context(**headers)
+    assert (found.deadline, found.ends) == (deadline, ends)
+
+
+@pytest.mark.parametrize(
     ("headers", "error"),
     [
         ({"X_Priority": "urgent"}, BadRequest),
         ({"X_NPU_Require_Device": "TPU"}, BadRequest),
         ({"X_Request_Timeout_Ms": "soon"}, BadRequest),
         ({"X_Request_Timeout_Ms": "0"}, DeadlineExceeded),
+        ({"X_NPU_Start_Timeout_Ms": "soon"}, BadRequest),
+        ({"X_NPU_Start_Timeout_Ms": "0"}, DeadlineExceeded),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(headers, error):

@@ -6,11 +6,14 @@ The engine is scripted: what it is given is the prompt and the grammar.
 import json
 
 import numpy as np
+import ollama
 import pytest
 
+from tests.support.application import application
 from tests.support.events import sse
 from tests.support.recogniser import Recogniser
-from tests.support.writing import WRITER, writing
+from tests.support.task_models import HEARER, RANKER, hearer, placement, ranker
+from tests.support.writing import EMBEDDER, WRITER, writing
 
 CHAT, COMPLETIONS, OLLAMA = "/v1/chat/completions", "/v1/completions", "/api/chat"
 TURNS = [{"role": "user", "content": "Hello"}]
@@ -77,8 +80,8 @@ async def test_a_forced_call_counts_and_not_the_expression_beside_it(store):
 @pytest.mark.parametrize(
     ("form", "param"),
     [
-        ({"guided_json": AGE, "guided_choice": ["a"]}, "structured_outputs"),
-        ({"guided_json": AGE, "response_format": {"type": "json_object"}}, "structured_outputs"),
+        ({"guided_json": AGE, "guided_choice": ["a"]}, "guided_json"),
+        ({"guided_json": AGE, "response_format": {"type": "json_object"}}, "response_format"),
         ({"guided_json": "no schema"}, "guided_json"),
         ({"guided_choice": []}, "guided_choice"),
         ({"guided_choice": [""]}, "guided_choice[0]"),
@@ -103,6 +106,8 @@ async def test_a_forced_call_counts_and_not_the_expression_beside_it(store):
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"a": [[[[[1]]]]]}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"a": "x" * 10_000}}, "chat_template_kwargs"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"require_device": "NPU"}, "require_device"),
         ({"keep_alive": "soon"}, "keep_alive"),
         ({"include_stop_str_in_output": True}, "include_stop_str_in_output"),
         ({"echo": True}, "echo"),
@@ -151,7 +156,10 @@ async def test_a_long_conversation_is_cut_as_ollama_cuts_it(store):
     assert "num_ctx" in body["error"]
 
 
-@pytest.mark.parametrize("arguments", ['{"city": "Par', "[1]", "no JSON", "null"])
+DEEP = '{"a": ' * 300 + "1" + "}" * 300
+
+
+@pytest.mark.parametrize("arguments", ['{"city": "Par', "[1]", "no JSON", "null", DEEP])
 async def test_a_past_call_may_have_malformed_arguments(store, arguments):
     call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": arguments}}
     told = {"role": "tool", "tool_call_id": "c", "content": "the arguments are no JSON object"}
@@ -214,6 +222,71 @@ async def test_more_logprobs_than_there_are_is_what_there_is(store, temperature,
         fields = {"logprobs": True, "top_logprobs": shown, "temperature": temperature}
         reply, _ = await post(client, CHAT, **fields)
         assert "X-NPU-Node-Ignored" not in reply.headers
+
+
+async def test_tokens_are_told_for_every_model_that_takes_texts(store):
+    async with writing(store) as (client, _, engine):
+        reply, body = await post(client, "/tokenize", model=EMBEDDER, prompt="hello")
+        assert (reply.status, body) == (200, {"count": 3, "max_model_len": 256, "tokens": [101, 7592, 102]})
+        _, body = await post(client, "/tokenize", model=EMBEDDER, prompt="hello", add_special_tokens=False)
+        assert body["tokens"] == [7592]
+        _, body = await post(client, "/tokenize", model=EMBEDDER, content="hello")
+        assert body["tokens"] == [7592]
+        for wrong in ({"messages": TURNS}, {"prompt": "a", "with_pieces": True}, {}, {"prompt": "a " * 300}):
+            reply, body = await post(client, "/tokenize", model=EMBEDDER, **wrong)
+            assert reply.status == 400, wrong
+        assert (body["error"]["code"], body["error"]["param"]) == ("context_length_exceeded", "prompt")
+        assert not engine.jobs
+    models = [ranker(store, [placement(RANKER, engine)]), hearer(store, [placement(HEARER, engine)])]
+    async with application(models) as (client, _):
+        _, body = await post(client, "/tokenize", model=RANKER, prompt="hello")
+        assert body["tokens"] == [101, 7592, 102]
+        reply, body = await post(client, "/tokenize", model=HEARER, prompt="hello")
+        assert (reply.status, body["error"]["param"]) == (400, "model")
+
+
+@pytest.mark.parametrize(("path", "text"), [(OLLAMA, "message"), ("/api/generate", "response")])
+async def test_ollamas_answers_have_log_probabilities_in_its_clients_form(store, path, text):
+    form = ollama.ChatResponse if path == OLLAMA else ollama.GenerateResponse
+    asked = {"logprobs": True, "top_logprobs": 5, "stream": False}
+    async with writing(store) as (client, _, engine):
+        reply, whole = await post(client, path, **asked, options={"temperature": 0})
+        assert reply.headers["X-NPU-Node-Ignored"] == "top_logprobs;limited=1"
+        tokens = form.model_validate(whole).logprobs
+        assert "".join(token.token for token in tokens) == engine.text
+        assert {(token.logprob, token.top_logprobs[0].token == token.token) for token in tokens} == {(-0.5, True)}
+        # Ollama's own default is a temperature, with which the likeliest token is not known.
+        reply, sampled = await post(client, path, **asked)
+        assert reply.headers["X-NPU-Node-Ignored"] == "top_logprobs;limited=0"
+        assert {len(token["top_logprobs"]) for token in sampled["logprobs"]} == {0}
+        async with client.post(path, json={"model": WRITER, **PROMPTS[path], "logprobs": True}) as reply:
+            *frames, last = [json.loads(line) for line in (await reply.text()).splitlines()]
+        assert "logprobs" not in last
+        said = [frame[text]["content"] if path == OLLAMA else frame[text] for frame in frames]
+        assert "".join(said) == "".join(token["token"] for frame in frames for token in frame["logprobs"])
+        reply, whole = await post(client, path, top_logprobs=5, stream=False)
+        assert (reply.headers["X-NPU-Node-Ignored"], "logprobs" in whole) == ("top_logprobs", False)
+        reply, whole = await post(client, path, stream=False, logprobs=True, top_logprobs=21)
+        assert reply.status == 400
+
+
+async def test_ollamas_own_example_of_options_is_taken_and_what_has_no_effect_is_named(store):
+    options = {"typical_p": 0.7, "repeat_last_n": 33, "num_keep": 5, "penalize_newline": True, "numa": False}
+    async with writing(store) as (client, *_):
+        reply, _ = await post(client, OLLAMA, options=options, stream=False)
+        assert reply.status == 200
+        assert reply.headers["X-NPU-Node-Ignored"] == ", ".join(sorted(f"options.{name}" for name in options))
+
+
+@pytest.mark.parametrize("path", [CHAT, OLLAMA, "/v1/embeddings", "/api/embed", "/embeddings", "/v1/rerank"])
+async def test_a_required_device_in_a_body_is_refused_and_never_ignored(store, path):
+    body = {"require_device": "NPU", "query": "a", "documents": ["a"], "messages": TURNS, "input": "a"}
+    if path == "/embeddings":
+        body = {"require_device": "NPU", "texts": ["a"]}
+    async with writing(store) as (client, *_):
+        reply, error = await post(client, path, **body)
+    assert reply.status == 400
+    assert "require_device" in str(error)
 
 
 async def test_a_priority_above_0_is_batch_work(store):

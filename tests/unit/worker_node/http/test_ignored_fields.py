@@ -30,7 +30,6 @@ TABLES = {
     "/v1/embeddings": EMBEDDINGS,
     "/v1/responses": openai.RESPONSES,
     "/api/generate": ollama.GENERATE,
-    "/api/chat": ollama.CHAT,
 }
 ROWS = [(path, name) for path, table in TABLES.items() for name in table]
 

@@ -98,15 +98,16 @@ def test_a_caller_who_repeats_a_mistake_hides_no_other_failure():
 
 
 async def test_keys_are_replaced_from_one_request_to_the_next():
-    async with application(settings=NodeSettings(api_keys=("old",))) as (client, node):
+    old, new = "old-0123456789abcdef", "new-0123456789abcdef"
+    async with application(settings=NodeSettings(api_keys=(old,))) as (client, node):
 
         async def status(key):
             async with client.get("/models", headers={"Authorization": f"Bearer {key}"}) as reply:
                 return reply.status
 
-        assert (await status("old"), await status("new")) == (200, 401)
-        node.adopt(NodeSettings(api_keys=("new",)))
-        assert (await status("old"), await status("new")) == (401, 200)
+        assert (await status(old), await status(new)) == (200, 401)
+        node.adopt(NodeSettings(api_keys=(new,)))
+        assert (await status(old), await status(new)) == (401, 200)
 
 
 async def test_host_names_pages_and_limits_are_those_of_the_new_settings():

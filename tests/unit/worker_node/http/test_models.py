@@ -147,8 +147,45 @@ async def test_a_pull_is_a_job_that_can_be_followed(served, monkeypatch):
     assert (lines[0], lines[-1]) == ({"status": "pulling manifest"}, {"status": "success"})
     async with client.post("/api/pull", json={"model": "smollm2"}) as reply:
         assert json.loads((await reply.text()).splitlines()[-1]) == {"error": "no network"}
-    refused = await get(client, "/api/pull", 502, "POST", json={"model": "smollm2", "stream": False})
+    refused = await get(client, "/api/pull", 424, "POST", json={"model": "smollm2", "stream": False})
     assert refused == {"error": "no network"}
+
+
+@pytest.mark.parametrize(("path", "field"), [("/api/pull", "model"), ("/models/pull", "name")])
+async def test_requests_pull_files_of_the_pull_roots_only_and_learn_of_no_others(tmp_path, monkeypatch, path, field):
+    roots, hidden = tmp_path / "roots", tmp_path / "hidden"
+    for directory in (roots / "mine", hidden / "secret"):
+        directory.mkdir(parents=True)
+    (roots / "link").symlink_to(hidden)
+    pulled = []
+
+    async def pull(name, _progress):
+        pulled.append(name)
+
+    settings = NodeSettings(model_store=tmp_path / "store", pull_roots=[roots])
+    async with application([], settings) as (client, node):
+        monkeypatch.setattr(node.manager, "pull", pull)
+        answers = set()
+        outside = (
+            hidden / "secret",
+            hidden / "none",
+            roots / "link/secret",
+            roots / "../hidden/secret",
+            "/etc/shadow/x",
+        )
+        for name in map(str, (*outside, "./mine", "../x.gguf", "~/x", "/" + "a" * 300, "/x\0y")):
+            async with client.post(path, json={field: name}) as reply:
+                answers.add((reply.status, (await reply.text()).partition("requests may")[2]))
+        [(status, text)] = answers
+        assert status == 400
+        assert "absolute path below one of the node's pull_roots" in text
+        async with client.post(path, json={field: str(roots / "mine")}) as reply:
+            assert reply.status in {200, 202}, await reply.text()
+            await reply.read()
+        assert pulled == [str(roots / "mine")]
+        node.settings = NodeSettings(model_store=tmp_path / "store")
+        async with client.post(path, json={field: str(roots / "mine")}) as reply:
+            assert reply.status == 400
 
 
 @pytest.fixture

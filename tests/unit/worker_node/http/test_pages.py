@@ -1,13 +1,18 @@
 """Pages for people, and the requests that they document."""
 
+import ast
 import json
 import re
+from importlib.metadata import metadata
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.support.application import application
-from tests.support.writing import EMBEDDER, WRITER, writing
+from tests.support.task_engine import encoded
+from tests.support.task_models import RANKER, placement, ranker
+from tests.support.writing import EMBEDDER, WRITER, WritingEngine, writing_models
 from worker_node.app import operations
 from worker_node.settings import NodeSettings
 
@@ -62,14 +67,80 @@ async def test_pages_run_nothing_and_load_nothing_from_elsewhere(client, path):
 DOCUMENTED = Path(__file__).parents[3] / "data" / "documented"
 
 
+SERVED = {"embed": EMBEDDER, "rerank": RANKER}
+
+
+class Ranking(WritingEngine):
+    async def embed(self, tokens, *, deadline, interactive):
+        return encoded(np.ones(len(tokens)))
+
+
+@pytest.fixture
+async def asked(store):
+    """A client of a node with a model of each task that takes texts."""
+    ranks = ranker(store, [placement(RANKER, Ranking())], aliases=["ms-marco-minilm"])
+    async with application([*writing_models(store, WritingEngine()), ranks]) as (client, _):
+        yield client
+
+
 @pytest.mark.parametrize("source", sorted(path.stem for path in DOCUMENTED.glob("*.jsonl")))
-async def test_documented_requests(store, source):
-    async with writing(store) as (client, *_):
-        for line in (DOCUMENTED / f"{source}.jsonl").read_text().splitlines():
-            shown = json.loads(line)
-            body = shown["body"] | {"model": EMBEDDER if "embed" in shown["path"] else WRITER}
-            async with client.post(shown["path"], json=body) as reply:
-                text = await reply.text()
-                refused = shown.get("refused")
-                assert reply.status == (400 if refused else 200), (shown, text)
-                assert refused is None or refused in text
+async def test_documented_requests(asked, source):
+    """A line may have the reason why its request is refused, and the status of that."""
+    for line in (DOCUMENTED / f"{source}.jsonl").read_text().splitlines():
+        shown = json.loads(line)
+        body, refused = shown["body"], shown.get("refused")
+        if body is not None:
+            body |= {"model": next((model for part, model in SERVED.items() if part in shown["path"]), WRITER)}
+        async with asked.request(shown.get("method", "POST"), shown["path"], json=body) as reply:
+            text = await reply.text()
+            assert reply.status == shown.get("status", 400 if refused else 200), (shown, text)
+            assert refused is None or refused in text, (shown, text)
+
+
+ROOT = Path(__file__).parents[4]
+OURS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "worker_node/http/pages.py")
+CURL = re.compile(
+    r"curl (?:ORIGIN|http://127\.0\.0\.1:8081|localhost:8081)(/[\w/]+)[^']*?(?:'Content[^']*'[^']*)?-d '([^']*)'"
+)
+
+
+@pytest.mark.parametrize("file", [file for file in OURS if CURL.search(file.read_text())], ids=lambda file: file.name)
+async def test_requests_of_our_own_documents(asked, file):
+    for path, body in CURL.findall(file.read_text()):
+        async with asked.post(path, data=body) as reply:
+            assert reply.status == 200, (path, body, await reply.text())
+
+
+CREATED = {
+    "responses.create": "/v1/responses",
+    "chat.completions.create": "/v1/chat/completions",
+    "completions.create": "/v1/completions",
+    "embeddings.create": "/v1/embeddings",
+}
+# Values that the examples refer to by name, and options of the client library, which are not sent.
+NAMES = {"prompt": "What is in this image?", "img_url": "https://example.org/a.jpg", "b64_image": "iVBORw0KGgo="}
+NOT_SENT = {"extra_headers", "extra_query", "timeout"}
+
+
+def examples_of_the_openai_package():
+    """(path, body) of each request in the description of OpenAI's package that is installed here."""
+    for block in re.findall(r"```python\n(.*?)```", metadata("openai").get_payload(), re.DOTALL):
+        tree = compile(block, "example", "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+            name = ast.unparse(call.func)
+            path = next((path for end, path in CREATED.items() if name.endswith(f".{end}")), None)
+            if path is not None:
+                given = {one.arg: ast.unparse(one.value) for one in call.keywords if one.arg not in NOT_SENT}
+                yield path, {key: eval(value, {}, NAMES) for key, value in given.items()}  # noqa: S307
+
+
+async def test_requests_of_the_openai_packages_own_description(asked):
+    answered = []
+    for path, body in examples_of_the_openai_package():
+        async with asked.post(path, json=body | {"model": WRITER}) as reply:
+            text = await reply.text()
+            refused = "input_image" in str(body) and "does not read images" in text
+            assert reply.status == (400 if refused else 200), (body, text)
+            answered.append(path)
+    assert {"/v1/responses", "/v1/chat/completions"} <= set(answered)
+    assert len(answered) >= 8

@@ -43,7 +43,7 @@ ASKING = {
 async def dead_disk(tmp_path, monkeypatch):
     """A client of a node without models, whose store answers once `go` is set."""
     go = threading.Event()
-    async with application(settings=NodeSettings(model_store=tmp_path)) as (client, node):
+    async with application(settings=NodeSettings(model_store=tmp_path, pull_roots=["/net"])) as (client, node):
         store = node.manager.store
         real = store.directories
 

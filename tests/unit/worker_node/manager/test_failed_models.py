@@ -1,5 +1,6 @@
 """Models of the settings whose files are damaged: named with file and remedy, and the others serve."""
 
+import asyncio
 import json
 import math
 import shutil
@@ -12,11 +13,12 @@ from worker_node.core.errors import EngineUnavailable, ModelNotFound
 from worker_node.core.types import ModelKind, Silent
 from worker_node.devices.npu import npu_source
 from worker_node.devices.probe import DeviceInfo, Probe
+from worker_node.engines.protocol import EngineState
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.served import FailedModel
 from worker_node.models.directory import MANIFEST_FILE, WEIGHTS_FILE
 from worker_node.models.store import ModelStore
-from worker_node.serving.build import Machine, configured_models
+from worker_node.serving.build import Machine, build_on_demand, configured_models
 from worker_node.settings import ModelSettings, NodeSettings
 
 SOUND = "all-minilm-l6-v2"
@@ -103,7 +105,7 @@ async def test_a_deleted_model_of_the_settings_is_failed_until_it_is_pulled_agai
 
     monkeypatch.setattr("worker_node.manager.manager.pull", pull)
     spec = SimpleNamespace(model_id="sound", name="sound")
-    monkeypatch.setattr("worker_node.manager.manager.checked_spec", lambda _store, _name: spec)
+    monkeypatch.setattr(ModelStore, "pull_spec", lambda _store, _name: spec)
     monkeypatch.setattr(ModelStore, "is_installed", lambda _store, _wish: False)
     manager = ModelManager([model, other], ModelStore(copied), pytest.fail)
     await manager.delete("sound")
@@ -115,6 +117,29 @@ async def test_a_deleted_model_of_the_settings_is_failed_until_it_is_pulled_agai
     assert (manager.failed, [served.id for served in manager.models]) == ([], ["sound", "hurt"]), (
         "in the settings' order"
     )
+
+
+@pytest.mark.parametrize("configured", [True, False])
+async def test_a_model_whose_files_have_changed_is_read_again_instead_of_loaded(copied, configured):
+    settings = NodeSettings(model_store=copied)
+    with npu_source(None, emulated=False) as npu:
+        machine = Machine(settings, Probe((DeviceInfo("CPU"),), "test"), npu)
+    models = built(copied, "sound", "hurt", placements=[{"device": "CPU", "load": "lazy"}])
+    manager = ModelManager(models if configured else [], ModelStore(copied), partial(build_on_demand, machine))
+    manager.start()
+    try:
+        model = await manager.resolve("hurt", math.inf)
+        weights = copied / "hurt" / WEIGHTS_FILE
+        weights.write_bytes(weights.read_bytes())
+        manager.request_load(model)
+        async with asyncio.timeout(60):
+            while (found := await manager.resolve("hurt", math.inf)) is model:
+                await model.placements[0].engine.next_change()
+        assert found.placements[0].state is EngineState.UNLOADED, "and not loaded unasked"
+        assert [served.id for served in manager.models] == (["sound", "hurt"] if configured else ["hurt"])
+        assert manager.failed == []
+    finally:
+        await manager.stop()
 
 
 async def test_a_failed_model_serves_when_its_files_were_repaired(copied):

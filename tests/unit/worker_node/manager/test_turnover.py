@@ -163,7 +163,13 @@ def test_reloads_whose_callers_left_run_one_after_the_other_and_the_last_file_ho
 
 def test_every_setting_is_applied_or_named(tmp_path, caplog):
     """Whichever setting a file changes, its name is in the report, and followers get what holds from now on."""
-    values = {"api_keys": '["k"]', "max_texts": 7, "watchdog_s": 99, "embedding_cache": 3, "unknown_fields": '"reject"'}
+    values = {
+        "api_keys": '["key-0123456789abcdef"]',
+        "max_texts": 7,
+        "watchdog_s": 99,
+        "embedding_cache": 3,
+        "unknown_fields": '"reject"',
+    }
 
     async def scenario(world):
         world.write({"always": {}}, **values)
@@ -179,7 +185,7 @@ def test_every_setting_is_applied_or_named(tmp_path, caplog):
 
 def test_keys_stay_while_the_node_listens_where_others_reach_it(tmp_path):
     async def scenario(world):
-        world.write({"always": {}}, host='"0.0.0.0"', api_keys='["k"]')
+        world.write({"always": {}}, host='"0.0.0.0"', api_keys='["key-0123456789abcdef"]')
         running = world.source.read()
         reloader = Reloader(world.source, running, world.manager, world.build, adopt=world.adopted.append)
         world.write({"always": {}}, host='"127.0.0.1"')

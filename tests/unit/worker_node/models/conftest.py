@@ -100,7 +100,8 @@ def tensor_shapes(vocabulary, architecture):
 def make_gguf(tmp_path_factory):
     """Writes a tiny Llama as a GGUF file with Q4_1 matrices, as the embedded model has them; returns its path.
 
-    `stored_twice`: the tied matrix is there for the output, too, in another quantization.
+    `stored_twice`: the tied matrix is there for the output, too, in another quantization. `extra` are shapes of more
+    tensors, `scaling` is the type of its rotary scaling, `rows` the length of its embedding table.
     """
 
     def make(
@@ -109,23 +110,25 @@ def make_gguf(tmp_path_factory):
         seed=0,
         architecture="llama",
         chat_template=CHATML,
-        left_out=(),
         quantization=gguf.GGMLQuantizationType.Q4_1,
         stored_twice=False,
+        extra=(),
+        scaling=None,
+        rows=None,
     ):
         path = tmp_path_factory.mktemp("gguf") / name
         writer = gguf.GGUFWriter(path, architecture)
         add_hyperparameters(writer)
         vocabulary = add_tokenizer(writer, chat_template)
+        if scaling is not None:
+            writer.add_rope_scaling_type(scaling)
         random = np.random.default_rng(seed)
 
         def add(tensor, values, kind):
             writer.add_tensor(tensor, gguf.quants.quantize(values, kind), raw_dtype=kind)
 
-        for tensor, shape in tensor_shapes(vocabulary, architecture).items():
+        for tensor, shape in (tensor_shapes(rows or vocabulary, architecture) | dict(extra)).items():
             values = random.standard_normal(shape).astype(np.float32)
-            if tensor in left_out:
-                continue
             if len(shape) == 1:
                 writer.add_tensor(tensor, 1 + np.float32(0.3) * values)
             else:
@@ -144,7 +147,8 @@ def make_gguf(tmp_path_factory):
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
     """A scripted hub; the environment of this process and its children points to it, without a token."""
-    client = pytest.importorskip("huggingface_hub", reason="the extra 'hub' is not installed")
+    import huggingface_hub as client  # slow, and few tests need it
+
     with ScriptedHub() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
         monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))

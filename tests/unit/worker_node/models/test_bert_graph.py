@@ -7,8 +7,10 @@ import numpy as np
 import openvino as ov
 import pytest
 from openvino import opset13 as op
+from safetensors.numpy import save_file
 
 from tests.support.numpy_bert import hidden_states
+from tests.support.tiny_encoder import BERT
 from worker_node.core.errors import ConversionFailed
 from worker_node.models.convert.encoder import (
     Pooling,
@@ -18,6 +20,7 @@ from worker_node.models.convert.encoder import (
     read_sentence_config,
     read_tensors,
 )
+from worker_node.models.directory import peek_config
 
 F32 = {"INFERENCE_PRECISION_HINT": "f32"}
 ACTIVATIONS = {
@@ -36,9 +39,7 @@ def encode(config, tensors, ids, pooling, *, normalise):
 
 
 def build(directory):
-    return build_encoder(
-        read_bert_config(directory), read_sentence_config(directory), read_tensors(directory / "model.safetensors")
-    )
+    return build_encoder(read_bert_config(directory), read_sentence_config(directory), read_tensors(directory))
 
 
 def batch(texts, length):
@@ -76,7 +77,7 @@ def test_a_row_of_padding_only_is_finite(make_bert, pooling):
     ("option", "value"),
     [
         ("model_type", "roberta"),
-        ("architectures", ["BertForMaskedLM"]),
+        ("architectures", ["BertForQuestionAnswering"]),
         ("hidden_act", "silu"),
         ("position_embedding_type", "relative_key"),
         ("is_decoder", True),
@@ -99,7 +100,6 @@ def test_options_that_need_another_graph_are_refused_by_name(make_bert, option, 
         ("modules.json", {"not": "a list"}, r"modules\.json"),
         ("1_Pooling/config.json", {"pooling_mode_max_tokens": True}, "max_tokens"),
         ("1_Pooling/config.json", {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, "mean_tokens"),
-        ("sentence_bert_config.json", {"max_seq_length": 8, "do_lower_case": True}, "do_lower_case"),
         ("config_sentence_transformers.json", {"default_prompt_name": "query"}, "default_prompt_name"),
     ],
 )
@@ -110,10 +110,74 @@ def test_modules_that_need_another_graph_are_refused_by_name(make_bert, file, co
         read_sentence_config(directory)
 
 
+@pytest.mark.parametrize("lowers", [True, False])
+def test_do_lower_case_is_judged_by_what_the_tokenizer_does(make_bert, lowers):
+    directory, _ = make_bert()
+    tokenizer = json.loads((directory / "tokenizer.json").read_text())
+    tokenizer["normalizer"]["lowercase"] = lowers
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (directory / "sentence_bert_config.json").write_text('{"max_seq_length": 8, "do_lower_case": true}')
+    if lowers:
+        assert read_sentence_config(directory).max_tokens == 8
+    else:
+        with pytest.raises(ConversionFailed, match=r"do_lower_case is set and tokenizer\.json keeps upper case"):
+            read_sentence_config(directory)
+
+
+def prefixed(tensors):
+    """A checkpoint of BertForPreTraining."""
+    size = BERT["hidden_size"]
+    heads = {"cls.predictions.transform.dense.weight": (size, size), "cls.seq_relationship.bias": (2,)}
+    return {f"bert.{name}": tensor for name, tensor in tensors.items()} | {
+        name: np.ones(shape, np.float32) for name, shape in heads.items()
+    }
+
+
+def from_tensorflow(tensors):
+    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    for name, former in old.items():
+        tensors = {key.replace(name, former): tensor for key, tensor in tensors.items()}
+    return tensors
+
+
+def in_shards(tensors, directory):
+    (directory / "model.safetensors").unlink()
+    for shard, names in enumerate((sorted(tensors)[::2], sorted(tensors)[1::2]), 1):
+        save_file({name: tensors[name] for name in names}, directory / f"model-0000{shard}-of-00002.safetensors")
+
+
+@pytest.mark.parametrize("form", ["prefix", "gamma", "shards", "config"])
+def test_checkpoints_in_every_published_form_give_the_same_vectors(make_bert, form):
+    directory, tensors = make_bert()
+    expected = ov.compile_model(build(directory), "CPU", F32)(batch(TEXTS, 24))["embedding"]
+    config = json.loads((directory / "config.json").read_text())
+    if form == "prefix":
+        save_file(prefixed(tensors), directory / "model.safetensors")
+        (directory / "config.json").write_text(json.dumps(config | {"architectures": ["BertForPreTraining"]}))
+    elif form == "gamma":
+        save_file(from_tensorflow(tensors), directory / "model.safetensors")
+    elif form == "shards":
+        in_shards(tensors, directory)
+    else:
+        kept = {name: config[name] for name in config.keys() - {"hidden_act", "layer_norm_eps", "architectures"}}
+        (directory / "config.json").write_text(json.dumps(kept), encoding="utf-8-sig")
+        assert peek_config(directory / "config.json") == kept
+    vectors = ov.compile_model(build(directory), "CPU", F32)(batch(TEXTS, 24))["embedding"]
+    np.testing.assert_array_equal(vectors, expected)
+
+
+def test_a_missing_shard_is_refused(make_bert):
+    directory, tensors = make_bert()
+    in_shards(tensors, directory)
+    (directory / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(ConversionFailed, match=r"model\.safetensors is missing, or one of its shards"):
+        read_tensors(directory)
+
+
 def test_weights_that_are_missing_misshapen_or_left_over_are_refused_by_name(make_bert):
     directory, _ = make_bert()
     bert, sentence = read_bert_config(directory), read_sentence_config(directory)
-    tensors = read_tensors(directory / "model.safetensors")
+    tensors = read_tensors(directory)
     name = "encoder.layer.1.output.dense.weight"
     for broken in (
         {key: value for key, value in tensors.items() if key != name},
@@ -134,8 +198,8 @@ def test_every_published_float_type_is_read(tmp_path, dtype):
         "BF16": (values.view(np.uint32) >> 16).astype(np.uint16).tobytes(),
     }[dtype]
     header = json.dumps({"w": {"dtype": dtype, "shape": [2, 2], "data_offsets": [0, len(raw)]}}).encode()
-    (tmp_path / "m.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + raw)
-    np.testing.assert_array_equal(read_tensors(tmp_path / "m.safetensors")["w"], values)
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + raw)
+    np.testing.assert_array_equal(read_tensors(tmp_path)["w"], values)
 
 
 # In bf16, 256 and 1 is 256.

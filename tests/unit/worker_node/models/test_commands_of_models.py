@@ -1,6 +1,7 @@
 """`npu-node pull`, `models` and `convert`: what they print, where, and how they end."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -70,3 +71,14 @@ def test_pull_takes_the_embedded_models_first_and_each_name_once(
     out = capsys.readouterr().out
     assert out.count("ready") == 3
     assert out.endswith(f"{TOY_NOTE}\n")
+
+
+@pytest.mark.parametrize(("kind", "said"), [("generation", "npu-node run mine"), ("embedding", None)])
+def test_pull_says_that_requests_must_name_another_chat_model(
+    in_process, monkeypatch, store_root, make_bert, capsys, kind, said
+):
+    model = replace(ModelStore().convert(make_bert()[0], "mine"), kind=kind)
+    monkeypatch.setattr(ModelStore, "pull", lambda *_: model)
+    assert main(["pull", "bge-small", "--model-store", str(store_root)]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert ("must name it" in last and last.endswith(said)) if said else "ready" in last

@@ -84,6 +84,15 @@ def test_an_export_in_openvino_form_is_taken_as_it_is(tmp_path, converted, label
     assert logits(model, PAIRS) == pytest.approx(logits(built, PAIRS), abs=1e-6)
 
 
+def test_a_token_beyond_the_embedding_matrix_is_refused(tmp_path, converted):
+    write_tiny(tmp_path / "source")
+    tokenizer = Tokenizer.from_file(str(tmp_path / "source/tokenizer.json"))
+    tokenizer.add_tokens(["<new>"])
+    tokenizer.save(str(tmp_path / "source/tokenizer.json"))
+    with pytest.raises(ConversionFailed, match="token '<new>' has the id"):
+        converted(tmp_path / "source")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

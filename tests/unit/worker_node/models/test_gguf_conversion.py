@@ -3,7 +3,7 @@
 import numpy as np
 import openvino as ov
 import pytest
-from gguf import GGMLQuantizationType
+from gguf import GGMLQuantizationType, RopeScalingType
 from openvino import opset13 as op
 
 from worker_node.core.errors import ConversionFailed, SourceRejected
@@ -131,6 +131,10 @@ def test_a_damaged_file_is_refused_by_name(tmp_path, damage):
     [
         ({"quantization": GGMLQuantizationType.Q5_0}, "has tensors in Q5_0; OpenVINO GenAI reads .*Q8_0"),
         ({"architecture": "mamba"}, "'mamba'; those that can be converted are llama"),
+        ({"extra": {"rope_freqs.weight": (8,)}}, r"scales its rotary frequencies \(rope_freqs.* end in -ov"),
+        ({"scaling": RopeScalingType.YARN}, r"scales its rotary embedding \(yarn\)"),
+        ({"extra": {"blk.0.attn_q.bias": (64,)}}, r"tensors that no llama model has \(blk\.0\.attn_q\.bias\)"),
+        ({"rows": 256}, "has 288 tokens and vectors for 256 of them"),
     ],
 )
 def test_a_file_that_genai_does_not_read_is_refused_with_what_it_does(make_gguf, options, reason):

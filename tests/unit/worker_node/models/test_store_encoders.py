@@ -1,6 +1,8 @@
 """Encoders come into the store from safetensors and from OpenVINO exports, with their references and their space."""
 
 import json
+import os
+import shutil
 
 import numpy as np
 import openvino as ov
@@ -8,7 +10,7 @@ import pytest
 from openvino import opset13 as op
 from tokenizers import Tokenizer
 
-from tests.support.tiny_encoder import embed
+from tests.support.tiny_encoder import WORDS, embed
 from worker_node.core.errors import BadRequest, ConfigurationError, ConversionFailed, ModelNotFound
 from worker_node.core.types import ModelKind
 from worker_node.models.catalog import Quantization
@@ -53,9 +55,28 @@ def test_the_space_is_another_when_weights_pooling_normalisation_or_tokenizer_ar
     assert all(len(space) >= 16 for space in spaces.values())
 
 
+def test_the_space_of_an_installed_model_is_that_of_its_content_now(store_root, make_bert):
+    store = ModelStore()
+    made = store.convert(make_bert()[0], "tiny")
+    weights, tokenizer = made.path / "openvino_model.bin", made.path / "tokenizer.json"
+    shutil.copyfile(weights, weights.with_suffix(".new"))
+    weights.with_suffix(".new").replace(weights)
+    assert store.get("tiny").space == made.space, "another file with the same content"
+    kept = weights.read_bytes()
+    spaces = {made.space}
+    for file, old, new in ((weights, kept[-4:], b"\1\2\3\4"), (tokenizer, b'"lowercase":true', b'"lowercase":null')):
+        content = file.read_bytes()
+        file.write_bytes(new.join(content.rsplit(old, 1)))
+        os.utime(file, (0, 0))
+        spaces.add(store.get("tiny").space)
+        file.write_bytes(content)
+    assert len(spaces) == 3
+    assert store.get("tiny").space == made.space
+
+
 def export(directory, target, *, output="last_hidden_state", token_types=True, extra_input=None):
     """What optimum makes of an encoder: hidden states, and token types as a third input."""
-    hidden = np.random.default_rng(0).standard_normal((50, 32)).astype(np.float32)
+    hidden = np.random.default_rng(0).standard_normal((len(WORDS), 32)).astype(np.float32)
     ids, mask = (
         op.parameter([-1, -1], np.int64, name="input_ids"),
         op.parameter([-1, -1], np.int64, name="attention_mask"),
@@ -108,6 +129,24 @@ def test_an_export_of_another_kind_is_refused_with_its_ports(store_root, make_be
     with pytest.raises(ConversionFailed, match=complaint):
         ModelStore().convert(tmp_path / "export", "x")
     assert ModelStore().directories() == []
+
+
+def add_token(directory):
+    """Another token at the end of the tokenizer, as a fine-tuning that forgot to enlarge the matrix leaves it."""
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer.add_tokens(["<new>"])
+    tokenizer.save(str(directory / "tokenizer.json"))
+
+
+@pytest.mark.parametrize("exported", [False, True])
+def test_a_token_beyond_the_embedding_matrix_is_refused(store_root, make_bert, tmp_path, exported):
+    directory, _ = make_bert()
+    add_token(directory)
+    if exported:
+        export(directory, tmp_path / "export")
+        directory = tmp_path / "export"
+    with pytest.raises(ConversionFailed, match=rf"token '<new>' has the id {len(WORDS)}, and .* below {len(WORDS)}"):
+        ModelStore().convert(directory, "x")
 
 
 def test_the_other_kind_is_refused(store_root, make_bert):

@@ -7,7 +7,6 @@ import pytest
 from tests.support.cross_encoders import write_tiny
 from tests.support.scripted_hub import COMMIT, Repository
 from worker_node.core.errors import (
-    BadRequest,
     ConfigurationError,
     ConversionFailed,
     SourceRejected,
@@ -15,7 +14,6 @@ from worker_node.core.errors import (
 from worker_node.core.types import ModelKind
 from worker_node.models.catalog import Quantization
 from worker_node.models.in_place import open_directory
-from worker_node.models.pull import checked_spec
 from worker_node.models.store import ModelStore
 
 # Each conversion is a process of its own.
@@ -81,6 +79,26 @@ def test_an_encoder_that_cannot_be_built_is_rejected_before_its_weights_come(hub
     assert hub.large_downloads() == []
 
 
+def test_a_gguf_file_is_rejected_by_its_header_and_continued_after_it(hub, store_root, make_gguf, monkeypatch):
+    monkeypatch.setattr("worker_node.models.prepare._HEADER", head := 1 << 15)
+    files = {"good": make_gguf("m.gguf"), "bad": make_gguf("m.gguf", extra={"rope_freqs.weight": (8,)})}
+    hub.repositories |= {f"maker/{name}": Repository({"m.gguf": file.read_bytes()}) for name, file in files.items()}
+    with pytest.raises(SourceRejected, match=r"^m\.gguf scales its rotary frequencies"):
+        ModelStore().pull("maker/bad")
+    assert hub.large_downloads() == [("m.gguf", f"bytes=0-{head - 1}")]
+    hub.asked.clear()
+    assert ModelStore().pull("maker/good").kind == ModelKind.GENERATION
+    assert hub.large_downloads() == [("m.gguf", f"bytes=0-{head - 1}"), ("m.gguf", f"bytes={head}-")]
+
+
+def test_a_header_that_is_longer_than_expected_is_judged_by_the_conversion(hub, store_root, make_gguf, monkeypatch):
+    monkeypatch.setattr("worker_node.models.prepare._HEADER", 100)
+    files = {"m.gguf": make_gguf("m.gguf", extra={"rope_freqs.weight": (8,)}).read_bytes()}
+    hub.repositories["maker/long"] = Repository(files)
+    with pytest.raises((ConversionFailed, SourceRejected), match="scales its rotary frequencies"):
+        ModelStore().pull("maker/long")
+
+
 def test_local_files_are_copied_and_found_by_their_path(store_root, make_bert):
     directory, _ = make_bert("mine")
     store = ModelStore()
@@ -122,14 +140,6 @@ def test_what_does_not_fit_into_memory_is_rejected_before_the_conversion(store_r
     monkeypatch.setattr("worker_node.models.sources.selection.available_memory", lambda: 900_000_000)
     with pytest.raises(ConversionFailed, match=r"not enough memory to convert .* takes up to 1\.0 GB, 0\.9 GB"):
         ModelStore().pull(str(make_gguf()))
-
-
-def test_requests_may_name_local_files_only_by_their_absolute_path(store_root):
-    store = ModelStore()
-    assert checked_spec(store, "/models/x").model_id == "x"
-    for name in ("./x", "../x", "x.gguf"):
-        with pytest.raises(BadRequest, match="absolute"):
-            checked_spec(store, name)
 
 
 def test_downloads_that_nobody_continues_are_removed_after_a_week(store_root):

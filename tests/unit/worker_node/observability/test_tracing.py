@@ -110,7 +110,7 @@ def test_a_node_that_does_not_trace_does_not_import_the_sdk():
 
 def test_a_missing_package_is_named_with_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, EXPORTER, None)
-    with pytest.raises(ConfigurationError, match=r"pip install 'npu-node\[tracing\]'"):
+    with pytest.raises(ConfigurationError, match=r"pip install '\.\[tracing\]'"):
         open_tracing(enabled=True)
 
 

@@ -58,7 +58,7 @@ def request(use, schema=None):
 
 
 def read(parser, text):
-    pieces = [piece for character in text for piece in parser.push(character)] + parser.flush()
+    pieces = [piece for character in text for piece in parser.push(character)] + parser.flush(cut=False)
     calls, answer = [], ""
     for piece in pieces:
         if isinstance(piece, Token):

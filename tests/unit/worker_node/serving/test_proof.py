@@ -209,3 +209,20 @@ async def test_what_was_computed_before_is_no_proof():
     assert (await embedded(served, None)).cached == "hit"
     assert (await embedded(served)).cached is None
     assert engine.runs == 2
+
+
+class Noting(Engine):
+    async def generate(self, job):
+        self.job = job
+        async for delta in super().generate(job):
+            yield delta
+
+
+@pytest.mark.parametrize("whole", [False, True])
+async def test_only_the_answer_of_a_stream_may_go_on_after_the_deadline(whole):
+    engine = Noting(5, 9)
+    asked = context()
+    async with generate(registry(engine), GenerationRequest(asked, TokenIds((97,)), Sampling()), whole=whole) as run:
+        assert [event async for event in run.events]
+    assert engine.job.deadline == asked.deadline
+    assert engine.job.ends == (asked.deadline if whole else asked.ends) != 0

@@ -1,5 +1,7 @@
 """All settings are read and validated as a whole, and every problem names its file and key."""
 
+import json
+
 import pytest
 
 from worker_node.settings import InvalidSettings, NodeSettings, SettingsSource, parse_settings
@@ -203,12 +205,12 @@ def test_no_value_is_ever_shown(monkeypatch):
 
 def test_keys_of_a_file_add_to_those_given_otherwise(tmp_path):
     path = tmp_path / "api_keys"
-    path.write_text("# team a\nalpha\n\n  beta  \n", encoding="utf-8")
-    for given in ("gamma,delta", ("gamma", "delta")):
+    path.write_text("# team a\nalpha-0123456789\n\n  beta-0123456789a  \n", encoding="utf-8")
+    for given in ("gamma-0123456789,delta-0123456789", ("gamma-0123456789", "delta-0123456789")):
         # With a key the node may listen where others reach it.
         flags = {"api_keys_file": path, "api_keys": given, "host": "0.0.0.0"}  # noqa: S104
         keys = [key.get_secret_value() for key in parse_settings("", flags=flags).api_keys]
-        assert keys == ["gamma", "delta", "alpha", "beta"]
+        assert keys == ["gamma-0123456789", "delta-0123456789", "alpha-0123456789", "beta-0123456789a"]
 
 
 def test_an_address_that_others_reach_needs_a_key():
@@ -217,7 +219,7 @@ def test_an_address_that_others_reach_needs_a_key():
 
 
 def test_an_empty_address_is_refused_where_it_was_given():
-    for source, found in ("--host", problems("", host="", api_keys="k")), ("node.toml", problems('host = ""')):
+    for source, found in ("--host", problems("", host="", api_keys="k" * 16)), ("node.toml", problems('host = ""')):
         assert found == [f"{source}: host: must be an address such as 127.0.0.1, or 0.0.0.0 for all; it is empty"]
 
 
@@ -241,11 +243,17 @@ def test_a_list_in_the_environment_has_commas_or_is_json(monkeypatch, name, text
     assert len(getattr(parse_settings(""), name)) == 2
 
 
-@pytest.mark.parametrize("text", ['api_keys = [""]', 'api_keys = ["real", " "]'])
-def test_an_empty_key_is_refused(text):
-    assert problems(text) == [
-        "node.toml: api_keys: has an empty key, which would let everybody in: remove it, or write the key"
-    ]
+@pytest.mark.parametrize(
+    "key", ["", " " * 16, "a", "0123456789abcde", "0123456789 abcdef", "0123456789abcde…", "é" * 16]
+)
+def test_a_key_that_can_be_guessed_or_not_be_sent_is_refused(key):
+    for keys in ([key], ["key-0123456789abcdef", key]):
+        (problem,) = problems(f"api_keys = {json.dumps(keys)}")
+        assert problem.startswith(
+            f"node.toml: api_keys: API key {len(keys)} must have at least 16 characters, printable"
+        )
+        assert problem.endswith("make one with: python3 -c 'import secrets; print(secrets.token_urlsafe(32))'")
+        assert key.strip() == "" or len(key) < 2 or key not in problem
 
 
 def test_no_time_is_infinite():

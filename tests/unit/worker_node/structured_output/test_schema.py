@@ -222,6 +222,53 @@ def test_what_is_no_schema_or_admits_nothing_is_refused(schema):
         compile_schema(schema, "schema")
 
 
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"required": ["a"], "additionalProperties": False}, "schema.properties.a: false matches no value"),
+        (
+            {"properties": {"a": {"type": "string", "const": 5}}, "required": ["a"]},
+            "schema.properties.a: no value matches",
+        ),
+        (
+            {"properties": {"a": {"exclusiveMinimum": 0, "maximum": 1e-20}}, "required": ["a"]},
+            "schema.properties.a: no number with 6 decimals",
+        ),
+        (
+            {"minProperties": 2, "properties": {"a": {}}},
+            "schema: minProperties asks for more properties than are declared",
+        ),
+        (
+            {"minItems": 1, "items": {"format": "email", "maxLength": 3}},
+            "schema.items: no text that can be written here",
+        ),
+        ({"propertyNames": {"maxLength": 1}, "required": ["ab"]}, "schema.properties.ab: propertyNames does not match"),
+    ],
+    ids=json.dumps,
+)
+def test_a_refusal_says_whether_no_value_matches_or_none_is_written(schema, message):
+    with pytest.raises(BadRequest) as refused:
+        compile_schema(schema, "schema")
+    assert refused.value.message.startswith(message)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]},
+        {"type": "object", "additionalProperties": {"$ref": "#/$defs/a"}, "$defs": {"a": {"const": 1}}},
+        {"type": "object"},
+    ],
+    ids=json.dumps,
+)
+def test_white_space_is_at_most_a_line_break_and_an_indentation(schema):
+    held = Recogniser(compile_schema(schema, "schema"))
+    assert held.admits('{"a":1}')
+    assert held.admits('{\n  "a": 1\n}')
+    assert not held.admits('{\n\n  "a": 1}')
+    assert not held.admits('{"a": ' + " " * 17 + "1}")
+
+
 @pytest.mark.parametrize("name", ["\x7f0", "\x7fg", "\x00ff", "\u200b7", "a\x80beef", "¡0", "é1é2"])
 def test_a_code_is_not_read_on_into_the_digits_after_it(held, name):
     schema = {

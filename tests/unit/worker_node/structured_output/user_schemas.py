@@ -120,7 +120,7 @@ def framework_schemas():
     found = {}
     for path in sorted(_DATA.glob("*/*.jsonl")):
         for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1):
-            body = json.loads(line).get("body", {})
+            body = json.loads(line).get("body") or {}
             for schema in filter(lambda one: isinstance(one, dict), _schemas_in(body)):
                 found.setdefault(json.dumps(schema, sort_keys=True), (f"{path.stem}:{number}", schema))
     return list(found.values())

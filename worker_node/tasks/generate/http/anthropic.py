@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from secrets import token_hex
 from typing import Annotated, Any, ClassVar, Literal
 
 from aiohttp import web
-from pydantic import BeforeValidator, Field
-from pydantic_core import PydanticCustomError
+from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from worker_node.core.errors import BadRequest, NodeError
 from worker_node.core.types import (
@@ -27,7 +27,7 @@ from worker_node.core.types import (
     ToolUse,
 )
 from worker_node.http import parameters
-from worker_node.http.body import DialectBody, read_body
+from worker_node.http.body import Body, DialectBody, read_body
 from worker_node.http.context import busy_fields, request_context
 from worker_node.http.errors import anthropic_error
 from worker_node.http.leniency import Table, Unsupported
@@ -115,15 +115,23 @@ class AnthropicTool(DialectBody):
     strict: bool | None = None
 
 
-def _only_custom(tool: Any) -> Any:
-    """The tool as it was sent. Raises PydanticCustomError for one that Anthropic's servers run or define."""
-    kind = tool.get("type") if isinstance(tool, dict) else None
-    if isinstance(kind, str) and kind != "custom":
-        reason = (
-            "{kind}: this node runs no tools of its own and takes tools with an input_schema, which the caller runs"
-        )
-        raise PydanticCustomError("unsupported_tool", reason, {"kind": kind[:60]})
-    return tool
+class AnthropicServerTool(Body):
+    """A tool that Anthropic runs or defines (web_search_…, bash_…): passed over, and named as ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Annotated[str, Field(max_length=64)]
+
+
+def _tool_kind(tool: Any) -> str:
+    """`server` for a tool of a type of Anthropic's own, which has no schema here, `custom` for all others."""
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    return "custom" if kind is None or kind == "custom" else "server"
+
+
+OfferedTool = Annotated[
+    Annotated[AnthropicTool, Tag("custom")] | Annotated[AnthropicServerTool, Tag("server")], Discriminator(_tool_kind)
+]
 
 
 class ToolChoice(DialectBody):
@@ -163,9 +171,7 @@ class CountTokensBody(DialectBody):
     model: str
     messages: Annotated[list[AnthropicMessage], Field(min_length=1)]
     system: str | list[TextBlock] | None = None
-    tools: (
-        Annotated[list[Annotated[AnthropicTool, BeforeValidator(_only_custom)]], Field(max_length=MAX_TOOLS)] | None
-    ) = None
+    tools: Annotated[list[OfferedTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -182,7 +188,7 @@ class CountTokensBody(DialectBody):
             self._conversation(),
             parameters.sampling(parameters.ANTHROPIC, vars(self)),
             model.id,
-            tool_use=self._tool_use(),
+            tool_use=self._tool_use(context),
             grammar=self._schema(),
             think=think and model.tokenizer.can_think,
             split_reasoning=True,
@@ -191,38 +197,39 @@ class CountTokensBody(DialectBody):
         )
 
     def _conversation(self) -> tuple[Message, ...]:
+        """The turns, of which consecutive ones of one role are combined, as Anthropic promises. Raises BadRequest."""
         system = self.system if isinstance(self.system, str) else _text(self.system or ())
         system = "\n".join(line for line in system.split("\n") if not line.startswith(_BILLING))
         turns = [Message("system", system)] if system.strip() else []
-        called: dict[str, str] = {}
+        calls = _Calls()
         for number, message in enumerate(self.messages):
             where = f"messages[{number}].content"
-            if isinstance(message.content, str):
-                turns.append(Message(message.role, message.content))
-                continue
-            calls = [block for block in message.content if isinstance(block, ToolUseBlock)]
-            called |= {call.id: call.name for call in calls}
-            for index, block in enumerate(message.content):
-                if isinstance(block, ToolResultBlock):
+            content = message.content
+            blocks = [TextBlock(type="text", text=content)] if isinstance(content, str) else content
+            if message.role == "user" and not any(not isinstance(b, TextBlock) or b.text.strip() for b in blocks):
+                raise BadRequest(f"{where}: a turn of the user must have content that is not empty", param=where)
+            past: list[ToolCall] = []
+            for index, block in enumerate(blocks):
+                if isinstance(block, ToolUseBlock):
+                    calls.made(block, f"{where}[{index}].id")
+                    past.append(ToolCall(block.name, block.input))
+                elif isinstance(block, ToolResultBlock):
+                    name = calls.answered(block, f"{where}[{index}].tool_use_id")
                     result, images = _text_and_images(block.content or "", f"{where}[{index}].content")
-                    turns.append(Message("tool", result, (), called.get(block.tool_use_id), images))
-            text, images = _text_and_images(message.content, where)
-            if text or images or calls or message.role == "assistant":
-                past = tuple(ToolCall(call.name, call.input) for call in calls)
-                turns.append(Message(message.role, text, past, images=images))
+                    turns.append(Message("tool", result, (), name, images))
+            text, images = _text_and_images(blocks, where)
+            if text or images or past or message.role == "assistant":
+                turns.append(Message(message.role, text, tuple(past), images=images))
         return tuple(turns)
 
-    def _tool_use(self) -> ToolUse | None:
-        tools = [
-            Tool(
-                tool.name,
-                tool.description or "",
-                tool.input_schema,
-                f"tools[{index}].input_schema",
-                tool.strict is True,
-            )
-            for index, tool in enumerate(self.tools or [])
-        ]
+    def _tool_use(self, context: RequestContext) -> ToolUse | None:
+        tools: list[Tool] = []
+        for index, tool in enumerate(self.tools or []):
+            if isinstance(tool, AnthropicServerTool):
+                context.note_ignored(f"tools.{tool.type}")
+                continue
+            where = f"tools[{index}].input_schema"
+            tools.append(Tool(tool.name, tool.description or "", tool.input_schema, where, tool.strict is True))
         choice = self.tool_choice or ToolChoice(type="auto")
         if choice.type == "tool" and choice.name is None:
             raise BadRequest("tool_choice.name: it is missing; name the tool to call", param="tool_choice.name")
@@ -247,6 +254,34 @@ class MessagesBody(CountTokensBody):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=1_000_000)] | None = None
+
+
+@dataclass(slots=True)
+class _Calls:
+    """The calls of a conversation by id, and those that have a result."""
+
+    names: dict[str, str] = field(default_factory=dict)
+    results: set[str] = field(default_factory=set)
+
+    def made(self, call: ToolUseBlock, where: str) -> None:
+        """Raises BadRequest for an id that an earlier call has."""
+        if call.id in self.names:
+            raise BadRequest(f"{where}: tool_use ids must be unique, got {call.id[:100]!r} twice", param=where)
+        self.names[call.id] = call.name
+
+    def answered(self, result: ToolResultBlock, where: str) -> str:
+        """The name of the called tool. Raises BadRequest for the result of no earlier call, and for a second one."""
+        name, shown = self.names.get(result.tool_use_id), f"{result.tool_use_id[:100]!r}"
+        if name is None:
+            raise BadRequest(
+                f"{where}: a tool_result must have its tool_use block in an earlier turn, there is none with id "
+                f"{shown}",
+                param=where,
+            )
+        if result.tool_use_id in self.results:
+            raise BadRequest(f"{where}: each tool_use has one tool_result, got two for {shown}", param=where)
+        self.results.add(result.tool_use_id)
+        return name
 
 
 def _text(blocks: Sequence[Block]) -> str:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
-from pydantic import BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from worker_node.core.errors import BadRequest
 from worker_node.core.types import AnswerSchema, Image, Message, Tool, ToolCall, ToolUse
-from worker_node.http.body import DialectBody
+from worker_node.http.body import MAX_NESTING, DialectBody, nested_deeper
 from worker_node.http.leniency import Table
-from worker_node.tasks.generate.http.fields import MESSAGE, only_functions, only_text, text_or_image
+from worker_node.tasks.generate.http.fields import MESSAGE, only_text, text_or_image
 from worker_node.tasks.generate.images import image_of_url
 
 
@@ -33,7 +33,20 @@ class ImagePart(DialectBody):
         detail: str | None = None
 
     type: Literal["image_url"]
-    image_url: Url
+    # Some clients, and OpenAI's own older examples, write the URL alone.
+    image_url: Annotated[Url, BeforeValidator(lambda given: {"url": given} if isinstance(given, str) else given)]
+
+
+class RefusalPart(DialectBody):
+    """A part of an earlier answer in which a model declined; it is text, too."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        """What the model said."""
+        return self.refusal
 
 
 class ResponsesTextPart(DialectBody):
@@ -93,7 +106,9 @@ class AssistantMessage(DialectBody):
     rules: ClassVar[Table] = MESSAGE
 
     role: Literal["assistant"]
-    content: Content | None = None
+    content: (
+        str | list[Annotated[TextPart | RefusalPart, Field(discriminator="type"), BeforeValidator(only_text)]] | None
+    ) = None
     refusal: str | None = None
     tool_calls: list[PastCall] | None = None
     reasoning_content: str | None = None
@@ -137,7 +152,7 @@ def conversation(
     return tuple(turns)
 
 
-AnyPart = TextPart | ImagePart | ResponsesTextPart | ResponsesImagePart
+AnyPart = TextPart | ImagePart | RefusalPart | ResponsesTextPart | ResponsesImagePart
 
 
 def text_and_images(content: str | Sequence[AnyPart], where: str) -> tuple[str, tuple[Image, ...]]:
@@ -162,10 +177,11 @@ def past_arguments(text: str | None) -> dict[str, Any]:
         arguments = orjson.loads(text or "{}")
     except orjson.JSONDecodeError:
         arguments = None
-    return arguments if isinstance(arguments, dict) else {"INVALID_JSON": text}
+    usable = isinstance(arguments, dict) and not nested_deeper(arguments, MAX_NESTING)
+    return arguments if usable else {"INVALID_JSON": text}
 
 
-def text_of(content: str | Sequence[TextPart | ResponsesTextPart] | None) -> str:
+def text_of(content: str | Sequence[TextPart | RefusalPart] | None) -> str:
     """The text of a content that holds nothing else."""
     if content is None:
         return ""
@@ -197,7 +213,35 @@ class FunctionTool(DialectBody):
     function: OfferedFunction
 
 
-OfferedTool = Annotated[FunctionTool, BeforeValidator(only_functions)]
+class OtherTool(BaseModel):
+    """A tool of another type, most often one that OpenAI's servers run themselves: it is passed over and listed.
+
+    Clients offer such tools whatever the server is.
+    """
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    type: str
+    usable: ClassVar[bool] = False
+
+
+def by_type(*known: str) -> Discriminator:
+    """Chooses the form of a tool, or of a choice among tools: by its type if that is `known`, else `other`."""
+
+    def tag(given: Any) -> str:
+        if isinstance(given, str) and "word" in known:
+            return "a word"
+        kind = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
+        if not isinstance(kind, str):
+            kind = known[0]
+        return f"a {kind}" if kind in known else "other"
+
+    return Discriminator(tag)
+
+
+OfferedTool = Annotated[
+    Annotated[FunctionTool, Tag("a function")] | Annotated[OtherTool, Tag("other")], by_type("function")
+]
 
 
 class NamedChoice(DialectBody):
@@ -215,13 +259,26 @@ class AllowedChoice(DialectBody):
 
     class Allowed(DialectBody):
         mode: Literal["auto", "required"]
-        tools: Annotated[list[NamedChoice], Field(min_length=1)]
+        tools: Annotated[
+            list[
+                Annotated[
+                    Annotated[NamedChoice, Tag("a function")] | Annotated[OtherTool, Tag("other")], by_type("function")
+                ]
+            ],
+            Field(min_length=1),
+        ]
 
     type: Literal["allowed_tools"]
     allowed_tools: Allowed
 
 
-Choice = Literal["none", "auto", "required"] | NamedChoice | AllowedChoice
+Choice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("a word")]
+    | Annotated[NamedChoice, Tag("a function")]
+    | Annotated[AllowedChoice, Tag("a allowed_tools")]
+    | Annotated[OtherTool, Tag("other")],
+    by_type("function", "allowed_tools", "word"),
+]
 
 
 class TextFormat(DialectBody):
@@ -284,19 +341,26 @@ def tool_of(fields: FunctionFields, where: str, *, strict: bool) -> Tool:
 
 
 def tool_use(
-    tools: Sequence[Tool], choice: str | None, names: Sequence[str] | None = None, *, single: bool
+    tools: Sequence[Tool], choice: str | OtherTool | None, names: Sequence[str] | None = None, *, single: bool
 ) -> ToolUse | None:
     """The tools that the model may call (all, or those of the `names`), and whether it must: `choice` is none, auto or
-    required. Raises BadRequest for names of no tool."""
+    required. Raises BadRequest for names of no tool, and where a tool that was passed over is to be called."""
+    if isinstance(choice, OtherTool):
+        raise BadRequest(
+            f"tool_choice: this node has no tools of type {choice.type[:60]!r}; choose a function of the tools",
+            param="tool_choice",
+        )
     known = {tool.name for tool in tools}
     if len(known) != len(tools):
         raise BadRequest("two tools have the same name", param="tools")
+    if len(tools) > MAX_TOOLS:
+        raise BadRequest(f"tools: at most {MAX_TOOLS} functions are taken, got {len(tools)}", param="tools")
     if choice == "none":
         return None
     for name in names or ():
         if name not in known:
             raise BadRequest(f"tool_choice: there is no tool {name!r} among the tools", param="tool_choice")
-    if choice == "required" and not tools:
-        raise BadRequest("tool_choice: required, but there are no tools", param="tool_choice")
     chosen = tuple(tool for tool in tools if names is None or tool.name in names)
+    if choice == "required" and not chosen:
+        raise BadRequest("tool_choice: required, but there are no tools that can be called here", param="tool_choice")
     return ToolUse(chosen, forced=choice == "required", single=single) if chosen else None

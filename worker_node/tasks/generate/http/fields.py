@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 from worker_node.core.errors import BadRequest
 from worker_node.core.types import AnswerSchema, GivenForm, Rendering, RequestContext, Sampling
 from worker_node.http import parameters
-from worker_node.http.body import DialectBody
+from worker_node.http.body import DialectBody, nested_deeper
 from worker_node.http.leniency import Table, Unsupported
 from worker_node.http.ollama import KeepAlive
 from worker_node.http.parameters import MAX_STOP_SEQUENCES, RepetitionPenalty, SamplingBody
@@ -90,7 +90,11 @@ class GuidedFields(DialectBody):
         ]
         everything: list[Answer] = [*found, *schemas, *choices, *texts]
         if len(everything) > 1:
-            raise BadRequest("the answer can have one form only: leave the others out", param="structured_outputs")
+            names = sorted({"response_format", *GuidedFields.model_fields})
+            sent = ", ".join(name for name in names if getattr(self, name, None) is not None)
+            raise BadRequest(
+                f"{sent}: the answer can have one form only; send one of them", param=sent.rpartition(" ")[2]
+            )
         return everything[0] if everything else None
 
 
@@ -153,6 +157,8 @@ class SamplingFields(GuidedFields, SamplingBody):
 
     def sampling(self, *, logprobs: bool, **override: Any) -> Sampling:
         """How to sample, with some fields overridden. Raises BadRequest."""
+        if self.stream_options is not None and not self.stream:
+            raise BadRequest("stream_options: only with stream: true; leave it out, or stream", param="stream_options")
         n, width, given = self.n or 1, self.best_of or self.n or 1, vars(self) | override
         if width < n:
             raise BadRequest(f"best_of: must be at least n, {n}, got {width}", param="best_of")
@@ -177,6 +183,17 @@ class SamplingFields(GuidedFields, SamplingBody):
         )
         more = {"beams": width, "length_penalty": 1.0 if self.length_penalty is None else self.length_penalty}
         return parameters.sampling(parameters.OPENAI, given, logprobs=logprobs, token_ids=ids, **more)
+
+    @property
+    def names(self) -> dict[str, str]:
+        """What the request calls the parts of a `GenerationRequest` that errors name."""
+        names = {"max_new_tokens": parameters.sent_as("max_new_tokens", parameters.OPENAI, vars(self))}
+        if self.best_of:
+            names["n"] = "best_of"
+            if vars(self).get("logprobs") is None:
+                # Which of the answers are the best is told by their probabilities.
+                names["logprobs"] = "best_of"
+        return names
 
     @property
     def generations(self) -> int:
@@ -215,15 +232,6 @@ def text_or_image(part: Any) -> Any:
     return part
 
 
-def only_functions(tool: Any) -> Any:
-    """The tool as it was sent. Raises PydanticCustomError for one that the server itself would have to run."""
-    kind = tool.get("type") if isinstance(tool, dict) else None
-    if isinstance(kind, str) and kind != "function":
-        reason = "{kind}: this node runs no tools of its own and takes functions only, which the caller runs"
-        raise PydanticCustomError("unsupported_tool", reason, {"kind": kind[:60]})
-    return tool
-
-
 # The fields of OpenAI's generation routes that this node does not implement, local servers' additions among them.
 #
 # Sources: the API references of OpenAI, vLLM, llama.cpp's server and OpenRouter.
@@ -232,6 +240,7 @@ _SAMPLER = "this engine has no such sampling; leave it out, or use temperature, 
 _TOKENS = "single tokens cannot be favoured or forbidden by this engine"
 _SEARCH = "this node searches nothing; offer a tool that does"
 _TEMPLATE = "the model's own template cannot be replaced; send a finished prompt to /v1/completions"
+EARLIER = "nothing is stored here; send the conversation so far in `input`"
 _INFILL = "text cannot be filled in before a suffix: the models here only continue a prompt"
 _PROMPT_LOGPROBS = "the engine gives no reliable probabilities of the prompt's tokens"
 
@@ -289,7 +298,8 @@ COMPLETIONS: Table = {
 RESPONSES: Table = {
     **_SAMPLING,
     "background": Unsupported("a response is made while the client waits"),
-    "conversation": Unsupported("none are stored here; use previous_response_id, or send the earlier turns as input"),
+    "conversation": Unsupported(EARLIER),
+    "previous_response_id": Unsupported(EARLIER),
     "prompt": Unsupported("no prompts are stored here"),
     "top_logprobs": Unsupported("use /v1/chat/completions"),
     "use_beam_search": Unsupported("use /v1/chat/completions"),
@@ -306,7 +316,7 @@ MESSAGE: Table = {
 # vLLM's parameters of a conversation's rendering: the template's own variables, and where the prompt ends.
 
 _MAX_BYTES = 8192
-_MAX_DEPTH = 4
+_MAX_NESTING = 5
 # What the node itself hands to the template.
 _RESERVED = frozenset({"add_generation_prompt", "bos_token", "chat_template", "eos_token", "messages", "tools"})
 
@@ -332,14 +342,9 @@ def _checked(variables: Mapping[str, Any]) -> Mapping[str, Any]:
     taken = sorted(_RESERVED & variables.keys())
     if taken:
         raise BadRequest(f"chat_template_kwargs: {taken[0]} is set by the node", param="chat_template_kwargs")
-    if len(orjson.dumps(variables)) > _MAX_BYTES or _deeper(variables, _MAX_DEPTH):
+    if nested_deeper(variables, _MAX_NESTING) or len(orjson.dumps(variables)) > _MAX_BYTES:
         raise BadRequest(
-            f"chat_template_kwargs: at most {_MAX_BYTES} bytes of JSON, nested at most {_MAX_DEPTH} deep",
+            f"chat_template_kwargs: at most {_MAX_BYTES} bytes of JSON, nested at most {_MAX_NESTING} levels deep",
             param="chat_template_kwargs",
         )
     return variables
-
-
-def _deeper(value: Any, levels: int) -> bool:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return any(levels == 0 or _deeper(part, levels - 1) for part in inner if isinstance(part, dict | list))

@@ -19,12 +19,14 @@ from worker_node.core.types import (
     Rendering,
     RequestContext,
     Token,
+    TokenLogprob,
     ToolCall,
     ToolCallArguments,
     ToolCallStarted,
     ToolUse,
 )
-from worker_node.http.body import DialectBody, read_body
+from worker_node.http import parameters
+from worker_node.http.body import DialectBody, limited, read_body
 from worker_node.http.context import request_context
 from worker_node.http.errors import message
 from worker_node.http.leniency import Table, Unsupported
@@ -45,19 +47,31 @@ from worker_node.http.sse import LineStream, line
 from worker_node.http.task import JSON, LINES, ApiOperation
 from worker_node.manager.served import ServedModel
 from worker_node.tasks.generate.http.conversation import FunctionFields, tool_of
-from worker_node.tasks.generate.http.replies import Ask, Renderer, WholeAnswer, answering, whole_answers
+from worker_node.tasks.generate.http.replies import (
+    Ask,
+    Renderer,
+    WholeAnswer,
+    answering,
+    chat_logprobs,
+    known_alternatives,
+    whole_answers,
+)
 from worker_node.tasks.generate.images import image_of_base64
 from worker_node.tasks.generate.model import GenerationRequest
 from worker_node.tasks.generate.service import ChoiceEvent, Choices
 
 
 class Frames(Renderer):
-    """Renders one answer. `model` is the name that the client used."""
+    """Renders one answer. `model` is the name that the client used.
+
+    `top_logprobs` is how many alternatives each token has; None where log probabilities were not asked for.
+    """
 
     frames = LineStream
 
-    def __init__(self, model: str, choices: Choices) -> None:
+    def __init__(self, model: str, top_logprobs: int | None, choices: Choices) -> None:
         self._model = model
+        self._top = top_logprobs
         self._run = choices.runs[0]
         self._sent = 0
         self._answer = WholeAnswer()
@@ -76,7 +90,8 @@ class Frames(Renderer):
             self._answer.add(piece)
             return frames
         text, thinking = (piece.text, "") if isinstance(piece, Token) else ("", piece.text)
-        return line(frame(self._model, **self._fields(text, thinking, []), done=False))
+        logprobs = piece.logprobs if isinstance(piece, Token) else ()
+        return line(frame(self._model, **self._fields(text, thinking, []), done=False, **self._logprobs(logprobs)))
 
     def failure(self, error: NodeError) -> bytes:
         return line({"error": message(error)})
@@ -84,7 +99,11 @@ class Frames(Renderer):
     def whole(self, events: Sequence[ChoiceEvent]) -> dict[str, Any]:
         [answer], [finished] = whole_answers(events, 1)
         text = answer.text if not answer.calls or answer.text.strip() else ""
-        return self._last(finished, text, answer.reasoning, _rendered(answer.calls))
+        last = self._last(finished, text, answer.reasoning, _rendered(answer.calls))
+        return last | self._logprobs(answer.logprobs)
+
+    def _logprobs(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+        return {"logprobs": chat_logprobs(tokens, self._top)["content"]} if tokens and self._top is not None else {}
 
     def _last(self, finished: Finished, text: str, thinking: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
         facts = {**ending(finished, self._run.loading_s), "device": str(self._run.route.device)}
@@ -132,15 +151,8 @@ def _rendered(calls: list[tuple[str, str]]) -> list[dict[str, Any]]:
 
 GENERATE: Table = {
     "context": Unsupported("earlier tokens cannot be handed back; use /api/chat with the earlier messages"),
-    "logprobs": Unsupported("use /v1/completions"),
     "suffix": Unsupported("text cannot be filled in before a suffix: the models here only continue a prompt"),
     "template": Unsupported("the model's own template cannot be replaced; send raw: true and a finished prompt"),
-    "top_logprobs": Unsupported("use /v1/completions"),
-}
-
-CHAT: Table = {
-    "logprobs": Unsupported("use /v1/chat/completions"),
-    "top_logprobs": Unsupported("use /v1/chat/completions"),
 }
 
 
@@ -152,6 +164,8 @@ class _Common(DialectBody):
     keep_alive: KeepAlive | None = None
     think: bool | Literal["low", "medium", "high", "max"] | None = None
     shift: bool | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
     def request(self, context: RequestContext, model: str, **more: Any) -> GenerationRequest:
         """The domain request, for the model of that id. Raises BadRequest."""
@@ -161,7 +175,7 @@ class _Common(DialectBody):
             context.note_ignored("shift")
         return GenerationRequest(
             context,
-            sampling=options.sampling(),
+            sampling=options.sampling(logprobs=bool(self.logprobs)),
             model=model,
             grammar=schema_of(self.format),
             think=bool(self.think) if isinstance(self.think, str) else self.think,
@@ -225,7 +239,6 @@ class OllamaTool(DialectBody):
 class OllamaChatBody(_Common):
     """Body of POST /api/chat."""
 
-    rules: ClassVar[Table] = CHAT
     takes_images: ClassVar[bool] = True
 
     messages: list[OllamaMessage] | None = None
@@ -322,7 +335,15 @@ async def _load_or_unload(
 
 def _ask(request: web.Request, body: _Common, model: ServedModel, wanted: GenerationRequest, form: type[Frames]) -> Ask:
     kept = keeping(request, model, body.keep_alive)
-    return Ask([wanted], partial(form, body.model), body.stream is not False, kept)
+    top = None
+    if body.logprobs:
+        sampling = wanted.sampling
+        given = "temperature" not in sampling.open_fields
+        known = known_alternatives(sampling.temperature if given else parameters.OLLAMA_DEFAULTS["temperature"])
+        top = limited(request, "top_logprobs", body.top_logprobs or 0, known)
+    elif body.top_logprobs:
+        wanted.context.note_ignored("top_logprobs")
+    return Ask([wanted], partial(form, body.model, top), body.stream is not False, kept)
 
 
 class OllamaFrame(Reply):

@@ -33,10 +33,10 @@ from worker_node.http.replies import OpenAIUsage, Reply
 from worker_node.http.sse import event_frame
 from worker_node.http.task import EVENTS, JSON, ApiOperation
 from worker_node.tasks.generate.http.conversation import (
-    MAX_TOOLS,
     AllowedChoice,
     ChatMessage,
     Choice,
+    FunctionTool,
     NamedChoice,
     OfferedTool,
     ResponseFormat,
@@ -125,7 +125,7 @@ class _Rendered(Renderer):
         self._ends.append(event.event)
         complete = len(self._ends) == len(self._choices.runs)
         busy = busy_fields(busy_of(self._ends)) if complete else {}
-        last = self._chunk(self._closing(event.choice, event.event), event.tokens, {} if self._with_usage else busy)
+        last = self._chunk(self._closing(event.choice, event.event), event.tokens, busy)
         if not complete:
             return last
         if self._with_usage:
@@ -199,7 +199,7 @@ class ChatBody(SamplingFields):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
-    tools: Annotated[list[OfferedTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: list[OfferedTool] | None = None
     tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
     modalities: list[str] | None = None
@@ -214,7 +214,7 @@ class ChatBody(SamplingFields):
         if self.modalities is not None and self.modalities != ["text"]:
             raise BadRequest('modalities: must be ["text"]; nothing else is supported', param="modalities")
         request = GenerationRequest(
-            tool_use=self._tool_use(),
+            tool_use=self._tool_use(context),
             prompt=conversation(self.messages),
             model=self.model,
             grammar=self.held_to(schema_of(self.response_format)),
@@ -227,22 +227,27 @@ class ChatBody(SamplingFields):
             ),
             context=self.urgency(context),
             sampling=self.sampling(logprobs=bool(self.logprobs)),
+            sent_as=self.names | {"prompt": "messages"},
         )
         return repeated(request, self.generations) if self.generations > 1 else [request]
 
-    def _tool_use(self) -> ToolUse | None:
+    def _tool_use(self, context: RequestContext) -> ToolUse | None:
         if self.tools is None and self.tool_choice is None:
             return None
-        tools = [
-            tool_of(tool.function, f"tools[{index}].function", strict=tool.function.strict is True)
-            for index, tool in enumerate(self.tools or [])
-        ]
+        tools = []
+        for index, tool in enumerate(self.tools or []):
+            if isinstance(tool, FunctionTool):
+                strict = tool.function.strict is True
+                tools.append(tool_of(tool.function, f"tools[{index}].function", strict=strict))
+            else:
+                context.note_ignored(f"tools.{tool.type}")
         single = self.parallel_tool_calls is False
         match self.tool_choice:
             case NamedChoice(function=function):
                 return tool_use(tools, "required", [function.name], single=single)
             case AllowedChoice(allowed_tools=allowed):
-                return tool_use(tools, allowed.mode, [tool.function.name for tool in allowed.tools], single=single)
+                names = [tool.function.name for tool in allowed.tools if isinstance(tool, NamedChoice)]
+                return tool_use(tools, allowed.mode, names, single=single)
             case mode:
                 return tool_use(tools, mode, single=single)
 
@@ -387,6 +392,7 @@ class CompletionsBody(SamplingFields):
                     self.model,
                     grammar=grammar,
                     context_limit=self.num_ctx,
+                    sent_as=self.names,
                 ),
                 count,
             )

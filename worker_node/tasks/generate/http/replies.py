@@ -12,10 +12,11 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import orjson
 from aiohttp import web
 
 from worker_node.core.errors import NodeError
-from worker_node.core.types import Finished, Piece, Reasoning, Token, TokenLogprob, ToolCallStarted
+from worker_node.core.types import Finished, FinishReason, Piece, Reasoning, Token, TokenLogprob, ToolCallStarted
 from worker_node.http.context import busy_of, route_headers
 from worker_node.http.replies import json_response
 from worker_node.http.request_state import NODE
@@ -46,9 +47,6 @@ class Renderer(ABC):
     def whole(self, events: Sequence[ChoiceEvent]) -> dict[str, Any]:
         """The reply without a stream."""
 
-    def abandon(self) -> None:  # noqa: B027  (only a dialect that stores answers needs it)
-        """The reader has left before the end."""
-
 
 @dataclass(frozen=True, slots=True)
 class Ask:
@@ -75,19 +73,15 @@ def answering(parse: Callable[[web.Request], Awaitable[Ask | web.StreamResponse]
                 finished = [event.event for event in events if isinstance(event.event, Finished)]
                 headers = route_headers(choices.routes[0], busy_of(finished))
                 return json_response(renderer.whole(events), headers=headers)
-            try:
-                async with renderer.frames(request, route_headers(choices.head())) as stream:
-                    try:
-                        await stream.write(renderer.opening())
-                        async for event in choices.events:
-                            if frames := renderer.event(event):
-                                await stream.write(frames)
-                    except NodeError as error:
-                        stream.failed(error)
-                        await stream.write(renderer.failure(error))
-            except BaseException:
-                renderer.abandon()
-                raise
+            async with renderer.frames(request, route_headers(choices.head())) as stream:
+                try:
+                    await stream.write(renderer.opening())
+                    async for event in choices.events:
+                        if frames := renderer.event(event):
+                            await stream.write(frames)
+                except NodeError as error:
+                    stream.failed(error)
+                    await stream.write(renderer.failure(error))
             return stream.response
 
     return answer
@@ -115,13 +109,25 @@ class WholeAnswer:
             name, arguments = self.calls[piece.call]
             self.calls[piece.call] = (name, arguments + piece.text)
 
+    def drop_half_call(self) -> None:
+        """Leave out the last call if its arguments are not complete."""
+        try:
+            orjson.loads(self.calls[-1][1] if self.calls else "{}")
+        except orjson.JSONDecodeError:
+            self.calls.pop()
+
 
 def whole_answers(events: Sequence[ChoiceEvent], count: int) -> tuple[list[WholeAnswer], list[Finished]]:
-    """The answers of all choices and their ends, in the order of the choices."""
+    """The answers of all choices and their ends, in the order of the choices.
+
+    A call that the length of the answer cut is left out: nobody could run it.
+    """
     answers, ends = [WholeAnswer() for _ in range(count)], dict[int, Finished]()
     for index, event, _ in events:
         if isinstance(event, Finished):
             ends[index] = event
+            if event.finish_reason is FinishReason.LENGTH:
+                answers[index].drop_half_call()
         else:
             answers[index].add(event)
     return answers, [ends[index] for index in range(count)]

@@ -1,4 +1,4 @@
-"""OpenAI's /v1/responses: the answer as items, whole or as the events of their growth; stored for later turns."""
+"""OpenAI's /v1/responses: the answer as items, whole or as the events of their growth. Nothing is stored."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from functools import partial
 from secrets import token_hex
 from typing import Any, Literal
 
-import orjson
 from aiohttp import web
-from pydantic import TypeAdapter
 
-from worker_node.core.errors import BadRequest, NodeError, ResponseNotFound, UnsupportedParameter
+from worker_node.core.errors import NodeError
 from worker_node.core.types import (
     Finished,
     FinishReason,
@@ -23,61 +21,50 @@ from worker_node.core.types import (
     ToolCallArguments,
     ToolCallStarted,
 )
-from worker_node.http.access import API_KEYS
 from worker_node.http.body import note_ignored, read_body
 from worker_node.http.context import busy_fields, request_context
 from worker_node.http.errors import describe_error
-from worker_node.http.replies import Reply, json_response
+from worker_node.http.replies import Reply
 from worker_node.http.sse import event_frame
 from worker_node.http.task import EVENTS, JSON, ApiOperation
+from worker_node.tasks.generate.http.conversation import past_arguments
 from worker_node.tasks.generate.http.replies import Ask, Renderer, answering
-from worker_node.tasks.generate.http.response_store import ResponseStore, StoredItem, StoredResponse
-from worker_node.tasks.generate.http.responses_body import CallItem, InputItem, Item, ItemReference, ResponsesBody
+from worker_node.tasks.generate.http.responses_body import OfferedCall, ResponsesBody
 from worker_node.tasks.generate.service import ChoiceEvent, Choices
 
 Event = tuple[str, dict[str, Any]]
 Json = dict[str, Any]
-RESPONSES = web.AppKey("responses", ResponseStore)
-_PREFIXES = {"message": "msg_", "function_call": "fc_", "function_call_output": "fco_", "reasoning": "rs_"}
-_PAGE = 20
-_LARGEST_PAGE = 100
-_one_item: TypeAdapter[Item] = TypeAdapter(Item)
 
 
 async def _responses(request: web.Request) -> Ask:
     context = request_context(request)
     body = await read_body(request, ResponsesBody)
-    conversation = Conversation(request, body)
-    wanted = body.request(context, conversation.items)
-    return Ask([wanted], partial(_Rendered, body, conversation), bool(body.stream))
+    if body.store:
+        note_ignored(request, "store")
+    return Ask([body.request(context)], partial(_Rendered, body), bool(body.stream))
 
 
 class _Rendered(Renderer):
-    """How a response ended is stored before the client hears of it, who may refer to it at once."""
-
-    def __init__(self, body: ResponsesBody, conversation: Conversation, choices: Choices) -> None:
-        self._response = _Response(body, choices.routes[0], stored=conversation.stored)
-        self._conversation = conversation
-        self._items = Items()
+    def __init__(self, body: ResponsesBody, choices: Choices) -> None:
+        self._response = _Response(body, choices.routes[0])
+        self._items = Items(body.offered)
         self._number = 0
-        self._ended = False
 
     def opening(self) -> bytes:
         begun = self._response.begun()
-        self._conversation.begin(begun)
         return self._frames([(kind, {"response": begun}) for kind in ("response.created", "response.in_progress")])
 
     def event(self, event: ChoiceEvent) -> bytes:
         if not isinstance(event.event, Finished):
             return self._frames(self._items.add(event.event))
         last = self._items.end(_status(event.event))
-        whole = self._end(self._response.ended(self._items, event.event))
+        whole = self._response.ended(self._items, event.event)
         return self._frames([*last, (f"response.{whole['status']}", {"response": whole})])
 
     def failure(self, error: NodeError) -> bytes:
         problem = describe_error(error)
         self._items.end("incomplete")
-        failed = self._end(self._response.stopped(self._items, "failed", problem))
+        failed = self._response.failed(self._items, problem)
         fields = {name: problem[name] for name in ("code", "message", "param")}
         return self._frames([("response.failed", {"response": failed}), ("error", fields)])
 
@@ -88,17 +75,6 @@ class _Rendered(Renderer):
                 whole = self._response.ended(self._items, event)
             else:
                 self._items.add(event)
-        self._conversation.begin(whole)
-        return whole
-
-    def abandon(self) -> None:
-        if not self._ended:
-            self._items.end("incomplete")
-            self._end(self._response.stopped(self._items, "cancelled"))
-
-    def _end(self, whole: Json) -> Json:
-        self._ended = True
-        self._conversation.end(whole)
         return whole
 
     def _frames(self, events: Sequence[Event]) -> bytes:
@@ -117,7 +93,7 @@ def _status(finished: Finished) -> str:
 class _Response:
     """The object around the items: what was asked for, and how it ended."""
 
-    def __init__(self, body: ResponsesBody, route: Route, *, stored: bool) -> None:
+    def __init__(self, body: ResponsesBody, route: Route) -> None:
         self._fields: dict[str, Any] = {
             "id": f"resp_{token_hex(12)}",
             "object": "response",
@@ -129,14 +105,14 @@ class _Response:
             "max_output_tokens": body.max_output_tokens,
             "metadata": {},
             "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "previous_response_id": body.previous_response_id,
-            "store": stored,
+            "previous_response_id": None,
+            "store": False,
             "temperature": body.temperature or 0.0,
             "text": body.text.model_dump(by_alias=True, exclude_none=True)
             if body.text
             else {"format": {"type": "text"}},
             "tool_choice": "auto" if body.tool_choice is None else body.model_dump()["tool_choice"],
-            "tools": [tool.model_dump() for tool in body.tools or []],
+            "tools": [tool.model_dump() for tool in body.tools or [] if tool.usable],
             "top_p": 1.0 if body.top_p is None else body.top_p,
             "truncation": body.truncation or "disabled",
         }
@@ -145,10 +121,10 @@ class _Response:
         """The object before there is an answer."""
         return {**self._fields, "status": "in_progress", "output": [], "usage": None}
 
-    def stopped(self, items: Items, status: str, error: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The object of an answer that was `cancelled` or has `failed`, with the items there are."""
-        problem = None if error is None else {"code": error["code"], "message": error["message"]}
-        return {**self._fields, "status": status, "error": problem, "output": items.output, "usage": None}
+    def failed(self, items: Items, error: Mapping[str, Any]) -> dict[str, Any]:
+        """The object of an answer that has failed, with the items there are."""
+        problem = {"code": error["code"], "message": error["message"]}
+        return {**self._fields, "status": "failed", "error": problem, "output": items.output, "usage": None}
 
     def ended(self, items: Items, finished: Finished) -> dict[str, Any]:
         """The object with the whole answer."""
@@ -160,7 +136,7 @@ class _Response:
             "output": items.output,
             "usage": {
                 "input_tokens": usage.prompt_tokens,
-                "input_tokens_details": {"cached_tokens": 0},
+                "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
                 "output_tokens": usage.completion_tokens,
                 "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
                 "total_tokens": usage.prompt_tokens + usage.completion_tokens,
@@ -170,19 +146,24 @@ class _Response:
 
 
 class Items:
-    """Grows by pieces. Only the last item is open."""
+    """Grows by pieces. Only the last item is open. `offered` are the tools that may be called."""
 
-    def __init__(self) -> None:
+    def __init__(self, offered: Mapping[str, OfferedCall]) -> None:
         self.output: list[dict[str, Any]] = []
+        self._offered = offered
+        self._arguments = ""
         self._open = False
 
     def add(self, piece: Piece) -> list[Event]:
         """Add a piece; return the events that report it."""
         if isinstance(piece, ToolCallStarted):
-            item = {"type": "function_call", "call_id": f"call_{token_hex(12)}", "name": piece.name, "arguments": ""}
-            return [*self.end(), *self._begin("fc_", item)]
+            self._arguments = ""
+            return [*self.end(), *self._begin_call(self._offered[piece.name])]
         if isinstance(piece, ToolCallArguments):
-            self.output[-1]["arguments"] += piece.text
+            self._arguments += piece.text
+            if self._last == "custom_tool_call":
+                return []  # its text is certain when the JSON around it is complete
+            self.output[-1]["arguments"] = self._arguments
             return [self._event("response.function_call_arguments.delta", delta=piece.text)]
         events: list[Event] = []
         kind = "reasoning" if isinstance(piece, Reasoning) else "message"
@@ -210,6 +191,10 @@ class Items:
             events.append(
                 self._event("response.function_call_arguments.done", arguments=item["arguments"], name=item["name"])
             )
+        elif item["type"] == "custom_tool_call":
+            item["input"] = str(past_arguments(self._arguments).get("input", ""))
+            events.append(self._event("response.custom_tool_call_input.delta", delta=item["input"]))
+            events.append(self._event("response.custom_tool_call_input.done", input=item["input"]))
         else:
             part = item["content"][0]
             name = "output_text" if item["type"] == "message" else "reasoning_text"
@@ -228,6 +213,14 @@ class Items:
         self._open = True
         added = {"output_index": len(self.output) - 1, "item": dict(self.output[-1])}
         return [("response.output_item.added", added)]
+
+    def _begin_call(self, called: OfferedCall) -> list[Event]:
+        kind, prefix, content = "function_call", "fc_", "arguments"
+        if called.custom:
+            kind, prefix, content = "custom_tool_call", "ctc_", "input"
+        group = {} if called.namespace is None else {"namespace": called.namespace}
+        item = {"type": kind, "call_id": f"call_{token_hex(12)}", "name": called.name, **group, content: ""}
+        return self._begin(prefix, item)
 
     def _begin_text(self, kind: str) -> list[Event]:
         if kind == "message":
@@ -248,166 +241,16 @@ def _no_logprobs(kind: str) -> dict[str, Any]:
     return {"logprobs": []} if kind == "message" else {}
 
 
-# Stored responses: read one, its input, delete it; and what a request refers to of earlier ones.
-
-
-class Conversation:
-    """The input of a request, with what it refers to: an earlier response by id, earlier items by id.
-
-    Raises ResponseNotFound for a reference to what is not stored for the request's key.
-    """
-
-    def __init__(self, request: web.Request, body: ResponsesBody) -> None:
-        self._store = request.app[RESPONSES]
-        self._owner = request.app[API_KEYS].owner(request)
-        self.stored = self._store.enabled and body.store is not False
-        if body.store and not self.stored:
-            note_ignored(request, "store")
-        earlier = self._earlier(body.previous_response_id)
-        # Calls that were cut off have unreadable arguments and no result.
-        self.items: list[Item] = [
-            item for item in map(_item, earlier) if not (isinstance(item, CallItem) and item.status == "incomplete")
-        ]
-        references = [item.id for item in body.items if isinstance(item, ItemReference)]
-        found = self._store.items(self._owner, references)
-        own: list[StoredItem] = []
-        for index, item in enumerate(body.items):
-            if isinstance(item, ItemReference):
-                if item.id not in found:
-                    raise _missing(self._store, "item", item.id, f"input[{index}]")
-                own.append(found[item.id])
-                self.items.append(_item(found[item.id]))
-            else:
-                own.append(_stored_item(item))
-                self.items.append(item)
-        self._input = (*earlier, *own)
-
-    def begin(self, response: Json) -> None:
-        """Store a response."""
-        if self.stored:
-            output = tuple(StoredItem(item["id"], orjson.dumps(item)) for item in response["output"])
-            stored = StoredResponse(response["id"], response["status"], orjson.dumps(response), self._input, output)
-            self._store.put(self._owner, stored)
-
-    def end(self, response: Json) -> None:
-        """Store how a response ended that is stored already, unless it has been deleted meanwhile."""
-        if self._store.get(self._owner, response["id"]) is not None:
-            self.begin(response)
-
-    def _earlier(self, response_id: str | None) -> tuple[StoredItem, ...]:
-        if response_id is None:
-            return ()
-        found = self._store.get(self._owner, response_id)
-        if found is None:
-            raise _missing(self._store, "response", response_id, "previous_response_id")
-        if found.status == "in_progress":
-            raise BadRequest(
-                f"previous_response_id: {response_id[:100]} is still being made; wait for its end",
-                param="previous_response_id",
-            )
-        return found.items
-
-
-def _item(stored: StoredItem) -> Item:
-    return _one_item.validate_python(orjson.loads(stored.data))
-
-
-def _stored_item(item: InputItem) -> StoredItem:
-    plain: Json = item.model_dump(exclude_none=True)
-    full = {"id": f"{_PREFIXES[item.type]}{token_hex(12)}", "type": item.type, "status": "completed"} | plain
-    return StoredItem(full["id"], orjson.dumps(full))
-
-
-def _missing(store: ResponseStore, kind: str, given: str, param: str | None = None) -> ResponseNotFound:
-    why = (
-        f"it was not stored, has been deleted, belongs to another key, or is gone after {store.limits.seconds:g} s or "
-        "for want of room; send the earlier turns as input"
-        if store.enabled
-        else "this node stores none (stored_responses = 0); send the earlier turns as input"
-    )
-    where = f"{param}: " if param else ""
-    return ResponseNotFound(f"{where}there is no {kind} {given[:100]!r} here: {why}", param=param)
-
-
-def _found(request: web.Request) -> StoredResponse:
-    store, response_id = request.app[RESPONSES], request.match_info["id"]
-    found = store.get(request.app[API_KEYS].owner(request), response_id)
-    if found is None:
-        raise _missing(store, "response", response_id)
-    return found
-
-
-async def _get(request: web.Request) -> web.Response:
-    found = _found(request)
-    if request.query.get("stream", "false").lower() not in ("false", "0"):
-        raise UnsupportedParameter("stream: a stored response is given whole; leave it out", param="stream")
-    return web.Response(body=found.response, content_type="application/json", charset="utf-8")
-
-
-async def _delete(request: web.Request) -> web.Response:
-    found = _found(request)
-    request.app[RESPONSES].delete(request.app[API_KEYS].owner(request), found.id)
-    return json_response({"id": found.id, "object": "response", "deleted": True})
-
-
-async def _cancel(request: web.Request) -> web.Response:
-    found = _found(request)
-    raise BadRequest(f"{found.id} was not made in the background; to cancel a response, close its connection")
-
-
-async def _input_items(request: web.Request) -> web.Response:
-    items = _found(request).input
-    order, limit = request.query.get("order", "desc"), request.query.get("limit", str(_PAGE))
-    if order not in ("asc", "desc"):
-        raise BadRequest("order: must be asc or desc", param="order")
-    if not (limit.isascii() and limit.isdecimal() and len(limit) < 4 and 1 <= int(limit) <= _LARGEST_PAGE):
-        raise BadRequest(f"limit: must be a number from 1 to {_LARGEST_PAGE}", param="limit")
-    items = items if order == "asc" else items[::-1]
-    if (after := request.query.get("after")) is not None:
-        items = items[_index(items, after) + 1 :]
-    page = items[: int(limit)]
-    first, last = (page[0].id, page[-1].id) if page else (None, None)
-    data = [orjson.loads(item.data) for item in page]
-    return json_response(
-        {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": len(page) < len(items)}
-    )
-
-
-def _index(items: Sequence[StoredItem], item_id: str) -> int:
-    for index, item in enumerate(items):
-        if item.id == item_id:
-            return index
-    raise BadRequest(f"after: there is no item {item_id[:100]!r} in this input", param="after")
-
-
 class OpenAIResponse(Reply):
-    """POST /v1/responses, and GET of one that is stored."""
+    """POST /v1/responses."""
 
     id: str
     object: Literal["response"]
     created_at: int
     model: str
-    status: Literal["completed", "incomplete", "in_progress", "failed", "cancelled"]
+    status: Literal["completed", "incomplete", "in_progress", "failed"]
     output: list[dict[str, Any]]
     usage: dict[str, Any] | None
-
-
-class OpenAIDeleted(Reply):
-    """DELETE /v1/responses/{id}."""
-
-    id: str
-    object: Literal["response"]
-    deleted: bool
-
-
-class OpenAIItems(Reply):
-    """GET /v1/responses/{id}/input_items."""
-
-    object: Literal["list"]
-    data: list[dict[str, Any]]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 OPERATIONS = (
@@ -415,15 +258,9 @@ OPERATIONS = (
         "post",
         "/v1/responses",
         answering(_responses),
-        "OpenAI: answer, stored for later turns",
+        "OpenAI: answer",
         {JSON: OpenAIResponse, EVENTS: None},
         ResponsesBody,
         inference=True,
-    ),
-    ApiOperation("get", "/v1/responses/{id}", _get, "OpenAI: a stored response", {JSON: OpenAIResponse}),
-    ApiOperation("delete", "/v1/responses/{id}", _delete, "OpenAI: forget a response", {JSON: OpenAIDeleted}),
-    ApiOperation("get", "/v1/responses/{id}/input_items", _input_items, "OpenAI: its input", {JSON: OpenAIItems}),
-    ApiOperation(
-        "post", "/v1/responses/{id}/cancel", _cancel, "OpenAI: refused, none is in the background", {JSON: None}
     ),
 )

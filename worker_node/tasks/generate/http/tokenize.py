@@ -15,6 +15,7 @@ from worker_node.http.leniency import Table
 from worker_node.http.replies import Reply, json_response
 from worker_node.http.request_state import NODE
 from worker_node.http.task import JSON, ApiOperation
+from worker_node.manager.served import ServedModel
 from worker_node.tasks.generate.http.conversation import ChatMessage, conversation
 from worker_node.tasks.generate.http.fields import TOKENIZE, rendering
 from worker_node.tasks.generate.model import GenerationModel, generation_model
@@ -24,7 +25,7 @@ _MAX_TOKENS = 1_000_000
 
 
 class TokenizeBody(DialectBody):
-    """Body of POST /tokenize: a `prompt`, or the `messages` of a conversation.
+    """Body of POST /tokenize: a `prompt`, or, for a model that chats, the `messages` of a conversation.
 
     llama.cpp's server calls the prompt `content`, adds special tokens with `add_special` only, and gives each token's
     text beside its id for `with_pieces`.
@@ -44,16 +45,18 @@ class TokenizeBody(DialectBody):
     add_special: bool | None = None
     with_pieces: bool | None = None
 
-    async def tokens(self, model: GenerationModel, texts: LargeTexts, deadline: float) -> list[int]:
-        """The token ids. Raises BadRequest, ContextLengthExceeded; for a large prompt what `LargeTexts` raises."""
+    def text(self) -> tuple[str, bool] | None:
+        """The text, and whether it gets special tokens; None for a conversation. Raises BadRequest."""
         if self.content is not None and self.prompt is None and self.messages is None:
-            special = bool(self.add_special)
-            return await texts.encode(model.tokenizer, self.content, special=special, deadline=deadline)
+            return self.content, bool(self.add_special)
         if (self.prompt is None) == (self.messages is None) or self.content is not None:
             raise BadRequest("send either prompt or messages", param="prompt")
-        if self.prompt is not None:
-            special = self.add_special_tokens is not False
-            return await texts.encode(model.tokenizer, self.prompt, special=special, deadline=deadline)
+        return None if self.prompt is None else (self.prompt, self.add_special_tokens is not False)
+
+    async def tokens(self, model: GenerationModel, texts: LargeTexts, deadline: float) -> list[int]:
+        """The token ids. Raises BadRequest, ContextLengthExceeded; for a large prompt what `LargeTexts` raises."""
+        if (given := self.text()) is not None:
+            return await texts.encode(model.tokenizer, given[0], special=given[1], deadline=deadline)
         wanted = rendering(
             self.chat_template_kwargs,
             add_generation_prompt=self.add_generation_prompt,
@@ -64,6 +67,15 @@ class TokenizeBody(DialectBody):
             raise BadRequest(f"{found.where}: only text is tokenized here; leave images out", param=found.where)
         text = await texts.render(model.tokenizer, messages, rendering=wanted, deadline=deadline)
         return await texts.encode(model.tokenizer, text, special=bool(self.add_special_tokens), deadline=deadline)
+
+    async def ids(self, model: ServedModel, deadline: float) -> list[int]:
+        """The token ids for a model that does not chat. Raises as `ServedModel.token_ids`."""
+        if (given := self.text()) is None or self.with_pieces or self.return_token_strs:
+            raise BadRequest(
+                f"model {model.id} does not chat: send it a prompt, and leave out with_pieces and return_token_strs",
+                param="model",
+            )
+        return await model.token_ids(given[0], special=given[1], deadline=deadline)
 
 
 class DetokenizeBody(DialectBody):
@@ -77,16 +89,23 @@ class DetokenizeBody(DialectBody):
 
 async def _tokenize(request: web.Request) -> web.Response:
     body = await read_body(request, TokenizeBody)
-    texts, deadline = request.app[NODE].services.parts.of(large_texts), request_context(request).deadline
-    model = await generation_model(request.app[NODE].manager, body.model, deadline)
-    tokens = await body.tokens(model, texts, deadline)
-    longest = max(place.total_limit for place in model.placements)
-    reply: dict[str, Any] = {"count": len(tokens), "max_model_len": longest, "tokens": tokens}
+    node, deadline = request.app[NODE], request_context(request).deadline
+    named = None if body.model is None else await node.manager.resolve(body.model, deadline)
+    if named is not None and not isinstance(named, GenerationModel):
+        return json_response(_counted(named, await body.ids(named, deadline)))
+    model = await generation_model(node.manager, body.model, deadline)
+    tokens = await body.tokens(model, node.services.parts.of(large_texts), deadline)
+    reply = _counted(model, tokens)
     if body.with_pieces:
         reply["tokens"] = [{"id": token, "piece": _piece(model.tokenizer.piece(token))} for token in tokens]
     if body.return_token_strs:
         reply["token_strs"] = await asyncio.to_thread(model.tokenizer.decode_each, tokens)
     return json_response(reply)
+
+
+def _counted(model: ServedModel, tokens: list[int]) -> dict[str, Any]:
+    longest = max(place.total_limit for place in model.placements)
+    return {"count": len(tokens), "max_model_len": longest, "tokens": tokens}
 
 
 async def _detokenize(request: web.Request) -> web.Response:

@@ -68,10 +68,11 @@ def test_packages_are_judged_by_their_form_and_local_files_are_not(store_root, m
     ("weights", "suitable", "reason"),
     [
         ({"bits": 4, "sym": True, "group_size": 128}, True, "groups of 128"),
-        ({"bits": 4, "sym": True, "group_size": 32}, False, "multiples of 64"),
-        ({"bits": 4, "sym": False, "group_size": -1}, False, "asymmetric"),
-        ({"bits": 8, "sym": True}, False, "8 bits"),
-        ({}, None, "look for -int4-cw-ov"),
+        ({"bits": 4, "sym": True, "group_size": 64}, False, "an NPU takes 128 or -1"),
+        ({"bits": 4, "sym": True, "group_size": 128, "ratio": 0.8}, False, "only 0.8 of its weights are int4"),
+        ({"bits": 4, "sym": False, "group_size": -1}, False, "int4_asym"),
+        ({"bits": 8, "sym": True}, False, "int8_sym"),
+        ({}, None, "end in -int4-cw-ov"),
     ],
 )
 def test_generation_models_suit_an_npu_by_how_their_weights_are_stored(weights, suitable, reason):

@@ -1,7 +1,6 @@
 """Repositories of a hub, downloaded by huggingface_hub's own client from a hub that scripts what can go wrong."""
 
 import hashlib
-import sys
 
 import pytest
 
@@ -158,9 +157,3 @@ def test_a_hub_that_cannot_be_reached_says_what_to_check(hub, tmp_path, monkeypa
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(DownloadFailed, match=r"http://127.0.0.1:9: ConnectError.*HF_ENDPOINT"):
         fetch_hub(REFERENCE, tmp_path / "d", Silent())
-
-
-def test_without_the_extra_the_error_says_what_to_install(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(DownloadFailed, match=r"npu-node\[hub\]"):
-        fetch_hub(REFERENCE, tmp_path, Silent())

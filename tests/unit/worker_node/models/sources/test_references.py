@@ -10,6 +10,7 @@ from worker_node.models.sources.reference import (
     HubReference,
     LocalReference,
     alias_of,
+    is_foreign,
     parse_reference,
 )
 
@@ -50,6 +51,14 @@ def test_names_of_the_catalog_come_first(name):
 )
 def test_other_sources_are_told_by_their_form(name, expected):
     assert parse_reference(name, CATALOG) == expected
+
+
+def test_a_path_is_known_by_its_form_and_not_by_what_is_there(monkeypatch):
+    monkeypatch.setattr("worker_node.models.sources.reference._local", lambda _name: pytest.fail("it looked"))
+    for name in ("/etc/shadow", "/root/none", "/" + "a" * 300, "~nobody/x", "./x", "x.gguf", "maker/model"):
+        assert is_foreign(name), name
+    for name in ("smollm", "ftp://maker/model.gguf", ""):
+        assert not is_foreign(name), name
 
 
 @pytest.mark.parametrize("name", ["gpt-5", "", "a/b/c", "maker/", "maker/mo del", "maker/..", "https://h/m.gguf"])

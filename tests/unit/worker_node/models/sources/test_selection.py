@@ -11,8 +11,8 @@ def listing(*paths):
     return Listing("maker/model", "c0ffee", tuple(RemoteFile(path, 10) for path in paths))
 
 
-def chosen(*paths, tag=None):
-    selection = select(listing(*paths), tag)
+def chosen(*paths, tag=None, form=None):
+    selection = select(listing(*paths), tag, form)
     return selection.format, {file.path for file in selection.files}
 
 
@@ -35,6 +35,31 @@ def test_a_gguf_file_is_chosen_by_quantization(tag, expected):
 def test_8_bits_are_the_second_choice_and_a_single_file_needs_none():
     assert chosen("m.F16.gguf", "m.Q8_0.gguf")[1] == {"m.Q8_0.gguf"}
     assert chosen("odd-name.gguf")[1] == {"odd-name.gguf"}
+
+
+ENCODER = ["model.safetensors", "modules.json", "config.json", "tokenizer.json"]
+
+
+@pytest.mark.parametrize(
+    ("extra", "form"),
+    [("gguf/x-f16.gguf", None), ("x.Q8_0.gguf", None), ("openvino_model.xml", SourceFormat.SAFETENSORS)],
+)
+def test_files_beside_an_encoder_are_not_taken_for_the_model(extra, form):
+    assert chosen(*ENCODER, extra, form=form) == (SourceFormat.SAFETENSORS, set(ENCODER))
+
+
+def test_the_form_of_the_catalog_and_a_tag_decide():
+    assert chosen(*ENCODER, "x.Q8_0.gguf", form=SourceFormat.GGUF) == (SourceFormat.GGUF, {"x.Q8_0.gguf"})
+    assert chosen(*ENCODER, "x.Q8_0.gguf", tag="Q8_0") == (SourceFormat.GGUF, {"x.Q8_0.gguf"})
+    with pytest.raises(SourceRejected, match="form that cannot be converted"):
+        chosen(*ENCODER, form=SourceFormat.OPENVINO)
+
+
+def test_shards_are_taken_together_and_not_in_part():
+    shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    assert chosen(*shards, *ENCODER[1:]) == (SourceFormat.SAFETENSORS, {*shards, *ENCODER[1:]})
+    with pytest.raises(SourceRejected, match="cannot be converted"):
+        chosen(shards[0], *ENCODER[1:])
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def reasoning_and_answer(text, cuts=(), *, begun=False):
     parser = ReasoningFirst(begun=begun)
     ends = sorted({min(cut, len(text)) for cut in cuts} | {0, len(text)})
     pieces = [piece for start, end in itertools.pairwise(ends) for piece in parser.push(text[start:end])]
-    pieces += parser.flush()
+    pieces += parser.flush(cut=False)
     return tuple("".join(p.text for p in pieces if isinstance(p, kind)) for kind in (Reasoning, Token))
 
 

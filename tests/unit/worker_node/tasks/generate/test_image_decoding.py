@@ -94,10 +94,19 @@ def test_what_is_no_image_is_a_bad_request(data):
         pixels(data)
 
 
-@pytest.mark.parametrize("text", ["!!!!", "AAA", "AA=A", "ÄÄÄÄ"])
+@pytest.mark.parametrize("text", ["!!!!", "AAAAA", "AA=A", "ÄÄÄÄ"])
 def test_what_is_not_base64_is_a_bad_request(text):
     with pytest.raises(BadRequest, match="here: not base64"):
         decode(text, "here", 1000, None)
+
+
+@pytest.mark.parametrize("end", ["", "=", "==", "\n"])
+def test_line_breaks_and_padding_of_base64_do_not_matter(end):
+    data = written(Image.new("RGB", (64, 40), RED), "PNG")
+    for size in range(3):
+        # What follows a PNG's end counts for nothing, so the text may end at each place of a group.
+        lines = base64.encodebytes(data + bytes(size)).decode().replace("\n", "\r\n\t ").rstrip("\r\n\t =")
+        assert decode(lines + end, "here", 10**6, None)[:2] == (64, 40)
 
 
 def test_more_pixels_than_the_bound_are_refused_by_the_header():

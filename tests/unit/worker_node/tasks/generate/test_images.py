@@ -44,6 +44,8 @@ def test_a_remote_url_is_kept_for_later_and_not_shown_in_logs():
 def test_a_image_over_the_bound_is_refused_undecoded():
     with pytest.raises(PayloadTooLarge, match=str(MAX_IMAGE_BYTES)):
         image_of_base64("A" * (MAX_IMAGE_BYTES * 4 // 3 + 8), 0, "x")
+    most = "A" * (MAX_IMAGE_BYTES * 4 // 3) + "\r\n" * 1000
+    assert image_of_base64(most, 0, "x").base64 == most
 
 
 def test_a_image_is_not_shown_in_logs():
@@ -52,6 +54,10 @@ def test_a_image_is_not_shown_in_logs():
 
 IMAGE = {"type": "image_url", "image_url": {"url": URL}}
 REQUESTS = {
+    "/v1/chat/completions?url": (
+        chat([{"type": "image_url", "image_url": URL}]),
+        "messages[0].content[0].image_url.url",
+    ),
     "/v1/chat/completions": (chat([IMAGE]), "messages[0].content[0].image_url.url"),
     "/v1/responses": (
         {"model": WRITER, "input": [{"role": "user", "content": [{"type": "input_image", "image_url": URL}]}]},

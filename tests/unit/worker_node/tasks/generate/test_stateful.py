@@ -1,5 +1,6 @@
 """What the NPU's generation engine does between tokens, over a scripted pipeline of GenAI's shape."""
 
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -158,6 +159,20 @@ def test_a_deadline_is_kept_in_the_queue_and_between_tokens(rig, monkeypatch):
     assert rig.answer(1) == ([99, 98], [])
     assert rig.failures() == {1: "deadline_exceeded", 2: "deadline_exceeded"}
     assert Pipeline.made.generated == 2
+
+
+def test_a_stream_that_has_begun_goes_on_after_its_deadline_until_it_must_end(rig, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(stateful.time, "monotonic", lambda: now[0])
+    rig.runner.submit(job(1, deadline=50.0, streamed_until=math.inf))
+    rig.runner.submit(job(2, deadline=80.0, streamed_until=100.0))
+    rig.arrivals[2] = lambda: now.__setitem__(0, 60.0)
+    rig.arrivals[22] = lambda: now.__setitem__(0, 90.0)
+    rig.arrivals[24] = lambda: now.__setitem__(0, 100.0)
+    rig.run()
+    assert rig.answer(1) == (list(range(99, 79, -1)), ["length"])
+    assert rig.answer(2) == ([99, 98, 97, 96], [])
+    assert rig.failures() == {2: "deadline_exceeded"}
 
 
 def test_the_end_of_the_edge_in_mid_answer_passes_through_without_harming_the_pipeline(rig):

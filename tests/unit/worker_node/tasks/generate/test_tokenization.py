@@ -72,6 +72,17 @@ async def test_a_large_conversation_is_rendered_elsewhere_with_all_that_belongs_
     assert pool.called == [tokenization.render]
 
 
+def test_neighbouring_turns_of_one_role_are_one_turn_and_results_stay_apart(chat):
+    call, result = ToolCall("clock", {}), Message("tool", "12:00", tool_name="clock")
+    parts = [Message("system", "Be brief."), Message("system", ""), Message("system", "Be kind.")]
+    parts += [Message("user", "Hello."), Message("user", "What time is it?")]
+    parts += [Message("assistant", "", (call,)), Message("assistant", "", (call,)), result, result]
+    whole = [Message("system", "Be brief.\n\nBe kind."), Message("user", "Hello.\n\nWhat time is it?")]
+    whole += [Message("assistant", "", (call, call)), result, result]
+    assert chat.render(parts) == chat.render(whole)
+    assert chat.render(whole).count("<|im_start|>") == 6
+
+
 async def test_what_cannot_fit_whatever_its_tokens_is_refused_without_a_process(chat, pool, texts):
     hopeless = "a" * (chat.context_limit * 81 + 1)
     with pytest.raises(ContextLengthExceeded, match="characters"):

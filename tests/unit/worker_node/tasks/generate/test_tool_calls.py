@@ -22,7 +22,7 @@ def parse(parser, text, cuts=()):
     pieces = []
     for start, end in itertools.pairwise(ends):
         pieces += parser.push(text[start:end])
-    pieces += parser.flush()
+    pieces += parser.flush(cut=False)
     calls = []
     for piece in pieces:
         if isinstance(piece, ToolCallStarted):
@@ -98,6 +98,15 @@ def test_arguments_stream_as_they_come():
         ToolCallArguments(0, '{"a": 1'),
     ]
     assert parser.push(', "b": 2}}') == [ToolCallArguments(0, ', "b": 2}')]
+
+
+@pytest.mark.parametrize("length", range(1, 16))
+@pytest.mark.parametrize("opening", ["", "<tool_call>"])
+def test_the_beginning_of_a_call_that_is_cut_is_not_text(opening, length):
+    parser = TaggedCalls(NAMES) if opening else BareCalls(NAMES, single=True)
+    beginning = '{"name": "get_weather"'[:length]
+    assert parser.push(opening + beginning) == []
+    assert parser.flush(cut=True) == []
 
 
 @pytest.mark.parametrize(

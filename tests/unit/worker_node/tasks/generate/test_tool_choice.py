@@ -30,8 +30,7 @@ def responses(tools, choice):
         choice = {"type": "function", "name": choice}
     tools = [{"type": "function", "name": name} for name in tools]
     body = {"model": "m", "input": "x", "tools": tools, "tool_choice": choice}
-    read = ResponsesBody.model_validate(body)
-    return read.request(CONTEXT, read.items).tool_use
+    return ResponsesBody.model_validate(body).request(CONTEXT).tool_use
 
 
 @pytest.mark.parametrize("dialect", [chat, responses])

@@ -1,0 +1,271 @@
+"""The gateway's file of keys while it is locked, replaced or missing, and the limits that the keys of a team share."""
+
+import asyncio
+import contextlib
+import json
+import sqlite3
+from functools import partial
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from backend_client.errors import ConfigurationError
+from backend_client.gateway import cli as gateway_cli
+from backend_client.gateway import keys as gateway_keys
+from backend_client.gateway import limits as gateway_limits
+from backend_client.gateway.forward import CloudUsage
+from backend_client.gateway.keys import KeyStore, Team
+from backend_client.gateway.limits import Limits, Refusal
+from backend_client.http.forwarding import asking_for_usage
+from backend_client.http.messages import Exchange
+from backend_client.http.stream_forms import StreamEvent
+from backend_client.lifetime import Deadline
+from backend_client.results import Usage
+from backend_client.testing.node import WRITER, route_headers
+from tests.faults.client.test_gateway import CHAT, STREAM, gateway
+from tests.faults.scripted_node import answering, error_response
+
+
+def made_keys(path, *names):
+    with contextlib.closing(KeyStore(path)) as store:
+        return [store.add(name) for name in names]
+
+
+async def status_with(http, key):
+    async with http.post("/v1/chat/completions", json=STREAM, headers={"x-api-key": key}) as reply:
+        await reply.read()
+        return reply.status
+
+
+async def test_requests_are_served_while_another_process_locks_the_file(scripted, tmp_path):
+    file = tmp_path / "keys.db"
+    (key,) = made_keys(file, "team")
+    async with gateway(scripted, keys=file, allowed_networks="127.0.0.0/8") as http:
+        assert await status_with(http, key) == 200
+        with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            statuses = await asyncio.gather(*(status_with(http, key) for _ in range(20)))
+            assert set(statuses) == {200}
+            assert await status_with(http, "npugw_" + "0" * 12 + "_" + "a" * 43) == 503, "it may have been made since"
+            node = {"Authorization": f"Bearer {key}"}
+            assert (await http.post("/announce", json={"url": "http://127.0.0.1:1"}, headers=node)).status == 503
+            other.execute("ROLLBACK")
+        with contextlib.closing(KeyStore(file)) as store:
+            store.revoke(key.split("_")[1])
+        async with asyncio.timeout(30):
+            while await status_with(http, key) != 401:
+                await asyncio.sleep(0.05)
+
+
+async def test_a_file_that_replaces_the_keys_counts_from_the_next_request(scripted, tmp_path):
+    file, other = tmp_path / "keys.db", tmp_path / "other" / "keys.db"
+    other.parent.mkdir()
+    (old,), (new,) = made_keys(file, "old"), made_keys(other, "new")
+    async with gateway(scripted, keys=file) as http:
+        assert [await status_with(http, key) for key in (old, new)] == [200, 401]
+        for name in ("keys.db.secret", "keys.db"):
+            (other.parent / name).replace(file.parent / name)
+        assert [await status_with(http, key) for key in (old, new)] == [401, 200]
+
+
+async def test_the_keys_that_were_read_last_count_for_some_minutes_without_their_file(scripted, tmp_path, monkeypatch):
+    file = tmp_path / "keys.db"
+    (key,) = made_keys(file, "team")
+    async with gateway(scripted, keys=file) as http:
+        assert await status_with(http, key) == 200
+        file.unlink()
+        assert await status_with(http, key) == 200
+        assert not file.exists()
+        monkeypatch.setattr(gateway_keys, "STALE_S", -1.0)
+        assert await status_with(http, key) == 503
+
+
+def test_no_new_secret_is_made_beside_existing_keys(tmp_path):
+    made_keys(tmp_path / "keys.db", "team")
+    (tmp_path / "keys.db.secret").unlink()
+    with pytest.raises(ConfigurationError, match=r"cannot be used: .*keys\.db\.secret"):
+        KeyStore(tmp_path / "keys.db")
+    assert not (tmp_path / "keys.db.secret").exists()
+
+
+@pytest.mark.parametrize("words", [["serve"], ["keys", "list"], ["nodes", "list"]])
+def test_every_command_says_which_packages_are_missing(words, monkeypatch, capsys):
+    monkeypatch.setattr(gateway_cli, "_PACKAGES", ("redis", "no_such_package"))
+    assert gateway_cli.main(words) == 1
+    said = "npu-gateway: the gateway needs more packages (no_such_package): pip install '.[gateway]'"
+    assert capsys.readouterr().err.startswith(said)
+
+
+def test_a_command_says_that_the_file_is_locked(tmp_path, monkeypatch, capsys):
+    made_keys(tmp_path / "keys.db", "team")
+    monkeypatch.setattr(gateway_cli, "KeyStore", partial(KeyStore, patience_s=0.01))
+    with contextlib.closing(sqlite3.connect(tmp_path / "keys.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert gateway_cli.main(["keys", "--keys", str(tmp_path / "keys.db"), "add", "other"]) == 1
+    assert capsys.readouterr().err == "npu-gateway: the file of the keys cannot be used: database is locked\n"
+
+
+def test_a_file_of_another_version_is_refused(tmp_path):
+    made_keys(tmp_path / "keys.db", "team")
+    with contextlib.closing(sqlite3.connect(tmp_path / "keys.db")) as file:
+        file.execute("PRAGMA user_version = 1")
+    with pytest.raises(ConfigurationError, match="made by another version; move it away"):
+        KeyStore(tmp_path / "keys.db")
+
+
+async def test_the_keys_of_a_team_share_one_count_whatever_their_limits():
+    limits = Limits("memory://", lambda: None)
+    low, high = Team("team", requests=2, tokens=10), Team("team", requests=5, tokens=100)
+    await limits.admit(high)
+    await limits.admit(low)
+    with pytest.raises(Refusal, match="may use 2 requests a minute"):
+        await limits.admit(low)
+    await limits.used(low, 50)
+    with pytest.raises(Refusal, match="may use 10 tokens a minute"):
+        await limits.admit(low)
+    await limits.admit(high)
+    await limits.used(low, 60)
+    with pytest.raises(Refusal, match="may use 100 tokens a minute"):
+        await limits.admit(high)
+
+
+async def test_no_request_waits_for_a_store_of_limits_that_hangs_but_the_one_that_tries_it(monkeypatch):
+    failures, asked = [], []
+
+    class Hanging:
+        async def hit(self, *_, **__):
+            asked.append(1)
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(gateway_limits, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(gateway_limits, "_PAUSE_S", 3600.0)
+    limits, team = Limits("memory://", lambda: failures.append(1)), Team("team", requests=1)
+    limits._windows, windows = Hanging(), limits._windows
+    for _ in range(20):
+        await limits.admit(team)
+    assert (len(asked), len(failures)) == (1, 20)
+    limits._windows, limits._next_try = windows, 0.0
+    await limits.admit(team)
+    with pytest.raises(Refusal):
+        await limits.admit(team)
+
+
+async def counted(http, key):
+    """The tokens of the prompts and the answers of all teams."""
+    text = await (await http.get("/metrics", headers={"x-api-key": key})).text()
+    lines = [line for line in text.splitlines() if line.startswith("npu_gateway_tokens_total{")]
+    return tuple(sum(float(line.split()[-1]) for line in lines if f'kind="{kind}"' in line) for kind in KINDS)
+
+
+KINDS = ("prompt", "completion")
+
+
+async def until_counted(http, key, tokens):
+    async with asyncio.timeout(30):
+        while await counted(http, key) != tokens:
+            await asyncio.sleep(0.02)
+
+
+def chunk(text, **more):
+    """As nodes write it where the usage was asked for; `more` comes after it."""
+    delta = {"index": 0, "delta": {"content": text}, "finish_reason": None if text else "stop"}
+    fields = {"object": "chat.completion.chunk", "choices": [delta], "usage": None, **more}
+    return f"data: {json.dumps(fields, separators=(',', ':'))}\n\n".encode()
+
+
+async def stream_of(request):
+    """A stream of a node: with the usage, and without the field, if it was not asked for."""
+    with_usage = ((await request.json()).get("stream_options") or {}).get("include_usage")
+    parts = [chunk("Hi "), chunk('"usage":null,"usage":null'), chunk("", npu_busy_delta_us=5)]
+    usage = b'data: {"choices":[],"usage":{"prompt_tokens":20,"completion_tokens":9}}\n\n'
+    parts = [*parts, usage] if with_usage else [part.replace(b',"usage":null', b"") for part in parts]
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", **route_headers(WRITER)})
+    await response.prepare(request)
+    await response.write(b"".join([*parts, b"data: [DONE]\n\n"]))
+    return response
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"stream_options": None}, *({"stream_options": {"include_usage": asked}} for asked in (False, True))],
+)
+async def test_a_stream_counts_whether_or_not_its_usage_was_asked_for(scripted, tmp_path, options):
+    (key,) = made_keys(tmp_path / "keys.db", "team")
+    scripted.respond = stream_of
+    async with gateway(scripted, keys=tmp_path / "keys.db") as http, aiohttp.ClientSession() as direct:
+        reply = await http.post("/v1/chat/completions", json=STREAM | options, headers={"x-api-key": key})
+        as_sent = await direct.post(f"{scripted.url}/v1/chat/completions", json=STREAM | options)
+        assert await reply.read() == await as_sent.read()
+        await until_counted(http, key, (20.0, 9.0))
+
+
+async def test_a_stream_that_its_caller_leaves_counts_its_prompt_and_what_was_passed_on(scripted, tmp_path):
+    (key,) = made_keys(tmp_path / "keys.db", "team")
+
+    async def respond(request):
+        headers = {"Content-Type": "text/event-stream", **route_headers(WRITER), "X-NPU-Node-Token-Count": "100"}
+        response = web.StreamResponse(headers=headers)
+        await response.prepare(request)
+        await response.write(chunk("Hi ") * 3)
+        await asyncio.Event().wait()
+
+    scripted.respond = respond
+    async with gateway(scripted, keys=tmp_path / "keys.db") as http:
+        async with http.post("/v1/chat/completions", json=STREAM, headers={"x-api-key": key}) as reply:
+            for _ in range(6):
+                await reply.content.readline()
+            reply.close()
+        await until_counted(http, key, (100.0, 3.0))
+
+
+async def test_a_stream_of_the_cloud_counts_also_when_its_caller_leaves(scripted, cloud, tmp_path):
+    (key,) = made_keys(tmp_path / "keys.db", "team")
+    scripted.respond = answering(lambda: error_response(503, "draining"))
+    async with gateway(scripted, cloud=cloud, keys=tmp_path / "keys.db") as http:
+        whole = await http.post("/v1/chat/completions", json=CHAT, headers={"x-api-key": key})
+        usage = (await whole.json())["usage"]
+        said = usage["prompt_tokens"], usage["completion_tokens"]
+        reply = await http.post("/v1/chat/completions", json=STREAM, headers={"x-api-key": key})
+        assert "usage" not in await reply.text()
+        await until_counted(http, key, (said[0] * 2, said[1] * 2))
+
+
+def test_what_asks_for_the_usage_leaves_the_rest_of_a_body_as_it_is():
+    sent = b'{ "stream" : true, "odd": 1.50 } \n'
+    assert (
+        asking("/v1/chat/completions", sent)
+        == b'{ "stream" : true, "odd": 1.50 ,"stream_options": {"include_usage": true}}'
+    )
+    assert asking("/api/chat", sent) == sent
+    assert asking("/v1/completions", b'{"stream": false}') == b'{"stream": false}'
+    asked = {"stream": True, "stream_options": {"include_usage": True, "a": 1}}
+    for options in ({"a": 1}, {"a": 1, "include_usage": None}):
+        given = json.dumps({"stream": True, "stream_options": options}).encode()
+        assert json.loads(asking("/v1/completions", given)) == asked
+    wide = json.dumps({"stream": True}).encode("utf-16")
+    assert json.loads(asking("/v1/completions", wide)) == {"stream": True, "stream_options": {"include_usage": True}}
+    wrong = b'{"stream": true, "stream_options": [1]}'
+    assert asking("/v1/completions", wrong) == wrong
+
+
+def asking(path, content):
+    return asking_for_usage(path, json.loads(content), content)
+
+
+@pytest.mark.parametrize("content", ["x" * 400, [{"type": "text", "text": "x" * 400}, 5, {"type": "image_url"}]])
+async def test_what_the_cloud_has_not_said_yet_is_estimated(content):
+    async def events():
+        for text in ("", "Hi", "y" * 40):
+            yield StreamEvent("message", {"choices": [{"delta": {"content": text}}]})
+
+    job = Exchange(
+        path="/v1/chat/completions",
+        kind="generation",
+        deadline=Deadline.after(60),
+        body={"messages": [{"content": content}, 5]},
+    )
+    stream = CloudUsage(job)
+    async for _ in stream.follow(events()):
+        pass
+    assert stream.usage == Usage(100, 11)

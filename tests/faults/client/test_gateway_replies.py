@@ -1,0 +1,189 @@
+"""What the gateway hands on: of every route only replies that answer the request, of the model that was asked for.
+
+Of two nodes the one that is asked first sends something else; the other one's reply is the caller's."""
+
+import json
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from backend_client.http.routes import ROUTES
+from backend_client.testing.node import EMBEDDER, LISTENER, RERANKER, WRITER, route_headers
+from tests.faults.client.test_gateway import gateway
+
+HI = [{"role": "user", "content": "Hi"}]
+USAGE = {"prompt_tokens": 3, "completion_tokens": 2}
+END = {"finish_reason": "stop", "index": 0}
+# A request of each route, and a reply that answers it.
+ROWS = {
+    "/v1/chat/completions": (
+        {"messages": HI},
+        {"choices": [{**END, "message": {"role": "assistant", "content": "Hi"}}]},
+    ),
+    "/v1/completions": ({"prompt": "a"}, {"choices": [{**END, "text": "b"}]}),
+    "/v1/responses": ({"input": "a"}, {"status": "completed", "output": [{"type": "message"}]}),
+    "/v1/messages": (
+        {"messages": HI, "max_tokens": 5},
+        {"type": "message", "content": [{"type": "text", "text": "Hi"}], "stop_reason": "end_turn"},
+    ),
+    "/v1/messages/count_tokens": ({"messages": HI}, {"input_tokens": 3}),
+    "/api/chat": ({"messages": HI, "stream": False}, {"message": {"content": "Hi"}, "done": True}),
+    "/api/generate": ({"prompt": "a", "stream": False}, {"response": "b", "done": True}),
+    "/inference": (
+        {"prompt": "a"},
+        {"text": "b", "model": WRITER, "device": "CPU", "finish_reason": "stop", "usage": USAGE},
+    ),
+    "/tokenize": ({"prompt": "a"}, {"count": 1}),
+    "/detokenize": ({"tokens": [1]}, {"prompt": "a"}),
+    "/v1/embeddings": ({"input": "a", "dimensions": 8}, {"data": [{"index": 0, "embedding": [1.0] * 8}]}),
+    "/embeddings": ({"texts": ["a"]}, {"embeddings": [[1.0] * 8]}),
+    "/api/embed": ({"input": "a"}, {"embeddings": [[1.0] * 8]}),
+    "/api/embeddings": ({"prompt": "a"}, {"embedding": [1.0] * 8}),
+    "/v1/rerank": ({"query": "q", "documents": ["a"]}, {"results": [{"index": 0, "relevance_score": 0.5}]}),
+    "/v2/rerank": ({"query": "q", "documents": ["a"]}, {"results": [{"index": 0, "relevance_score": 0.5}]}),
+    "/rerank": ({"query": "q", "texts": ["a"]}, [{"index": 0, "score": 0.5}]),
+    "/v1/audio/transcriptions": ({"response_format": "json"}, {"text": "Hi"}),
+    "/v1/audio/translations": ({"response_format": "json"}, {"text": "Hi"}),
+}
+MODELS = {None: WRITER, "embedding": EMBEDDER, "rerank": RERANKER, "transcription": LISTENER}
+JSON = "application/json"
+WRONG = {
+    "a page": ("text/html", b"<html>login</html>"),
+    "text": ("text/plain", b"hello"),
+    "bytes": ("application/octet-stream", b"\0\1"),
+    "nothing": (JSON, b""),
+    "null": (JSON, b"null"),
+    "a list": (JSON, b"[]"),
+    "an object": (JSON, b"{}"),
+    "an error": (JSON, b'{"error": {"message": "no"}}'),
+    "a stream of nothing": ("text/event-stream", b"data: [DONE]\n\n"),
+    "lines of nothing": ("application/x-ndjson", b'{"done": true}\n{"done": true}\n'),
+}
+
+
+@pytest.fixture
+def nodes(pair):
+    for node in pair:
+        for kind, model in (("rerank", RERANKER), ("transcription", LISTENER)):
+            node.offer(kind, model)
+    return pair
+
+
+def sent(path, body):
+    body = {"model": MODELS[ROUTES[path].kind], **body}
+    if not ROUTES[path].upload:
+        return {"json": body}
+    form = aiohttp.FormData(default_to_multipart=True)
+    for name, value in body.items():
+        form.add_field(name, value)
+    form.add_field("file", b"RIFF", filename="a.wav")
+    return {"data": form}
+
+
+def first_then(nodes, path, *replies):
+    """The first request gets the first reply, the others the last."""
+    left = list(replies)
+
+    async def respond(_):
+        kind, body = left.pop(0) if len(left) > 1 else left[0]
+        headers = {**route_headers(MODELS[ROUTES[path].kind]), "X-Space": "space-a", "Content-Type": kind}
+        return web.Response(body=body, headers=headers)
+
+    for node in nodes:
+        node.respond = respond
+
+
+def test_every_route_has_a_row():
+    assert ROWS.keys() == ROUTES.keys()
+
+
+@pytest.mark.parametrize("path", ROWS)
+async def test_a_whole_reply_that_answers_another_request_is_another_nodes(nodes, path):
+    body, answer = ROWS[path]
+    good = JSON, json.dumps(answer).encode()
+    wrong = dict(WRONG)
+    if isinstance(answer, dict):
+        wrong["another model"] = JSON, json.dumps({**answer, "model": "other"}).encode()
+    for name, bad in wrong.items():
+        async with gateway(*nodes) as http:
+            first_then(nodes, path, bad, good)
+            async with http.post(path, **sent(path, body)) as reply:
+                assert (reply.status, await reply.read()) == (200, good[1]), name
+                assert reply.headers["X-NPU-Gateway-Attempts"] == "2", name
+
+
+CHUNK = {"choices": [{"index": 0, "delta": {"content": "Hi"}, "text": "Hi", "finish_reason": None}]}
+LAST = {"choices": [{"index": 0, "delta": {}, "text": "", "finish_reason": "stop"}]}
+DELTA, DONE = {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "Hi"}}, {"type": "message_stop"}
+RESPONSE = {"type": "response.completed", "response": {"status": "completed", "output": []}}
+# The events of a stream that answers, and such as no answer has.
+STREAMS = {
+    "/v1/chat/completions": ([CHUNK, LAST, None], [{**CHUNK, "model": "other"}, {"choices": 3}, [1], None]),
+    "/v1/completions": ([CHUNK, LAST, None], [{**CHUNK, "model": "other"}, {"choices": [{"text": 1}]}, None]),
+    "/v1/responses": (
+        [{"type": "response.output_text.delta", "delta": "Hi"}, RESPONSE],
+        [{"type": "response.completed"}, {"type": "response.completed", "response": {"model": "other"}}, None],
+    ),
+    "/v1/messages": (
+        [{"type": "message_start", "message": {"model": WRITER}}, DELTA, DONE],
+        [{"type": "message_start", "message": {"model": "other"}}, {"type": "content_block_delta"}, {}, None],
+    ),
+    "/api/chat": (
+        [{"message": {"content": "Hi"}, "done": False}, {"done": True}],
+        [{"message": {"content": "Hi"}, "model": "other"}, {"message": {"content": 1}}, {}, [1], "x"],
+    ),
+    "/api/generate": (
+        [{"response": "Hi", "done": False}, {"response": "", "done": True}],
+        [{"response": "Hi", "model": "other"}, {"response": 1}, {}],
+    ),
+}
+
+
+@pytest.mark.parametrize("path", STREAMS)
+async def test_a_stream_that_answers_another_request_is_another_nodes(nodes, path):
+    events, wrong = STREAMS[path]
+    lines = path.startswith("/api/")
+    kinds = ["application/x-ndjson", "text/event-stream"]
+    kind, other = kinds if lines else kinds[::-1]
+
+    def encoded(*events):
+        texts = ["[DONE]" if event is None else json.dumps(event) for event in events]
+        return "".join(f"{text}\n" if lines else f"data: {text}\n\n" for text in texts).encode()
+
+    good = kind, encoded(*events)
+    for bad in [(other, good[1]), *((kind, encoded(event)) for event in wrong)]:
+        async with gateway(*nodes) as http:
+            first_then(nodes, path, bad, good)
+            async with http.post(path, **sent(path, {**ROWS[path][0], "stream": True})) as reply:
+                assert (reply.status, await reply.read()) == (200, good[1]), bad
+                assert reply.headers["X-NPU-Gateway-Attempts"] == "2", bad
+
+
+async def test_what_a_node_says_of_other_things_than_its_reply_is_not_handed_on(scripted):
+    own = {
+        "Set-Cookie": "a=b",
+        "Location": "http://evil.example",
+        "Access-Control-Allow-Origin": "*",
+        "X-NPU-Gateway-Node": "another",
+        "X-Request-ID": "another",
+        "X-NPU-Node-Route-Reason": "first",
+    }
+    _, answer = ROWS["/v1/chat/completions"]
+
+    async def respond(_):
+        return web.json_response(answer, status=status, headers={**route_headers(WRITER), **own})
+
+    scripted.respond = respond
+    async with gateway(scripted) as http:
+        for status in (200, 400):
+            reply = await http.post("/v1/chat/completions", **sent("/v1/chat/completions", {"messages": HI}))
+            assert not {"Set-Cookie", "Location", "Access-Control-Allow-Origin"} & reply.headers.keys()
+            assert "another" not in reply.headers.values()
+            assert len(reply.headers.getall("X-Request-ID")) == 1
+            if status == 200:
+                assert reply.headers["X-NPU-Node-Route-Reason"] == "first"
+                assert reply.headers.getall("X-NPU-Gateway-Node") == [scripted.url]
+        scripted.respond = None
+        reply = await http.post("/v1/chat/completions", json={"model": WRITER, "messages": HI, "stream": True})
+        assert len(reply.headers.getall("X-Request-ID")) == len(reply.headers.getall("Server")) == 1
