@@ -117,6 +117,8 @@ class RayExecutor:
 
 
 def _join(ray: Any, address: str) -> None:
+    # Ray would report how it is used to its makers; a cluster that somebody else started decides for itself.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING, include_dashboard=None)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from typing import Any
 
@@ -53,6 +54,7 @@ _NOT_SENT_ON = frozenset({
     "x-npu-require-device", "x-npu-local-only", "x-npu-restart-wait-ms", "x-npu-start-timeout-ms",
 })  # fmt: skip
 _LOOK_S = 5.0
+_MILLISECONDS = re.compile(r"[0-9]{1,9}")
 # Models of a list in Anthropic's form, as Anthropic documents them.
 _PAGE, _LARGEST_PAGE = 20, 1000
 
@@ -80,7 +82,7 @@ def error_body(dialect: Dialect, error: Refusal) -> dict[str, Any]:
         return {"type": "error", "error": {"type": kind, "message": error.message}}
     if dialect == "ollama":
         return {"error": error.message}
-    return openai_error(error.status, error.code, error.message)
+    return openai_error(error.status, error.code, error.message, error.param)
 
 
 def refused(dialect: Dialect, error: Refusal) -> web.Response:
@@ -98,8 +100,8 @@ def _refusal_of(error: NPUError) -> Refusal:
     if isinstance(error, AuthenticationFailed):
         # The gateway's own key is wrong there: nothing that the caller could mend.
         return Refusal(503, "unavailable", error.message)
-    status, code, message, _, retry_after = problem_of(error)
-    return Refusal(status, code, message, retry_after)
+    status, code, message, param, retry_after = problem_of(error)
+    return Refusal(status, code, message, retry_after, param)
 
 
 def own_headers(request: web.Request, dialect: Dialect) -> dict[str, str]:
@@ -201,7 +203,7 @@ class Forwarder:
         printable(sent_on)
         model = fields.pop("model", None)
         if not isinstance(model, str | None):
-            raise Refusal(400, "invalid_request", "model must be the name of a model, as a string")
+            raise Refusal(400, "invalid_request", "model must be the name of a model, as a string", param="model")
         if not _may_use(team, model):
             named = ", ".join(sorted(team.models))
             raise Refusal(
@@ -210,11 +212,10 @@ class Forwarder:
         times = self._client.npu.options.timeouts
         kind = route.kind_of(fields)
         seconds = times.embed if kind in {"embedding", "rerank"} else times.generate
-        given = request.headers.get("X-Request-Timeout-Ms", "")
-        ends = None
-        if given.isascii() and given.isdigit() and len(given) < 10:
-            ends = Deadline.after(int(given) / 1000, self._client.core.clock)
-            seconds = min(seconds, int(given) / 1000)
+        limit_s, ends = _limit_of(request), None
+        if limit_s is not None:
+            ends = Deadline.after(limit_s, self._client.core.clock)
+            seconds = min(seconds, limit_s)
         deadline = Deadline.after(seconds, self._client.core.clock)
         return Exchange(
             path=request.path,
@@ -414,6 +415,18 @@ def _only(request: web.Request, name: str) -> str | None:
     if len(values) > 1:
         raise RequestRejected(f"{name} must be given once", status=400, code="invalid_request", param=name)
     return values[0] if values else None
+
+
+def _limit_of(request: web.Request) -> float | None:
+    """The seconds that the caller gives the whole request. Raises RequestRejected for what is no time."""
+    name = "X-Request-Timeout-Ms"
+    given = _only(request, name)
+    if given is None:
+        return None
+    if not _MILLISECONDS.fullmatch(given):
+        message = f"{name} must be a whole number of milliseconds, as 30000"
+        raise RequestRejected(message, status=400, code="invalid_request", param=name)
+    return int(given) / 1000
 
 
 def _as_it_came(reply: Reply) -> web.Response:

@@ -26,9 +26,11 @@ _UNLIMITED = 2**53
 class Refusal(Exception):
     """A request that the gateway itself refuses, in the words that every dialect carries."""
 
-    def __init__(self, status: int, code: str, message: str, retry_after: float | None = None) -> None:
+    def __init__(
+        self, status: int, code: str, message: str, retry_after: float | None = None, param: str | None = None
+    ) -> None:
         super().__init__(message)
-        self.status, self.code, self.retry_after = status, code, retry_after
+        self.status, self.code, self.retry_after, self.param = status, code, retry_after, param
         # It may name what the caller sent.
         self.message = message[:1000]
 

@@ -340,7 +340,7 @@ def reservation(choice: Choice) -> str | None:
         )
     return (
         f"{choice.installed.id} is not the reference model {REFERENCE_MODEL}: the quality and times of the jobs were "
-        f"accepted for that one alone; run npu-node pull {REFERENCE_MODEL}, or unset OV_GENAI_NPU_MODEL"
+        f"accepted for that one alone; run npu-node pull {REFERENCE_MODEL}; if OV_GENAI_NPU_MODEL is set, unset it"
     )
 
 

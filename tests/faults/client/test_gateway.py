@@ -205,6 +205,17 @@ async def test_the_cloud_answers_what_no_node_can_unless_that_is_forbidden(scrip
         assert len(cloud.requests) == asked
 
 
+@pytest.mark.parametrize("given", [["soon"], ["-1"], ["1e3"], [""], ["1000", "2000"]])
+async def test_a_limit_of_time_that_cannot_be_meant_is_refused(scripted, given):
+    async with gateway(scripted) as http:
+        reply = await http.post(
+            "/v1/chat/completions", json=CHAT, headers=[("X-Request-Timeout-Ms", one) for one in given]
+        )
+        assert reply.status == 400
+        assert (await reply.json())["error"]["param"] == "X-Request-Timeout-Ms"
+    assert not scripted.requests
+
+
 @pytest.mark.parametrize("field", [{"n": -3}, {"max_tokens": -1000}, {"max_completion_tokens": 0}, {"n": True}])
 async def test_no_count_lifts_the_cap_of_the_cloud(scripted, cloud, field):
     scripted.respond = answering(lambda: error_response(503, "draining"))
