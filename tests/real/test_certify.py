@@ -1,14 +1,11 @@
 """npu-node certify with real engines: what is right is certified, and each fault on demand is found and named."""
 
-import contextlib
 import gzip
 import json
 import os
 import subprocess
-import time
 
 import httpx
-import psutil
 import pytest
 
 from tests.real.colour_vision import kept_colours
@@ -95,40 +92,6 @@ def test_a_node_that_requires_passports_takes_none_of_an_emulated_npu(emulated, 
     with start_node("--config", str(emulated), ready=False, NPU_NODE_REQUIRE_CERTIFIED="true") as node:
         model = node.wait_for(lambda body: body["status"] == "failed")["models"][0]
         assert "require_certified is set, and its passport is of an emulated NPU" in model["reason"]
-
-
-def certifying(node):
-    """Whether the node runs a certification."""
-    for child in psutil.Process(node.process.pid).children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
-            if "certify" in child.cmdline():
-                return True
-    return False
-
-
-def test_an_update_has_a_model_certified_again_while_nobody_uses_the_node(tmp_path, emulated, certified):
-    earlier = Passport.model_validate(certified[0] | {"openvino": "2026.1.0"})
-    PassportStore(tmp_path / "passports").sign_and_store(earlier)
-    own = {
-        "NPU_NODE_PASSPORTS": str(tmp_path / "passports"),
-        "NPU_NODE_RECERTIFY_AFTER_S": "0.5",
-        "NPU_NODE_MODELS": json.dumps([{"name": EMBEDDER, "npu_buckets": [32], "placements": ["NPU"]}]),
-    }
-
-    def engine(body):
-        return body["models"][0]["engines"][0]
-
-    with start_node("--config", str(emulated), **own) as node:
-        assert "the OpenVINO version changed" in engine(node.health()[1])["certified_reason"]
-        node.wait_for(lambda body: engine(body)["pid"] is None)
-        while not certifying(node):
-            time.sleep(0.05)
-        reply = httpx.post(f"{node.url}/v1/embeddings", json={"model": EMBEDDER, "input": "a request"}, timeout=120)
-        assert (reply.status_code, reply.headers["X-NPU-Node-Device"]) == (200, "NPU")
-        assert not certifying(node), "the request came first"
-        assert engine(node.health()[1])["certified"] == "expired"
-        node.wait_for(lambda body: engine(body)["certified"] == "certified")
-    assert (tmp_path / "passports" / "reports" / f"{EMBEDDER}.NPU-emulated.html").is_file()
 
 
 def test_passports_are_listed_by_placement(tmp_path, emulated, certified):

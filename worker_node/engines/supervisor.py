@@ -82,7 +82,7 @@ class SupervisedEngine:
         self._suspects = Suspects() if suspects is None else suspects
         self._memory = memory
         self._policy = RestartPolicy(limits.restart)
-        self._files = _stamps(spec.path)
+        self._files = file_stamps(spec.path)
         self._stale = False
         self._state = EngineState.UNLOADED if lazy else EngineState.STARTING
         self._reason: str | None = "it is loaded when first needed" if lazy else "loading"
@@ -268,7 +268,7 @@ class SupervisedEngine:
 
     async def _require_known_files(self) -> None:
         """Raise LoadRefused if the model's files are not those that the node read."""
-        self._stale = await asyncio.to_thread(_stamps, self.spec.path) != self._files
+        self._stale = await asyncio.to_thread(file_stamps, self.spec.path) != self._files
         if self._stale:
             raise LoadRefused(
                 "its files have changed since the node read them; the node reads them again, the bounded profile after "
@@ -380,14 +380,17 @@ class SupervisedEngine:
         return None if process.pid is None else self._memory.own(process.pid)
 
 
-def _stamps(directory: str) -> frozenset[tuple[str, int, int, int, int]]:
-    """What changes with the files of a model; nothing of a directory that cannot be read."""
+def file_stamps(directory: str) -> frozenset[tuple[str, int, int, int]]:
+    """What changes with the content of a model's files; nothing of a directory that cannot be read.
+
+    Not the time of the last status change: a backup that links the files, or a chmod, changes no content.
+    """
     try:
         with os.scandir(directory) as entries:
             found = [(entry.name, entry.stat()) for entry in entries if entry.name.endswith(_LOADED)]
     except OSError:
         return frozenset()
-    return frozenset((name, it.st_size, it.st_mtime_ns, it.st_ctime_ns, it.st_ino) for name, it in found)
+    return frozenset((name, it.st_size, it.st_mtime_ns, it.st_ino) for name, it in found)
 
 
 async def _failing(error: NodeError) -> AsyncGenerator[Any, None]:
