@@ -283,13 +283,6 @@ class NodeSettings(BaseSettings):
         description="how much lower than the edge's the priority of engine processes is: on a full machine the edge "
         "does not wait for a core until they pause (docs/performance.md)",
     )
-    share_beside_chats: float = Field(
-        default=0.2,
-        gt=0,
-        le=1,
-        description="has no effect any more: reranking and speech engines on the CPU have a lower priority than chats "
-        "there (docs/performance.md)",
-    )
     memory_budget: Annotated[Size | None, RELOADED] = Field(
         default=None,
         description="bytes of memory that all models together may take; a load that does not fit unloads idle models "
