@@ -28,7 +28,7 @@ from worker_node.core.errors import (
 from worker_node.engines.protocol import EngineState
 from worker_node.http.body import Body, deadline_of, read_body
 from worker_node.http.errors import ANTHROPIC_VERSION, describe
-from worker_node.http.health import certification, excluded_placements
+from worker_node.http.health import describe_placement, excluded_placements
 from worker_node.http.replies import ErrorFields, OpenAIModel, OpenAIModels, Reply, json_response
 from worker_node.http.request_state import NODE
 from worker_node.http.sse import EventStream
@@ -42,6 +42,9 @@ from worker_node.registry import Task, task_of, tasks
 
 # As Anthropic documents them.
 _PAGE, _LARGEST_PAGE = 20, 1000
+_OF_A_PLACEMENT = (
+    "device", "state", "emulated", "certified", "certified_reason", "certified_limit", "prompt_limit", "faults",
+)  # fmt: skip
 # How many ended pulls are kept.
 _KEPT = 100
 
@@ -251,9 +254,7 @@ def describe_installed(manager: ModelManager, model: InstalledModel) -> dict[str
 
 def _installed(model: InstalledModel) -> dict[str, Any]:
     task = _task(model)
-    described = model.describe()
-    # `passport`: the name of `details` in earlier versions; it stays for one (docs/stability.md).
-    return described | {"task": model.kind if task is None else task.verb, "passport": described["details"]}
+    return model.describe() | {"task": model.kind if task is None else task.verb}
 
 
 def _state(model: ServedModel) -> str:
@@ -268,17 +269,9 @@ def _state(model: ServedModel) -> str:
 
 
 def _devices(model: ServedModel) -> list[dict[str, Any]]:
-    return [
-        {
-            "device": placement.device,
-            "state": placement.state,
-            "emulated": placement.emulated,
-            **certification(placement),
-            "prompt_limit": placement.prompt_limit,
-            "faults": placement.faults,
-        }
-        for placement in model.placements
-    ]
+    """What lists of models say of the placements: parts of what /health says."""
+    described = map(describe_placement, model.placements)
+    return [{name: placement[name] for name in _OF_A_PLACEMENT} for placement in described]
 
 
 def _task(model: InstalledModel) -> Task | None:
@@ -434,7 +427,7 @@ class NodeModel(Reply):
     """A model of GET /models. `memory` is in bytes: what it takes, and what a load is expected to take.
 
     `devices` have the state and the certification (`certified`, `certified_reason`) of each placement, `excluded` those
-    of the devices that the model may not run on. `passport` is the earlier name of `details`.
+    of the devices that the model may not run on.
     """
 
     id: str
@@ -451,7 +444,6 @@ class NodeModel(Reply):
     excluded: list[dict[str, Any]] | None = None
     capabilities: list[str] | None = None
     details: dict[str, Any] | None = None
-    passport: dict[str, Any] | None = None
 
 
 class NodeModels(Reply):
