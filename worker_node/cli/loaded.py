@@ -92,6 +92,6 @@ def _stop(args: argparse.Namespace) -> int:
         if node is None:
             raise ConfigurationError(f"{where_no_node_runs()}, so nothing is loaded")
         for name in args.models:
-            node.post(model_path(name, "unload"))
+            node.call("POST", model_path(name, "unload"))
             print(f"{name}: unloaded")
     return 0
