@@ -152,7 +152,9 @@ def _anthropic_page(rows: list[dict[str, Any]], query: Mapping[str, str]) -> dic
     for name, given in (("after_id", after), ("before_id", before)):
         if given is not None and given not in ids:
             raise BadRequest(f"{name}: must be the id of a model in this list", param=name)
-    rows = rows[ids.index(after) + 1 if after is not None else 0 : ids.index(before) if before is not None else None]
+    start = 0 if after is None else ids.index(after) + 1
+    end = None if before is None else ids.index(before)
+    rows = rows[start:end]
     backward = before is not None and after is None
     page = rows[-int(limit) :] if backward else rows[: int(limit)]
     first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)

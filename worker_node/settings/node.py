@@ -39,7 +39,8 @@ def _read_size(value: Any) -> Any:
     if found is None:
         raise ValueError(f'must be a size such as "2 GB", "512 MiB" or 1048576 (bytes), not {str(value)[:40]!r}')
     number, unit, binary = found.groups("")
-    return int(float(number) * (1024 if binary else 1000) ** " KMGT".index(unit.upper() or " "))
+    power = " KMGT".index(unit.upper() or " ")
+    return int(float(number) * (1024 if binary else 1000) ** power)
 
 
 # In bytes.
