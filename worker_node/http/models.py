@@ -9,7 +9,6 @@ import asyncio
 import itertools
 import secrets
 from collections.abc import AsyncIterator, Iterable, Mapping
-from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -39,6 +38,7 @@ from worker_node.manager.served import ModelState, ServedModel
 from worker_node.models.directory import InstalledModel
 from worker_node.models.sources.reference import is_below, is_local
 from worker_node.registry import Task, task_of, tasks
+from worker_node.reload import ReloadReport
 
 # As Anthropic documents them.
 _PAGE, _LARGEST_PAGE = 20, 1000
@@ -129,7 +129,7 @@ async def _reload(request: web.Request) -> web.Response:
         report = await reloader.reload()
     except ConfigurationError as error:
         raise BadRequest(f"nothing was changed: {error.message}") from error
-    return json_response(asdict(report))
+    return json_response(report)
 
 
 async def _openai_list(request: web.Request) -> web.Response:
@@ -482,17 +482,6 @@ class PullJobReply(Reply):
     error: ErrorFields | None
 
 
-class Reload(Reply):
-    """POST /admin/reload: names of models and settings. Those of `restart` differ from the running node's."""
-
-    added: list[str]
-    removed: list[str]
-    changed: list[str]
-    applied: list[str]
-    restart: list[str]
-    problems: list[str]
-
-
 # An id may hold slashes: organisation/model.
 _MODEL = "/models/{id:.+}"
 OPERATIONS = (
@@ -506,7 +495,7 @@ OPERATIONS = (
     ApiOperation("delete", _MODEL, _delete, "Remove a model and its files", {JSON: Deleted}),
     ApiOperation("post", f"{_MODEL}/load", _load, "Load a model", {JSON: ModelChange}, status=202),
     ApiOperation("post", f"{_MODEL}/unload", _unload, "Unload a model when idle", {JSON: ModelChange}, status=202),
-    ApiOperation("post", "/admin/reload", _reload, "Read the settings again", {JSON: Reload}),
+    ApiOperation("post", "/admin/reload", _reload, "Read the settings again", {JSON: ReloadReport}),
     ApiOperation("get", "/v1/models", _openai_list, "OpenAI: list models", {JSON: OpenAIModels}),
     ApiOperation("get", f"/v1{_MODEL}", _openai_one, "OpenAI: one model", {JSON: OpenAIModel}),
 )

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from aiohttp import web
-from pydantic import BaseModel
 
 from worker_node.http.errors import Renderer, renderer
 from worker_node.observability.metrics import Telemetry
 from worker_node.registry import load, tasks
 
-Model = type[BaseModel]
+# A pydantic model, or a dataclass.
+Model = type[object]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 # Content types of replies.
 JSON, EVENTS, LINES = "application/json", "text/event-stream", "application/x-ndjson"
