@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import importlib
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from backend_client.client import InferenceClient, NodeStatus, NPUClient
@@ -91,12 +90,4 @@ def __getattr__(name: str) -> Any:
     # `import backend_client` is enough for `backend_client.sync.openai()`.
     if name in {"cloud", "observability", "sync", "testing"}:
         return importlib.import_module(f"backend_client.{name}")
-    # Names that stood here at first; see docs/stability.md.
-    for place in ("errors", "results", "streams", "cloud"):
-        module = importlib.import_module(f"backend_client.{place}")
-        value = vars(module).get(name)
-        if not name.startswith("_") and getattr(value, "__module__", "").startswith("backend_client."):
-            message = f"backend_client.{name} has moved: import it from backend_client.{place}"
-            warnings.warn(message, DeprecationWarning, stacklevel=2)
-            return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,12 +5,9 @@ The settings have the same groups: `[retry] attempts = 2` in the file is `RetryO
 
 from __future__ import annotations
 
-import logging
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-
-log = logging.getLogger(__name__)
+from pydantic import BaseModel, ConfigDict, Field
 
 LONGEST_S = 999_999.0
 """The longest time that nodes accept, 11 days: what is longer, or infinite, is a mistake."""
@@ -26,16 +23,6 @@ class Options(BaseModel):
     """Numbers that are checked when they are given. Raises pydantic's ValidationError, which is a ValueError."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-    # Those of mechanisms that are gone: they are accepted, and the log says that they have no effect.
-    without_effect: ClassVar[tuple[str, ...]] = ()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_those_that_are_gone(cls, values: Any) -> Any:
-        if not isinstance(values, dict) or not (gone := [name for name in cls.without_effect if name in values]):
-            return values
-        log.warning("these options have no effect any more, remove them: %s", ", ".join(gone))
-        return {name: value for name, value in values.items() if name not in gone}
 
 
 class Timeouts(Options):
@@ -69,7 +56,6 @@ class ProbeOptions(Options):
     froze just after a good one: 1.0 + 10 % jitter + 0.8 (first fails) + 0.2 + 0.8 (second fails) = 2.9 s.
     """
 
-    without_effect = ("idle_after", "idle_interval", "fresh")
     interval: Positive = 1.0
     jitter: Share = 0.1
     timeout: Positive = 0.8
@@ -93,7 +79,6 @@ class BreakerOptions(Options):
     a trial costs one caller half of its deadline, and a hung engine that recovers serves again within 5 s.
     """
 
-    without_effect = ("slow_start", "silence_factor", "silence_least", "silence_unknown", "silence_last")
     connection_failures: Count = 2
     server_failures: Count = 5
     base: Positive = 1.0
@@ -128,10 +113,6 @@ class RetryOptions(Options):
     pause: NotNegative = 0.05
 
 
-class HedgeOptions(BaseModel):
-    """Without effect, whatever it is given: no request is sent to two nodes at once."""
-
-
 class BatchOptions(Options):
     """How `embed_many` cuts its work.
 
@@ -160,7 +141,6 @@ class ClientOptions(Options):
     `max_reply_bytes`: 2,048 texts of 4,096 dimensions are 32 MB; more is not an answer of a node.
     """
 
-    without_effect: ClassVar[tuple[str, ...]] = ("hedge",)
     timeouts: Timeouts = Timeouts()
     probe: ProbeOptions = ProbeOptions()
     breaker: BreakerOptions = BreakerOptions()

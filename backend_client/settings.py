@@ -23,6 +23,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -35,7 +36,7 @@ from pydantic_settings import (
 from backend_client.errors import ConfigurationError
 from backend_client.http.addresses import parse_nodes
 from backend_client.http.tls import sendable_key
-from backend_client.options import ClientOptions, Options
+from backend_client.options import ClientOptions
 
 CONFIG_VARIABLE = "NPU_CLIENT_CONFIG"
 DEFAULT_NODE = "http://127.0.0.1:8081"
@@ -132,7 +133,6 @@ class ClientSettings(BaseSettings, ClientOptions):
         hide_input_in_errors=True,
     )
 
-    without_effect = ("hedge", "hedge_percentile")
     nodes: Annotated[tuple[str, ...], NoDecode] = (DEFAULT_NODE,)
     api_key: SecretStr | None = None
     node_keys: dict[str, SecretStr] = {}
@@ -194,7 +194,7 @@ class ClientSettings(BaseSettings, ClientOptions):
             settings: ClientSettings = FromFile(**values)
         except ValidationError as error:
             problems = [
-                f"{'.'.join(map(str, problem['loc'])) or 'settings'}: {problem['msg'].removeprefix('Value error, ')}"
+                f"{'.'.join(map(str, problem['loc'])) or 'settings'}: {_message(problem)}"
                 for problem in error.errors(include_input=False, include_url=False, include_context=False)
             ]
         except tomllib.TOMLDecodeError as error:
@@ -246,11 +246,16 @@ def _reject_unknown_variables(environment: Mapping[str, str]) -> None:
         raise ConfigurationError("the environment is wrong:\n  " + "\n  ".join(problems))
 
 
+def _message(problem: ErrorDetails) -> str:
+    if problem["type"] != "extra_forbidden":
+        return problem["msg"].removeprefix("Value error, ")
+    close = difflib.get_close_matches("__".join(map(str, problem["loc"])), _variables(ClientSettings), 1)
+    hint = f"did you mean {close[0].replace('__', '.')}?" if close else "docs/client/settings.md has them all"
+    return f"there is no such setting; {hint}"
+
+
 def _variables(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """The names of all settings, nested ones with `__`; `name__*` stands for the keys of a mapping."""
-    for name in model.without_effect if issubclass(model, Options) else ():
-        yield prefix + name
-        yield f"{prefix}{name}__*"
     for name, field in model.model_fields.items():
         yield prefix + name
         if get_origin(field.annotation) is dict:

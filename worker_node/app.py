@@ -64,8 +64,6 @@ def make_app(node: Node) -> web.Application:
     app[openapi.DESCRIBED] = described = operations()
     app.add_routes(_routes(described))
     for api in task_apis():
-        if api.prepare is not None:
-            api.prepare(node)
         if api.metrics is not None:
             api.metrics(node.telemetry)
     return app

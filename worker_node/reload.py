@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from worker_node.core.errors import ConfigurationError
@@ -35,12 +35,12 @@ class ReloadReport:
     `restart` names settings that differ from the running ones and need a restart.
     """
 
-    added: tuple[str, ...] = ()
-    removed: tuple[str, ...] = ()
-    changed: tuple[str, ...] = ()
-    applied: tuple[str, ...] = ()
-    restart: tuple[str, ...] = ()
-    problems: list[str] = field(default_factory=list)
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    changed: tuple[str, ...]
+    applied: tuple[str, ...]
+    restart: tuple[str, ...]
+    problems: list[str]
 
 
 class Reloader:
@@ -148,6 +148,7 @@ def _compare(old: NodeSettings, new: NodeSettings) -> ReloadReport:
         changed=tuple(model.name for name, model in after.items() if name in before and not _same(model, before[name])),
         applied=tuple(name for name in differing if name in _APPLIED and name != "models"),
         restart=tuple(name for name in differing if name not in _APPLIED),
+        problems=[],
     )
 
 

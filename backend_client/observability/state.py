@@ -85,7 +85,7 @@ def _budgets(fleets: list[NPUClient]) -> Iterable[Metric]:
         )
     yield CounterMetricFamily(
         "npu_client_retries_refused",
-        "Retries and hedges that the empty retry budget forbade",
+        "Retries that the empty retry budget forbade",
         value=sum(budget.refused for budget in budgets),
     )
 

@@ -50,7 +50,7 @@ async def test_a_flag_of_ovms_is_answered_with_the_name_here(row, http, node):
 
 GRAPH = "`graph.pbtxt` | `[[models]]` | default there, here"
 VALUES = {
-    "device": '"CPU"', "target_device": '"CPU"', "enable_prefix_caching": "false", "dynamic_split_fuse": "false",
+    "device": '"CPU"', "target_device": '"CPU"', "enable_prefix_caching": "false",
     "normalize_embeddings": "true", "pooling": "CLS", "models_path": '"./1"', "PREFILL_HINT": '"STATIC"',
     "GENERATE_HINT": '"BEST_PERF"', "CACHE_DIR": '"/cache"', "NPUW_LLM_PREFILL_CHUNK_SIZE": "512",
     "plugin_config": "'{\"A\": 1}'",

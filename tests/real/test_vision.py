@@ -187,7 +187,10 @@ async def test_images_are_seen_in_their_order_and_places(client):
 
 BAD = {
     "truncated": (lambda: [part(encoded("red", "JPEG", (900, 900))[:1600])], "truncated or damaged"),
-    "remote": (lambda: [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/a.png"}}], "no remote URLs"),
+    "remote": (
+        lambda: [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/a.png"}}],
+        "inline as a data URL",
+    ),
     "nine": (lambda: [part(encoded("red"))] * 9, "the bound is 8"),
     "GenAI's tag": (lambda: [{"type": "text", "text": "<ov_genai_image_0>"}], "stands for an image"),
     "the model's mark": (lambda: [{"type": "text", "text": "<image>"}], "stands for an image"),

@@ -45,19 +45,18 @@ def _ps(args: argparse.Namespace) -> int:
                 "device": placement["device"],
                 "context": model["context"],
                 "expires_in_s": model["expires_in_s"],
-                # An earlier version of the node has none of the rest.
-                "emulated": placement.get("emulated"),
-                "certified": placement.get("certified"),
-                "certified_reason": placement.get("certified_reason"),
-                "certified_limit": placement.get("certified_limit"),
-                "faults": placement.get("faults", []),
+                "emulated": placement["emulated"],
+                "certified": placement["certified"],
+                "certified_reason": placement["certified_reason"],
+                "certified_limit": placement["certified_limit"],
+                "faults": placement["faults"],
             }
             for model in models
             if (placement := serving_placement(model)) is not None
         ]
-        placements = [placement for model in models for placement in model.get("devices") or ()]
+        placements = [placement for model in models for placement in model["devices"]]
         # Each once, also those of engines that are not loaded.
-        faults = dict.fromkeys(fault for placement in placements for fault in placement.get("faults", ()))
+        faults = dict.fromkeys(fault for placement in placements for fault in placement["faults"])
     if node is None:
         print(f"npu-node: {where_no_node_runs()}, so nothing is loaded", file=sys.stderr)
     if args.json:
@@ -93,6 +92,6 @@ def _stop(args: argparse.Namespace) -> int:
         if node is None:
             raise ConfigurationError(f"{where_no_node_runs()}, so nothing is loaded")
         for name in args.models:
-            node.post(model_path(name, "unload"))
+            node.call("POST", model_path(name, "unload"))
             print(f"{name}: unloaded")
     return 0

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import re
 import ssl
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Required, TypedDict, TypeVar
 from urllib.parse import quote
@@ -104,29 +105,29 @@ class NodeClient:
                 raise NodeCallFailed(problem) from error
             return 0
 
-    def get(self, path: str) -> dict[str, Any]:
-        """The JSON of a GET."""
-        return self._call("GET", path, None)
+    def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The JSON of the answer."""
+        timeout = _READING if method == "GET" else _TIMEOUT
+        with self._explained(), self._http.stream(method, path, json=body, timeout=timeout) as response:
+            content = self._body(response)
+            if response.status_code >= 300:
+                raise self._refused(response.status_code, content)
+            answer = orjson.loads(content)
+        if not isinstance(answer, dict):
+            raise self.no_node()
+        return answer
 
     def models(self) -> list[dict[str, Any]]:
         """The models that the node can use, checked."""
-        models: list[dict[str, Any]] = self.get("/models")["models"]
+        models: list[dict[str, Any]] = self.call("GET", "/models")["models"]
         msgspec.convert(models, list[_Model])
         return models
 
     def model(self, name: str) -> dict[str, Any]:
         """One model, checked."""
-        model = self.get(model_path(name))
+        model = self.call("GET", model_path(name))
         msgspec.convert(model, _Model)
         return model
-
-    def post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The JSON of a POST."""
-        return self._call("POST", path, body)
-
-    def delete(self, path: str) -> dict[str, Any]:
-        """The JSON of a DELETE."""
-        return self._call("DELETE", path, None)
 
     @contextmanager
     def lines(self, path: str, body: dict[str, Any]) -> Iterator[Iterator[dict[str, Any]]]:
@@ -134,7 +135,7 @@ class NodeClient:
         with self._explained(), self._http.stream("POST", path, json=body) as response:
             if response.status_code >= 300:
                 raise self._refused(response.status_code, self._body(response))
-            yield self._decoded(response)
+            yield self._lines(response)
 
     def pull(self, name: str, progress: Progress) -> None:
         """Have the node pull a model, and show how far it is."""
@@ -147,22 +148,17 @@ class NodeClient:
                 if line.get("completed"):
                     progress.update(line["completed"])
 
-    def _decoded(self, response: httpx2.Response) -> Iterator[dict[str, Any]]:
-        for line in self._lines(response):
-            decoded = orjson.loads(line)
-            if isinstance(decoded, dict) and "error" in decoded:
-                raise NodeCallFailed(str(decoded["error"]), response.status_code)
-            yield decoded
-
-    def _lines(self, response: httpx2.Response) -> Iterator[bytes]:
+    def _lines(self, response: httpx2.Response) -> Iterator[dict[str, Any]]:
         rest = b""
-        for piece in response.iter_bytes():
+        for piece in itertools.chain(response.iter_bytes(), [b"\n"]):
             *lines, rest = (rest + piece).split(b"\n")
             if len(rest) > _MAX_BYTES:
                 raise self.no_node()
-            yield from filter(None, lines)
-        if rest:
-            yield rest
+            for line in filter(None, lines):
+                decoded = orjson.loads(line)
+                if isinstance(decoded, dict) and "error" in decoded:
+                    raise NodeCallFailed(str(decoded["error"]), response.status_code)
+                yield decoded
 
     def _body(self, response: httpx2.Response) -> bytes:
         body = bytearray()
@@ -172,17 +168,6 @@ class NodeClient:
             if len(body) > _MAX_BYTES or time.monotonic() > end:
                 raise self.no_node()
         return bytes(body)
-
-    def _call(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
-        timeout = _READING if method == "GET" else _TIMEOUT
-        with self._explained(), self._http.stream(method, path, json=body, timeout=timeout) as response:
-            content = self._body(response)
-            if response.status_code >= 300:
-                raise self._refused(response.status_code, content)
-            answer = orjson.loads(content)
-        if not isinstance(answer, dict):
-            raise self.no_node()
-        return answer
 
     def no_node(self, problem: msgspec.ValidationError | None = None) -> NodeCallFailed:
         """The error for an answer that is not a node's."""
@@ -217,7 +202,8 @@ class NodeClient:
             raise self.no_node() from error
         except UnicodeEncodeError as error:
             # Bytes of the command line or of standard input that the locale's encoding does not have.
-            raise NodeCallFailed(f"the text is not valid {_encoding()}: check it, and the locale (LC_ALL)") from error
+            encoding = (sys.stdin.encoding or "UTF-8").upper()
+            raise NodeCallFailed(f"the text is not valid {encoding}: check it, and the locale (LC_ALL)") from error
 
 
 def model_path(name: str, action: str = "") -> str:
@@ -276,14 +262,32 @@ def _tls_context(args: argparse.Namespace) -> ssl.SSLContext | None:
     return context
 
 
-def find_node(args: argparse.Namespace) -> NodeClient | None:
-    """The node of `NPU_NODE_URL`, else the local one if it runs; the key is `NPU_NODE_API_KEY`.
+@contextmanager
+def node_or_none(args: argparse.Namespace) -> Iterator[NodeClient | None]:
+    """The node of `NPU_NODE_URL`, else the local one if it runs, until the block ends; the key is `NPU_NODE_API_KEY`.
 
-    Raises ConfigurationError when the variable names a node that does not answer, or a variable is malformed.
+    Raises ConfigurationError when the variable names a node that does not answer, or a variable is malformed, and
+    NodeCallFailed if an answer lacks what the block reads in it.
     """
     url = os.environ.get(URL_VARIABLE, "")
     if url.lower() == NO_NODE:
-        return None
+        yield None
+        return
+    with closing(_client(args, url)) as client:
+        if (status := client.live_status()) == 200:
+            try:
+                yield client
+            except (LookupError, TypeError, AttributeError, msgspec.ValidationError) as error:
+                raise client.no_node(error if isinstance(error, msgspec.ValidationError) else None) from error
+            return
+    if url and status:
+        raise client.not_alive(status)
+    if url:
+        raise ConfigurationError(f"no node answers at {url} ({URL_VARIABLE}); start it, or unset the variable")
+    yield None
+
+
+def _client(args: argparse.Namespace, url: str) -> NodeClient:
     if url and not _URL.match(url):
         raise ConfigurationError(f"{URL_VARIABLE}: {url!r} is not a URL such as {DEFAULT_URL}")
     if re.match("https?://[^/?#]*@", url, re.IGNORECASE):
@@ -294,33 +298,9 @@ def find_node(args: argparse.Namespace) -> NodeClient | None:
             f"{KEY_VARIABLE} has a line break or another character that cannot be in a header: set it to one key"
         )
     try:
-        client = NodeClient(url or DEFAULT_URL, key, _tls_context(args))
+        return NodeClient(url or DEFAULT_URL, key, _tls_context(args))
     except httpx2.InvalidURL as error:
         raise ConfigurationError(f"{URL_VARIABLE}: {url!r} is not a URL ({error})") from error
-    status = client.live_status()
-    if status == 200:
-        return client
-    client.close()
-    if url and status:
-        raise client.not_alive(status)
-    if url:
-        raise ConfigurationError(f"no node answers at {url} ({URL_VARIABLE}); start it, or unset the variable")
-    return None
-
-
-@contextmanager
-def node_or_none(args: argparse.Namespace) -> Iterator[NodeClient | None]:
-    """As `find_node`, closed after the block. NodeCallFailed if an answer lacks what the block reads in it."""
-    client = find_node(args)
-    try:
-        yield client
-    except (LookupError, TypeError, AttributeError, msgspec.ValidationError) as error:
-        if client is None:
-            raise
-        raise client.no_node(error if isinstance(error, msgspec.ValidationError) else None) from error
-    finally:
-        if client is not None:
-            client.close()
 
 
 def where_no_node_runs() -> str:
@@ -344,7 +324,3 @@ def on_node(
         return otherwise()
     with node_or_none(args) as node:
         return otherwise() if node is None else work(node)
-
-
-def _encoding() -> str:
-    return (sys.stdin.encoding or "UTF-8").upper()

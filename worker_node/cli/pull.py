@@ -254,7 +254,7 @@ def _remove_from_node(node: NodeClient, args: argparse.Namespace) -> int:
     print(f"removing from the node at {node.url}", file=sys.stderr)
     for name in args.models:
         try:
-            node.delete(model_path(name) + ("?force=true" if args.force else ""))
+            node.call("DELETE", model_path(name) + ("?force=true" if args.force else ""))
         except NodeCallFailed as error:
             if error.http_status != HTTPStatus.CONFLICT:
                 raise

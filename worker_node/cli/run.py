@@ -101,13 +101,13 @@ class Chat:
 
         path = model_path(self.model)
         try:
-            known = self._node.get(path)
+            known = self._node.call("GET", path)
         except NodeCallFailed as error:
             if error.http_status != 404:
                 raise
             with progress_display(self.model) as progress:
                 self._node.pull(self.model, progress)
-            known = self._node.get(path)
+            known = self._node.call("GET", path)
         self._embeds = known.get("capabilities") == ["embedding"]
         self.is_toy = known.get("id") == TOY_MODEL
 
@@ -115,7 +115,7 @@ class Chat:
         """Load the model and ask it nothing, as for an empty prompt. Raises NodeCallFailed."""
         from worker_node.cli.node_client import model_path
 
-        self._node.post(model_path(self.model, "load"))
+        self._node.call("POST", model_path(self.model, "load"))
         print(f"{self.model}: the prompt is empty, so the model is only loaded", file=sys.stderr)
 
     def clear(self) -> None:
@@ -150,7 +150,7 @@ class Chat:
         return whole
 
     def _embed(self, text: str) -> bool:
-        vector = self._node.post("/embeddings", {"model": self.model, "texts": [text]})["embeddings"][0]
+        vector = self._node.call("POST", "/embeddings", {"model": self.model, "texts": [text]})["embeddings"][0]
         self._write(f"{vector}\n")
         return True
 

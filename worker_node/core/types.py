@@ -291,7 +291,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image within a message as it was sent: the base64 form of an image file, not decoded yet, or its remote URL.
+    """An image within a message as it was sent: the base64 form of an image file, not decoded yet.
 
     `at` is its place in the message's text, in characters; `where` names the field of the request that holds it.
     """
@@ -299,7 +299,6 @@ class Image:
     base64: str = field(repr=False)
     at: int
     where: str
-    url: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,26 +25,9 @@ _DEATHS_ALONE = 2
 _DEATHS_WITHOUT_ANSWER = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Blame:
-    """What ended an engine: a request, or the engine itself, as far as is known.
-
-    `pardons` is how many earlier deaths were counted against the engine and are now attributed to the request.
-    """
-
-    request: bool = False
-    pardons: int = 0
-
-
-BY_ITSELF = Blame()
-
-
 @dataclass(slots=True)
 class _Suspect:
-    """`counted`: how many deaths with this request in flight were counted against the engine."""
-
     deaths_alone: int = 0
-    counted: int = 0
     seen: float = 0.0
 
 
@@ -77,22 +60,21 @@ class Suspects:
         self._deaths_without_answer = 0
         self._suspects.pop(key, None)
 
-    def died(self, keys: Collection[bytes]) -> Blame:
-        """Record that an engine died while it worked on these requests, and return what is to blame."""
+    def died(self, keys: Collection[bytes]) -> bool:
+        """Record that an engine died while it worked on these requests.
+
+        Return whether one of them is to blame: a suspect that was alone on the engine.
+        """
         if len(keys) != 1:
             for key in keys:
-                self._note(key).counted += 1
-            return BY_ITSELF
+                self._note(key)
+            return False
         (key,) = keys
         known = key in self
-        suspect = self._note(key)
-        suspect.deaths_alone += 1
+        self._note(key).deaths_alone += 1
         if known:
             self._deaths_without_answer += 1
-        if not known or self._deaths_without_answer > _DEATHS_WITHOUT_ANSWER:
-            suspect.counted += 1
-            return BY_ITSELF
-        return Blame(True, suspect.counted if suspect.deaths_alone == _DEATHS_ALONE else 0)
+        return known and self._deaths_without_answer <= _DEATHS_WITHOUT_ANSWER
 
     def clear(self) -> None:
         """Forget all: the engine itself is to blame."""

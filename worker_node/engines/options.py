@@ -30,14 +30,12 @@ class Option:
     """Marks a field as an option of node.toml; fields without it are set by the node.
 
     `text` says what it does, with its unit. `default` is what applies where that depends on the model or the device.
-    `also` are the names of the same option, with the same unit, in other servers; they are accepted. One with
-    `no_effect` was an option once: it is accepted, and a line of the log says so.
+    `also` are the names of the same option, with the same unit, in other servers; they are accepted.
     """
 
     text: str
     default: str | None = None
     also: tuple[str, ...] = ()
-    no_effect: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

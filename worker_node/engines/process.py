@@ -34,7 +34,7 @@ from worker_node.core.operating_system import start_module
 from worker_node.core.types import Device
 from worker_node.devices.memory import KERNEL, MemoryReader
 from worker_node.devices.npu import with_remedy
-from worker_node.engines.isolation import BY_ITSELF, Blame, Suspects, fingerprint
+from worker_node.engines.isolation import Suspects, fingerprint
 from worker_node.engines.protocol import (
     Broken,
     Cancel,
@@ -162,9 +162,9 @@ class EngineProcess(asyncio.Protocol):
         return self._process.pid if self._process else None
 
     @property
-    def blame(self) -> Blame:
-        """What ended the process."""
-        return self._jobs.blame
+    def broken_by_request(self) -> bool:
+        """Whether one request is to blame for the end of the process."""
+        return self._jobs.broken_by_request
 
     @property
     def in_flight(self) -> int:
@@ -461,7 +461,7 @@ class Held(NamedTuple):
 
 
 class HeldJobs:
-    """Jobs by id, and who is blamed if the process dies: `blame` is set then.
+    """Jobs by id; `broken_by_request` says once the process has died whether one of them is to blame.
 
     `left` are jobs whose callers have left; `call` is the last native call.
     """
@@ -472,7 +472,7 @@ class HeldJobs:
         self.jobs: dict[int, Held] = {}
         self.left: dict[int, Held] = {}
         self.call: NativeCall | None = None
-        self.blame: Blame = BY_ITSELF
+        self.broken_by_request = False
 
     def __len__(self) -> int:
         return len(self.jobs)
@@ -534,7 +534,7 @@ class HeldJobs:
         named = [] if self.call is None else [jobs[job_id] for job_id in self.call.jobs if job_id in jobs]
         suspects = {fingerprint(held.job) for held in named or jobs.values() if held.suspect}
         if suspects:  # else the canary's question alone was in the call
-            self.blame = self._suspects.died(suspects)
+            self.broken_by_request = self._suspects.died(suspects)
 
     def _error_for(self, held: Held, reason: str) -> NodeError:
         """The error of a job that was lost with the engine."""

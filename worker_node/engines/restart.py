@@ -72,12 +72,12 @@ class RestartPolicy:
         self._kills = 1 if served_s >= self.limits.kill_window_s else self._kills + 1
         return RestartVerdict(self._backoff(self._kills), quarantined=False, reason=reason)
 
-    def blameless(self, reason: str, *, pardons: int = 0) -> RestartVerdict:
-        """One request is to blame for the end, not the engine: start again soon, and count nothing.
+    def blameless(self, reason: str) -> RestartVerdict:
+        """A suspect that was alone on the engine ended it: start again soon, and count nothing.
 
-        `pardons` is how many of the crashes that were counted are now attributed to the request.
+        The crash that made the request a suspect is attributed to it, too.
         """
-        for _ in range(min(pardons, len(self._crashes))):
+        if self._crashes:
             self._crashes.pop()
         return RestartVerdict(self.limits.first_backoff_s, quarantined=False, reason=reason)
 

@@ -278,8 +278,8 @@ class SupervisedEngine:
     def _pause_after_end(self, process: EngineProcess, reason: str) -> _Pause:
         """Count the end of a process that was not asked to end."""
         served_s = 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
-        if process.blame.request:
-            return self._pause_after(self._policy.blameless(reason, pardons=process.blame.pardons))
+        if process.broken_by_request:
+            return self._pause_after(self._policy.blameless(reason))
         if process.killed_from_outside:
             return self._pause_after(self._policy.killed(reason, served_s=served_s))
         return self._pause_after(self._policy.crashed(time.monotonic(), reason, served_s=served_s))

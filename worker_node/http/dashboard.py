@@ -16,7 +16,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,6 +33,7 @@ from worker_node.http.replies import Health, Reply, json_response
 from worker_node.http.request_state import NODE
 from worker_node.http.task import HTML, JSON, ApiOperation
 from worker_node.node import Node
+from worker_node.observability.failures import Failure
 from worker_node.observability.metrics import Telemetry
 
 Level = Literal["good", "warn", "bad", "off"]
@@ -89,9 +90,9 @@ class EventLog:
             del self._seen[name]
             self.add(name, "removed", "off")
 
-    def latest_first(self) -> list[dict[str, Any]]:
-        """The events as JSON, the last one first."""
-        return [asdict(event) for event in reversed(self._events)]
+    def latest_first(self) -> list[NodeEvent]:
+        """The events, the last one first."""
+        return list(reversed(self._events))
 
 
 def engines_of(node: Node) -> Iterable[tuple[str, EngineStatus]]:
@@ -256,7 +257,7 @@ def node_state(node: Node, history: History, events: EventLog) -> dict[str, Any]
         "cores": os.cpu_count(),
         "grafana": node.settings.grafana_url,
         "events": events.latest_first(),
-        "failures": [asdict(failure) for failure in node.state.failures.latest_first()],
+        "failures": node.state.failures.latest_first(),
     }
 
 
@@ -385,8 +386,8 @@ class DashboardState(Health):
     made: dict[str, dict[str, int]]
     cores: int | None
     grafana: str | None
-    events: list[dict[str, Any]]
-    failures: list[dict[str, Any]]
+    events: list[NodeEvent]
+    failures: list[Failure]
 
 
 class DashboardHistory(Reply):

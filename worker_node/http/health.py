@@ -168,7 +168,7 @@ def _model(model: ServedModel, aliases: list[str]) -> dict[str, Any]:
         "reason": model.placements[0].reason,
         "device": serving.device if serving else None,
         "placements": [placement.device for placement in model.placements],
-        "engines": [_engine(placement) for placement in model.placements],
+        "engines": [describe_placement(placement) for placement in model.placements],
         "excluded": excluded_placements(model),
         "context_limit": model.installed.context_limit,
         "queue_depth": sum(p.admission.queue_depth for p in model.placements),
@@ -201,19 +201,20 @@ def _failed(model: FailedModel) -> dict[str, Any]:
     }
 
 
-def _engine(placement: Placement) -> dict[str, Any]:
+def describe_placement(placement: Placement) -> dict[str, Any]:
+    """All that replies say of a placement."""
     status = placement.engine.status
     return {
         "device": placement.device,
-        "state": status.state,
-        "reason": status.reason,
+        "state": placement.state,
+        "reason": placement.reason,
         "emulated": placement.emulated,
         "prompt_limit": placement.prompt_limit,
         "total_limit": placement.total_limit,
         "pid": status.pid,
         "restarts": status.restarts,
         "canary": _canary(status.proof),
-        **certification(placement),
+        **_certification(placement),
         "notes": placement.notes,
         "faults": placement.faults,
         "options": placement.options,
@@ -221,7 +222,7 @@ def _engine(placement: Placement) -> dict[str, Any]:
     }
 
 
-def certification(placement: Placement | ExcludedPlacement) -> dict[str, str | int | None]:
+def _certification(placement: Placement | ExcludedPlacement) -> dict[str, str | int | None]:
     """What the passports say of a placement, why, and up to how many tokens; an emulated NPU has its own passports."""
     standing = placement.standing
     return {
@@ -234,7 +235,7 @@ def certification(placement: Placement | ExcludedPlacement) -> dict[str, str | i
 def excluded_placements(model: ServedModel | FailedModel) -> list[dict[str, Any]]:
     """The devices that a model may not run on, and why."""
     return [
-        {"device": place.device, "emulated": place.emulated, "reason": place.reason, **certification(place)}
+        {"device": place.device, "emulated": place.emulated, "reason": place.reason, **_certification(place)}
         for place in model.excluded
     ]
 

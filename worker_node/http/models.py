@@ -9,7 +9,6 @@ import asyncio
 import itertools
 import secrets
 from collections.abc import AsyncIterator, Iterable, Mapping
-from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -28,7 +27,7 @@ from worker_node.core.errors import (
 from worker_node.engines.protocol import EngineState
 from worker_node.http.body import Body, deadline_of, read_body
 from worker_node.http.errors import ANTHROPIC_VERSION, describe
-from worker_node.http.health import certification, excluded_placements
+from worker_node.http.health import describe_placement, excluded_placements
 from worker_node.http.replies import ErrorFields, OpenAIModel, OpenAIModels, Reply, json_response
 from worker_node.http.request_state import NODE
 from worker_node.http.sse import EventStream
@@ -39,9 +38,13 @@ from worker_node.manager.served import ModelState, ServedModel
 from worker_node.models.directory import InstalledModel
 from worker_node.models.sources.reference import is_below, is_local
 from worker_node.registry import Task, task_of, tasks
+from worker_node.reload import ReloadReport
 
 # As Anthropic documents them.
 _PAGE, _LARGEST_PAGE = 20, 1000
+_OF_A_PLACEMENT = (
+    "device", "state", "emulated", "certified", "certified_reason", "certified_limit", "prompt_limit", "faults",
+)  # fmt: skip
 # How many ended pulls are kept.
 _KEPT = 100
 
@@ -126,7 +129,7 @@ async def _reload(request: web.Request) -> web.Response:
         report = await reloader.reload()
     except ConfigurationError as error:
         raise BadRequest(f"nothing was changed: {error.message}") from error
-    return json_response(asdict(report))
+    return json_response(report)
 
 
 async def _openai_list(request: web.Request) -> web.Response:
@@ -149,7 +152,9 @@ def _anthropic_page(rows: list[dict[str, Any]], query: Mapping[str, str]) -> dic
     for name, given in (("after_id", after), ("before_id", before)):
         if given is not None and given not in ids:
             raise BadRequest(f"{name}: must be the id of a model in this list", param=name)
-    rows = rows[ids.index(after) + 1 if after is not None else 0 : ids.index(before) if before is not None else None]
+    start = 0 if after is None else ids.index(after) + 1
+    end = None if before is None else ids.index(before)
+    rows = rows[start:end]
     backward = before is not None and after is None
     page = rows[-int(limit) :] if backward else rows[: int(limit)]
     first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
@@ -251,9 +256,7 @@ def describe_installed(manager: ModelManager, model: InstalledModel) -> dict[str
 
 def _installed(model: InstalledModel) -> dict[str, Any]:
     task = _task(model)
-    described = model.describe()
-    # `passport`: the name of `details` in earlier versions; it stays for one (docs/stability.md).
-    return described | {"task": model.kind if task is None else task.verb, "passport": described["details"]}
+    return model.describe() | {"task": model.kind if task is None else task.verb}
 
 
 def _state(model: ServedModel) -> str:
@@ -268,17 +271,9 @@ def _state(model: ServedModel) -> str:
 
 
 def _devices(model: ServedModel) -> list[dict[str, Any]]:
-    return [
-        {
-            "device": placement.device,
-            "state": placement.state,
-            "emulated": placement.emulated,
-            **certification(placement),
-            "prompt_limit": placement.prompt_limit,
-            "faults": placement.faults,
-        }
-        for placement in model.placements
-    ]
+    """What lists of models say of the placements: parts of what /health says."""
+    described = map(describe_placement, model.placements)
+    return [{name: placement[name] for name in _OF_A_PLACEMENT} for placement in described]
 
 
 def _task(model: InstalledModel) -> Task | None:
@@ -434,7 +429,7 @@ class NodeModel(Reply):
     """A model of GET /models. `memory` is in bytes: what it takes, and what a load is expected to take.
 
     `devices` have the state and the certification (`certified`, `certified_reason`) of each placement, `excluded` those
-    of the devices that the model may not run on. `passport` is the earlier name of `details`.
+    of the devices that the model may not run on.
     """
 
     id: str
@@ -451,7 +446,6 @@ class NodeModel(Reply):
     excluded: list[dict[str, Any]] | None = None
     capabilities: list[str] | None = None
     details: dict[str, Any] | None = None
-    passport: dict[str, Any] | None = None
 
 
 class NodeModels(Reply):
@@ -488,17 +482,6 @@ class PullJobReply(Reply):
     error: ErrorFields | None
 
 
-class Reload(Reply):
-    """POST /admin/reload: names of models and settings. Those of `restart` differ from the running node's."""
-
-    added: list[str]
-    removed: list[str]
-    changed: list[str]
-    applied: list[str]
-    restart: list[str]
-    problems: list[str]
-
-
 # An id may hold slashes: organisation/model.
 _MODEL = "/models/{id:.+}"
 OPERATIONS = (
@@ -512,7 +495,7 @@ OPERATIONS = (
     ApiOperation("delete", _MODEL, _delete, "Remove a model and its files", {JSON: Deleted}),
     ApiOperation("post", f"{_MODEL}/load", _load, "Load a model", {JSON: ModelChange}, status=202),
     ApiOperation("post", f"{_MODEL}/unload", _unload, "Unload a model when idle", {JSON: ModelChange}, status=202),
-    ApiOperation("post", "/admin/reload", _reload, "Read the settings again", {JSON: Reload}),
+    ApiOperation("post", "/admin/reload", _reload, "Read the settings again", {JSON: ReloadReport}),
     ApiOperation("get", "/v1/models", _openai_list, "OpenAI: list models", {JSON: OpenAIModels}),
     ApiOperation("get", f"/v1{_MODEL}", _openai_one, "OpenAI: one model", {JSON: OpenAIModel}),
 )

@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from aiohttp import web
-from pydantic import BaseModel
 
 from worker_node.http.errors import Renderer, renderer
-from worker_node.node import Node
 from worker_node.observability.metrics import Telemetry
 from worker_node.registry import load, tasks
 
-Model = type[BaseModel]
+# A pydantic model, or a dataclass.
+Model = type[object]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 # Content types of replies.
 JSON, EVENTS, LINES = "application/json", "text/event-stream", "application/x-ndjson"
@@ -49,13 +48,11 @@ class TaskApi:
     """The HTTP side of a task, which its registration names (`registry.Task.api`).
 
     `operations` are its routes. `errors` gives the form of errors at paths whose clients expect another than their
-    prefix has. `metrics` declares the task's own metrics, which are then there from the start. `prepare` changes the
-    node as the routes need it.
+    prefix has. `metrics` declares the task's own metrics, which are then there from the start.
     """
 
     operations: tuple[ApiOperation, ...]
     errors: Mapping[str, Renderer] = field(default_factory=dict)
-    prepare: Callable[[Node], None] | None = None
     metrics: Callable[[Telemetry], object] | None = None
 
 

@@ -87,8 +87,6 @@ class Machine:
 
 def configured_models(machine: Machine) -> list[ServedModel | FailedModel]:
     """All models that the settings name. Raises ConfigurationError for a wrong setting, or if none is installed."""
-    if "share_beside_chats" in machine.settings.model_fields_set:
-        log.warning("share_beside_chats has no effect: reranking and speech have a lower priority than chats instead")
     models = [configured_model(wanted, machine) for wanted in machine.settings.models]
     failed = [model for model in models if isinstance(model, FailedModel)]
     if failed and len(failed) == len(models) and not any(model.installed for model in failed):
@@ -461,16 +459,13 @@ def _ignored(kind: str, wanted: ModelSettings, device: Device, beside: Collectio
 
 
 def check_options(installed: InstalledModel, wanted: ModelSettings) -> None:
-    """Raise ConfigurationError for options that no engine for this kind of model has; log those without an effect."""
+    """Raise ConfigurationError for options that no engine for this kind of model has."""
     known = {name for owner in declarations() if owner.task == installed.kind for name in options_of(owner)}
     foreign = sorted(wanted.options.keys() - known)
     if foreign:
         raise wanted.error(
             foreign[0], f"{', '.join(foreign)} cannot be used by an engine for {installed.kind}; remove it"
         )
-    useless = {name for owner in declarations() for name, found in options_of(owner).items() if found.option.no_effect}
-    for name in sorted(wanted.options.keys() & useless):
-        log.warning("model %s: %s has no effect any more (CHANGELOG.md)", wanted.name, name)
 
 
 def admission_limits(plan: EnginePlan, max_outstanding: int | None) -> AdmissionLimits:

@@ -18,7 +18,6 @@ _MOST_CHARACTERS, _MOST_LEVELS = 1 << 16, 20
 _OURS: Mapping[str, str] = {
     "best_of_limit": "best_of_limit",
     "cache_size": "cache_size_gb",
-    "dynamic_split_fuse": "dynamic_split_fuse",
     "enable_prefix_caching": "enable_prefix_caching",
     "max_num_batched_tokens": "max_num_batched_tokens",
     "max_num_seqs": "max_num_seqs",

@@ -244,9 +244,9 @@ def validated(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def select(owner: type[O], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the validated values that are options of `owner` and have an effect."""
+    """Those of the validated values that are options of `owner`."""
     options = options_of(owner)
-    return {name: value for name, value in values.items() if name in options and not options[name].option.no_effect}
+    return {name: value for name, value in values.items() if name in options}
 
 
 @functools.cache

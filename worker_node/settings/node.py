@@ -6,7 +6,6 @@ import errno
 import ipaddress
 import json
 import re
-from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
@@ -40,7 +39,8 @@ def _read_size(value: Any) -> Any:
     if found is None:
         raise ValueError(f'must be a size such as "2 GB", "512 MiB" or 1048576 (bytes), not {str(value)[:40]!r}')
     number, unit, binary = found.groups("")
-    return int(float(number) * (1024 if binary else 1000) ** " KMGT".index(unit.upper() or " "))
+    power = " KMGT".index(unit.upper() or " ")
+    return int(float(number) * (1024 if binary else 1000) ** power)
 
 
 # In bytes.
@@ -56,46 +56,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-_ENTRY = re.compile(
-    r"(?:(?P<scheme>https?)://)?(?P<host>\*|(?:\*\.)?[A-Za-z0-9_-][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\])(?::(?P<port>\d{1,5}))?"
-)
-DEFAULT_PORTS = {"http": 80, "https": 443}
-
-
-@dataclass(frozen=True, slots=True)
-class ImageHost:
-    """One entry: a scheme, a host (`*.example` for all names below one, `*` for all) and the port, if it is named."""
-
-    scheme: str
-    host: str
-    port: int | None
-
-    @classmethod
-    def parse(cls, entry: str) -> ImageHost:
-        """Read `images.example`, `*.example`, `images.example:8443`, `http://[fd00::1]:8080`. Raises ValueError."""
-        found = _ENTRY.fullmatch(entry)
-        port = None if found is None or found["port"] is None else int(found["port"])
-        if found is None or (port is not None and not 0 < port < 65536):
-            raise ValueError(
-                f"{entry!r} is not a host of images: write images.example, *.example, images.example:8443 or "
-                "http://images.example:8080"
-            )
-        return cls(found["scheme"] or "https", found["host"].lower().strip("[]"), port)
-
-    def covers(self, scheme: str, host: str, port: int) -> bool:
-        """Whether an address is meant: its scheme, host (lower case) and port."""
-        if scheme != self.scheme or port != (self.port or DEFAULT_PORTS[scheme]):
-            return False
-        if self.host.startswith("*"):
-            return host.endswith(self.host[1:])
-        return host == self.host
-
-    @property
-    def may_be_private(self) -> bool:
-        """Whether addresses that are not public are meant, too: only one host with its port is so explicit."""
-        return self.port is not None and not self.host.startswith("*")
 
 
 class _Mark(Enum):
@@ -263,11 +223,6 @@ class NodeSettings(BaseSettings):
         description="the same for requests that may carry images, while a model that reads images is served: one of "
         "20 MB in base64 and some text fit the default",
     )
-    allow_image_hosts: Annotated[tuple[str, ...], NoDecode, RELOADED] = Field(
-        default=(),
-        description='hosts from which images that requests name by URL are fetched: "images.example", "*.example", '
-        '"images.example:8443", "http://10.0.0.5:8080" (docs/vision.md); none by default',
-    )
     max_texts: Annotated[int, RELOADED] = Field(default=2048, gt=0, description="texts in one request")
     embedding_cache: int = Field(
         default=1000, ge=0, le=1_000_000, description="texts whose vectors are kept; 0 keeps none"
@@ -329,13 +284,6 @@ class NodeSettings(BaseSettings):
         description="how much lower than the edge's the priority of engine processes is: on a full machine the edge "
         "does not wait for a core until they pause (docs/performance.md)",
     )
-    share_beside_chats: float = Field(
-        default=0.2,
-        gt=0,
-        le=1,
-        description="has no effect any more: reranking and speech engines on the CPU have a lower priority than chats "
-        "there (docs/performance.md)",
-    )
     memory_budget: Annotated[Size | None, RELOADED] = Field(
         default=None,
         description="bytes of memory that all models together may take; a load that does not fit unloads idle models "
@@ -381,20 +329,12 @@ class NodeSettings(BaseSettings):
             raise ValueError(f"{str(relative)!r} must be an absolute path")
         return tuple(root.expanduser() for root in value)
 
-    @field_validator("allow_image_hosts")
-    @classmethod
-    def _image_hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for entry in value:
-            ImageHost.parse(entry)
-        return value
-
     @field_validator(
         "announce",
         "trusted_keys",
         "api_keys",
         "allowed_hosts",
         "cors_origins",
-        "allow_image_hosts",
         "pull_roots",
         "devices",
         mode="before",

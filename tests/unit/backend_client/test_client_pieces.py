@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from decimal import Decimal
 from pathlib import Path
 
@@ -10,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend_client import ClientOptions, ClientSettings
+from backend_client import ClientSettings
 from backend_client.cloud.ledger import Ledger
 from backend_client.embed_many import cut
-from backend_client.errors import InvalidArgument, RequestRejected, SpendCapReached
+from backend_client.errors import ConfigurationError, InvalidArgument, RequestRejected, SpendCapReached
 from backend_client.http.answers import check_generation
 from backend_client.http.errors import event_error, status_error
 from backend_client.http.messages import NotAnAnswer, Reply, binary_vectors
 from backend_client.http.sse import Event, EventParser, MalformedStream
-from backend_client.options import BatchOptions, HedgeOptions, ProbeOptions
+from backend_client.options import BatchOptions
 from backend_client.results import Usage
 from backend_client.settings import Price
 
@@ -200,15 +201,12 @@ def test_the_shipped_settings_are_the_defaults(monkeypatch):
     assert ClientSettings.load(SHIPPED).model_dump() == ClientSettings().model_dump()
 
 
-def test_options_without_effect_are_accepted_and_named_in_the_log(monkeypatch, caplog):
-    ClientOptions()
-    assert not caplog.records
-    monkeypatch.setenv("NPU_CLIENT_BREAKER__SLOW_START", "5")
-    monkeypatch.setenv("NPU_CLIENT_HEDGE__SAMPLES", "5")
-    ClientSettings.load(hedge_percentile=0.9, hedge=HedgeOptions(percentile=0.9))
-    ClientOptions(hedge=HedgeOptions(), probe=ProbeOptions(idle_after=5.0))
-    named = [record.getMessage().rpartition(": ")[2] for record in caplog.records]
-    assert sorted(named) == ["hedge", "hedge, hedge_percentile", "idle_after", "slow_start"]
+def test_an_unknown_setting_is_refused_with_the_nearest_name(tmp_path):
+    path = tmp_path / "client.toml"
+    path.write_text("[breaker]\nserver_failure = 2\n")
+    unknown = re.escape("breaker.server_failure: there is no such setting; did you mean breaker.server_failures?")
+    with pytest.raises(ConfigurationError, match=unknown):
+        ClientSettings.load(path)
 
 
 ERROR = {"error": {"code": "request_breaks_engine", "message": "m on NPU: it takes down the engine", "type": "x"}}

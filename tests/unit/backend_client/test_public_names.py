@@ -1,7 +1,6 @@
 """What the package promises by name, the settings that every option has, and errors that cross processes."""
 
 import copy
-import importlib
 import inspect
 import pickle
 import subprocess
@@ -35,16 +34,6 @@ def test_the_public_names_are_these():
     assert backend_client.__all__ == PUBLIC.split()
     for name in backend_client.__all__:
         assert getattr(backend_client, name) is not None
-
-
-@pytest.mark.parametrize(
-    ("name", "place"),
-    [("FleetOverloaded", "errors"), ("Usage", "results"), ("ChatStream", "streams"), ("Ledger", "cloud")],
-)
-def test_a_name_that_has_moved_is_still_found_with_a_warning(name, place):
-    with pytest.warns(DeprecationWarning, match=f"from backend_client.{place}"):
-        moved = getattr(backend_client, name)
-    assert moved is getattr(importlib.import_module(f"backend_client.{place}"), name)
 
 
 MODULES = ["cloud", "observability", "sync", "testing"]

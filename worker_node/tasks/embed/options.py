@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from worker_node.core.types import ModelKind
 from worker_node.encoders.jobs import DynamicEncoderOptions, StaticEncoderOptions
-from worker_node.engines.options import Option, declare
+from worker_node.engines.options import declare
 
 
 @declare
@@ -28,4 +28,3 @@ class StaticOptions(StaticEncoderOptions):
     runner: ClassVar[str] = "worker_node.encoders.static:StaticEncoder"
 
     engine: Literal["embedding_static"] = "embedding_static"
-    npu_packing: Annotated[bool, Option("accepted and ignored: each text has a row of its own", no_effect=True)] = False

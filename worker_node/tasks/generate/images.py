@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from worker_node.core.errors import BadRequest, NodeError, PayloadTooLarge, UnsupportedParameter
@@ -36,23 +35,15 @@ _HEAD = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)(?:;[\w.+-]+=[\w.+-]+)*;bas
 _HEAD_LENGTH = 200
 _REMOTE = ("http", "https")
 
-# Records an image: the image, the bytes of its file, and the code of the error that refused it, if any.
-Note = Callable[[Image, int, str | None], None]
-# Fetches an image: its URL, the field that holds it, the most bytes, and the deadline.
-Fetch = Callable[[str, str, int, float], Awaitable[bytes]]
+# Records an image: the bytes of its file, and the code of the error that refused it, if any.
+Note = Callable[[int, str | None], None]
 
 
 class ImageDecoder:
-    """The process that decodes images, started when the first one comes, until `close`.
-
-    Those of remote URLs are fetched before by `fetch`, all of a request together at most `most_fetched` bytes. Without
-    it they are refused.
-    """
+    """The process that decodes images, started when the first one comes, until `close`."""
 
     def __init__(self, pool: PreparationPool | None = None) -> None:
         self._pool = pool or PreparationPool(_LIMITS, _MODULES)
-        self.fetch: Fetch | None = None
-        self.most_fetched = MAX_IMAGE_BYTES
 
     async def close(self) -> None:
         """End the process."""
@@ -67,20 +58,15 @@ class ImageDecoder:
     ) -> dict[str, RawImage]:
         """The pixels of images by the field that holds them. `note` is called for each, decoded or refused.
 
-        Raises BadRequest for a file that is not an image, over a bound or unavailable, Overloaded, DeadlineExceeded,
+        Raises BadRequest for a file that is not an image, or over a bound, Overloaded, DeadlineExceeded,
         EngineUnavailable.
         """
         found = {}
-        room = self.most_fetched
         for image in images:
             try:
-                encoded = image.base64
-                if image.url is not None:
-                    content = await self._fetched(image.url, image.where, room, deadline)
-                    encoded, room = base64.b64encode(content).decode(), room - len(content)
                 width, height, pixels = await self._pool.run(
                     image_decoding.decode,
-                    encoded,
+                    image.base64,
                     image.where,
                     rules.max_pixels,
                     rules.shortest,
@@ -88,16 +74,11 @@ class ImageDecoder:
                     param=image.where,
                 )
             except NodeError as error:
-                note(image, 0, error.code)
+                note(0, error.code)
                 raise
             found[image.where] = RawImage(width, height, pixels)
-            note(image, file_size(encoded), None)
+            note(file_size(image.base64), None)
         return found
-
-    async def _fetched(self, url: str, where: str, room: int, deadline: float) -> bytes:
-        if self.fetch is None:
-            raise BadRequest(f"{where}: this node fetches no remote URLs; send the image itself", param=where)
-        return await self.fetch(url, where, min(MAX_IMAGE_BYTES, room), deadline)
 
 
 def image_decoder(_settings: NodeSettings) -> ImageDecoder:
@@ -106,12 +87,12 @@ def image_decoder(_settings: NodeSettings) -> ImageDecoder:
 
 
 def image_of_url(url: str, at: int, where: str) -> Image:
-    """The image of a data URL, or a remote one, which is fetched later if the settings allow it.
-
-    Raises BadRequest for any other URL, PayloadTooLarge.
-    """
+    """The image of a data URL. Raises BadRequest for any other URL, PayloadTooLarge."""
     if url[:_HEAD_LENGTH].partition(":")[0].lower() in _REMOTE:
-        return Image("", at, where, url)
+        raise BadRequest(
+            f"{where}: the node fetches no URLs; send the image inline as a data URL: data:image/png;base64,…",
+            param=where,
+        )
     head = _HEAD.match(url[:_HEAD_LENGTH])
     if head is None:
         raise BadRequest(f"{where}: not a data URL of the form data:image/png;base64,…", param=where)

@@ -6,7 +6,7 @@ import time
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from worker_node.core.types import Finished, Image, Route
+from worker_node.core.types import Finished, Route
 from worker_node.observability.metrics import LATENCY, Telemetry
 
 
@@ -16,20 +16,19 @@ class ImageMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._images = Counter(
             "npu_node_images",
-            "Images of chats by where they came from; the outcome is decoded or the code of the error",
-            ("model", "source", "outcome"),
+            "Images of chats; the outcome is decoded or the code of the error",
+            ("model", "outcome"),
             registry=registry,
         )
         self._bytes = Counter(
-            "npu_node_image_bytes", "Bytes of the image files that were decoded", ("model", "source"), registry=registry
+            "npu_node_image_bytes", "Bytes of the image files that were decoded", ("model",), registry=registry
         )
 
-    def count(self, model: str, image: Image, size: int, refusal: str | None) -> None:
+    def count(self, model: str, size: int, refusal: str | None) -> None:
         """Count an image whose file has `size` bytes, or that was refused with this code."""
-        source = "inline" if image.url is None else "remote"
-        self._images.labels(model, source, refusal or "decoded").inc(1)
+        self._images.labels(model, refusal or "decoded").inc(1)
         if refusal is None:
-            self._bytes.labels(model, source).inc(size)
+            self._bytes.labels(model).inc(size)
 
 
 _TOKEN_LATENCY = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt
 
 from worker_node.core.types import Device, ModelKind
 from worker_node.engines.options import BlobOptions, EngineOptions, Option, Options, declare
@@ -27,9 +27,6 @@ class ContinuousOptions(EngineOptions):
     cache_size_gb: Annotated[
         int, Ge(0), Option("memory of the KV cache in GB; 0 grows as needed", also=("cache_size",))
     ] = 0
-    dynamic_split_fuse: Annotated[
-        bool, Option("accepted and ignored: long prompts are split over steps", no_effect=True)
-    ] = True
     enable_prefix_caching: Annotated[bool, Option("keep the KV cache of prompts for those that begin alike")] = True
     prefix_cache_tokens: Annotated[
         int | None,
@@ -55,13 +52,6 @@ class ContinuousOptions(EngineOptions):
             "prompt, slower on others"
         ),
     ] = False
-
-    draft_model: Annotated[str | None, Option("accepted and ignored", also=("speculative_model",), no_effect=True)] = (
-        None
-    )
-    draft_tokens: Annotated[
-        int, Ge(1), Le(16), Option("accepted and ignored", also=("num_speculative_tokens",), no_effect=True)
-    ] = 4
 
     def properties(self) -> dict[str, Any]:
         """The properties for OpenVINO's plugin of the device."""

@@ -276,8 +276,8 @@ async def _decode_images(services: Services, model: GenerationModel, request: Ge
     try:
         images = check_images(services.manager, model, request)
     except NodeError as error:
-        for image in request.images:
-            note(image, 0, error.code)
+        for _ in request.images:
+            note(0, error.code)
         raise
     reject_if_full(model.placements, 1, request.context)
     if not images or model.images is None:

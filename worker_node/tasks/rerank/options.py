@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from annotated_types import Ge, Len
+from annotated_types import Ge
 
 from worker_node.encoders.jobs import DynamicEncoderOptions, StaticEncoderOptions
 from worker_node.engines.options import Option, Options, declare
@@ -21,11 +21,6 @@ class RerankOptions(Options):
     task: ClassVar[str] = RERANK
 
     documents_limit: Annotated[int, Ge(1), Option("documents that a request may have")] = 1000
-    rerank_instruction: Annotated[
-        str | None,
-        Len(1, 4096),
-        Option("no effect: rerankers that read an instruction are not served", default="none", no_effect=True),
-    ] = None
 
 
 @declare

@@ -19,17 +19,16 @@ class ScriptedNode:
         self.asked, self.pulled, self.loaded, self.closed = [], [], [], 0
         self.capabilities, self.missing, self.last = list(capabilities), missing, {}
 
-    def post(self, path, body=None):
+    def call(self, method, path, body=None):
+        if method == "GET":
+            if self.missing and not self.pulled:
+                raise NodeCallFailed(f"{path} not found", 404)
+            return {"capabilities": self.capabilities, "id": TOY_MODEL}
         if path.endswith("/load"):
             self.loaded.append(path)
             return {}
         assert (path, body["texts"]) == ("/embeddings", ["a cat"])
         return {"embeddings": [[0.5, -0.5]]}
-
-    def get(self, path):
-        if self.missing and not self.pulled:
-            raise NodeCallFailed(f"{path} not found", 404)
-        return {"capabilities": self.capabilities, "id": TOY_MODEL}
 
     def pull(self, name, progress):
         self.pulled.append(name)

@@ -26,12 +26,12 @@ def test_an_answer_clears_a_suspect():
 
 def test_an_engine_that_kills_every_request_is_to_blame_in_the_end():
     suspects = Suspects()
-    blamed = [suspects.died({bytes([key])}).request for key in range(20) for _ in range(2)]
+    blamed = [suspects.died({bytes([key])}) for key in range(20) for _ in range(2)]
     assert blamed[:16] == [False, True] * 8
     assert not any(blamed[16:])
     suspects.answered(b"another")
     suspects.died({A})
-    assert suspects.died({A}).request
+    assert suspects.died({A})
 
 
 def test_suspects_are_forgotten_after_a_time_and_bounded():

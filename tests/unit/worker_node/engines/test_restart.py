@@ -28,13 +28,11 @@ def test_serving_for_the_window_clears_the_history():
     assert not policy.crashed(615.0, "died").quarantined
 
 
-def test_the_crash_that_was_counted_for_a_request_is_taken_back_when_the_request_is_found():
+def test_neither_the_deaths_of_a_suspect_nor_the_one_that_made_it_a_suspect_count():
     policy = RestartPolicy()
     for n in range(20):
         assert not policy.crashed(float(n), "died").quarantined
-        policy.blameless("died")
-        policy.blameless("died", pardons=1)
-    policy.blameless("died", pardons=1)
+        assert policy.blameless("died").delay == LIMITS.first_backoff_s
     assert not policy.crashed(20.0, "died").quarantined
     assert not policy.crashed(21.0, "died").quarantined
     assert policy.crashed(22.0, "died").quarantined

@@ -5,12 +5,15 @@ import json
 import shutil
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from tests.support.application import application, built_models, with_engine
 from tests.support.scripted_engines import Machine, ScriptedEngine
+from tests.support.task_models import HEARER, hearer, placement
 from worker_node.core.errors import DownloadFailed
+from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.manager.placement import Residency
 from worker_node.models.directory import MANIFEST_FILE
 from worker_node.models.store import ModelStore
@@ -52,7 +55,6 @@ async def test_models_are_listed_loaded_and_unloaded(served):
     assert listed[MODEL]["task"] == "embed"
     assert listed[MODEL]["memory"] == {"bytes": None, "estimate": 9}
     assert listed[MODEL]["details"]["dimensions"] == 384
-    assert all(model["passport"] == model["details"] for model in listed.values()), "the name of earlier versions"
     usable = {model["id"]: model["loaded"] for model in (await get(client, "/v1/models"))["data"]}
     assert usable == {MODEL: False, "beside": False}
     told = await get(client, "/models/all-minilm/load", 202, "POST")
@@ -64,6 +66,17 @@ async def test_models_are_listed_loaded_and_unloaded(served):
     assert (await get(client, f"/models/{MODEL}"))["state"] == "unloaded"
     await get(client, "/models/nothing", 404)
     await get(client, "/models/nothing/load", 404, "POST")
+
+
+async def test_health_and_the_lists_describe_a_placement_alike(store):
+    engine = SimpleNamespace(status=EngineStatus(EngineState.UNLOADED, None))
+    async with application([hearer(store, [placement(HEARER, engine, wanted_since=0.0)])]) as (client, _):
+        [model] = (await get(client, "/health", 503))["models"]
+        [placed] = model["engines"]
+        assert (placed["state"], placed["reason"]) == ("starting", "it waits for its turn")
+        for path in (f"/models/{HEARER}", f"/v1/models/{HEARER}"):
+            [listed] = (await get(client, path))["devices"]
+            assert placed | listed == placed
 
 
 async def test_a_load_is_tried_at_once_though_the_last_one_failed(served):

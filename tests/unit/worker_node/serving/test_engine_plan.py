@@ -64,7 +64,7 @@ def test_a_cache_in_u4_on_the_cpu_needs_a_fixed_size():
 
 
 def test_what_an_engine_ignores_is_named():
-    assert plan(model(), cache_size_gb=1, dynamic_split_fuse=False).ignored == ("cache_size_gb", "dynamic_split_fuse")
+    assert plan(model(), cache_size_gb=1, prompt_lookup=True).ignored == ("cache_size_gb", "prompt_lookup")
     assert plan(model(), Device.CPU, cache_size_gb=1, max_prompt_len=64).ignored == ()
     alone = plan(model(), Device.CPU, beside=(Device.CPU,), max_prompt_len=64)
     assert alone.ignored == ("max_prompt_len",), "nothing else uses it"

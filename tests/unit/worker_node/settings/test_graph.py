@@ -46,8 +46,8 @@ def directory(tmp_path):
         ),
         (
             "enable_prefix_caching: false dynamic_split_fuse: true",
-            {"enable_prefix_caching": False, "dynamic_split_fuse": True},
-            [],
+            {"enable_prefix_caching": False},
+            ["dynamic_split_fuse"],
         ),
         ("max_tokens_limit: 9 max_num_batched_tokens: 64", {"max_tokens_limit": 9, "max_num_batched_tokens": 64}, []),
         ('device: "GPU"', {"placements": ["GPU"]}, []),

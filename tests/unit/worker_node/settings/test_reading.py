@@ -236,7 +236,7 @@ def test_a_file_without_a_key_stops_the_node_and_shows_nothing_of_it(tmp_path, c
     assert "s3cret" not in problem
 
 
-@pytest.mark.parametrize("name", ["allow_image_hosts", "cors_origins", "api_keys"])
+@pytest.mark.parametrize("name", ["cors_origins", "api_keys"])
 @pytest.mark.parametrize("text", ["https://a.example,https://b.example", '["https://a.example", "https://b.example"]'])
 def test_a_list_in_the_environment_has_commas_or_is_json(monkeypatch, name, text):
     monkeypatch.setenv(f"NPU_NODE_{name.upper()}", text)

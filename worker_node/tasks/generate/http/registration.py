@@ -1,10 +1,9 @@
-"""The HTTP side of the task: its routes in every dialect, how they are described, what they need beside the node."""
+"""The HTTP side of the task: its routes in every dialect, how they are described."""
 
 from __future__ import annotations
 
 from worker_node.http.task import TaskApi
 from worker_node.tasks.generate.http import anthropic, native, ollama, openai, responses, tokenize
-from worker_node.tasks.generate.http.remote_images import fetch_remote_images
 from worker_node.tasks.generate.metrics import declare_generation_metrics
 
 API = TaskApi(
@@ -13,6 +12,5 @@ API = TaskApi(
         for module in (native, openai, responses, anthropic, tokenize, ollama)
         for operation in module.OPERATIONS
     ),
-    prepare=fetch_remote_images,
     metrics=declare_generation_metrics,
 )

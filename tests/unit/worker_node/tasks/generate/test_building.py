@@ -9,7 +9,7 @@ from worker_node.core.types import Device, ModelKind
 from worker_node.devices.npu import NpuSource
 from worker_node.models.directory import Manifest, write_manifest
 from worker_node.models.store import ModelStore
-from worker_node.serving.build import check_options, estimate_bytes, plan_engine
+from worker_node.serving.build import estimate_bytes, plan_engine
 from worker_node.settings import ModelSettings, NodeSettings
 from worker_node.tasks.generate.building import GENERATE, kv_cache_bytes
 from worker_node.tasks.generate.options import ContinuousOptions, StatefulOptions
@@ -63,14 +63,6 @@ def test_a_cache_of_a_fixed_size_is_asked_for_and_otherwise_what_ordinary_reques
     cache = 2 * 2 * 64 * 2 * 2048  # keys and values, layers, values a token, bytes, tokens
     grows, fixed = plan(store, enable_prefix_caching=False), plan(store, cache_size_gb=1)
     assert estimate_bytes(large, fixed) - estimate_bytes(large, grows) == 2**30 - cache
-
-
-def test_options_without_an_effect_are_ignored_and_logged(store, caplog):
-    useless = {"draft_model": "small", "draft_tokens": 3, "dynamic_split_fuse": False}
-    assert plan(store, **useless).options == plan(store).options
-    check_options(ModelStore(store).get("large"), ModelSettings(name="m", max_num_seqs=3, **useless))
-    found = [record.getMessage() for record in caplog.records]
-    assert found == [f"model m: {name} has no effect any more (CHANGELOG.md)" for name in sorted(useless)]
 
 
 # The KV cache.
