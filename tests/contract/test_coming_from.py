@@ -71,7 +71,7 @@ def test_an_option_of_a_graph_becomes_the_setting(row, tmp_path):
             expected = ours[0]
         found, ignored = read_graph(tmp_path)
         assert (found.keys() >= {expected}, ignored) == (True, [])
-        (wanted,) = parse_settings(f'[[models]]\nname = "m"\npath = "{tmp_path}"').models
+        (wanted,) = parse_settings("", flags={"models": [{"name": "m", **found}]}).models
         assert expected in wanted.options or getattr(wanted, expected) is not None
 
 

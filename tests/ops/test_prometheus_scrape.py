@@ -27,11 +27,13 @@ from tests.support.cross_encoders import write_tiny
 from tests.support.gateway import start_gateway
 from tests.support.nodes import start_node
 from tests.support.speech import SPEECH
+from tests.support.whisper import MODEL as WHISPER
+from tests.support.whisper import install_whisper
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("store"), pytest.mark.timeout(2400)]
 
 RULES = Path(__file__).parents[2] / "config" / "prometheus" / "alerts.yml"
-EMBEDDER, WRITER, LISTENER = "all-minilm-l6-v2", "smollm2-135m-instruct", "whisper-tiny.en"
+EMBEDDER, WRITER = "all-minilm-l6-v2", "smollm2-135m-instruct"
 DEAD = "127.0.0.1:1"
 # Limits are for a hang: a query is asked until it is answered, and a busy machine makes little to measure in a while.
 HANG_S = 600
@@ -184,7 +186,7 @@ class Load(threading.Thread):
         super().__init__()
         self._nodes = nodes
         shortest = min((file.read_bytes() for file in SPEECH), key=len)
-        self._speech = encode_form({"model": LISTENER}, "speech.ogg", shortest)
+        self._speech = encode_form({"model": WHISPER}, "speech.ogg", shortest)
         self._over = threading.Event()
 
     def run(self):
@@ -218,8 +220,8 @@ def watched(tmp_path_factory, store):
     (sysfs / "npu_current_frequency_mhz").write_text("1400\n")
     npu_first = {"name": EMBEDDER, "placements": ["NPU", {"device": "CPU", "load": "eager"}], "npu_buckets": [32]}
     writer = {"name": WRITER, "placements": ["CPU"]}
-    store.pull(LISTENER)
-    listener = {"name": LISTENER, "placements": ["CPU"]}
+    install_whisper(store)
+    listener = {"name": WHISPER, "placements": ["CPU"]}
     ranker = tmp_path_factory.mktemp("ranker") / "tiny"
     write_tiny(ranker)
     emulated = {

@@ -11,12 +11,14 @@ import pytest
 from tests.real.colour_vision import kept_colours
 from tests.support.cross_encoders import write_minilm
 from tests.support.nodes import NPU_NODE, start_node
+from tests.support.whisper import MODEL as WHISPER
+from tests.support.whisper import install_whisper
 from worker_node.models.passports import Passport, PassportStore
 from worker_node.models.store import ModelStore
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900), pytest.mark.usefixtures("store")]
 
-EMBEDDER, WRITER, HEARER = "all-minilm-l6-v2", "smollm2-135m-instruct", "whisper-tiny.en"
+EMBEDDER, WRITER = "all-minilm-l6-v2", "smollm2-135m-instruct"
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +34,7 @@ def emulated(directory):
         f'passports = "{directory}/passports"\nnpu_emulation = true\nwatchdog_s = 3.0\ncrash_limit = 2\n'
         f'[[models]]\nname = "{EMBEDDER}"\nnpu_buckets = [32]\nplacements = ["NPU"]\n'
         f'[[models]]\nname = "{WRITER}"\nmax_prompt_len = 320\nmin_response_len = 32\nplacements = ["NPU"]\n'
-        f'[[models]]\nname = "{HEARER}"\nplacements = ["NPU"]\n'
+        f'[[models]]\nname = "{WHISPER}"\nplacements = ["NPU"]\n'
     )
     return config
 
@@ -124,7 +126,7 @@ FAULTS = [
     (EMBEDDER, 'kind = "hang"\nafter = 3', AGREEMENT, "HTTP 50"),
     (EMBEDDER, 'kind = "garbage"', "load", "its known question was answered wrongly"),
     (WRITER, 'kind = "garbage"\nafter = 1', AGREEMENT, "wrong answers to prompts of 13, "),
-    (HEARER, 'kind = "stale_audio"\nafter = 1', "two recordings in turn", "the answer to the input before"),
+    (WHISPER, 'kind = "stale_audio"\nafter = 1', "two recordings in turn", "the answer to the input before"),
 ]
 
 
@@ -132,8 +134,8 @@ FAULTS = [
     ("model", "fault", "check", "said"), FAULTS, ids=lambda value: str(value).replace("\n", " ")[:40]
 )
 def test_each_fault_on_demand_is_found_and_named(tmp_path, emulated, model, fault, check, said):
-    if model == HEARER:
-        ModelStore().pull(HEARER)
+    if model == WHISPER:
+        install_whisper(ModelStore())
     faults = tmp_path / "faults.toml"
     faults.write_text(f"[[fault]]\n{fault}\n")
     words = ["certify", model, "--config", emulated, "--quick", *only(check), "--out", tmp_path]

@@ -20,6 +20,7 @@ import pytest
 
 from tests.support.nodes import start_node
 from tests.support.speech import SPEECH, pcm, reference_words, word_errors
+from tests.support.whisper import MODEL, install_whisper
 from worker_node.core.types import Device
 from worker_node.engines.protocol import EngineSpec
 from worker_node.models.store import ModelStore
@@ -29,7 +30,6 @@ from worker_node.tasks.transcribe.messages import TranscribeJob, Transcript
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
-MODEL = "whisper-tiny.en"
 PATH = "/v1/audio/transcriptions"
 # Where the device does not matter: it takes a third of the emulated NPU's time.
 ON_CPU = {"X-NPU-Require-Device": "CPU"}
@@ -38,7 +38,7 @@ ON_CPU = {"X-NPU-Require-Device": "CPU"}
 @pytest.fixture(scope="module")
 def node(tmp_path_factory):
     store = ModelStore()
-    store.pull(MODEL)
+    install_whisper(store)
     store.pull(VOICE_MODEL)
     config = tmp_path_factory.mktemp("speech") / "node.toml"
     config.write_text(
@@ -251,7 +251,7 @@ async def test_a_prompt_longer_than_the_decoder_takes_is_cut_and_costs_no_engine
 def test_a_cancelled_window_stops_the_pipeline_at_its_next_token():
     """In this process, on the real pipeline: nothing is computed after the command has arrived."""
     store = ModelStore()
-    store.pull(MODEL)
+    install_whisper(store)
     runner = TranscribeRunner(EngineSpec(MODEL, "transcription", str(store.get(MODEL).path), Device.CPU, "", {}))
     runner.load()
     samples = pcm(next(iter(SPEECH))).tobytes()

@@ -9,6 +9,7 @@ every batch, each fourth token closes a text, an object or a list or goes on in 
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,8 @@ from worker_node.models.directory import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE
 from worker_node.models.store import ModelStore
 
 LAYERS = 2
+# By the front end's name, and by GenAI's in stores that were filled before OpenVINO's front end made the graph.
+_LAYER_OUTPUT = re.compile(r"(?:_blk\.|self_attn\.add1\.layer)(\d+)(?:\.l_out)?$")
 WRITER = "smollm2-135m-instruct"
 EMBEDDER = "all-minilm-l6-v2"
 CLOSING = ('"', "}", "]", ":", ",", "{", "[", "1", "true")
@@ -52,10 +55,8 @@ def quick_store(store: ModelStore) -> Path:
 def cut(source: Path, target: Path, change: Callable[[ov.Model, Path], None]) -> None:
     """Let the last norm take what the second layer gives, `change` it, leave out what nothing needs any more."""
     model = ov.Core().read_model(source)
-    layers = {}
-    for node in model.get_ops():
-        if node.get_friendly_name().startswith("model.layers.self_attn.add1.layer"):
-            layers[int(node.get_friendly_name().rpartition("layer")[2])] = node
+    found = ((_LAYER_OUTPUT.search(node.get_friendly_name()), node) for node in model.get_ops())
+    layers = {int(name[1]): node for name, node in found if name}
     last, kept_last = layers[max(layers)], layers[LAYERS - 1]
     for taker in last.output(0).get_target_inputs():
         taker.replace_source_output(kept_last.output(0))

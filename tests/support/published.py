@@ -60,6 +60,14 @@ _CROSS_ENCODERS = {
     "BAAI/bge-reranker-": ("XLMRobertaForSequenceClassification", {"bos_token_id": 0, "eos_token_id": 2}),
 }
 
+_GRAPHS = [f"openvino_{part}" for part in ("encoder_model", "decoder_model", "tokenizer", "detokenizer")]
+WHISPER = {
+    "config.json": b'{"architectures": ["WhisperForConditionalGeneration"], "model_type": "whisper"}',
+    "generation_config.json": b"{}",
+    "preprocessor_config.json": b"{}",
+    **{f"{graph}{suffix}": graph.encode() for graph in _GRAPHS for suffix in (".xml", ".bin")},
+}
+
 # Of config.json, by what the repository's name contains: model_type, architecture, context.
 _DECODERS = {
     "Qwen3-": ("qwen3", "Qwen3ForCausalLM", 40960),
@@ -140,6 +148,8 @@ def repository_of(entry, directory, make_gguf):
         # Other quantizations must not be taken.
         files = {name.format(tag): model if tag.upper() == entry.source.tag else b"GGUF" for tag in tags}
         return Repository(files | {"README.md": b"# A model"}, gguf={"architecture": architecture})
+    if entry.kind == "transcription":
+        return Repository(WHISPER | {"README.md": b"# A model"})
     if entry.kind == "rerank":
         return Repository(_cross_encoder(repo, directory))
     return Repository(_encoder(repo, directory) if entry.kind == "embedding" else _decoder(entry, directory))

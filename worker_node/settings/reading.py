@@ -8,7 +8,6 @@ the same here count for less than all of these (docs/coming-from.md).
 from __future__ import annotations
 
 import difflib
-import logging
 import os
 import re
 import tomllib
@@ -22,12 +21,9 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import EnvSettingsSource, SettingsError
 
 from worker_node.core.errors import ConfigurationError
-from worker_node.settings.graph import GRAPH_FILE, read_graph
 from worker_node.settings.model import ModelSettings, PlacementSettings, known_options
 from worker_node.settings.node import NodeSettings, read_text, reason
 from worker_node.settings.npu_proxy import translated
-
-log = logging.getLogger(__name__)
 
 # Keys of other servers (OpenVINO Model Server, vLLM, Text Embeddings Inference, Ollama), and what stands for them here.
 _OF_THE_NODE: Mapping[str, str] = {
@@ -248,7 +244,7 @@ def parse_settings(
     """Return the settings that a TOML text, the environment and `flags` give.
 
     `file` names the text in errors; with `npu_proxy` npu-proxy's defaults are the weakest. Reads nothing but the
-    environment, the file of `api_keys_file`, and `graph.pbtxt` in directories of models.
+    environment and the file of `api_keys_file`.
     Raises InvalidSettings with every problem.
     """
     document = _parse(text, file or "settings")
@@ -266,7 +262,6 @@ def parse_settings(
     problems = check_variables(os.environ)
     try:
         environment = EnvSettingsSource(NodeSettings)()
-        problems += [*_add_graphs(document, file or "settings"), *_add_graphs(environment, variables.get("models", ""))]
         older = {name: value for name, (_, value) in taken.items()}
         settings = NodeSettings(**{**older, **document, **environment, **flags})
     except SettingsError as error:
@@ -287,26 +282,6 @@ def parse_settings(
         for index, model in enumerate(settings.models):
             model.note_origin(f"{file}: models[{index}]")
     return settings
-
-
-def _add_graphs(given: Mapping[str, Any], source: str) -> list[SettingProblem]:
-    """Give each model with a `path` what a `graph.pbtxt` in there sets and the settings leave open."""
-    problems, models = [], given.get("models")
-    for index, model in enumerate(models if isinstance(models, list) else []):
-        if not isinstance(model, dict) or not isinstance(path := model.get("path"), str) or not path:
-            continue
-        try:
-            found, ignored = read_graph(Path(path).expanduser())
-        except (ConfigurationError, OSError) as error:
-            problems.append(SettingProblem(source, f"models[{index}].path", str(error)))
-            continue
-        model.setdefault("name", Path(path).name.lower())
-        found = {key: value for key, value in found.items() if key == "path" or key not in model}
-        model.update(found)
-        if found or ignored:
-            taken, left = ", ".join(found) or "nothing", ", ".join(ignored) or "none"
-            log.warning("%s/%s: taken: %s; options without a counterpart: %s", path, GRAPH_FILE, taken, left)
-    return problems
 
 
 def _anchor_paths(document: dict[str, Any], directory: Path) -> None:

@@ -20,11 +20,13 @@ from backend_client.http.routes import ROUTES
 from backend_client.options import BreakerOptions
 from tests.support.cross_encoders import write_minilm
 from tests.support.nodes import start_node
+from tests.support.whisper import MODEL as WHISPER
+from tests.support.whisper import install_whisper
 from worker_node.tasks import transcribe
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
-EMBEDDER, WRITER, RANKER, LISTENER = "all-minilm-l6-v2", "smollm2-135m-instruct", "ranker", "whisper-tiny.en"
+EMBEDDER, WRITER, RANKER = "all-minilm-l6-v2", "smollm2-135m-instruct", "ranker"
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
 RECORDING = Path(transcribe.__file__).with_name("canary.ogg").read_bytes()
 ON_CPU = {"X-NPU-Require-Device": "CPU"}
@@ -35,8 +37,9 @@ HI = [{"role": "user", "content": "Hi"}]
 def node(store, quick_models, tmp_path_factory):
     root = tmp_path_factory.mktemp("odd")
     write_minilm(root / RANKER, store.get(EMBEDDER).path)
+    install_whisper(store)
     config = root / "node.toml"
-    paths = {EMBEDDER: None, WRITER: None, RANKER: root / RANKER, LISTENER: store.get(LISTENER).path}
+    paths = {EMBEDDER: None, WRITER: None, RANKER: root / RANKER, WHISPER: store.get(WHISPER).path}
     tables = [f'[[models]]\nname = "{name}"\n' + (f'path = "{path}"\n' if path else "") for name, path in paths.items()]
     config.write_text("".join(tables))
     with start_node("--config", str(config), **quick_models) as running:
@@ -307,7 +310,7 @@ async def test_no_odd_form_counts_against_a_node(fleet):
     asked += [("transcriptions", (), b""), ("transcriptions", (), b"no audio")]
     for route, fields, file in asked:
         form = aiohttp.FormData(default_to_multipart=True)
-        for name, value in (("model", LISTENER), *fields):
+        for name, value in (("model", WHISPER), *fields):
             form.add_field(name, value)
         form.add_field("file", file, filename="a.ogg")
         async with session.post(f"{gateway}/v1/audio/{route}", data=form, headers=ON_CPU) as reply:

@@ -1,9 +1,6 @@
-"""Makes a generation model of a GGUF file: the graph and tokenizer that GenAI makes of it, with the file's own weights.
+"""Makes a generation model of a GGUF file: OpenVINO's graph and GenAI's tokenizer, with the file's own weights.
 
-GenAI rounds the minimum of every group to a whole number of steps, so its weights are not exact. Its graph does not say
-which constant is which tensor either. Both come from the same numbers, though, and no two tensors of a trained model
-are alike: each constant is matched to the tensor of its shape that it is nearest to, and where a tied matrix is stored
-twice, by what reads it.
+The front end rounds the weights of some quantizations; each is replaced by the tensor that its node is named after.
 """
 
 from __future__ import annotations
@@ -12,7 +9,6 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +17,13 @@ import openvino as ov
 import openvino_genai
 from gguf import GGUFReader, ReaderTensor, dequantize
 from numpy.typing import NDArray
-from openvino import Input, Node, Output, passes
+from openvino import Node
 from openvino import opset13 as op
 
 from worker_node.core.errors import ConversionFailed, SourceRejected
 from worker_node.core.types import ModelKind
 from worker_node.models.catalog import Quantization
+from worker_node.models.convert.gguf_graph import import_graph, weights
 from worker_node.models.convert.job import ConversionJob, Converted
 from worker_node.models.directory import MODEL_FILE, TOKENIZER_FILES, family_of
 from worker_node.models.sources.selection import require_known_architecture
@@ -44,14 +41,13 @@ def convert_gguf(job: ConversionJob, stage: Callable[[str], None]) -> Converted:
     if len(files) != 1:
         raise ConversionFailed(f"{source}: holds {len(files)} GGUF files, one is needed")
     gguf = GgufFile(files[0])
-    stage("importing the graph and the tokenizer")
-    model = import_graph(gguf, target, scratch)
+    stage("importing the tokenizer and the graph")
+    write_tokenizer(gguf, target, scratch)
+    model = import_graph(gguf.path)
     template = str(gguf.get("tokenizer.chat_template") or "")
     _write_configs(gguf, target, template)
     stage(f"storing the weights in {quantization}")
-    restore_weights(model, gguf, quantization)
-    heads, kv_heads = gguf.hyperparameter("attention.head_count"), gguf.hyperparameter("attention.head_count_kv")
-    repeat_by_constant(model, heads // kv_heads)
+    store_weights(model, gguf, quantization)
     ov.save_model(model, target / MODEL_FILE, compress_to_fp16=False)
     return Converted(
         kind=ModelKind.GENERATION,
@@ -63,9 +59,11 @@ def convert_gguf(job: ConversionJob, stage: Callable[[str], None]) -> Converted:
 
 # Architectures whose query and key rows llama.cpp stores with the two halves of each rotary pair interleaved.
 _PERMUTED = frozenset({"llama"})
-# What GenAI's reader knows.
-_READABLE = frozenset({"F32", "F16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K"})
-# The tensors that its graph has, by architecture, without the number of their block.
+# What the front end reads, but for two and three bits, which would take more in the forms that are written.
+_READABLE = frozenset({"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"})
+# The kind of tokenizer that GenAI imports.
+_BYTE_LEVEL = "gpt2"
+# The tensors that the graph has, by architecture, without the number of their block.
 _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
 _ATTENTION = ("attn_norm.weight", "attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_output.weight")
 _TENSORS = {_EMBEDDING, _OUTPUT, "output_norm.weight", *_ATTENTION} | {
@@ -81,9 +79,10 @@ _ROTARY_FREQUENCIES = "rope_freqs.weight"
 class GgufFile:
     """An open GGUF file: what it says of the model, and its weights exactly as llama.cpp would see them.
 
-    Raises ConversionFailed when the file is not one, or lacks a field that is asked for, SourceRejected for another
-    architecture than those that can be converted, tensors and rotary embeddings that the graph lacks, and a vocabulary
-    beyond the embedding table. `known` bytes of the file are known; with a longer header nothing is judged.
+    Raises ConversionFailed when the file is not one, or lacks a field that is asked for. Raises SourceRejected for what
+    the graph or the tokenizer would lack: another architecture than those that can be converted, unknown tensors,
+    scaled rotary embeddings, sliding windows, tokenizers that are not byte-level, tokens beyond the embedding table.
+    `known` bytes of the file are known; with a longer header nothing is judged.
     """
 
     def __init__(self, path: Path, known: int | None = None) -> None:
@@ -96,21 +95,20 @@ class GgufFile:
             raise ConversionFailed(f"{path}: not a readable GGUF file ({error})") from error
         if known is not None and reader.data_offset > known:
             return
-        self._fields = reader.fields
+        self._fields, self._data = reader.fields, reader.data
         self._tensors: dict[str, ReaderTensor] = {tensor.name: tensor for tensor in reader.tensors}
         self.architecture: str = self.field("general.architecture")
         require_known_architecture(self.architecture, str(path))
         unreadable = {tensor.tensor_type.name for tensor in reader.tensors} - _READABLE
         if unreadable:
             raise ConversionFailed(
-                f"{path}: has tensors in {', '.join(sorted(unreadable))}; OpenVINO GenAI reads "
-                f"{', '.join(sorted(_READABLE))}. Choose another file of the same model: Q8_0 or Q4_0, or Q4_K_M of a "
-                "larger one"
+                f"{path}: has tensors in {', '.join(sorted(unreadable))}; OpenVINO reads "
+                f"{', '.join(sorted(_READABLE))}. Choose another file of the same model, such as Q4_K_M or Q8_0"
             )
         self._require_known_graph()
 
     def _require_known_graph(self) -> None:
-        """GenAI builds its graph without a look at what it does not know, which then computes something else."""
+        """The front end ignores what it does not know, and the graph then computes something else."""
         known = _TENSORS | _MORE_TENSORS.get(self.architecture, set())
         unknown = sorted(name for name in self._tensors if re.sub(r"^blk\.\d+\.", "", name) not in known)
         problem = ""
@@ -122,6 +120,12 @@ class GgufFile:
         scaling = self.get(f"{self.architecture}.rope.scaling.type")
         if not problem and scaling not in (None, "none"):
             problem = f"scales its rotary embedding ({scaling})"
+        window = self.get(f"{self.architecture}.attention.sliding_window")
+        if not problem and window and int(window) < self.hyperparameter("context_length"):
+            problem = f"attends to a sliding window of {window} tokens"
+        tokenizer = self.get("tokenizer.ggml.model")
+        if not problem and tokenizer != _BYTE_LEVEL:
+            problem = f"has a tokenizer of the kind {tokenizer}, not {_BYTE_LEVEL}"
         tokens, rows = self._fields.get("tokenizer.ggml.tokens"), self.shapes().get(_EMBEDDING, (0,))[0]
         if not problem and tokens is not None and len(tokens.data) > rows:
             problem = f"has {len(tokens.data)} tokens and vectors for {rows} of them"
@@ -130,6 +134,12 @@ class GgufFile:
                 f"{self.path} {problem}, which the conversion of GGUF files does not support; take a repository of the "
                 "same model in OpenVINO form: npu-node list --all shows some, others end in -ov"
             )
+
+    def vocabulary(self) -> bytes:
+        """A GGUF file with this one's metadata and no tensors."""
+        end = min(tensor.field.offset for tensor in self._tensors.values())
+        count = np.uint64(0).tobytes()  # after the magic and the version
+        return bytes(self._data[:8]) + count + bytes(self._data[8 + len(count) : end])
 
     def field(self, name: str) -> Any:
         """A metadata field."""
@@ -171,63 +181,17 @@ class GgufFile:
         return order
 
 
-_NO_DEVICE = "NONE"
-# The error for it names it; any other is about the import, whatever has been written by then.
-_NAMES_NO_DEVICE = re.compile(rf'[Dd]evice.*"{_NO_DEVICE}"')
-# The value cache of each layer is named as if it were a second key cache; on an NPU the names become those of
-# inputs and outputs, which must differ.
-_MISNAMED_VALUE_CACHE = re.compile(r"(past_key_values\.(\d+)\.valuepresent\.\2\.)key")
-
-
-def import_graph(gguf: GgufFile, target: Path, scratch: Path) -> ov.Model:
-    """Import the file; leaves the tokenizer in `target` and returns the graph, with GenAI's approximate weights.
-
-    Raises ConversionFailed when GenAI does not know the architecture.
-    """
-    linked = scratch / "model.gguf"
-    linked.symlink_to(gguf.path.resolve())
-    failure: RuntimeError | None = None
+def write_tokenizer(gguf: GgufFile, target: Path, scratch: Path) -> None:
+    """Write the file's tokenizer and detokenizer to `target`. Raises ConversionFailed when GenAI cannot make them."""
+    # Of a file with weights GenAI would read them, and fail where it does not know their quantization.
+    vocabulary = scratch / "vocabulary.gguf"
+    vocabulary.write_bytes(gguf.vocabulary())
     try:
-        # It writes the files, then compiles them, for nothing: on a device that does not exist that fails at once.
-        openvino_genai.LLMPipeline(linked, _NO_DEVICE, enable_save_ov_model=True, ATTENTION_BACKEND="SDPA")
-    except RuntimeError as error:
-        failure = error
-    missing = [name for name in (MODEL_FILE, *TOKENIZER_FILES) if not (scratch / name).is_file()]
-    if failure is None or missing or _NAMES_NO_DEVICE.search(str(failure)) is None:
-        reason = failure or f"it compiled the model for {_NO_DEVICE}"
-        raise ConversionFailed(f"{gguf.path}: OpenVINO GenAI cannot import it ({reason})") from failure
+        openvino_genai.Tokenizer(vocabulary, enable_save_ov_model=True)
+    except (RuntimeError, IndexError) as error:  # IndexError: a field of the file is missing
+        raise ConversionFailed(f"{gguf.path}: OpenVINO GenAI cannot import its tokenizer ({error})") from error
     for name in TOKENIZER_FILES:
         shutil.move(scratch / name, target / name)
-    graph = scratch / MODEL_FILE
-    graph.write_text(_MISNAMED_VALUE_CACHE.sub(r"\1value", graph.read_text()))
-    return ov.Core().read_model(graph)
-
-
-_GROUPED_QUERY_RANK = 5
-
-
-def repeat_by_constant(model: ov.Model, repeats: int) -> int:
-    """Let the grouped-query repeat of keys and values broadcast to a constant shape; returns how many were changed.
-
-    GenAI builds the target shape [batch, kv_heads, repeats, 0, head] with a zero for the length. The static
-    shapes of the NPU path make "Broadcast incorrect target shape" of it. A bidirectional broadcast to [1, 1,
-    repeats, 1, 1] says the same without naming the other dimensions.
-
-    Raises ConversionFailed when the graph's repeats are not those of the metadata.
-    """
-    changed = 0
-    for node in model.get_ordered_ops():
-        shape = node.get_output_partial_shape(0) if node.get_output_size() else None
-        if node.get_type_name() != "Broadcast" or shape is None or shape.rank.get_length() != _GROUPED_QUERY_RANK:
-            continue
-        if shape[2].is_static and shape[2].get_length() != repeats:
-            raise ConversionFailed(f"{node.friendly_name} repeats {shape[2]} times, the metadata says {repeats}")
-        target = op.constant(np.array([1, 1, repeats, 1, 1], dtype=np.int64))
-        repeated = op.broadcast(node.input_value(0), target, broadcast_spec="BIDIRECTIONAL")
-        node.output(0).replace(repeated.output(0))
-        changed += 1
-    model.validate_nodes_and_infer_types()
-    return changed
 
 
 def _write_configs(gguf: GgufFile, target: Path, template: str) -> None:
@@ -251,140 +215,20 @@ def _write_json(path: Path, content: Mapping[str, int | str]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-# Relative distance (norm of the difference by norm of the tensor) up to which a constant may be taken for a
-# tensor: GenAI's rounding changes Q4_1 matrices by 0.09, a wrong matrix of the same shape is 1.4 away.
-_NEAR = 0.2
-# And the runner-up must be this many times farther. Norm weights resemble each other, but are imported almost exactly.
-_CLEARLY = 3.0
-# Constants of fewer elements are scalars and shapes of the graph itself.
-_SMALL = 16
-# Rows of a matrix that are compared.
-_SAMPLE_ROWS = 8
+def store_weights(model: ov.Model, gguf: GgufFile, quantization: Quantization) -> None:
+    """Replace every weight of the graph by the tensor of its name, matrices as `stored_matrix`.
 
-_DEQUANTISATION = frozenset({"Convert", "Subtract", "Multiply", "Reshape"})
-
-
-@dataclass
-class _Weight:
-    """A constant sub-graph (packed weights, scales, zero points) and all that read its result."""
-
-    output: Output
-    readers: list[Input] = field(default_factory=list)
-
-
-def restore_weights(model: ov.Model, gguf: GgufFile, quantization: Quantization) -> int:
-    """Replace every weight of the graph by the file's own, matrices as `stored_matrix`; returns their number.
-
-    Raises ConversionFailed when a constant or a tensor is left unmatched, or a match is not beyond doubt.
+    Raises ConversionFailed unless each tensor of the file has its node, and each node its tensor.
     """
-    shapes = {name: _squeeze(shape) for name, shape in gguf.shapes().items()}
-    samples = {name: _sample_of_tensor(gguf, name) for name in shapes}
-    rotary = _rotary_shape(gguf)
-    left = set(shapes)
-    for weight in _find_weights(model):
-        full = tuple(weight.output.get_shape())
-        shape = _squeeze(full)
-        candidates = _candidates(weight, shape, shapes)
-        if not candidates and shape == rotary:
-            continue  # frequencies of the rotary embedding, computed by GenAI from the metadata
-        sample = _sample_of_constant(weight.output)
-        name = _nearest(gguf, shape, sample, {name: samples[name] for name in candidates})
-        if name not in left:
-            raise ConversionFailed(f"{gguf.path}: two constants of the graph match tensor {name}")
-        left.discard(name)
-        if len(shape) > 1:
-            restored = stored_matrix(gguf, name, quantization)
-        else:
-            restored = op.constant(gguf.tensor(name).reshape(full), name=name)
-        for reader in weight.readers:
-            reader.replace_source_output(restored.output(0))
-    if left:
-        raise ConversionFailed(f"{gguf.path}: no constant of the graph matches {', '.join(sorted(left))}")
+    outputs = weights(model)
+    if odd := sorted(set(outputs) ^ set(gguf.shapes())):
+        raise ConversionFailed(f"{gguf.path}: the graph and the file differ in the tensors {', '.join(odd)}")
+    for name, output in outputs.items():
+        vector = len(gguf.shapes()[name]) == 1
+        stored = op.constant(gguf.tensor(name), name=name) if vector else stored_matrix(gguf, name, quantization)
+        output.replace(stored.output(0))
     # Where nncf notes it and others look for it; `read_directory` too.
     model.set_rt_info(str(quantization), ["nncf", "weight_compression", "mode"])
-    return len(shapes)
-
-
-def _candidates(weight: _Weight, shape: tuple[int, ...], shapes: dict[str, tuple[int, ...]]) -> list[str]:
-    """The tensors that a constant may be: those of its shape, and of two nearly equal ones the one for its reader.
-
-    Files may store the tied matrix twice, in two quantizations: the embedding looks rows up, the output multiplies.
-    """
-    names = [name for name, known in shapes.items() if known == shape]
-    if _EMBEDDING in names and _OUTPUT in names:
-        looked_up = any(reader.get_node().get_type_name() == "Gather" for reader in weight.readers)
-        names.remove(_OUTPUT if looked_up else _EMBEDDING)
-    return names
-
-
-def _find_weights(model: ov.Model) -> list[_Weight]:
-    constant: dict[str, bool] = {}
-    found: dict[str, _Weight] = {}
-    for node in model.get_ordered_ops():
-        sources = [port.get_source_output() for port in node.inputs()]
-        kind = node.get_type_name()
-        constant[node.friendly_name] = kind == "Constant" or (
-            kind in _DEQUANTISATION and all(constant[source.get_node().friendly_name] for source in sources)
-        )
-        if constant[node.friendly_name]:
-            continue
-        for port, source in zip(node.inputs(), sources, strict=True):
-            name = source.get_node().friendly_name
-            if constant[name] and source.get_element_type().is_real() and np.prod(source.get_shape()) >= _SMALL:
-                found.setdefault(name, _Weight(source)).readers.append(port)
-    return list(found.values())
-
-
-def _squeeze(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(n for n in shape if n != 1)
-
-
-def _sample_of_constant(output: Output) -> NDArray[np.float32]:
-    """A vector, or the rows of a matrix that are compared."""
-    shape = _squeeze(tuple(output.get_shape()))
-    node = op.reshape(output, np.array(shape, dtype=np.int64), special_zero=False)
-    if len(shape) > 1:
-        node = op.gather(node, op.constant(_sample_rows(shape[0])), op.constant(np.int64(0)))
-    result = op.result(node)
-    manager = passes.Manager()
-    manager.register_pass(passes.ConstantFolding())
-    manager.run_passes(ov.Model([result], [], "weight"))
-    return np.array(result.input_value(0).get_node().data, dtype=np.float32)
-
-
-def _sample_of_tensor(gguf: GgufFile, name: str) -> NDArray[np.float32]:
-    shape = gguf.shapes()[name]
-    return gguf.tensor(name) if len(shape) == 1 else gguf.tensor(name, _sample_rows(shape[0]))
-
-
-def _sample_rows(count: int) -> NDArray[np.intp]:
-    return np.unique(np.linspace(0, count - 1, _SAMPLE_ROWS).astype(np.intp))
-
-
-def _rotary_shape(gguf: GgufFile) -> tuple[int, ...]:
-    heads = gguf.hyperparameter("attention.head_count")
-    size = gguf.get(f"{gguf.architecture}.rope.dimension_count")
-    return ((int(size) if size is not None else gguf.hyperparameter("embedding_length") // heads) // 2,)
-
-
-def _nearest(
-    gguf: GgufFile,
-    shape: tuple[int, ...],
-    values: NDArray[np.float32],
-    samples: dict[str, NDArray[np.float32]],
-) -> str:
-    distances = sorted(
-        (float(np.linalg.norm(values - sample) / max(float(np.linalg.norm(sample)), 1e-12)), name)
-        for name, sample in samples.items()
-    )
-    if not distances or distances[0][0] > _NEAR:
-        nearest = f"; the nearest, {distances[0][1]}, is {distances[0][0]:.2f} away" if distances else ""
-        raise ConversionFailed(f"{gguf.path}: a constant of shape {shape} matches no tensor{nearest}")
-    if len(distances) > 1 and distances[1][0] < _CLEARLY * distances[0][0]:
-        raise ConversionFailed(
-            f"{gguf.path}: a constant of shape {shape} could be {distances[0][1]} or {distances[1][1]}"
-        )
-    return distances[0][1]
 
 
 # The smallest group that the NPU path accepts; one scale a row ruins the answers of a 135M model.

