@@ -37,7 +37,7 @@ async def garbage_before_real(store):
         engine = SupervisedEngine(spec, canary, EngineLimits(), lazy=True)
         admission, first = Admission("m", AdmissionLimits(8)), device is Device.NPU
         placements.append(Placement(device, engine, admission, 8192, 8192, on_demand=not first, eager=first))
-    services = services_of([GenerationModel(installed, placements, chat)])
+    services = services_of([GenerationModel(installed, chat, placements=placements)])
     services.manager.start()
     try:
         yield services

@@ -122,4 +122,6 @@ def scripted_model(name, engines, clock, *, pinned=False, estimate=None, idle_un
         )
         for index, engine in enumerate(engines)
     ]
-    return ServedModel(installed, placements, aliases=aliases, idle_unload_s=idle_unload_s, activity=Activity(clock))
+    return ServedModel(
+        installed, placements=placements, aliases=aliases, idle_unload_s=idle_unload_s, activity=Activity(clock)
+    )

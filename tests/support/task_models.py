@@ -25,12 +25,12 @@ RANKER, HEARER, SEER = "ranker", "hearer", "seer"
 
 def ranker(store, placements, **more):
     installed = replace(store.get("all-minilm-l6-v2"), id=RANKER, kind="rerank", aliases=(), canary=None)
-    return RerankModel(installed, placements, PairTokenizer(installed.path, installed.context_limit), **more)
+    return RerankModel(installed, PairTokenizer(installed.path, installed.context_limit), placements=placements, **more)
 
 
 def hearer(store, placements, **more):
     installed = replace(store.get("all-minilm-l6-v2"), id=HEARER, kind="transcription", aliases=(), canary=None)
-    return TranscriptionModel(installed, placements, frozenset(), AudioOptions(), **more)
+    return TranscriptionModel(installed, frozenset(), AudioOptions(), placements=placements, **more)
 
 
 def seer(store, placements, **more):
@@ -38,7 +38,7 @@ def seer(store, placements, **more):
     installed = replace(store.get("smollm2-135m-instruct"), id=SEER, aliases=(), canary=None)
     chat = ChatTokenizer(installed.path, installed.context_limit)
     rules = ImageRules(lambda _width, _height: 4, 1_000_000, None, ("<image>",))
-    return GenerationModel(installed, placements, chat, images=rules, **more)
+    return GenerationModel(installed, chat, placements=placements, images=rules, **more)
 
 
 MODELS = {RANKER: ranker, HEARER: hearer, SEER: seer}

@@ -125,7 +125,7 @@ class ExcludedPlacement:
 _UNKNOWN = Standing("not certified", "no passport was looked for")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Placement:
     """`prompt_limit` and `total_limit` are tokens, for the prompt, and for prompt and answer together.
 
@@ -152,7 +152,7 @@ class Placement:
     parts: Mapping[str, Device] = field(default_factory=dict)
     isolation: Isolation = field(default_factory=Isolation)
     suspects: Suspects = field(default_factory=Suspects)
-    residency: Residency = field(default_factory=Residency, compare=False, repr=False)
+    residency: Residency = field(default_factory=Residency, repr=False)
 
     @property
     def state(self) -> EngineState:

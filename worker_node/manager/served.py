@@ -85,7 +85,7 @@ class ModelState(StrEnum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class ServedModel:
     """A model with its placements in order of preference. Each task adds what its requests need, as a tokenizer.
 
@@ -95,12 +95,12 @@ class ServedModel:
     """
 
     installed: InstalledModel
-    placements: Sequence[Placement]
+    placements: Sequence[Placement] = field(default=(), kw_only=True)
     aliases: Sequence[str] = field(default=(), kw_only=True)
     idle_unload_s: float | None = field(default=None, kw_only=True)
-    without_files: Callable[[str], FailedModel] | None = field(default=None, kw_only=True, compare=False, repr=False)
+    without_files: Callable[[str], FailedModel] | None = field(default=None, kw_only=True, repr=False)
     excluded: Sequence[ExcludedPlacement] = field(default=(), kw_only=True)
-    activity: Activity = field(default_factory=Activity, kw_only=True, compare=False, repr=False)
+    activity: Activity = field(default_factory=Activity, kw_only=True, repr=False)
 
     @property
     def id(self) -> str:
