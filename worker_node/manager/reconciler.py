@@ -51,10 +51,11 @@ class Reconciler:
         self._names = names
         self._clock = clock
         self._measure = measure
+        self._started = False
         self._poked = asyncio.Event()
         self._decided = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._watches: dict[int, asyncio.Task[None]] = {}
+        self._watches: dict[Placement, asyncio.Task[None]] = {}
         # Whether a request waits for memory, or for a model to leave.
         self._awaited = True
         # Models whose files have changed since the node read them.
@@ -65,23 +66,31 @@ class Reconciler:
         self._poked.set()
 
     async def decided(self) -> None:
-        """Wait for the next decision, which comes soon."""
+        """Wait for the next decision, which comes soon, once the loop runs."""
         self.poke()
-        await self._decided.wait()
+        if self._started:
+            await self._decided.wait()
 
     def start(self) -> None:
-        """Start the loop, which from then on is the only one to load the managed models."""
+        """Start the loop, which from then on is the only one to load the served models."""
+        self._started = True
         self._start(self._run(), "model manager")
+        for model in self._names.models:
+            self.manage(model)
+
+    def add(self, model: ServedModel) -> None:
+        """Serve one more model, and manage it once the loop runs."""
+        self._names.add(model)
+        if self._started:
+            self.manage(model)
 
     def manage(self, model: ServedModel) -> None:
         """Manage one more model, and load those of its engines that are loaded at start."""
         model.activity.on_idle = self._went_idle
         for placement, following in zip(model.placements, [*model.placements[1:], None], strict=True):
             placement.residency.on_change = self.poke
-            if id(placement) not in self._watches:
-                self._watches[id(placement)] = self._start(
-                    self._watch(model, placement, following), f"watch {model.id}"
-                )
+            if placement not in self._watches:
+                self._watches[placement] = self._start(self._watch(model, placement, following), f"watch {model.id}")
                 if placement.eager:
                     placement.residency.request_load()
         self.poke()
@@ -92,7 +101,7 @@ class Reconciler:
             placement.residency.on_change = None
             placement.residency.cancel_load_request()
             placement.residency.changed()
-            if (watch := self._watches.pop(id(placement), None)) is not None:
+            if (watch := self._watches.pop(placement, None)) is not None:
                 watch.cancel()
         self.poke()
 

@@ -203,17 +203,22 @@ class FailedModel:
 
 
 class Names:
-    """The served models by every name that requests may use, in the order of the settings.
+    """The served models by every name that requests may use, and the configured ones that failed.
 
-    The first of each kind is the default.
+    They are in the order of the settings; the first of each kind is the default.
     """
 
-    def __init__(self, catalog: Catalog, models: Iterable[ServedModel] = ()) -> None:
+    def __init__(self, catalog: Catalog, models: Iterable[ServedModel | FailedModel] = ()) -> None:
         self._catalog = catalog
-        self._serve(models)
+        configured = list(models)
+        self.failed = [model for model in configured if isinstance(model, FailedModel)]
+        self._places: dict[str, int] = {}
+        self._serve(model for model in configured if isinstance(model, ServedModel))
+        self.arrange([model.name if isinstance(model, FailedModel) else model.id for model in configured])
 
     def _serve(self, models: Iterable[ServedModel]) -> None:
-        self.models = tuple(models)
+        last = len(self._places)
+        self.models = tuple(sorted(models, key=lambda model: self._places.get(normalise_name(model.id), last)))
         self._by_id = {normalise_name(model.id): model for model in self.models}
         self._by_alias = {normalise_name(alias): model for model in self.models for alias in model.aliases}
         # The names of the sources that models were pulled from; of several models the first.
@@ -234,8 +239,16 @@ class Names:
 
     def arrange(self, ids: Sequence[str]) -> None:
         """Set the order of these models, others after them: the first of a kind is its default."""
-        places = {normalise_name(name): place for place, name in enumerate(ids)}
-        self.models = tuple(sorted(self.models, key=lambda m: places.get(normalise_name(m.id), len(places))))
+        self._places = {normalise_name(name): place for place, name in enumerate(ids)}
+        self._serve(self.models)
+
+    def configured(self, model: ServedModel) -> bool:
+        """Whether the settings name the model."""
+        return normalise_name(model.id) in self._places
+
+    def drop_failed(self, name: str) -> None:
+        """Forget a configured model that could not be served."""
+        self.failed = [failed for failed in self.failed if failed.name != name]
 
     def aliases(self, model: ServedModel) -> list[str]:
         """The names beside its id that `find` takes for the model, in lower case."""
