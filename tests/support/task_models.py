@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from worker_node.core.types import Device
-from worker_node.manager.placement import Placement, Residency
+from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.tasks.generate.model import GenerationModel, ImageRules
 from worker_node.tasks.generate.tokenization import ChatTokenizer
@@ -44,13 +44,11 @@ def seer(store, placements, **more):
 MODELS = {RANKER: ranker, HEARER: hearer, SEER: seer}
 
 
-def placement(name, engine, suspects=None, **residency):
+def placement(name, engine, suspects=None, **more):
     """One on the CPU that takes all prompts here."""
-    more = {} if suspects is None else {"suspects": suspects}
-    kept = Residency(**residency) if residency else Residency()
-    return Placement(
-        Device.CPU, engine, Admission(name, AdmissionLimits(64, 8)), 8192, 8192, eager=True, residency=kept, **more
-    )
+    if suspects is not None:
+        more["suspects"] = suspects
+    return Placement(Device.CPU, engine, Admission(name, AdmissionLimits(64, 8)), 8192, 8192, eager=True, **more)
 
 
 def _speech():

@@ -175,7 +175,7 @@ class ModelManager:
         """Unload the model when it has been idle for `seconds`; None keeps it for good."""
         model.activity.kept = KeepAlive(seconds, self._clock())
         for placement in model.placements:
-            placement.residency.unload_when_idle = False
+            placement.unload_when_idle = False
         self._reconciler.poke()
 
     def expires_in(self, model: ServedModel) -> float | None:
@@ -187,7 +187,7 @@ class ModelManager:
         """Unload the model as soon as it is idle."""
         model.activity.kept = None
         for placement in model.placements:
-            placement.residency.unload_when_idle = True
+            placement.unload_when_idle = True
         self._reconciler.poke()
 
     def fail(self, model: ServedModel, failed: FailedModel) -> None:

@@ -57,12 +57,12 @@ class Replacement:
         self._reconciler.manage(new)
         try:
             if first.device in served:
-                first.residency.request_load()
+                first.request_load()
             while first.state is EngineState.STARTING:
                 await first_change([first])
         finally:
             self._reconciler.unserved.remove(new)
-        if first.engine.status.state.down:
+        if first.state.down:
             reason = first.engine.status.reason
             await self._stop(new)
             return (
@@ -77,7 +77,7 @@ class Replacement:
         self._start_to_retire(old)
         for placement in new.placements:
             if placement.state is EngineState.UNLOADED and (placement.eager or placement.device in served):
-                placement.residency.request_load(on_request=True)
+                placement.request_load(on_request=True)
         return None
 
     async def retire(self, model: ServedModel, *, drain: bool = True) -> None:

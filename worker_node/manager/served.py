@@ -118,7 +118,7 @@ class ServedModel:
         idle_since, kept = self.activity.idle_since, self.activity.kept
         if self.keep_s is None or idle_since is None:
             return None
-        loaded = max((placement.residency.ready_at for placement in self.placements), default=0.0)
+        loaded = max((placement.ready_at for placement in self.placements), default=0.0)
         return max(idle_since, loaded, 0.0 if kept is None else kept.since) + self.keep_s
 
     def facts(self) -> Mapping[str, Any]:
@@ -168,7 +168,7 @@ class ServedModel:
 
     def serving(self) -> Placement | None:
         """The first placement that can serve now."""
-        ready = (p for p in self.placements if p.engine.status.state is EngineState.READY)
+        ready = (p for p in self.placements if p.state is EngineState.READY)
         return next(ready, None)
 
     def may_need(self, placement: Placement) -> bool:
@@ -176,9 +176,9 @@ class ServedModel:
 
         Those that wait for the load of another placement do not: it may be unloaded to make room for that load.
         """
-        elsewhere = sum(other.residency.waiters for other in self.placements if other is not placement)
+        elsewhere = sum(other.waiters for other in self.placements if other is not placement)
         in_flight = placement.engine.status.in_flight
-        return self.activity.running > elsewhere or in_flight > 0 or placement.residency.waiters > 0
+        return self.activity.running > elsewhere or in_flight > 0 or placement.waiters > 0
 
 
 @dataclass(frozen=True, slots=True)

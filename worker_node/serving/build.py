@@ -35,7 +35,7 @@ from worker_node.engines.protocol import EngineSpec
 from worker_node.engines.restart import GrowthLimits, RestartLimits, default_growth
 from worker_node.engines.supervisor import SupervisedEngine
 from worker_node.engines.watchdog import LivenessLimits
-from worker_node.manager.placement import ExcludedPlacement, Placement, Residency
+from worker_node.manager.placement import ExcludedPlacement, Placement
 from worker_node.manager.served import FailedModel, ServedModel
 from worker_node.models.catalog import normalise_name
 from worker_node.models.directory import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel
@@ -375,13 +375,11 @@ def _placement(
         parts=engine.parts,
         suspects=suspects,
         eager=plan.eager,
-        residency=Residency(
-            estimate=engine.memory,
-            weights=installed.size,
-            pinned=plan.eager and wanted.idle_unload_s is None,
-            pool=memory_pool(machine.probe, device),
-            cold=device is Device.NPU and not plan.emulated and not _compiled(options),
-        ),
+        estimate=engine.memory,
+        weights=installed.size,
+        pinned=plan.eager and wanted.idle_unload_s is None,
+        pool=memory_pool(machine.probe, device),
+        cold=device is Device.NPU and not plan.emulated and not _compiled(options),
     )
 
 

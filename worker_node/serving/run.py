@@ -224,7 +224,7 @@ class Execution:
         if self._context.own_proof or self._deaths >= MAX_RUNS:
             raise error
         demand = replace(self._demand, require=self.route.device) if self.pinned else self._demand
-        suspected, clock = self._suspected(key), self._first.residency.clock
+        suspected, clock = self._suspected(key), self._first.clock
         began = clock()
         while True:
             considered = [self._status(placement, suspected=suspected) for placement in demand.placements]

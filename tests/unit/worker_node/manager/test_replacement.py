@@ -47,7 +47,7 @@ class World:
         npu = replace(npu, lacks=frozenset({"n"}))
         if self.eager:
             cpu = replace(cpu, eager=True, on_demand=False)
-            cpu.residency.pinned = True
+            cpu.pinned = True
         return replace(model, placements=[npu, cpu])
 
     @property

@@ -192,14 +192,14 @@ async def test_an_eager_engine_that_is_loading_is_waited_for_and_no_other_one_is
 async def test_a_cold_compile_for_the_npu_is_not_waited_for_but_begun_while_another_placement_is_loaded():
     npu, cpu = Engine(EngineState.UNLOADED, load_seconds=None), Engine(EngineState.UNLOADED)
     wanted = demand(npu, cpu, 50)
-    wanted.placements[0].residency.cold = True
+    wanted.placements[0].cold = True
     (finding,) = await begun(select_placement(wanted, context()))
     assert (npu.woken, cpu.woken) == (1, 1)
     cpu.set(EngineState.READY)
     place = await finding
     assert (place.route.device, place.route.reason) == (Device.CPU, "model_loading")
     required = demand(npu, cpu, 50, require=Device.NPU)
-    required.placements[0].residency.cold = True
+    required.placements[0].cold = True
     with pytest.raises(ModelLoading):
         await select_placement(required, context(3600.0))
 
