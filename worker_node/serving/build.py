@@ -361,7 +361,7 @@ def _placement(
         spec = faulty(spec, plan.faults)
     return Placement(
         device=device,
-        engine=SupervisedEngine(spec, canary, _engine_limits(machine.settings), lazy=True, suspects=suspects),
+        engine=SupervisedEngine(spec, canary, _engine_limits(machine.settings), suspects=suspects),
         admission=admission,
         prompt_limit=limit,
         total_limit=engine.total_limit,
