@@ -290,13 +290,18 @@ async def _wait(decision: Decision, demand: Demand, context: RequestContext, uni
         request_load(demand, decision.load)
         while until is not None and decision.index == index:
             request_load(demand, index)
-            if not await first_change(demand.placements, until) and until == context.deadline:
-                raise DeadlineExceeded("the deadline passed before the model was ready")
+            await wait_for_change(demand, context, until)
             placement.raise_refusal()
             now = placement.clock()
             decision = decide(demand, _statuses(demand), context, began=began, now=now, first=index)
             until = decision.wait_until
     return decision
+
+
+async def wait_for_change(demand: Demand, context: RequestContext, until: float) -> None:
+    """Wait for a change of the placements, at most `until`. Raises DeadlineExceeded at the request's deadline."""
+    if not await first_change(demand.placements, until) and until == context.deadline:
+        raise DeadlineExceeded("the deadline passed before the model was ready")
 
 
 def _statuses(demand: Demand) -> list[PlacementStatus]:
