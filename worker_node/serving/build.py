@@ -289,19 +289,19 @@ def plan_model(
         known = options_of(type(engine.options)).keys()
         plans.append(
             PlacementPlan(
-                engine,
-                device,
-                emulated,
+                engine=engine,
+                device=device,
+                emulated=emulated,
                 # Unless the settings say otherwise, only the first is loaded at start: the others serve what it cannot.
-                place.load == "eager" or (place.load is None and not plans),
-                standing,
-                faults,
-                (
+                eager=place.load == "eager" or (place.load is None and not plans),
+                standing=standing,
+                faults=faults,
+                notes=(
                     *(f"{name} is ignored: the engine for {device} has no use for it" for name in unused),
                     *engine.notes,
                     *(f"fault on demand: {fault}" for fault in faults),
                 ),
-                {name: getattr(engine.options, name) for name in known if name in wanted.options},
+                chosen={name: getattr(engine.options, name) for name in known if name in wanted.options},
             )
         )
     return plans, excluded
