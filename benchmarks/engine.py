@@ -33,7 +33,7 @@ async def running(installed, **set_options):
         installed.id, installed.kind, str(installed.path), Device.CPU, RUNNERS[installed.kind], options | set_options
     )
     engine = SupervisedEngine(spec, _unexamined, EngineLimits())
-    engine.start()
+    engine.wake()
     try:
         await engine.settled()
         yield engine

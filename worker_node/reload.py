@@ -119,18 +119,18 @@ class Reloader:
         manager = self._manager
         served = {normalise_name(model.id): model for model in manager.models}
         for name in before.keys() - after.keys():
-            manager.drop_failed(before[name].name)
+            manager.names.drop_failed(before[name].name)
             if name in served:
-                manager.turnover.retire_later(served[name])
+                manager.replacement.retire_later(served[name])
         for name, model in built.items():
-            manager.drop_failed(after[name].name)
+            manager.names.drop_failed(after[name].name)
             old = served.get(name)
             if old is None:
                 manager.add(model)
-            elif (problem := await manager.turnover.replace(old, model)) is not None:
+            elif (problem := await manager.replacement.replace(old, model)) is not None:
                 report.problems.append(problem)
                 log.error("%s", problem)
-        manager.arrange([model.name for model in after.values()])
+        manager.names.arrange([model.name for model in after.values()])
 
 
 def _models_of(settings: NodeSettings) -> dict[str, ModelSettings]:

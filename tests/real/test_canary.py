@@ -34,10 +34,10 @@ async def garbage_before_real(store):
     placements = []
     for device, runner, options in ((Device.NPU, RUNNER, {"garbage_after": 0}), (Device.CPU, CONTINUOUS, {})):
         spec = EngineSpec(installed.id, installed.kind, str(installed.path), device, runner, options)
-        engine = SupervisedEngine(spec, canary, EngineLimits(), lazy=True)
+        engine = SupervisedEngine(spec, canary, EngineLimits())
         admission, first = Admission("m", AdmissionLimits(8)), device is Device.NPU
         placements.append(Placement(device, engine, admission, 8192, 8192, on_demand=not first, eager=first))
-    services = services_of([GenerationModel(installed, placements, chat)])
+    services = services_of([GenerationModel(installed, chat, placements=placements)])
     services.manager.start()
     try:
         yield services

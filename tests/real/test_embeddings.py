@@ -54,7 +54,7 @@ async def engine_with(minilm, **options):
 
     spec = EngineSpec(minilm.id, minilm.kind, str(minilm.path), Device.CPU, RUNNER, options)
     engine = SupervisedEngine(spec, no_canary, EngineLimits())
-    engine.start()
+    engine.wake()
     try:
         assert (await engine.settled()).state is EngineState.READY
         yield engine

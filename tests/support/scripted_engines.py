@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from worker_node.core.types import Device, ModelKind
 from worker_node.engines.protocol import EngineState, EngineStatus
-from worker_node.manager.placement import Placement, Residency
+from worker_node.manager.placement import Placement
 from worker_node.manager.served import Activity, ServedModel
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 
@@ -116,10 +116,12 @@ def scripted_model(name, engines, clock, *, pinned=False, estimate=None, idle_un
             1000,
             on_demand=not pinned or index > 0,
             eager=pinned and index == 0,
-            residency=Residency(
-                estimate=engine.size if estimate is None else estimate, pinned=pinned and index == 0, clock=clock
-            ),
+            estimate=engine.size if estimate is None else estimate,
+            pinned=pinned and index == 0,
+            clock=clock,
         )
         for index, engine in enumerate(engines)
     ]
-    return ServedModel(installed, placements, aliases=aliases, idle_unload_s=idle_unload_s, activity=Activity(clock))
+    return ServedModel(
+        installed, placements=placements, aliases=aliases, idle_unload_s=idle_unload_s, activity=Activity(clock)
+    )

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from worker_node.core.types import Device
-from worker_node.manager.placement import Placement, Residency
+from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.tasks.generate.model import GenerationModel, ImageRules
 from worker_node.tasks.generate.tokenization import ChatTokenizer
@@ -25,12 +25,12 @@ RANKER, HEARER, SEER = "ranker", "hearer", "seer"
 
 def ranker(store, placements, **more):
     installed = replace(store.get("all-minilm-l6-v2"), id=RANKER, kind="rerank", aliases=(), canary=None)
-    return RerankModel(installed, placements, PairTokenizer(installed.path, installed.context_limit), **more)
+    return RerankModel(installed, PairTokenizer(installed.path, installed.context_limit), placements=placements, **more)
 
 
 def hearer(store, placements, **more):
     installed = replace(store.get("all-minilm-l6-v2"), id=HEARER, kind="transcription", aliases=(), canary=None)
-    return TranscriptionModel(installed, placements, frozenset(), AudioOptions(), **more)
+    return TranscriptionModel(installed, frozenset(), AudioOptions(), placements=placements, **more)
 
 
 def seer(store, placements, **more):
@@ -38,19 +38,17 @@ def seer(store, placements, **more):
     installed = replace(store.get("smollm2-135m-instruct"), id=SEER, aliases=(), canary=None)
     chat = ChatTokenizer(installed.path, installed.context_limit)
     rules = ImageRules(lambda _width, _height: 4, 1_000_000, None, ("<image>",))
-    return GenerationModel(installed, placements, chat, images=rules, **more)
+    return GenerationModel(installed, chat, placements=placements, images=rules, **more)
 
 
 MODELS = {RANKER: ranker, HEARER: hearer, SEER: seer}
 
 
-def placement(name, engine, suspects=None, **residency):
+def placement(name, engine, suspects=None, **more):
     """One on the CPU that takes all prompts here."""
-    more = {} if suspects is None else {"suspects": suspects}
-    kept = Residency(**residency) if residency else Residency()
-    return Placement(
-        Device.CPU, engine, Admission(name, AdmissionLimits(64, 8)), 8192, 8192, eager=True, residency=kept, **more
-    )
+    if suspects is not None:
+        more["suspects"] = suspects
+    return Placement(Device.CPU, engine, Admission(name, AdmissionLimits(64, 8)), 8192, 8192, eager=True, **more)
 
 
 def _speech():

@@ -86,7 +86,7 @@ class JobService:
         if not self.services.manager.models:
             return self.choice.problem
         placement, busy = self._placement, self.busy_time()
-        if placement.state.down or placement.residency.refusal is not None:
+        if placement.state.down or placement.refusal is not None:
             return placement.reason
         if busy.value is None:
             return f"the NPU's busy counter cannot be read ({busy.reason}), so no job can be proven"
@@ -95,7 +95,7 @@ class JobService:
     @property
     def loaded(self) -> bool:
         """Whether the next job finds the model loaded."""
-        return bool(self.services.manager.models) and self._placement.engine.status.state is EngineState.READY
+        return bool(self.services.manager.models) and self._placement.state is EngineState.READY
 
     @property
     def initial_load_ms(self) -> float | None:

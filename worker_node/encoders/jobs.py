@@ -301,10 +301,7 @@ class DynamicEncoderOptions(EngineOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class StaticEncoderOptions(BlobOptions):
-    """Shapes. In an engine `npu_buckets` are ascending and never empty.
-
-    `busy_counter` is the file of the NPU's busy counter, which the engine advances itself if `stand_in`.
-    """
+    """Shapes. In an engine `npu_buckets` are ascending and never empty."""
 
     devices: ClassVar[frozenset[Device]] = frozenset({Device.NPU})
 
@@ -319,5 +316,3 @@ class StaticEncoderOptions(BlobOptions):
         ),
     ] = ()
     npu_batch_size: Annotated[int, Ge(1), Le(64), Option("texts of one run")] = 1
-    busy_counter: str | None = None
-    stand_in: bool = False

@@ -61,6 +61,17 @@ class EngineOptions(Options):
     plugin_config: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
+@dataclass(frozen=True, kw_only=True)
+class NpuOptions(EngineOptions):
+    """Options of an engine that runs on the NPU; the node sets them there.
+
+    `busy_counter` is the file of the NPU's busy counter, which the engine advances itself if `stand_in`.
+    """
+
+    busy_counter: str | None = None
+    stand_in: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Declared:
     """One option as it was declared; `annotation` is its type with the bounds of its values."""
@@ -128,7 +139,7 @@ _NOT_COMPILED_IN = frozenset({"engine", "cache_dir", "blobs", "export_blobs", "b
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlobOptions(EngineOptions):
+class BlobOptions(NpuOptions):
     """The engine loads the blobs in `blobs`, or writes what it compiles to `export_blobs`, which only the node sets."""
 
     blobs: Annotated[

@@ -60,7 +60,7 @@ class _Pause:
 class SupervisedEngine:
     """An `Engine` in a child process that is restarted when it dies or hangs.
 
-    A `lazy` one stays unloaded until `wake` is called. It loads the files that were there when it was made, and no
+    It stays unloaded until `wake` is called. It loads the files that were there when it was made, and no
     others: what the node knows of the model, such as the space of its vectors, holds for those alone.
     """
 
@@ -70,12 +70,10 @@ class SupervisedEngine:
         canary: Canary,
         limits: EngineLimits,
         *,
-        lazy: bool = False,
         suspects: Suspects | None = None,
         memory: MemoryReader = KERNEL,
     ) -> None:
         self.spec = spec
-        self.lazy = lazy
         self._name = f"{spec.model_id} on {spec.device}"
         self._canary = canary
         self._limits = limits
@@ -84,8 +82,8 @@ class SupervisedEngine:
         self._policy = RestartPolicy(limits.restart)
         self._files = file_stamps(spec.path)
         self._stale = False
-        self._state = EngineState.UNLOADED if lazy else EngineState.STARTING
-        self._reason: str | None = "it is loaded when first needed" if lazy else "loading"
+        self._state = EngineState.UNLOADED
+        self._reason: str | None = "it is loaded when first needed"
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._process: EngineProcess | None = None
@@ -135,19 +133,11 @@ class SupervisedEngine:
         """See `Engine.ready`."""
         return self._state is EngineState.READY and self._process is not None and self._process.up
 
-    def start(self) -> None:
-        """Begin to run and supervise the engine process; a lazy one waits for `wake`."""
-        if not self.lazy:
-            self._begin()
-
     def wake(self) -> None:
         """Start to load the engine if it is not loaded; return at once (`settled` waits)."""
         if self._state is EngineState.UNLOADED:
-            self._begin()
-
-    def _begin(self) -> None:
-        self._set(EngineState.STARTING, "loading")
-        self._task = asyncio.create_task(self._supervise(), name=f"supervise {self.spec.model_id}")
+            self._set(EngineState.STARTING, "loading")
+            self._task = asyncio.create_task(self._supervise(), name=f"supervise {self.spec.model_id}")
 
     async def unload(self) -> bool:
         """End the process until `wake` is called; False, and nothing done, while it holds jobs or is being loaded."""

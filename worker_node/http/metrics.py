@@ -42,7 +42,7 @@ class EngineMetrics:
                 self._read(model.id, placement)
             for excluded in model.excluded:
                 self._certified(model.id, excluded)
-            loaded = [place for place in model.placements if place.engine.status.state is EngineState.READY]
+            loaded = [place for place in model.placements if place.state is EngineState.READY]
             self._gauge(
                 "loaded_models", "Devices on which the model is loaded", (model.id,), len(loaded), by=("model",)
             )

@@ -79,7 +79,7 @@ async def _load(request: web.Request) -> web.Response:
     await manager.force_load(model)
     # The manager decides in its next turn whether it fits at all.
     await manager.decided()
-    if (refusal := model.placements[0].residency.refusal) is not None:
+    if (refusal := model.placements[0].refusal) is not None:
         raise InsufficientMemory(refusal)
     return _changed(manager, model)
 
@@ -225,12 +225,12 @@ def describe_served(manager: ModelManager, model: ServedModel) -> dict[str, Any]
         "reason": None if serving is not None else preferred.reason,
         "ready_in_s": None if (ready_in := model.ready_in()) is None else round(ready_in, 1),
         "memory": {
-            "bytes": sum(placement.residency.held or 0 for placement in model.placements) or None,
-            "estimate": preferred.residency.memory,
+            "bytes": sum(placement.held or 0 for placement in model.placements) or None,
+            "estimate": preferred.memory,
         },
         "devices": _devices(model),
         "excluded": excluded_placements(model),
-        "pinned": preferred.residency.pinned,
+        "pinned": preferred.pinned,
         "in_use": model.activity.idle_since is None,
         "expires_in_s": None if left is None else round(left, 1),
         "capabilities": [*_capabilities(model.installed), *model.abilities()],
@@ -265,7 +265,7 @@ def _state(model: ServedModel) -> str:
     states = {placement.engine.status.state for placement in model.placements}
     if state is ModelState.FAILED and EngineState.QUARANTINED in states:
         return "quarantined"
-    if state is ModelState.UNLOADED and not any(placement.residency.loads for placement in model.placements):
+    if state is ModelState.UNLOADED and not any(placement.loads for placement in model.placements):
         return "installed"
     return state.value
 

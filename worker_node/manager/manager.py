@@ -26,7 +26,7 @@ from worker_node.core.types import Progress
 from worker_node.devices.memory import resident_memory
 from worker_node.manager.on_demand import Build, OnDemand
 from worker_node.manager.reconciler import Reconciler
-from worker_node.manager.replacement import Turnover, WhileInUse
+from worker_node.manager.replacement import Replacement, WhileInUse
 from worker_node.manager.served import FailedModel, KeepAlive, Names, ServedModel
 from worker_node.models.directory import InstalledModel
 from worker_node.models.prepare import PullSpec
@@ -64,17 +64,11 @@ class ModelManager:
         measure: Callable[[int], int | None] = resident_memory,
     ) -> None:
         self.store = store
-        configured = list(models)
-        # The models of the settings that cannot be served, as it is.
-        self.failed = [model for model in configured if isinstance(model, FailedModel)]
-        # The order of the settings, by name.
-        self._order = [model.name if isinstance(model, FailedModel) else model.id for model in configured]
-        self.names = Names(store.catalog, [model for model in configured if isinstance(model, ServedModel)])
+        self.names = Names(store.catalog, models)
         self._reconciler = Reconciler(self.names, budgets, clock=clock, measure=measure)
-        self.turnover = Turnover(self.names, self._reconciler, store, self.failed)
-        self._on_demand = OnDemand(self.names, store, build, self.turnover, self.add, self.failed, clock)
+        self.replacement = Replacement(self.names, self._reconciler, store)
+        self._on_demand = OnDemand(self.names, store, build, self.replacement, self._reconciler, clock)
         self._clock = clock
-        self._started = False
         self._renewing: asyncio.Task[None] | None = None
         self._pulls = Pulls(partial(pull, store.root))
 
@@ -82,6 +76,11 @@ class ModelManager:
     def models(self) -> tuple[ServedModel, ...]:
         """The served models, loaded or not."""
         return self.names.models
+
+    @property
+    def failed(self) -> Sequence[FailedModel]:
+        """The models of the settings that cannot be served, as it is."""
+        return self.names.failed
 
     @property
     def budgets(self) -> dict[str, int | None]:
@@ -105,19 +104,7 @@ class ModelManager:
 
     def add(self, model: ServedModel) -> None:
         """Serve one more model."""
-        self.names.add(model)
-        self.names.arrange(self._order)
-        if self._started:
-            self._reconciler.manage(model)
-
-    def arrange(self, names: Sequence[str]) -> None:
-        """Set the order of these models, others after them: the first of a kind is its default."""
-        self._order = list(names)
-        self.names.arrange(names)
-
-    def drop_failed(self, name: str) -> None:
-        """Forget a configured model that could not be served."""
-        self.failed[:] = [failed for failed in self.failed if failed.name != name]
+        self._reconciler.add(model)
 
     async def resolve(self, name: str, deadline: float) -> ServedModel:
         """The model of that name; a model that is installed but not served yet is served from now on.
@@ -182,14 +169,13 @@ class ModelManager:
 
     async def decided(self) -> None:
         """Wait until the manager has acted on what is wanted now."""
-        if self._started:
-            await self._reconciler.decided()
+        await self._reconciler.decided()
 
     def keep(self, model: ServedModel, seconds: float | None) -> None:
         """Unload the model when it has been idle for `seconds`; None keeps it for good."""
         model.activity.kept = KeepAlive(seconds, self._clock())
         for placement in model.placements:
-            placement.residency.unload_when_idle = False
+            placement.unload_when_idle = False
         self._reconciler.poke()
 
     def expires_in(self, model: ServedModel) -> float | None:
@@ -201,13 +187,13 @@ class ModelManager:
         """Unload the model as soon as it is idle."""
         model.activity.kept = None
         for placement in model.placements:
-            placement.residency.unload_when_idle = True
+            placement.unload_when_idle = True
         self._reconciler.poke()
 
     def fail(self, model: ServedModel, failed: FailedModel) -> None:
         """Serve the model no longer after its last request: `failed` says why, and what to do."""
-        self.failed.append(failed)
-        self.turnover.retire_later(model)
+        self.names.failed.append(failed)
+        self.replacement.retire_later(model)
 
     async def pull(self, name: str, progress: Progress) -> None:
         """Install the model that `name` stands for. Raises as `pull_spec`, and what the pull ends with."""
@@ -247,27 +233,24 @@ class ModelManager:
         models = [model for model in self.models if model.installed.path == directory]
         if in_use is WhileInUse.REFUSE and any(model.activity.idle_since is None for model in models):
             raise ModelInUse(f"model {directory.name} has requests in flight; add ?force=true to end them")
-        await self.turnover.remove(directory, models, drain=in_use is not WhileInUse.FORCE)
+        await self.replacement.remove(directory, models, drain=in_use is not WhileInUse.FORCE)
 
     def start(self) -> None:
         """Load the models that are to be loaded at start-up, and others from now on: returns at once."""
-        self._started = True
         self._reconciler.start()
         self._renewing = asyncio.create_task(self._renew_stale(), name="renew models")
-        for model in self.models:
-            self._reconciler.manage(model)
 
     async def _renew_stale(self) -> None:
         """Read models again whose files have changed: what is known of them, as their spaces and passports, is past."""
         while True:
             model = await self._reconciler.stale.get()
             # A profile's own choice is made again by a restart alone.
-            renewable = model.without_files is not None or model.id not in self._order
+            renewable = model.without_files is not None or not self.names.configured(model)
             if not renewable or not any(known is model for known in self.models):
                 continue
             log.warning("model %s: its files have changed; it is read again", model.id)
             if model.without_files is None:
-                self.turnover.retire_later(model)
+                self.replacement.retire_later(model)
             else:
                 self.fail(model, model.without_files("its files have changed, and could not be read again"))
             self._on_demand.retry_soon()
@@ -283,7 +266,7 @@ class ModelManager:
         if self._renewing is not None:
             self._renewing.cancel()
         self._on_demand.reading.close()
-        await self.turnover.close()
+        await self.replacement.close()
         await self._reconciler.close()
         await asyncio.gather(*(place.engine.stop() for model in self.models for place in model.placements))
 

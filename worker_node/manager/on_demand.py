@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from worker_node.core.errors import DeadlineExceeded, EngineUnavailable, ModelNotFound, NodeError, Overloaded
-from worker_node.manager.replacement import Turnover
+from worker_node.manager.reconciler import Reconciler
+from worker_node.manager.replacement import Replacement
 from worker_node.manager.served import FailedModel, Names, ServedModel
 from worker_node.models.catalog import normalise_name
 from worker_node.models.directory import InstalledModel
@@ -91,28 +92,23 @@ class FileReading:
 
 
 class OnDemand:
-    """Builds models by name with `build` and has each served with `add`.
-
-    `failed` are the configured ones that failed. `clock` is monotonic seconds.
-    """
+    """Builds models by name with `build` and has the reconciler serve them. `clock` is monotonic seconds."""
 
     def __init__(
         self,
         names: Names,
         store: ModelStore,
         build: Build,
-        turnover: Turnover,
-        add: Callable[[ServedModel], None],
-        failed: list[FailedModel],
+        replacement: Replacement,
+        reconciler: Reconciler,
         clock: Callable[[], float],
     ) -> None:
-        self.failed = failed
         self.reading = FileReading(clock=clock)
         self._names = names
         self._store = store
         self._build = build
-        self._turnover = turnover
-        self._add = add
+        self._replacement = replacement
+        self._reconciler = reconciler
         self._clock = clock
         self._tried: dict[str, float] = {}
         self._building: dict[str, asyncio.Lock] = {}
@@ -139,29 +135,29 @@ class OnDemand:
     async def _find(self, name: str) -> ServedModel:
         in_thread = self.reading.in_thread
         while True:
-            if (failed := next((f for f in self.failed if f.answers_to(name)), None)) is not None:
+            if (failed := next((f for f in self._names.failed if f.answers_to(name)), None)) is not None:
                 return await self._repaired(failed)
-            removals = self._turnover.removals
+            removals = self._replacement.removals
             served = [model.id for model in self._names.models]
             installed = await self._usable(name, in_thread(self._store.get, name, served))
             async with self._lock(installed.id):
                 if (known := self._known(installed.id)) is not None:
                     return known
-                if installed.path in self._turnover.removing:
+                if installed.path in self._replacement.removing:
                     raise ModelNotFound(f"model {name[:100]!r} is being removed", param="model")
                 model = await self._usable(name, in_thread(self._build, installed))
                 # A reload may have added it meanwhile.
                 if (known := self._known(installed.id)) is not None:
                     return known
-                if removals == self._turnover.removals:
-                    self._add(model)
+                if removals == self._replacement.removals:
+                    self._reconciler.add(model)
                     return model
             # Files were removed meanwhile: perhaps those of this model.
 
     async def _repaired(self, failed: FailedModel) -> ServedModel:
         """A configured model that failed, if its files have been repaired."""
         async with self._lock(failed.name):
-            if failed not in self.failed:
+            if failed not in self._names.failed:
                 return self._names.find(failed.name)
             reason = failed.reason
             if self._clock() >= self._tried.get(failed.name, -math.inf) + _RETRY_S:
@@ -171,10 +167,10 @@ class OnDemand:
                 except Exception as error:  # noqa: BLE001  (whatever is wrong with the files)
                     reason = error.message if isinstance(error, NodeError) else f"{type(error).__name__}: {error}"
                 else:
-                    if failed not in self.failed:  # a reload has changed it meanwhile
+                    if failed not in self._names.failed:  # a reload has changed it meanwhile
                         return self._names.find(failed.name)
-                    self.failed.remove(failed)
-                    self._add(model)
+                    self._names.failed.remove(failed)
+                    self._reconciler.add(model)
                     return model
         raise EngineUnavailable(f"model {failed.name} cannot be served: {reason}", retry_after=_RETRY_S)
 

@@ -22,15 +22,54 @@ _START_S = 3.0
 _BYTES_PER_S = 100e6
 
 
-@dataclass(slots=True)
-class Residency:
-    """The record of one engine: bytes and monotonic seconds."""
+@dataclass(frozen=True, slots=True)
+class ExcludedPlacement:
+    """A device that a model may not run on, and why; `standing` is what the passports say of the model there."""
+
+    device: Device
+    emulated: bool
+    standing: Standing
+    reason: str
+
+
+_UNKNOWN = Standing("not certified", "no passport was looked for")
+
+
+@dataclass(eq=False, slots=True)
+class Placement:
+    """`prompt_limit` and `total_limit` are tokens, for the prompt, and for prompt and answer together.
+
+    `lacks` is what its engine cannot do. An `on_demand` engine is loaded for the requests that need it, an `eager` one
+    at start-up. `standing` is what the passports said of it when it was built, `notes` what else was found then,
+    `faults` the faults on demand of its engine, in words. `options` are what the settings set for its engine.
+    `suspects` are those of the model, shared by its placements. `parts` say where each part of the model runs, if not
+    all of it runs on `device`. All times are monotonic seconds of `clock`, all sizes bytes.
+    """
+
+    device: Device
+    engine: Engine
+    admission: Admission
+    prompt_limit: int
+    total_limit: int
+    emulated: bool = False
+    on_demand: bool = False
+    eager: bool = False
+    standing: Standing = _UNKNOWN
+    notes: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    lacks: frozenset[Feature] = NOTHING
+    parts: Mapping[str, Device] = field(default_factory=dict)
+    isolation: Isolation = field(default_factory=Isolation)
+    suspects: Suspects = field(default_factory=Suspects)
 
     # Its memory before it was ever loaded; `after_load` is what was measured then, `held` what it takes now.
     estimate: int = 0
     weights: int = 0
     pinned: bool = False
     pool: str = "host"
+    # Its first load compiles for an NPU, which takes minutes or hours.
+    cold: bool = False
     clock: Callable[[], float] = time.monotonic
     # Notifies the manager of a change. Without a manager the engine is loaded at once.
     on_change: Callable[[], None] | None = None
@@ -46,14 +85,30 @@ class Residency:
     # Why the last load request was refused, and why the present one waits for memory.
     refusal: str | None = None
     shortage: str | None = None
-    # Its first load compiles for an NPU, which takes minutes or hours.
-    cold: bool = False
     waiters: int = 0
     loading_since: float | None = None
     load_s: float | None = None
     ready_at: float = 0.0
     loads: int = 0
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def state(self) -> EngineState:
+        """The engine's state; one whose load is wanted and waits for its turn counts as starting."""
+        return EngineState.STARTING if self.queued else self.engine.status.state
+
+    @property
+    def queued(self) -> bool:
+        """Whether its load is wanted and has not begun."""
+        return self.wanted_since is not None and self.engine.status.state is EngineState.UNLOADED
+
+    @property
+    def reason(self) -> str | None:
+        """Why the engine is not ready; None when it is."""
+        if self.queued:
+            return self.shortage or "it waits for its turn"
+        status = self.engine.status
+        return (self.refusal if status.state is EngineState.UNLOADED else None) or status.reason
 
     @property
     def memory(self) -> int:
@@ -76,19 +131,53 @@ class Residency:
         self.wanted_since = self.shortage = None
         self.on_request = self.insisted = False
 
-    def observe(self, *, loading: bool, ready: bool, memory: int | None) -> None:
+    def wake(self, *, insist: bool = False) -> None:
+        """Start to load the engine; return at once (`settled` waits). Unless `insist`, only while a request waits."""
+        self.request_load(on_request=True, insist=insist)
+        if self.on_change is None:
+            self.cancel_load_request()
+            self.engine.wake()
+
+    def observe(self, memory: int | None) -> None:
         """Record the engine's state. `memory` is what its process takes, None if it has none."""
-        now = self.clock()
-        self.held = memory if loading or ready else None
-        if loading:
+        now, state = self.clock(), self.engine.status.state
+        self.held = memory if state in {EngineState.STARTING, EngineState.READY} else None
+        if state is EngineState.STARTING:
             self.loading_since = now if self.loading_since is None else self.loading_since
         elif self.loading_since is not None:
-            if ready:
+            if state is EngineState.READY:
                 self.load_s, self.ready_at, self.after_load = now - self.loading_since, now, memory
                 self.loads += 1
             self.loading_since = None
             self.cancel_load_request()
             self.changed()
+
+    @contextmanager
+    def awaited(self) -> Iterator[None]:
+        """Count a request that waits for the engine. A load without waiting requests is not started."""
+        self.waiters += 1
+        try:
+            yield
+        finally:
+            self.waiters -= 1
+            if self.queued and not self.waiters and not self.insisted:
+                self.cancel_load_request()
+            if self.on_change is not None:
+                self.on_change()
+
+    async def settled(self, deadline: float) -> None:
+        """Wait until the engine is ready, or known not to be soon. Raises DeadlineExceeded, InsufficientMemory."""
+        with self.awaited():
+            self.raise_refusal()
+            while self.state is EngineState.STARTING or self._returns:
+                if not await first_change([self], deadline):
+                    raise DeadlineExceeded("the deadline passed while the model was being loaded")
+                self.raise_refusal()
+
+    def raise_refusal(self) -> None:
+        """Raise InsufficientMemory if the last load request was refused."""
+        if self.refusal is not None:
+            raise InsufficientMemory(self.refusal)
 
     def changed(self) -> None:
         """Wake all callers of `change`."""
@@ -105,119 +194,17 @@ class Residency:
             return self.load_s
         return math.inf if self.cold else _START_S + self.weights / _BYTES_PER_S
 
-    def ready_in(self) -> float:
-        """Seconds until a load that is wanted or going on is likely to have ended."""
-        if self.loading_since is None:
-            return self.expected_load_s()
-        return max(0.5, self.loading_since + self.expected_load_s() - self.clock())
-
-
-@dataclass(frozen=True, slots=True)
-class ExcludedPlacement:
-    """A device that a model may not run on, and why; `standing` is what the passports say of the model there."""
-
-    device: Device
-    emulated: bool
-    standing: Standing
-    reason: str
-
-
-_UNKNOWN = Standing("not certified", "no passport was looked for")
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """`prompt_limit` and `total_limit` are tokens, for the prompt, and for prompt and answer together.
-
-    `lacks` is what its engine cannot do. An `on_demand` engine is loaded for the requests that need it, an `eager` one
-    at start-up. `standing` is what the passports said of it when it was built, `notes` what else was found then,
-    `faults` the faults on demand of its engine, in words. `options` are what the settings set for its engine.
-    `suspects` are those of the model, shared by its placements. `parts` say where each part of the model runs, if not
-    all of it runs on `device`.
-    """
-
-    device: Device
-    engine: Engine
-    admission: Admission
-    prompt_limit: int
-    total_limit: int
-    emulated: bool = False
-    on_demand: bool = False
-    eager: bool = False
-    standing: Standing = _UNKNOWN
-    notes: tuple[str, ...] = ()
-    faults: tuple[str, ...] = ()
-    options: Mapping[str, Any] = field(default_factory=dict)
-    lacks: frozenset[Feature] = NOTHING
-    parts: Mapping[str, Device] = field(default_factory=dict)
-    isolation: Isolation = field(default_factory=Isolation)
-    suspects: Suspects = field(default_factory=Suspects)
-    residency: Residency = field(default_factory=Residency, compare=False, repr=False)
-
-    @property
-    def state(self) -> EngineState:
-        """The engine's state; one whose load is wanted and waits for its turn counts as starting."""
-        state = self.engine.status.state
-        queued = state is EngineState.UNLOADED and self.residency.wanted_since is not None
-        return EngineState.STARTING if queued else state
-
-    @property
-    def reason(self) -> str | None:
-        """Why the engine is not ready; None when it is."""
-        status, residency = self.engine.status, self.residency
-        if status.state is not EngineState.UNLOADED:
-            return status.reason
-        if residency.wanted_since is not None:
-            return residency.shortage or "it waits for its turn"
-        return residency.refusal or status.reason
-
-    def wake(self, *, insist: bool = False) -> None:
-        """Start to load the engine; return at once (`settled` waits). Unless `insist`, only while a request waits."""
-        self.residency.request_load(on_request=True, insist=insist)
-        if self.residency.on_change is None:
-            self.residency.cancel_load_request()
-            self.engine.wake()
-
-    @contextmanager
-    def awaited(self) -> Iterator[None]:
-        """Count a request that waits for the engine. A load without waiting requests is not started."""
-        residency = self.residency
-        residency.waiters += 1
-        try:
-            yield
-        finally:
-            residency.waiters -= 1
-            unstarted = self.engine.status.state is EngineState.UNLOADED
-            if unstarted and not residency.waiters and not residency.insisted:
-                residency.cancel_load_request()
-            if residency.on_change is not None:
-                residency.on_change()
-
-    async def settled(self, deadline: float) -> None:
-        """Wait until the engine is ready, or known not to be soon. Raises DeadlineExceeded, InsufficientMemory."""
-        with self.awaited():
-            self.raise_refusal()
-            while self.state is EngineState.STARTING or self._returns:
-                if not await first_change([self], deadline):
-                    raise DeadlineExceeded("the deadline passed while the model was being loaded")
-                self.raise_refusal()
-
-    def raise_refusal(self) -> None:
-        """Raise InsufficientMemory if the last load request was refused."""
-        if self.residency.refusal is not None:
-            raise InsufficientMemory(self.residency.refusal)
-
     def ready_in(self) -> float | None:
         """Seconds until an engine that is loaded, would be loaded or is restarted is likely to be ready.
 
         inf where nobody knows; None for an engine that does not become ready by itself soon.
         """
-        status, residency = self.engine.status, self.residency
-        if status.state.loadable and residency.on_change is not None:
-            return residency.ready_in()
-        load_s = residency.expected_load_s()
-        if residency.load_s is None and status.load_seconds is not None:
-            load_s = status.load_seconds
+        status, load_s = self.engine.status, self.expected_load_s()
+        if self.on_change is None or not status.state.loadable:
+            if self.load_s is None and status.load_seconds is not None:
+                load_s = status.load_seconds
+        elif self.loading_since is not None:
+            return max(0.5, self.loading_since + load_s - self.clock())
         if status.state.loadable:
             return load_s
         return (status.retry_after or 0.0) + load_s if self._returns else None
@@ -234,10 +221,10 @@ async def first_change(placements: Sequence[Placement], until: float = math.inf)
     waits = [
         asyncio.ensure_future(change)
         for placement in placements
-        for change in (placement.engine.next_change(), placement.residency.change())
+        for change in (placement.engine.next_change(), placement.change())
     ]
     try:
-        timeout = None if math.isinf(until) else max(0.0, until - placements[0].residency.clock())
+        timeout = None if math.isinf(until) else max(0.0, until - placements[0].clock())
         done, _ = await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for wait in waits:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from worker_node.devices.memory import resident_memory
 from worker_node.engines.protocol import EngineState
-from worker_node.manager.placement import Placement, Residency
+from worker_node.manager.placement import Placement
 from worker_node.manager.policy import Key, Plan, Refusal, Unit, UnitState, Why, decide
 from worker_node.manager.served import Names, ServedModel
 
@@ -51,10 +51,11 @@ class Reconciler:
         self._names = names
         self._clock = clock
         self._measure = measure
+        self._started = False
         self._poked = asyncio.Event()
         self._decided = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._watches: dict[int, asyncio.Task[None]] = {}
+        self._watches: dict[Placement, asyncio.Task[None]] = {}
         # Whether a request waits for memory, or for a model to leave.
         self._awaited = True
         # Models whose files have changed since the node read them.
@@ -65,34 +66,42 @@ class Reconciler:
         self._poked.set()
 
     async def decided(self) -> None:
-        """Wait for the next decision, which comes soon."""
+        """Wait for the next decision, which comes soon, once the loop runs."""
         self.poke()
-        await self._decided.wait()
+        if self._started:
+            await self._decided.wait()
 
     def start(self) -> None:
-        """Start the loop, which from then on is the only one to load the managed models."""
+        """Start the loop, which from then on is the only one to load the served models."""
+        self._started = True
         self._start(self._run(), "model manager")
+        for model in self._names.models:
+            self.manage(model)
+
+    def add(self, model: ServedModel) -> None:
+        """Serve one more model, and manage it once the loop runs."""
+        self._names.add(model)
+        if self._started:
+            self.manage(model)
 
     def manage(self, model: ServedModel) -> None:
         """Manage one more model, and load those of its engines that are loaded at start."""
         model.activity.on_idle = self._went_idle
         for placement, following in zip(model.placements, [*model.placements[1:], None], strict=True):
-            placement.residency.on_change = self.poke
-            if id(placement) not in self._watches:
-                self._watches[id(placement)] = self._start(
-                    self._watch(model, placement, following), f"watch {model.id}"
-                )
+            placement.on_change = self.poke
+            if placement not in self._watches:
+                self._watches[placement] = self._start(self._watch(model, placement, following), f"watch {model.id}")
                 if placement.eager:
-                    placement.residency.request_load()
+                    placement.request_load()
         self.poke()
 
     def release(self, model: ServedModel) -> None:
         """Stop managing a model."""
         for placement in model.placements:
-            placement.residency.on_change = None
-            placement.residency.cancel_load_request()
-            placement.residency.changed()
-            if (watch := self._watches.pop(id(placement), None)) is not None:
+            placement.on_change = None
+            placement.cancel_load_request()
+            placement.changed()
+            if (watch := self._watches.pop(placement, None)) is not None:
                 watch.cancel()
         self.poke()
 
@@ -127,7 +136,7 @@ class Reconciler:
             was_down, down = down, _STATES[placement.engine.status.state] is UnitState.DOWN
             went_down = down and not was_down
             if went_down and following is not None and following.engine.status.state is EngineState.UNLOADED:
-                following.residency.request_load()
+                following.request_load()
             self.poke()
 
     async def _run(self) -> None:
@@ -167,9 +176,9 @@ class Reconciler:
         short = {refusal.key for refusal in plan.refusals}
         for key, (_, placement) in units.items():
             if key not in short:
-                placement.residency.shortage = None
+                placement.shortage = None
         for refusal in plan.refusals:
-            self._refuse(units[refusal.key][1].residency, refusal, _text(refusal, snapshot, units, plan))
+            self._refuse(units[refusal.key][1], refusal, _text(refusal, snapshot, units, plan))
         loaded = any(unit.state in {UnitState.LOADING, UnitState.READY} for unit in snapshot)
         # Memory changes without notice, and models become idle.
         times = [plan.decide_at, now + _PERIOD_S if loaded else None]
@@ -188,71 +197,67 @@ class Reconciler:
         self.poke()
 
     def _observe(self, model: ServedModel, placement: Placement) -> Unit:
-        residency, status = placement.residency, placement.engine.status
-        state = UnitState.UNLOADING if residency.unloading else _STATES[status.state]
+        status = placement.engine.status
+        state = UnitState.UNLOADING if placement.unloading else _STATES[status.state]
         if status.state is EngineState.STOPPED and status.pid is None:
             state = UnitState.UNLOADED
         memory = None if status.pid is None else self._measure(status.pid)
-        residency.observe(
-            loading=status.state is EngineState.STARTING, ready=status.state is EngineState.READY, memory=memory
-        )
-        held = max(residency.memory, memory or 0) if state is UnitState.LOADING else memory or residency.memory
+        placement.observe(memory)
+        held = max(placement.memory, memory or 0) if state is UnitState.LOADING else memory or placement.memory
         return Unit(
             key=(model.id, placement.device.value),
             device=placement.device.value,
-            pool=residency.pool,
+            pool=placement.pool,
             memory=0 if status.state.given_up else held,
             state=state,
-            last_use=max(model.activity.idle_since or 0.0, residency.ready_at),
-            wanted_since=residency.wanted_since,
+            last_use=max(model.activity.idle_since or 0.0, placement.ready_at),
+            wanted_since=placement.wanted_since,
             busy=model.may_need(placement),
-            pinned=residency.pinned,
+            pinned=placement.pinned,
             keep_until=model.unloads_at(),
-            unload_when_idle=residency.unload_when_idle,
+            unload_when_idle=placement.unload_when_idle,
         )
 
     def _load(self, model: ServedModel, placement: Placement) -> None:
-        residency = placement.residency
-        residency.unload_when_idle = False
-        seconds = residency.expected_load_s()
+        placement.unload_when_idle = False
+        seconds = placement.expected_load_s()
         duration = "for the first time, which takes minutes" if math.isinf(seconds) else f"{seconds:.0f} s"
-        log.info("loading %s on %s: about %.0f MB, %s", model.id, placement.device, residency.memory / _MB, duration)
+        log.info("loading %s on %s: about %.0f MB, %s", model.id, placement.device, placement.memory / _MB, duration)
         placement.engine.wake()
-        residency.changed()
+        placement.changed()
         self.poke()
 
     def _unload(self, model: ServedModel, placement: Placement, why: Why) -> None:
-        if not placement.residency.unloading:
-            placement.residency.unloading = True
+        if not placement.unloading:
+            placement.unloading = True
             self._start(self._unload_idle(model, placement, why), f"unload {model.id}")
 
     async def _unload_idle(self, model: ServedModel, placement: Placement, why: Why) -> None:
-        residency = placement.residency
         try:
             # A request may have come since the decision.
             if not model.may_need(placement) and await placement.engine.unload():
                 log.info("unloaded %s on %s: %s", model.id, placement.device, why)
-                residency.unload_when_idle = False
+                placement.unload_when_idle = False
                 if why in {Why.EXPIRED, Why.ASKED}:
                     model.activity.kept = None
             else:
                 # The canary asks it something: soon over.
                 await asyncio.sleep(_RETRY_S)
         finally:
-            residency.unloading = False
-            residency.changed()
+            placement.unloading = False
+            placement.changed()
             self.poke()
 
     @staticmethod
-    def _refuse(residency: Residency, refusal: Refusal, text: str) -> None:
+    def _refuse(placement: Placement, refusal: Refusal, text: str) -> None:
         if refusal.waits:
-            new, residency.shortage = residency.shortage is None, text
+            new, placement.shortage = placement.shortage is None, text
         else:
-            new, residency.refusal = True, text
-            residency.cancel_load_request()
+            new, placement.refusal = True, text
+            placement.cancel_load_request()
         if new:
             log.warning("%s", text)
-            residency.changed()
+            placement.changed()
 
 
 def _text(

@@ -14,7 +14,7 @@ from worker_node.core.errors import InsufficientStorage
 from worker_node.engines.protocol import EngineState
 from worker_node.manager.placement import first_change
 from worker_node.manager.reconciler import Reconciler
-from worker_node.manager.served import FailedModel, Names, ServedModel
+from worker_node.manager.served import Names, ServedModel
 from worker_node.models.store import ModelStore
 
 log = logging.getLogger(__name__)
@@ -31,20 +31,18 @@ class WhileInUse(StrEnum):
     FORCE = "force"
 
 
-class Turnover:
+class Replacement:
     """Retires, replaces and removes served models. What has begun continues when its caller leaves, until `close`.
 
-    The directories in `removing` have files that are being removed; `removals` counts them and those that ended. Models
-    of the settings are among the `failed` ones once their files are gone.
+    The directories in `removing` have files that are being removed; `removals` counts them and those that ended.
     """
 
-    def __init__(self, names: Names, reconciler: Reconciler, store: ModelStore, failed: list[FailedModel]) -> None:
+    def __init__(self, names: Names, reconciler: Reconciler, store: ModelStore) -> None:
         self.removing: set[Path] = set()
         self.removals = 0
         self._names = names
         self._reconciler = reconciler
         self._store = store
-        self._failed = failed
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def replace(self, old: ServedModel, new: ServedModel) -> str | None:
@@ -59,12 +57,12 @@ class Turnover:
         self._reconciler.manage(new)
         try:
             if first.device in served:
-                first.residency.request_load()
+                first.request_load()
             while first.state is EngineState.STARTING:
                 await first_change([first])
         finally:
             self._reconciler.unserved.remove(new)
-        if first.engine.status.state.down:
+        if first.state.down:
             reason = first.engine.status.reason
             await self._stop(new)
             return (
@@ -79,7 +77,7 @@ class Turnover:
         self._start_to_retire(old)
         for placement in new.placements:
             if placement.state is EngineState.UNLOADED and (placement.eager or placement.device in served):
-                placement.residency.request_load(on_request=True)
+                placement.request_load(on_request=True)
         return None
 
     async def retire(self, model: ServedModel, *, drain: bool = True) -> None:
@@ -134,7 +132,7 @@ class Turnover:
             await asyncio.gather(*(self.retire(model, drain=drain) for model in models))
             await asyncio.to_thread(self._store.remove, directory.name)
             text = f"it was deleted; to serve it, install it again: npu-node pull {directory.name}"
-            self._failed += [model.without_files(text) for model in models if model.without_files is not None]
+            self._names.failed += [model.without_files(text) for model in models if model.without_files is not None]
         finally:
             self.removing.discard(directory)
 

@@ -85,7 +85,7 @@ class ModelState(StrEnum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class ServedModel:
     """A model with its placements in order of preference. Each task adds what its requests need, as a tokenizer.
 
@@ -95,12 +95,12 @@ class ServedModel:
     """
 
     installed: InstalledModel
-    placements: Sequence[Placement]
+    placements: Sequence[Placement] = field(default=(), kw_only=True)
     aliases: Sequence[str] = field(default=(), kw_only=True)
     idle_unload_s: float | None = field(default=None, kw_only=True)
-    without_files: Callable[[str], FailedModel] | None = field(default=None, kw_only=True, compare=False, repr=False)
+    without_files: Callable[[str], FailedModel] | None = field(default=None, kw_only=True, repr=False)
     excluded: Sequence[ExcludedPlacement] = field(default=(), kw_only=True)
-    activity: Activity = field(default_factory=Activity, kw_only=True, compare=False, repr=False)
+    activity: Activity = field(default_factory=Activity, kw_only=True, repr=False)
 
     @property
     def id(self) -> str:
@@ -118,7 +118,7 @@ class ServedModel:
         idle_since, kept = self.activity.idle_since, self.activity.kept
         if self.keep_s is None or idle_since is None:
             return None
-        loaded = max((placement.residency.ready_at for placement in self.placements), default=0.0)
+        loaded = max((placement.ready_at for placement in self.placements), default=0.0)
         return max(idle_since, loaded, 0.0 if kept is None else kept.since) + self.keep_s
 
     def facts(self) -> Mapping[str, Any]:
@@ -168,7 +168,7 @@ class ServedModel:
 
     def serving(self) -> Placement | None:
         """The first placement that can serve now."""
-        ready = (p for p in self.placements if p.engine.status.state is EngineState.READY)
+        ready = (p for p in self.placements if p.state is EngineState.READY)
         return next(ready, None)
 
     def may_need(self, placement: Placement) -> bool:
@@ -176,9 +176,9 @@ class ServedModel:
 
         Those that wait for the load of another placement do not: it may be unloaded to make room for that load.
         """
-        elsewhere = sum(other.residency.waiters for other in self.placements if other is not placement)
+        elsewhere = sum(other.waiters for other in self.placements if other is not placement)
         in_flight = placement.engine.status.in_flight
-        return self.activity.running > elsewhere or in_flight > 0 or placement.residency.waiters > 0
+        return self.activity.running > elsewhere or in_flight > 0 or placement.waiters > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,17 +203,22 @@ class FailedModel:
 
 
 class Names:
-    """The served models by every name that requests may use, in the order of the settings.
+    """The served models by every name that requests may use, and the configured ones that failed.
 
-    The first of each kind is the default.
+    They are in the order of the settings; the first of each kind is the default.
     """
 
-    def __init__(self, catalog: Catalog, models: Iterable[ServedModel] = ()) -> None:
+    def __init__(self, catalog: Catalog, models: Iterable[ServedModel | FailedModel] = ()) -> None:
         self._catalog = catalog
-        self._serve(models)
+        configured = list(models)
+        self.failed = [model for model in configured if isinstance(model, FailedModel)]
+        self._places: dict[str, int] = {}
+        self._serve(model for model in configured if isinstance(model, ServedModel))
+        self.arrange([model.name if isinstance(model, FailedModel) else model.id for model in configured])
 
     def _serve(self, models: Iterable[ServedModel]) -> None:
-        self.models = tuple(models)
+        last = len(self._places)
+        self.models = tuple(sorted(models, key=lambda model: self._places.get(normalise_name(model.id), last)))
         self._by_id = {normalise_name(model.id): model for model in self.models}
         self._by_alias = {normalise_name(alias): model for model in self.models for alias in model.aliases}
         # The names of the sources that models were pulled from; of several models the first.
@@ -234,8 +239,16 @@ class Names:
 
     def arrange(self, ids: Sequence[str]) -> None:
         """Set the order of these models, others after them: the first of a kind is its default."""
-        places = {normalise_name(name): place for place, name in enumerate(ids)}
-        self.models = tuple(sorted(self.models, key=lambda m: places.get(normalise_name(m.id), len(places))))
+        self._places = {normalise_name(name): place for place, name in enumerate(ids)}
+        self._serve(self.models)
+
+    def configured(self, model: ServedModel) -> bool:
+        """Whether the settings name the model."""
+        return normalise_name(model.id) in self._places
+
+    def drop_failed(self, name: str) -> None:
+        """Forget a configured model that could not be served."""
+        self.failed = [failed for failed in self.failed if failed.name != name]
 
     def aliases(self, model: ServedModel) -> list[str]:
         """The names beside its id that `find` takes for the model, in lower case."""

@@ -6,10 +6,11 @@ Begin with `configured_model` and `build_model`. Nothing is started or loaded he
 from __future__ import annotations
 
 import contextlib
+import difflib
 import logging
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from worker_node.engines.isolation import Suspects
 from worker_node.engines.options import (
     BlobOptions,
     EngineOptions,
+    NpuOptions,
     declarations,
     engine_for,
     engines,
@@ -33,7 +35,7 @@ from worker_node.engines.protocol import EngineSpec
 from worker_node.engines.restart import GrowthLimits, RestartLimits, default_growth
 from worker_node.engines.supervisor import SupervisedEngine
 from worker_node.engines.watchdog import LivenessLimits
-from worker_node.manager.placement import ExcludedPlacement, Placement, Residency
+from worker_node.manager.placement import ExcludedPlacement, Placement
 from worker_node.manager.served import FailedModel, ServedModel
 from worker_node.models.catalog import normalise_name
 from worker_node.models.directory import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel
@@ -41,21 +43,19 @@ from worker_node.models.in_place import apparent_kind, open_directory
 from worker_node.models.passports import Standing
 from worker_node.models.store import ModelStore
 from worker_node.registry import tasks
-from worker_node.scheduling.admission import Admission, AdmissionLimits
+from worker_node.scheduling.admission import Admission
 from worker_node.serving.certified import faults_of, known_problem, refusal, standing_of
 from worker_node.serving.faults import faulty
-from worker_node.serving.task import Draft, EnginePlan, ModelParts, ServedTask, served_task
+from worker_node.serving.task import EnginePlan, ServedTask, Target, served_task
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
 from worker_node.settings.faults import Fault
-from worker_node.settings.model import VectorOptions, select
+from worker_node.settings.model import VectorOptions
 
 log = logging.getLogger(__name__)
 
 PREPARED = "prepared"
 _HASHED = (MANIFEST_FILE, MODEL_FILE)
 HOST = "host"
-# Measured on Linux with OpenVINO 2026.4: a process with the runtime and no model.
-_RUNTIME = 256 * 2**20
 _SHARE = 0.8
 # Measured: beside reranking or speech a chat's tokens take 1.3 times as long, and 2 to 2.7 times at equal priority.
 _NICE_BESIDE_CHATS = 10
@@ -101,17 +101,23 @@ def configured_model(wanted: ModelSettings, machine: Machine) -> ServedModel | F
     try:
         return _build(wanted, machine)
     except UnusableFiles as damage:
-        failed = _failed(wanted, machine, damage.message, _kind(wanted, machine), installed=damage.installed)
-        return replace(failed, excluded=damage.excluded)
+        kind = _kind(wanted, machine)
+        return _failed(wanted, machine, damage.message, kind, installed=damage.installed, excluded=damage.excluded)
 
 
 def _failed(
-    wanted: ModelSettings, machine: Machine, reason: str, kind: str | None, *, installed: bool = True
+    wanted: ModelSettings,
+    machine: Machine,
+    reason: str,
+    kind: str | None,
+    *,
+    installed: bool = True,
+    excluded: Sequence[ExcludedPlacement] = (),
 ) -> FailedModel:
     entry = ModelStore(machine.settings.model_store).catalog.find(wanted.name) if wanted.path is None else None
     names = [*wanted.aliases, *((entry.id, *entry.aliases) if entry is not None else ())]
     aliases = [name for name in names if normalise_name(name) != normalise_name(wanted.name)]
-    return FailedModel(wanted.name, reason, lambda: _build(wanted, machine), aliases, kind, installed=installed)
+    return FailedModel(wanted.name, reason, lambda: _build(wanted, machine), aliases, kind, installed, excluded)
 
 
 def _build(wanted: ModelSettings, machine: Machine) -> ServedModel:
@@ -124,7 +130,8 @@ def _build(wanted: ModelSettings, machine: Machine) -> ServedModel:
         raise UnusableFiles(
             f"{installed.path}: its files are damaged ({type(error).__name__}: {_brief(error)}); pull or copy it again"
         ) from error
-    return replace(model, without_files=lambda reason: _failed(wanted, machine, reason, installed.kind))
+    model.without_files = lambda reason: _failed(wanted, machine, reason, installed.kind)
+    return model
 
 
 def _kind(wanted: ModelSettings, machine: Machine) -> str | None:
@@ -154,15 +161,26 @@ def build_model(
     """
     check_options(installed, wanted)
     task = served_task(installed.kind)
-    excluded: Sequence[ExcludedPlacement] = ()
+    plans, excluded = plan_model(task, installed, wanted, machine)
+    for each in excluded:
+        log.warning("%s is not used on %s: %s", installed.id, each.device, each.reason)
+    if not plans:
+        reasons = "; ".join(f"{each.device}: {each.reason}" for each in excluded)
+        raise UnusableFiles(f"{installed.id} has no placement that may be used: {reasons}", excluded=excluded)
+    model: ServedModel = task.open(installed, wanted, machine.settings)
+    suspects = Suspects()
+    placements = []
+    for plan in plans:
+        canary = task.canary(model, wanted, plan.engine)
+        examination = no_canary if canary is None else guard(canary)
+        placements.append(_placement(task, plan, installed, wanted, machine, examination, suspects))
+    model.placements, model.excluded = tuple(placements), excluded
+    model.aliases, model.idle_unload_s = wanted.aliases, wanted.idle_unload_s
+    return model
 
-    def place(canary: Callable[[int], Canary]) -> tuple[Placement, ...]:
-        nonlocal excluded
-        placements, excluded = build_placements(task, installed, wanted, machine, canary)
-        return placements
 
-    model = task.build(ModelParts(installed, wanted, machine.settings, place, guard))
-    return replace(model, excluded=excluded)
+async def no_canary(_engine: object) -> None:
+    """The canary of a model without known answers: the model is ready as soon as it is loaded."""
 
 
 def build_on_demand(machine: Machine, installed: InstalledModel) -> ServedModel:
@@ -222,18 +240,27 @@ def not_installed(name: str, store: Path) -> str:
     return f"is not installed in {store}; run: npu-node pull {name} --model-store {shlex.quote(str(store))}"
 
 
-def build_placements(
-    task: ServedTask,
-    installed: InstalledModel,
-    wanted: ModelSettings,
-    machine: Machine,
-    canary: Callable[[int], Canary],
-) -> tuple[tuple[Placement, ...], Sequence[ExcludedPlacement]]:
-    """Return the placements in order of preference, those of the settings, else one on each device of the machine; and
-    the excluded ones.
+@dataclass(frozen=True, slots=True)
+class PlacementPlan:
+    """One placement before it exists. `chosen` are the options that the settings set, with the engine's values."""
 
-    `canary` makes the canary of an engine from its prompt limit in tokens. No engine is started. Raises
-    ConfigurationError, also when there is no device.
+    engine: EnginePlan
+    device: Device
+    emulated: bool
+    eager: bool
+    standing: Standing
+    faults: tuple[Fault, ...]
+    notes: tuple[str, ...]
+    chosen: Mapping[str, Any]
+
+
+def plan_model(
+    task: ServedTask[Any], installed: InstalledModel, wanted: ModelSettings, machine: Machine
+) -> tuple[list[PlacementPlan], list[ExcludedPlacement]]:
+    """Plan the placements in order of preference, those of the settings, else one on each device of the machine.
+
+    The second list are those that may not be used. Nothing is written. Raises ConfigurationError, also when there is no
+    device.
     """
     places = wanted.placements
     if places is None:
@@ -242,130 +269,138 @@ def build_placements(
         raise ConfigurationError(
             f"{installed.id}: OpenVINO sees no device that it may use ({machine.probe.error or 'see devices'})"
         )
-    model = _PlacedModel(task, installed, wanted, machine, canary, [place.device for place in places])
-    standings = {
-        place.device: standing_of(installed, wanted, place.device, machine.probe, machine.settings) for place in places
-    }
-    required = machine.settings.require_certified
-    excluded = []
-    for device, found in standings.items():
-        problem = refusal(found, required=required)
-        if problem is None and not machine.emulates(device):
+    devices = [place.device for place in places]
+    plans: list[PlacementPlan] = []
+    excluded: list[ExcludedPlacement] = []
+    for place in places:
+        device, emulated = place.device, machine.emulates(place.device)
+        standing = standing_of(installed, wanted, device, machine.probe, machine.settings)
+        problem = refusal(standing, required=machine.settings.require_certified)
+        if problem is None and not emulated:
             problem = known_problem(installed, wanted, device, machine.probe)
         if problem is not None:
-            log.warning("%s is not used on %s: %s", installed.id, device, problem)
-            excluded.append(ExcludedPlacement(device, machine.emulates(device), found, problem))
-    left_out = {place.device for place in excluded}
-    used = [place for place in places if place.device not in left_out]
-    if not used:
-        reasons = "; ".join(f"{place.device}: {place.reason}" for place in excluded)
-        raise UnusableFiles(f"{installed.id} has no placement that may be used: {reasons}", excluded=excluded)
-    # Unless the settings say otherwise, only the first is loaded at start: the others serve what it cannot.
-    placements = (model.placement(place, standings[place.device], first=index == 0) for index, place in enumerate(used))
-    return tuple(placements), excluded
-
-
-@dataclass(frozen=True, slots=True)
-class _PlacedModel:
-    """What all placements of one model have in common."""
-
-    task: ServedTask
-    installed: InstalledModel
-    wanted: ModelSettings
-    machine: Machine
-    canary: Callable[[int], Canary]
-    devices: Collection[Device]
-    suspects: Suspects = field(default_factory=Suspects)
-
-    def placement(self, place: PlacementSettings, standing: Standing, *, first: bool) -> Placement:
-        installed, wanted, machine, task = self.installed, self.wanted, self.machine, self.task
-        device, emulated = place.device, machine.emulates(place.device)
-        plan = plan_engine(installed, wanted, place, self.devices, machine.settings, machine.npu)
-        notes = [f"{name} is ignored: the engine for {device} has no use for it" for name in plan.ignored]
-        notes += task.notes(installed, plan)
-        faults = tuple(str(fault) for fault in self._faults(device))
-        notes += [f"fault on demand: {fault}" for fault in faults]
-        options = self._final_options(plan, device, notes)
-        for note in notes:
-            log.warning("%s on %s: %s", installed.id, device, note)
-        lazy = place.load == "lazy" or (place.load is None and not first)
-        admission = Admission(f"{installed.id} on {device}", admission_limits(plan, wanted.max_outstanding))
-        limit, proven = plan.prompt_limit, standing.passport
-        if proven is not None:
-            limit = min(limit, proven.limits.max_prompt_tokens or limit)
-            admission.assume(proven.rates.prompt_tokens_per_s, proven.rates.tokens_per_s)
-        return Placement(
-            device=device,
-            engine=self._engine(plan, device, options),
-            admission=admission,
-            prompt_limit=limit,
-            total_limit=plan.total_limit,
-            standing=standing,
-            emulated=emulated,
-            on_demand=lazy or wanted.idle_unload_s is not None,
-            notes=tuple(notes),
-            faults=faults,
-            options=plan.chosen(wanted.options),
-            lacks=task.lacks(plan.options),
-            parts=task.parts(plan.options),
-            suspects=self.suspects,
-            eager=not lazy,
-            residency=Residency(
-                estimate=estimate_bytes(installed, plan),
-                weights=installed.size,
-                pinned=not lazy and wanted.idle_unload_s is None,
-                pool=memory_pool(machine.probe, device),
-                cold=device is Device.NPU and not emulated and not _compiled(options),
-            ),
+            excluded.append(ExcludedPlacement(device, emulated, standing, problem))
+            continue
+        engine = plan_engine(task, installed, wanted, place, machine)
+        faults = tuple(faults_of(machine.faults, installed.id, device, machine.settings))
+        unused = sorted(_unused(installed.kind, wanted, device, devices))
+        known = options_of(type(engine.options)).keys()
+        plans.append(
+            PlacementPlan(
+                engine=engine,
+                device=device,
+                emulated=emulated,
+                # Unless the settings say otherwise, only the first is loaded at start: the others serve what it cannot.
+                eager=place.load == "eager" or (place.load is None and not plans),
+                standing=standing,
+                faults=faults,
+                notes=(
+                    *(f"{name} is ignored: the engine for {device} has no use for it" for name in unused),
+                    *engine.notes,
+                    *(f"fault on demand: {fault}" for fault in faults),
+                ),
+                chosen={name: getattr(engine.options, name) for name in known if name in wanted.options},
+            )
         )
+    return plans, excluded
 
-    def _final_options(self, plan: EnginePlan, device: Device, notes: list[str]) -> EngineOptions:
-        """The planned options, with the directories for compiled models; adds a note where there can be no cache."""
-        options = plan.options
-        compiled_ahead = False
-        if isinstance(options, BlobOptions):
-            export = self.machine.export_blobs
-            options = replace(options, export_blobs=None if export is None else str(export))
-            compiled_ahead = options.blobs is not None
-        if compiled_ahead or self.machine.export_blobs is not None:
-            return options
-        if device is Device.CPU or (self.machine.emulates(device) and not self.task.keeps_emulated):
-            return options
-        root = self.wanted.compile_cache or self.machine.settings.compile_cache
-        try:
-            key = _cache_key(self.installed, device, plan, self.machine)
-            kept = compile_cache.prepare(root.expanduser(), key)
-        except OSError as error:
-            notes.append(f"nothing compiled is kept: {root} cannot be written ({error.strerror})")
-            return options
-        return replace(options, cache_dir=str(kept))
 
-    def _faults(self, device: Device) -> list[Fault]:
-        return faults_of(self.machine.faults, self.installed.id, device, self.machine.settings)
+def plan_engine(
+    task: ServedTask[Any], installed: InstalledModel, wanted: ModelSettings, place: PlacementSettings, machine: Machine
+) -> EnginePlan:
+    """Plan the engine of one placement. Raises ConfigurationError when its lengths do not fit the model."""
+    settings, npu = machine.settings, machine.npu
+    given = replace(wanted.of(engine_for(installed.kind, place.device)), plugin_config=dict(place.plugin_config))
+    if place.device is Device.NPU and isinstance(given, NpuOptions):
+        given = replace(given, busy_counter=str(npu.busy_counter), stand_in=npu.stand_in)
+    target = Target(installed, wanted, place.device, machine.emulates(place.device), _memory(settings))
+    plan = task.plan(given, target)
+    if wanted.max_outstanding is not None:
+        plan = replace(plan, admission=replace(plan.admission, max_outstanding=wanted.max_outstanding))
+    if place.device is Device.NPU:
+        plan = replace(plan, prompt_limit=min(plan.prompt_limit, settings.npu_token_limit))
+    return plan
 
-    def _engine(self, plan: EnginePlan, device: Device, options: EngineOptions) -> SupervisedEngine:
-        machine, emulated = self.machine, self.machine.emulates(device)
-        blobs = options.blobs if isinstance(options, BlobOptions) else None
-        yields = self.task.yields_to_chats and device is Device.CPU
-        spec = EngineSpec(
-            model_id=self.installed.id,
-            kind=self.installed.kind,
-            path=str(self.installed.path),
-            device=device,
-            runner=plan.options.runner,
-            options=asdict(options),
-            emulated=emulated,
-            loads=None if blobs is None else f"the blobs in {blobs}",
-            nice=machine.settings.engine_nice + (_NICE_BESIDE_CHATS if yields else 0),
-        )
-        faults = self._faults(device)
-        return SupervisedEngine(
-            faulty(spec, faults) if faults else spec,
-            self.canary(plan.prompt_limit),
-            _engine_limits(machine.settings),
-            lazy=True,
-            suspects=self.suspects,
-        )
+
+def _placement(
+    task: ServedTask[Any],
+    plan: PlacementPlan,
+    installed: InstalledModel,
+    wanted: ModelSettings,
+    machine: Machine,
+    canary: Canary,
+    suspects: Suspects,
+) -> Placement:
+    """Make what was planned; no engine is started."""
+    engine, device, proven = plan.engine, plan.device, plan.standing.passport
+    options, problem = _with_directories(task, plan, installed, wanted, machine)
+    notes = plan.notes if problem is None else (*plan.notes, problem)
+    for note in notes:
+        log.warning("%s on %s: %s", installed.id, device, note)
+    admission = Admission(f"{installed.id} on {device}", engine.admission)
+    limit = engine.prompt_limit
+    if proven is not None:
+        limit = min(limit, proven.limits.max_prompt_tokens or limit)
+        admission.assume(proven.rates.prompt_tokens_per_s, proven.rates.tokens_per_s)
+    blobs = options.blobs if isinstance(options, BlobOptions) else None
+    yields = task.yields_to_chats and device is Device.CPU
+    spec = EngineSpec(
+        model_id=installed.id,
+        kind=installed.kind,
+        path=str(installed.path),
+        device=device,
+        runner=options.runner,
+        options=asdict(options),
+        emulated=plan.emulated,
+        loads=None if blobs is None else f"the blobs in {blobs}",
+        nice=machine.settings.engine_nice + (_NICE_BESIDE_CHATS if yields else 0),
+    )
+    if plan.faults:
+        spec = faulty(spec, plan.faults)
+    return Placement(
+        device=device,
+        engine=SupervisedEngine(spec, canary, _engine_limits(machine.settings), suspects=suspects),
+        admission=admission,
+        prompt_limit=limit,
+        total_limit=engine.total_limit,
+        standing=plan.standing,
+        emulated=plan.emulated,
+        on_demand=not plan.eager or wanted.idle_unload_s is not None,
+        notes=notes,
+        faults=tuple(map(str, plan.faults)),
+        options=plan.chosen,
+        lacks=engine.lacks,
+        parts=engine.parts,
+        suspects=suspects,
+        eager=plan.eager,
+        estimate=engine.memory,
+        weights=installed.size,
+        pinned=plan.eager and wanted.idle_unload_s is None,
+        pool=memory_pool(machine.probe, device),
+        cold=device is Device.NPU and not plan.emulated and not _compiled(options),
+    )
+
+
+def _with_directories(
+    task: ServedTask[Any], plan: PlacementPlan, installed: InstalledModel, wanted: ModelSettings, machine: Machine
+) -> tuple[EngineOptions, str | None]:
+    """The planned options with the directories for compiled models, and why there can be no cache."""
+    options = plan.engine.options
+    compiled_ahead = False
+    if isinstance(options, BlobOptions):
+        export = machine.export_blobs
+        options = replace(options, export_blobs=None if export is None else str(export))
+        compiled_ahead = options.blobs is not None
+    if compiled_ahead or machine.export_blobs is not None:
+        return options, None
+    if plan.device is Device.CPU or (plan.emulated and not task.keeps_emulated):
+        return options, None
+    root = wanted.compile_cache or machine.settings.compile_cache
+    try:
+        kept = compile_cache.prepare(root.expanduser(), _cache_key(installed, plan, machine))
+    except OSError as error:
+        return options, f"nothing compiled is kept: {root} cannot be written ({error.strerror})"
+    return replace(options, cache_dir=str(kept)), None
 
 
 def _compiled(options: EngineOptions) -> bool:
@@ -389,8 +424,8 @@ def _engine_limits(settings: NodeSettings) -> EngineLimits:
     )
 
 
-def _cache_key(installed: InstalledModel, device: Device, plan: EnginePlan, machine: Machine) -> compile_cache.CacheKey:
-    emulated = machine.emulates(device)
+def _cache_key(installed: InstalledModel, plan: PlacementPlan, machine: Machine) -> compile_cache.CacheKey:
+    device, emulated = plan.device, plan.emulated
     info = machine.probe.find(device)
     properties = info.properties if info is not None and not emulated else {}
     # A manifest names the weights by their hashes; without one, two sets of them may share a graph and a name.
@@ -402,44 +437,8 @@ def _cache_key(installed: InstalledModel, device: Device, plan: EnginePlan, mach
         openvino=machine.probe.openvino or "unknown",
         driver=properties.get("NPU_DRIVER_VERSION"),
         compiler=properties.get("NPU_COMPILER_VERSION"),
-        lengths=plan.lengths,
+        lengths=plan.engine.lengths,
     )
-
-
-def plan_engine(
-    installed: InstalledModel,
-    wanted: ModelSettings,
-    place: PlacementSettings,
-    beside: Collection[Device],
-    settings: NodeSettings,
-    npu: NpuSource,
-) -> EnginePlan:
-    """Return the plan for one placement of a model whose placements are on the devices `beside`.
-
-    Raises ConfigurationError when its lengths do not fit the model.
-    """
-    declaration = engine_for(installed.kind, place.device)
-    values = select(declaration, wanted.options)
-    if place.plugin_config:
-        values["plugin_config"] = dict(place.plugin_config)
-    ignored = tuple(sorted(_ignored(installed.kind, wanted, place.device, beside)))
-    task = served_task(installed.kind)
-    draft = Draft(installed, wanted, place.device, npu.emulated, _memory(settings), values)
-    if place.device is not Device.NPU:
-        task.complete(draft)
-        limit = installed.context_limit
-        return EnginePlan(_engine_options(declaration, values), limit, limit, ignored=ignored)
-    values |= {"busy_counter": str(npu.busy_counter), "stand_in": npu.stand_in}
-    shapes = task.static_shapes(draft)
-    options = _engine_options(declaration, values)
-    prompt_limit = min(shapes.prompt_limit, settings.npu_token_limit)
-    return EnginePlan(options, prompt_limit, shapes.total_limit, shapes.lengths, ignored)
-
-
-def _engine_options(declaration: type[EngineOptions], values: Mapping[str, Any]) -> EngineOptions:
-    """Not every engine of a task has all options that the task completes."""
-    taken = {field.name for field in fields(declaration)}
-    return declaration(**{name: value for name, value in values.items() if name in taken})
 
 
 def _memory(settings: NodeSettings) -> int | None:
@@ -449,7 +448,7 @@ def _memory(settings: NodeSettings) -> int | None:
     return None if machine is None else machine.total
 
 
-def _ignored(kind: str, wanted: ModelSettings, device: Device, beside: Collection[Device]) -> set[str]:
+def _unused(kind: str, wanted: ModelSettings, device: Device, beside: Collection[Device]) -> set[str]:
     """The options that other engines for this kind of model have, but not the one for this device."""
     every = {name for owner in engines() if owner.task == kind for name in options_of(owner)}
     used = set(options_of(engine_for(kind, device)))
@@ -463,29 +462,17 @@ def check_options(installed: InstalledModel, wanted: ModelSettings) -> None:
     known = {name for owner in declarations() if owner.task == installed.kind for name in options_of(owner)}
     foreign = sorted(wanted.options.keys() - known)
     if foreign:
+        near = difflib.get_close_matches(foreign[0], known, 1)
+        remedy = f"did you mean {near[0]}?" if near else "remove it"
         raise wanted.error(
-            foreign[0], f"{', '.join(foreign)} cannot be used by an engine for {installed.kind}; remove it"
+            foreign[0], f"{', '.join(foreign)} cannot be used by an engine for {installed.kind}; {remedy}"
         )
-
-
-def admission_limits(plan: EnginePlan, max_outstanding: int | None) -> AdmissionLimits:
-    """Return the limits of a placement, in units of its task; `max_outstanding` None is the default of its engine."""
-    limits = served_task(plan.options.task).admission(plan.options)
-    return limits if max_outstanding is None else replace(limits, max_outstanding=max_outstanding)
 
 
 def growth_limits(growth: int | None) -> GrowthLimits:
     """Return how far an engine process may grow, in bytes; `growth` None is a share of the machine's memory."""
     memory = machine_memory()
     return GrowthLimits(growth if growth or memory is None else default_growth(memory.total))
-
-
-def estimate_bytes(installed: InstalledModel, plan: EnginePlan) -> int:
-    """Resident bytes of an engine process for this model: the runtime, the weights in its form, the KV cache."""
-    files = installed.files.items()
-    weights = sum(size for name, size in files if Path(name).suffix == ".bin") or installed.size
-    footprint = served_task(installed.kind).footprint(installed, plan)
-    return _RUNTIME + int(weights * footprint.weights) + footprint.extra
 
 
 def memory_pool(probe: Probe, device: Device) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +14,8 @@ from worker_node.encoders.jobs import DynamicEncoderOptions, RowJob, RowResult, 
 from worker_node.engines.options import EngineOptions
 from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
 from worker_node.engines.protocol import JobEngine
-from worker_node.models.directory import InstalledModel
 from worker_node.scheduling.admission import AdmissionLimits
-from worker_node.serving.task import Draft, EnginePlan, Footprint, ServedTask, Shapes
+from worker_node.serving.task import EnginePlan, M, ServedTask, Target
 from worker_node.settings import ModelSettings
 
 MAX_OUTSTANDING_TEXTS = 8192
@@ -65,35 +65,37 @@ def known_answers_canary(
     return check
 
 
-class EncoderTask(ServedTask):
+class EncoderTask(ServedTask[M]):
     """A task whose models run on `encoders.dynamic` and `encoders.static`. Units at admission are texts."""
 
     keeps_emulated = False
 
-    def admission(self, options: EngineOptions) -> AdmissionLimits:
-        match options:
-            case StaticEncoderOptions(npu_buckets=buckets, npu_batch_size=rows):
-                return AdmissionLimits(MAX_OUTSTANDING_TEXTS, step_tokens=buckets[-1] * rows, sizes=buckets)
+    def plan(self, given: EngineOptions, target: Target) -> EnginePlan:
+        limit = target.installed.context_limit
+        match given:
+            case StaticEncoderOptions(npu_batch_size=rows):
+                buckets = tuple(sorted(set(given.npu_buckets or buckets_up_to(limit))))
+                longest = buckets[-1]
+                if longest > limit:
+                    raise target.wanted.error("npu_buckets", f"a bucket of {longest} tokens, the model takes {limit}")
+                return EnginePlan(
+                    options=replace(given, npu_buckets=buckets),
+                    admission=AdmissionLimits(MAX_OUTSTANDING_TEXTS, step_tokens=longest * rows, sizes=buckets),
+                    prompt_limit=longest,
+                    total_limit=longest,
+                    # Each static shape is compiled with a copy of the weights.
+                    memory=target.footprint(float(len(buckets))),
+                    lengths=(*buckets, rows),
+                )
             case DynamicEncoderOptions(max_batch_tokens=tokens):
-                return AdmissionLimits(MAX_OUTSTANDING_TEXTS, parallel=16, step_tokens=tokens or BATCH_TOKENS)
-        raise TypeError(f"{type(options).__name__} are not the options of an encoder engine")
-
-    def complete(self, draft: Draft) -> None:
-        draft.values["context_limit"] = draft.installed.context_limit
-
-    def static_shapes(self, draft: Draft) -> Shapes:
-        limit, values = draft.installed.context_limit, draft.values
-        buckets = tuple(sorted(set(values.get("npu_buckets") or buckets_up_to(limit))))
-        if buckets[-1] > limit:
-            raise draft.wanted.error("npu_buckets", f"a bucket of {buckets[-1]} tokens, the model takes {limit}")
-        values["npu_buckets"] = buckets
-        return Shapes((*buckets, values.get("npu_batch_size", 1)), buckets[-1], buckets[-1])
-
-    def footprint(self, _installed: InstalledModel, plan: EnginePlan) -> Footprint:
-        if isinstance(plan.options, StaticEncoderOptions):
-            # Each static shape is compiled with a copy of the weights.
-            return Footprint(weights=float(len(plan.options.npu_buckets)))
-        return Footprint()
+                return EnginePlan(
+                    options=replace(given, context_limit=limit),
+                    admission=AdmissionLimits(MAX_OUTSTANDING_TEXTS, parallel=16, step_tokens=tokens or BATCH_TOKENS),
+                    prompt_limit=limit,
+                    total_limit=limit,
+                    memory=target.footprint(),
+                )
+        raise TypeError(f"{type(given).__name__} are not the options of an encoder engine")
 
 
 def buckets_up_to(limit: int) -> tuple[int, ...]:

@@ -88,8 +88,8 @@ class PlacementStatus:
             lacks=placement.lacks,
             ready_in=ready_in,
             # A process that grew too large would serve if it had been left alone.
-            on_request=placement.residency.on_request or status.replacing or placement.state is EngineState.UNLOADED,
-            shortage=placement.residency.shortage or placement.residency.refusal,
+            on_request=placement.on_request or status.replacing or placement.state is EngineState.UNLOADED,
+            shortage=placement.shortage or placement.refusal,
         )
 
     def holds(self, demand: Demand) -> bool:
@@ -263,7 +263,7 @@ async def select_placement(demand: Demand, context: RequestContext, *, units: in
     the request takes places in the queue. Raises the errors of `choose`; ModelLoading also when the load is
     likely to outlast the deadline; InsufficientMemory; DeadlineExceeded; Overloaded when too many wait.
     """
-    clock = demand.placements[0].residency.clock
+    clock = demand.placements[0].clock
     began, loading_s = clock(), 0.0
     decision = decide(demand, _statuses(demand), context, began=began, now=began)
     while decision.wait_until is not None:
@@ -290,13 +290,18 @@ async def _wait(decision: Decision, demand: Demand, context: RequestContext, uni
         request_load(demand, decision.load)
         while until is not None and decision.index == index:
             request_load(demand, index)
-            if not await first_change(demand.placements, until) and until == context.deadline:
-                raise DeadlineExceeded("the deadline passed before the model was ready")
+            await wait_for_change(demand, context, until)
             placement.raise_refusal()
-            now = placement.residency.clock()
+            now = placement.clock()
             decision = decide(demand, _statuses(demand), context, began=began, now=now, first=index)
             until = decision.wait_until
     return decision
+
+
+async def wait_for_change(demand: Demand, context: RequestContext, until: float) -> None:
+    """Wait for a change of the placements, at most `until`. Raises DeadlineExceeded at the request's deadline."""
+    if not await first_change(demand.placements, until) and until == context.deadline:
+        raise DeadlineExceeded("the deadline passed before the model was ready")
 
 
 def _statuses(demand: Demand) -> list[PlacementStatus]:

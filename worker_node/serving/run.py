@@ -22,7 +22,6 @@ from typing import Generic, Protocol, Self, TypeVar, cast
 
 from worker_node.core.errors import (
     BadRequest,
-    DeadlineExceeded,
     EngineDied,
     EngineUnavailable,
     NodeError,
@@ -33,7 +32,7 @@ from worker_node.core.types import Busy, Device, RequestContext, Route, Timing
 from worker_node.engines.isolation import fingerprint
 from worker_node.engines.protocol import Job, JobResult, R, ResultStream
 from worker_node.manager.manager import ModelManager
-from worker_node.manager.placement import Placement, first_change
+from worker_node.manager.placement import Placement
 from worker_node.manager.served import ServedModel
 from worker_node.observability.metrics import Telemetry
 from worker_node.observability.tracing import OFF, Operation, Tracing
@@ -46,6 +45,7 @@ from worker_node.serving.routing import (
     decide,
     request_load,
     select_placement,
+    wait_for_change,
 )
 from worker_node.settings import NodeSettings
 
@@ -224,7 +224,7 @@ class Execution:
         if self._context.own_proof or self._deaths >= MAX_RUNS:
             raise error
         demand = replace(self._demand, require=self.route.device) if self.pinned else self._demand
-        suspected, clock = self._suspected(key), self._first.residency.clock
+        suspected, clock = self._suspected(key), self._first.clock
         began = clock()
         while True:
             considered = [self._status(placement, suspected=suspected) for placement in demand.placements]
@@ -232,8 +232,7 @@ class Execution:
             if decision.wait_until is None:
                 break
             request_load(demand, decision.load)
-            if not await first_change(demand.placements, decision.wait_until):
-                raise DeadlineExceeded("the deadline passed before the engine was started again") from error
+            await wait_for_change(demand, self._context, decision.wait_until)
         if decision.error is not None:
             raise error
         route = decision.route(demand)

@@ -1,4 +1,4 @@
-"""What the serving layer must know of a task: how its models are built, planned and admitted.
+"""What the serving layer must know of a task: how its engines are planned, and how its models are opened and examined.
 
 A task derives a class from `ServedTask` and names an object of it in its registration (`registry.Task.serving`).
 """
@@ -6,14 +6,14 @@ A task derives a class from `ServedTask` and names an object of it in its regist
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from worker_node.core.types import NOTHING, Device, Feature
-from worker_node.engines.options import EngineOptions, options_of
+from worker_node.engines.options import EngineOptions
 from worker_node.engines.process import Canary
-from worker_node.manager.placement import Placement
 from worker_node.manager.served import ServedModel
 from worker_node.models.directory import InstalledModel
 from worker_node.registry import load, task_of
@@ -21,40 +21,15 @@ from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.serving.run import TaskParts
 from worker_node.settings import ModelSettings, NodeSettings
 
+M = TypeVar("M", bound=ServedModel)
 
-@dataclass(frozen=True, slots=True)
-class EnginePlan:
-    """`lengths` are the static shapes in tokens (none where shapes are dynamic); `ignored` names the settings that this
-    engine has no use for."""
-
-    options: EngineOptions
-    prompt_limit: int
-    total_limit: int
-    lengths: tuple[int, ...] = ()
-    ignored: tuple[str, ...] = ()
-
-    @property
-    def runner(self) -> str:
-        """The name of the engine."""
-        return self.options.engine
-
-    def chosen(self, wanted: Collection[str]) -> dict[str, Any]:
-        """The engine's values of the options with these names."""
-        return {name: getattr(self.options, name) for name in options_of(type(self.options)) if name in wanted}
+# Measured on Linux with OpenVINO 2026.4: a process with the runtime and no model.
+_RUNTIME = 256 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Shapes:
-    """The static shapes of an engine, in tokens: its lengths, the longest prompt, and prompt and answer together."""
-
-    lengths: tuple[int, ...]
-    prompt_limit: int
-    total_limit: int
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """An engine that is being planned: its task completes the `values` of its options.
+class Target:
+    """The model and the device that an engine is planned for.
 
     All models together may take `memory` bytes; None where nobody knows.
     """
@@ -64,33 +39,36 @@ class Draft:
     device: Device
     emulated: bool
     memory: int | None
-    values: dict[str, Any]
+
+    def footprint(self, per_byte: float = 1.2, extra: int = 0) -> int:
+        """Resident bytes of an engine process: the runtime, `per_byte` for each byte of weights, and `extra`."""
+        files = self.installed.files.items()
+        weights = sum(size for name, size in files if Path(name).suffix == ".bin") or self.installed.size
+        return _RUNTIME + int(weights * per_byte) + extra
 
 
-@dataclass(frozen=True, slots=True)
-class Footprint:
-    """Memory of an engine process beyond the runtime: resident bytes for each byte of weights, and `extra` bytes."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePlan:
+    """One engine before it exists: its options, its limits, what it will take and what it cannot do.
 
-    weights: float = 1.2
-    extra: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class ModelParts:
-    """What a model is built of.
-
-    `place` makes its placements; it is given a function that makes a canary for an engine's longest prompt. `guard`
-    wraps a canary that needs the device as a request does.
+    `prompt_limit` and `total_limit` are tokens, for the prompt, and for prompt and answer together; `lengths` the
+    static shapes in tokens (none where shapes are dynamic). `admission` is in units of the task. `memory` is resident
+    bytes. The engine `lacks` these features. `parts` are the devices of the model's parts, if not all of it runs on the
+    engine's device. `notes` are warnings for the operator.
     """
 
-    installed: InstalledModel
-    wanted: ModelSettings
-    settings: NodeSettings
-    place: Callable[[Callable[[int], Canary]], tuple[Placement, ...]]
-    guard: Callable[[Canary], Canary]
+    options: EngineOptions
+    admission: AdmissionLimits
+    prompt_limit: int
+    total_limit: int
+    memory: int
+    lengths: tuple[int, ...] = ()
+    lacks: frozenset[Feature] = NOTHING
+    parts: Mapping[str, Device] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
-class ServedTask(ABC):
+class ServedTask(ABC, Generic[M]):
     """One task, as the serving layer knows it. Its objects have no state."""
 
     # Whether its engines on a CPU have a lower priority than chats there.
@@ -99,48 +77,30 @@ class ServedTask(ABC):
     keeps_emulated: ClassVar[bool] = True
 
     @abstractmethod
-    def build(self, parts: ModelParts) -> ServedModel:
-        """Return the model with what its requests need; no engine is started. Raises ConfigurationError."""
-
-    async def start(self, _parts: TaskParts) -> None:  # noqa: B027
-        """Called when the node starts: start what the first request should not have to wait for."""
-
-    @abstractmethod
-    def admission(self, options: EngineOptions) -> AdmissionLimits:
-        """The limits of one engine, in the units that its requests are counted in."""
-
-    def static_shapes(self, draft: Draft) -> Shapes:
-        """Complete the NPU's engine and return its shapes; by default one, the model's whole context.
+    def plan(self, given: Any, target: Target) -> EnginePlan:
+        """Plan an engine, of which the options in `given` were set; no file is written.
 
         Raises ConfigurationError when what was set does not fit the model.
         """
-        limit = draft.installed.context_limit
-        return Shapes((limit,), limit, limit)
 
-    def complete(self, draft: Draft) -> None:  # noqa: B027
-        """Complete an engine of dynamic shapes. Raises ConfigurationError."""
+    @abstractmethod
+    def open(self, installed: InstalledModel, wanted: ModelSettings, settings: NodeSettings) -> M:
+        """Return the model with what its requests need, such as a tokenizer, without placements.
 
-    def footprint(self, _installed: InstalledModel, _plan: EnginePlan) -> Footprint:
-        """The memory that an engine will take, before its first load."""
-        return Footprint()
+        Raises ConfigurationError.
+        """
 
-    def lacks(self, _options: EngineOptions) -> frozenset[Feature]:
-        """The features that this engine does not support."""
-        return NOTHING
+    @abstractmethod
+    def canary(self, model: M, wanted: ModelSettings, plan: EnginePlan) -> Canary | None:
+        """The examination that a planned engine must pass before it is ready; None for a model without known answers.
 
-    def parts(self, _options: EngineOptions) -> Mapping[str, Device]:
-        """The device of each part of the model, if not all of it runs on the engine's device."""
-        return {}
+        Raises ConfigurationError when the plan's limits are too short for it.
+        """
 
-    def notes(self, _installed: InstalledModel, _plan: EnginePlan) -> list[str]:
-        """Warnings about this plan for the operator."""
-        return []
+    async def start(self, _parts: TaskParts) -> None:
+        """Called when the node starts: start what the first request should not have to wait for."""
 
 
-async def no_canary(_engine: object) -> None:
-    """The canary of a model without known answers: the model is ready as soon as it is loaded."""
-
-
-def served_task(kind: str) -> ServedTask:
+def served_task(kind: str) -> ServedTask[Any]:
     """The task that serves models of a kind. Raises ConfigurationError when there is none."""
-    return cast("ServedTask", load(task_of(kind).serving))
+    return cast("ServedTask[Any]", load(task_of(kind).serving))

@@ -63,9 +63,9 @@ async def echoing_node(store, monkeypatch, stall_timeout_s):
 
     installed = store.get("smollm2-135m-instruct")
     spec = EngineSpec(installed.id, installed.kind, str(installed.path), Device.CPU, ECHO, {})
-    engine = SupervisedEngine(spec, no_canary, EngineLimits(), lazy=True)
+    engine = SupervisedEngine(spec, no_canary, EngineLimits())
     placement = Placement(Device.CPU, engine, Admission("echo", AdmissionLimits(64)), 8192, 8192, eager=True)
-    model = GenerationModel(installed, (placement,), ChatTokenizer(installed.path, installed.context_limit))
+    model = GenerationModel(installed, ChatTokenizer(installed.path, installed.context_limit), placements=(placement,))
     monkeypatch.setattr(server, "_bind", with_small_buffers)
     monkeypatch.setattr(server, "ConnectionLimits", partial(ConnectionLimits, stall_timeout_s=stall_timeout_s))
     profile = server.Profile(lambda _machine: [model], make_app)

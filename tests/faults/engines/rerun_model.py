@@ -96,7 +96,7 @@ async def serving(*devices, limits=LIMITS, canary=no_canary, memory=KERNEL, **op
     """Yields a `Model`, all of whose engines are ready; `options` are the runner's."""
     model = Model(devices or (Device.CPU,), limits, options, canary, memory)
     for engine in model.engines:
-        engine.start()
+        engine.wake()
     try:
         for engine in model.engines:
             await until(engine, EngineState.READY)

@@ -23,15 +23,15 @@ async def canary(engine):
         raise CanaryFailed("the answer is garbage")
 
 
-def make(canary=canary, *, limits=None, lazy=False, device=Device.CPU, after=0, **options):
+def make(canary=canary, *, limits=None, device=Device.CPU, after=0, **options):
     options["garbage_after"] = after
     spec = EngineSpec("garbage", ModelKind.GENERATION, "/", device, RUNNER, options)
-    return SupervisedEngine(spec, canary, limits or EngineLimits(), lazy=lazy)
+    return SupervisedEngine(spec, canary, limits or EngineLimits())
 
 
 async def test_garbage_quarantines_at_once():
     engine = make()
-    engine.start()
+    engine.wake()
     try:
         status = await until(engine, EngineState.QUARANTINED)
         assert status.restarts == 1
@@ -44,7 +44,7 @@ async def test_garbage_quarantines_at_once():
 
 async def test_a_device_that_goes_wrong_later_is_found_when_idle():
     engine = make(limits=EngineLimits(canary_interval_s=0.05), after=2)
-    engine.start()
+    engine.wake()
     try:
         first = await until(engine, EngineState.READY)
         assert first.proof is not None
@@ -64,7 +64,7 @@ async def test_a_busy_engine_is_not_examined():
         asked.append(process.in_flight)
 
     engine = make(counting, limits=EngineLimits(canary_interval_s=0.01), step_s=0.02, after=100)
-    engine.start()
+    engine.wake()
     try:
         await until(engine, EngineState.READY)
         before = len(asked)
@@ -80,7 +80,7 @@ async def test_a_busy_engine_is_not_examined():
 async def test_a_lost_device_fails_its_jobs_with_the_reason_and_the_process_is_replaced():
     limits = EngineLimits(restart=RestartLimits(first_backoff_s=0.05))
     engine = make(no_canary, limits=limits, after=0, lost=True)
-    engine.start()
+    engine.wake()
     try:
         first = await until(engine, EngineState.READY)
         with pytest.raises(EngineUnavailable, match="DEVICE_LOST"):
@@ -99,7 +99,7 @@ async def test_what_cannot_be_loaded_is_tried_again_in_case_the_cause_is_removed
     log = tmp_path / "log"
     limits = EngineLimits(restart=RestartLimits(quarantine_s=0.05))
     engine = make(no_canary, limits=limits, device=device, load_error="no driver", log=str(log))
-    engine.start()
+    engine.wake()
     try:
         status = await until(engine, EngineState.FAILED)
         assert "no driver" in status.reason

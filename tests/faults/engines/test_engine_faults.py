@@ -50,7 +50,7 @@ def spec(**options):
 async def running(canary=no_canary, limits=None, nice=0, **options):
     limits = limits or EngineLimits(liveness=LivenessLimits(20.0), restart=QUICK)
     engine = SupervisedEngine(msgspec.structs.replace(spec(**options), nice=nice), canary, limits)
-    engine.start()
+    engine.wake()
     try:
         yield engine
     finally:
@@ -175,7 +175,7 @@ async def test_the_log_tells_that_a_model_still_loads_and_what_is_normal(monkeyp
     order.write_text("wait")
     npu = msgspec.structs.replace(spec(on_load=str(order)), device=Device.NPU)
     engine = SupervisedEngine(npu, no_canary, EngineLimits())
-    engine.start()
+    engine.wake()
     try:
         async with asyncio.timeout(30):
             while "scripted on NPU has been loading for 0 s, and may for 1800 s (load_timeout_s)" not in caplog.text:

@@ -33,7 +33,7 @@ async def serving(store, names=tuple(MODELS), **settings):
         for name in names:
             suspects = Suspects()
             spec = EngineSpec(name, "scripted", "/", Device.CPU, RUNNER, {"step_s": 0.01})
-            engines[name] = SupervisedEngine(spec, no_canary, EngineLimits(restart=QUICK), lazy=True, suspects=suspects)
+            engines[name] = SupervisedEngine(spec, no_canary, EngineLimits(restart=QUICK), suspects=suspects)
         return [MODELS[name](store, [placement(name, engines[name])]) for name in names]
 
     profile = Profile(models, make_app, starts_parts=False)

@@ -94,7 +94,7 @@ async def test_an_engine_that_is_stopped_or_killed_in_its_canary_is_started_agai
     )
     model = Model((Device.CPU,), limits, {"announce": True, "step_s": 0.005}, canary)
     (engine,) = model.engines
-    engine.start()
+    engine.wake()
     try:
         await asyncio.wait_for(hit.wait(), 60)
         # Callers meanwhile: one of a short deadline, one who waits for the engine.

@@ -7,14 +7,12 @@ from annotated_types import Ge
 
 from counting_task.task import KIND
 from worker_node.core.types import Device
-from worker_node.engines.options import EngineOptions, Option, declare
+from worker_node.engines.options import NpuOptions, Option, declare
 
 
 @declare
 @dataclass(frozen=True, kw_only=True)
-class CountingOptions(EngineOptions):
-    """`busy_counter` and `stand_in` are set by the node for an engine on the NPU."""
-
+class CountingOptions(NpuOptions):
     title: ClassVar[str] = "Counting"
     task: ClassVar[str] = KIND
     devices: ClassVar[frozenset[Device]] = frozenset({Device.CPU, Device.NPU})
@@ -22,5 +20,3 @@ class CountingOptions(EngineOptions):
 
     engine: Literal["counting"] = "counting"
     parallel_texts: Annotated[int, Ge(1), Option("texts that are counted at the same time")] = 4
-    busy_counter: str | None = None
-    stand_in: bool = False

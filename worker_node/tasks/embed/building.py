@@ -1,4 +1,4 @@
-"""How embedding models are built, planned and admitted, and the canary that an engine must pass before it is ready."""
+"""How embedding models are opened, and the canary that an engine must pass before it is ready."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import numpy as np
 from worker_node.core.errors import ConfigurationError
 from worker_node.encoders.jobs import row_job
 from worker_node.engines.process import Canary
-from worker_node.models.directory import EmbeddingCanary
+from worker_node.models.directory import EmbeddingCanary, InstalledModel
 from worker_node.serving.encoders import EncoderTask, Floats, known_answers_canary, known_that_fit
-from worker_node.serving.task import ModelParts, no_canary
+from worker_node.serving.task import EnginePlan
+from worker_node.settings import ModelSettings, NodeSettings
 from worker_node.tasks.embed.service import EmbeddingModel
 from worker_node.tasks.embed.tokenizer import EmbeddingTokenizer
 
@@ -31,32 +32,22 @@ def embedding_canary(rows: Sequence[Sequence[int]], vectors: Sequence[Sequence[f
     return known_answers_canary(lambda deadline: row_job(rows, deadline), expected.shape, fault)
 
 
-class _Embed(EncoderTask):
-    def build(self, parts: ModelParts) -> EmbeddingModel:
-        installed = parts.installed
+class _Embed(EncoderTask[EmbeddingModel]):
+    def open(self, installed: InstalledModel, wanted: ModelSettings, settings: NodeSettings) -> EmbeddingModel:  # noqa: ARG002
         if installed.space is None or installed.dimensions is None:
             raise ConfigurationError(f"{installed.path}: an embedding model without dimensions or space; pull it again")
         tokenizer = EmbeddingTokenizer(installed.path, installed.context_limit)
-        known = installed.canary
-
-        def canary(limit: int) -> Canary:
-            if not isinstance(known, EmbeddingCanary):
-                return no_canary
-            rows = tokenizer.rows(known.texts)
-            fitting = known_that_fit(list(map(len, rows)), limit, parts.wanted)
-            return embedding_canary([rows[i] for i in fitting], [known.vectors[i] for i in fitting], known.min_cosine)
-
         return EmbeddingModel(
-            installed,
-            parts.place(canary),
-            tokenizer,
-            installed.space,
-            installed.dimensions,
-            installed.prompts,
-            installed.matryoshka,
-            aliases=parts.wanted.aliases,
-            idle_unload_s=parts.wanted.idle_unload_s,
+            installed, tokenizer, installed.space, installed.dimensions, installed.prompts, installed.matryoshka
         )
+
+    def canary(self, model: EmbeddingModel, wanted: ModelSettings, plan: EnginePlan) -> Canary | None:
+        known = model.installed.canary
+        if not isinstance(known, EmbeddingCanary):
+            return None
+        rows = model.tokenizer.rows(known.texts)
+        fitting = known_that_fit(list(map(len, rows)), plan.prompt_limit, wanted)
+        return embedding_canary([rows[i] for i in fitting], [known.vectors[i] for i in fitting], known.min_cosine)
 
 
 EMBED = _Embed()

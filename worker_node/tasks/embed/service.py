@@ -175,7 +175,7 @@ def _timing_without_run(context: RequestContext) -> Timing:
     return Timing(queue=0.0, tokenize=0.0, inference=0.0, total=(time.monotonic() - context.arrived) * 1e3)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class EmbeddingModel(ServedModel):
     """A served embedding model; `space` names its vector space.
 

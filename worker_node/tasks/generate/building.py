@@ -1,4 +1,4 @@
-"""How generation models are built, planned and admitted: precision and memory of the KV cache, canary."""
+"""How generation models are planned, opened and examined: precision and memory of the KV cache, canary."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import json
 import sys
 import time
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from worker_node.core.types import NOTHING, Device, Feature, Message
+from worker_node.core.types import NOTHING, Device, Message
 from worker_node.engines.options import EngineOptions
 from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
 from worker_node.engines.protocol import TOKEN_DTYPE, JobEngine
 from worker_node.models.directory import GenerationCanary, InstalledModel, sampling_defaults
 from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.serving.run import TaskParts
-from worker_node.serving.task import Draft, EnginePlan, Footprint, ModelParts, ServedTask, Shapes, no_canary
+from worker_node.serving.task import EnginePlan, ServedTask, Target
+from worker_node.settings import ModelSettings, NodeSettings
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
 from worker_node.tasks.generate.model import GenerationModel
 from worker_node.tasks.generate.options import ContinuousOptions, GenerationOptions, StatefulOptions
@@ -36,142 +39,140 @@ _PREFIX_SHARE = 1 / 16
 _USUAL_TOKENS = 2048
 
 
-class _Generate(ServedTask):
-    def build(self, parts: ModelParts) -> GenerationModel:
-        installed, wanted = parts.installed, parts.wanted
-        chat = ChatTokenizer(installed.path, installed.context_limit)
-        known = installed.canary
+class _Generate(ServedTask[GenerationModel]):
+    """Units at admission are requests."""
 
-        def canary(limit: int) -> Canary:
-            if not isinstance(known, GenerationCanary):
-                return no_canary
-            tokens = len(chat.encode_chat((Message("user", known.prompt),)))
-            if tokens > limit:
-                raise wanted.error(
-                    "max_prompt_len",
-                    f"max_prompt_len holds prompts of {limit} tokens, and {tokens} are needed: before the model "
-                    "is called ready, its engine is examined with a known question",
-                )
-            return parts.guard(generation_canary(known, chat))
+    def plan(self, given: EngineOptions, target: Target) -> EnginePlan:
+        match given:
+            case ContinuousOptions():
+                return _continuous(given, target)
+            case StatefulOptions():
+                return _stateful(given, target)
+        raise TypeError(f"{type(given).__name__} are not the options of a generation engine")
 
+    def open(self, installed: InstalledModel, wanted: ModelSettings, settings: NodeSettings) -> GenerationModel:
         limits = wanted.of(GenerationOptions)
-        greedy = (limits.sampling_defaults or parts.settings.sampling_defaults) == "greedy"
-        placements = parts.place(canary)
-        defaults = sampling_defaults(installed.path)
+        greedy = (limits.sampling_defaults or settings.sampling_defaults) == "greedy"
         return GenerationModel(
             installed,
-            placements,
-            chat,
+            ChatTokenizer(installed.path, installed.context_limit),
             limits.max_tokens_limit or sys.maxsize,
             limits.best_of_limit,
-            None if greedy else defaults,
-            aliases=wanted.aliases,
-            idle_unload_s=wanted.idle_unload_s,
+            None if greedy else sampling_defaults(installed.path),
         )
+
+    def canary(self, model: GenerationModel, wanted: ModelSettings, plan: EnginePlan) -> Canary | None:
+        known = model.installed.canary
+        if not isinstance(known, GenerationCanary):
+            return None
+        tokens = len(model.tokenizer.encode_chat((Message("user", known.prompt),)))
+        if tokens > plan.prompt_limit:
+            raise wanted.error(
+                "max_prompt_len",
+                f"max_prompt_len holds prompts of {plan.prompt_limit} tokens, and {tokens} are needed: before the "
+                "model is called ready, its engine is examined with a known question",
+            )
+        return generation_canary(known, model.tokenizer)
 
     async def start(self, parts: TaskParts) -> None:
         await parts.of(schema_compiler).start()
-
-    def admission(self, options: EngineOptions) -> AdmissionLimits:
-        """Units are requests."""
-        match options:
-            case ContinuousOptions(max_num_seqs=sequences, max_num_batched_tokens=tokens):
-                return AdmissionLimits(256, parallel=min(64, sequences), sequences=sequences, step_tokens=tokens)
-        return AdmissionLimits(64, sequences=1)
-
-    def static_shapes(self, draft: Draft) -> Shapes:
-        values = draft.values
-        prompt, response = prompt_and_response(draft)
-        if draft.emulated and values.get("prefill_hint") != "STATIC":
-            # The largest power of two that neither exceeds the prompt.
-            values.setdefault("prefill_chunk_size", max(16, min(EMULATED_CHUNK, 1 << (prompt.bit_length() - 1))))
-        lengths = (prompt, response, values.get("prefill_chunk_size") or 0)
-        return Shapes(lengths, prompt, min(prompt + response, draft.installed.context_limit))
-
-    def complete(self, draft: Draft) -> None:
-        """Choose the precision and the size of the prefix cache."""
-        _complete_precision(draft)
-        draft.values.setdefault("prefix_cache_tokens", _prefix_tokens(draft))
-
-    def footprint(self, installed: InstalledModel, plan: EnginePlan) -> Footprint:
-        match plan.options:
-            case ContinuousOptions(cache_size_gb=fixed) as options:
-                kept = options.prefix_cache_tokens if options.enable_prefix_caching else 0
-                tokens = max(min(plan.total_limit, _USUAL_TOKENS), kept or 0)
-                cache = kv_cache_bytes(installed.path, tokens) or 0
-                return Footprint(_CONTINUOUS, fixed * 2**30 or cache)
-            case StatefulOptions():
-                return Footprint(_STATEFUL, kv_cache_bytes(installed.path, plan.total_limit) or 0)
-        return Footprint()
-
-    def lacks(self, options: EngineOptions) -> frozenset[Feature]:
-        match options:
-            case ContinuousOptions(enable_prefix_caching=False, prompt_lookup=False):
-                return NOTHING
-            case ContinuousOptions():
-                # GenAI 2026.4.1 puts a beam's blocks of the KV cache under wrong hashes: later prompts that begin with
-                # the text of a beam would be given them, and be answered wrong.
-                return frozenset({"beam_search"})
-        return frozenset({"n", "logprobs", "beam_search"})
-
-    def notes(self, installed: InstalledModel, plan: EnginePlan) -> list[str]:
-        """What a prompt limit above the usual one costs on the NPU, whose cache is taken whether used or not."""
-        if not isinstance(plan.options, StatefulOptions) or plan.lengths[0] <= StatefulOptions().max_prompt_len:
-            return []
-        size = kv_cache_bytes(installed.path, plan.total_limit)
-        taken = "an unknown amount" if size is None else f"{size / 2**20:.0f} MiB"
-        return [
-            f"max_prompt_len {plan.lengths[0]} makes a static KV cache of {plan.total_limit} tokens: {taken} of memory",
-        ]
 
 
 GENERATE = _Generate()
 
 
-def prompt_and_response(draft: Draft) -> tuple[int, int]:
-    """Tokens of the longest prompt and of its answer in static shapes; the draft's values get the first.
+def _continuous(given: ContinuousOptions, target: Target) -> EnginePlan:
+    installed, limit = target.installed, target.installed.context_limit
+    kept = given.prefix_cache_tokens
+    options = replace(
+        given,
+        plugin_config=_with_precision(given, target),
+        prefix_cache_tokens=_prefix_tokens(given, target) if kept is None else kept,
+    )
+    kept = options.prefix_cache_tokens if options.enable_prefix_caching else 0
+    cache = kv_cache_bytes(installed.path, max(min(limit, _USUAL_TOKENS), kept or 0)) or 0
+    sequences, step_tokens = options.max_num_seqs, options.max_num_batched_tokens
+    # GenAI 2026.4.1 puts a beam's blocks of the KV cache under wrong hashes: later prompts that begin with the text of
+    # a beam would be given them, and be answered wrong.
+    beams = not options.enable_prefix_caching and not options.prompt_lookup
+    return EnginePlan(
+        options=options,
+        admission=AdmissionLimits(256, parallel=min(64, sequences), sequences=sequences, step_tokens=step_tokens),
+        prompt_limit=limit,
+        total_limit=limit,
+        memory=target.footprint(_CONTINUOUS, options.cache_size_gb * 2**30 or cache),
+        lacks=NOTHING if beams else frozenset({"beam_search"}),
+    )
+
+
+def _stateful(given: StatefulOptions, target: Target) -> EnginePlan:
+    prompt = prompt_length(given.max_prompt_len, target)
+    chunk: Any = given.prefill_chunk_size
+    if target.emulated and chunk is None and given.prefill_hint != "STATIC":
+        # The largest power of two that neither exceeds the prompt.
+        chunk = max(16, min(EMULATED_CHUNK, 1 << (prompt.bit_length() - 1)))
+    total = min(prompt + given.min_response_len, target.installed.context_limit)
+    cache = kv_cache_bytes(target.installed.path, total)
+    notes: tuple[str, ...] = ()
+    if prompt > StatefulOptions().max_prompt_len:
+        # The NPU's cache is taken whether it is used or not.
+        taken = "an unknown amount" if cache is None else f"{cache / 2**20:.0f} MiB"
+        notes = (f"max_prompt_len {prompt} makes a static KV cache of {total} tokens: {taken} of memory",)
+    return EnginePlan(
+        options=replace(given, max_prompt_len=prompt, prefill_chunk_size=chunk),
+        admission=AdmissionLimits(64, sequences=1),
+        prompt_limit=prompt,
+        total_limit=total,
+        memory=target.footprint(_STATEFUL, cache or 0),
+        lengths=(prompt, given.min_response_len, chunk or 0),
+        lacks=frozenset({"n", "logprobs", "beam_search"}),
+        notes=notes,
+    )
+
+
+def prompt_length(given: int, target: Target) -> int:
+    """Tokens of the longest prompt in static shapes: as set, else as the catalog says of the model, else as declared.
 
     Raises ConfigurationError for a prompt beyond the model's context.
     """
-    defaults, values, limit = StatefulOptions(), draft.values, draft.installed.context_limit
-    prompt = values.get("max_prompt_len") or min(draft.installed.max_prompt_len or defaults.max_prompt_len, limit)
-    if prompt > limit:
-        raise draft.wanted.error("max_prompt_len", f"max_prompt_len is {prompt}, the model's context {limit} tokens")
-    values["max_prompt_len"] = prompt
-    return prompt, values.get("min_response_len", defaults.min_response_len)
+    limit = target.installed.context_limit
+    if "max_prompt_len" not in target.wanted.options:
+        return min(target.installed.max_prompt_len or given, limit)
+    if given > limit:
+        raise target.wanted.error("max_prompt_len", f"max_prompt_len is {given}, the model's context {limit} tokens")
+    return given
 
 
-def _prefix_tokens(draft: Draft) -> int:
+def _prefix_tokens(given: ContinuousOptions, target: Target) -> int:
     """How many tokens are kept for prompts that begin alike, where nothing was set."""
-    token = kv_cache_bytes(draft.installed.path, 1)
+    token = kv_cache_bytes(target.installed.path, 1)
     if not token:
         return 0
-    if fixed := draft.values.get("cache_size_gb"):
-        return int(fixed * 2**30 // token)
-    if draft.device is not Device.CPU:
+    if given.cache_size_gb:
+        return int(given.cache_size_gb * 2**30 // token)
+    if target.device is not Device.CPU:
         return 0  # a GPU takes the memory at once, and how much it has left is not known here
-    share = None if draft.memory is None else int(draft.memory * _PREFIX_SHARE) // token
+    share = None if target.memory is None else int(target.memory * _PREFIX_SHARE) // token
     return _PREFIX_TOKENS if share is None else min(_PREFIX_TOKENS, share)
 
 
-def _complete_precision(draft: Draft) -> None:
-    """Compute in the precision that the KV cache needs. Raises ConfigurationError for a growing cache in u4.
+def _with_precision(given: ContinuousOptions, target: Target) -> dict[str, Any]:
+    """The properties that compute in the precision that the KV cache needs.
 
-    OpenVINO's CPU plugin takes f32 and bf16 caches only beside their own precision; a cache in u4 that grows makes
-    OpenVINO 2026.4.1 write beyond its memory, which ends the engine.
+    Raises ConfigurationError for a growing cache in u4. OpenVINO's CPU plugin takes f32 and bf16 caches only beside
+    their own precision; a cache in u4 that grows makes OpenVINO 2026.4.1 write beyond its memory, which ends the
+    engine.
     """
-    values = draft.values
-    plugin_config, kept = values.get("plugin_config", {}), values.get("kv_cache_precision")
-    if draft.device is not Device.CPU:
-        return
-    if "u4" in {kept, plugin_config.get("KV_CACHE_PRECISION")} and not values.get("cache_size_gb"):
-        raise draft.wanted.error(
+    properties, kept = given.plugin_config, given.kv_cache_precision
+    if target.device is not Device.CPU:
+        return properties
+    if "u4" in {kept, properties.get("KV_CACHE_PRECISION")} and not given.cache_size_gb:
+        raise target.wanted.error(
             "kv_cache_precision",
             "a KV cache in u4 must have a fixed size on the CPU, since OpenVINO fails when it grows; set "
             "cache_size_gb, or use u8",
         )
-    if kept in {"f32", "bf16"}:
-        values["plugin_config"] = {"INFERENCE_PRECISION_HINT": kept} | plugin_config
+    return {"INFERENCE_PRECISION_HINT": kept} | properties if kept in {"f32", "bf16"} else properties
 
 
 _BYTES_PER_VALUE = 2  # the NPU keeps keys and values in f16

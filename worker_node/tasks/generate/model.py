@@ -47,7 +47,7 @@ class ImageRules:
     marks: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class GenerationModel(ServedModel):
     """A served generation model; an answer has at most `max_tokens_limit` tokens, a request `best_of_limit` answers.
 

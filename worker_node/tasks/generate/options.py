@@ -97,10 +97,7 @@ MinResponseLen = Annotated[int, Gt(0), Option("tokens that the answer to the lon
 @declare
 @dataclass(frozen=True, kw_only=True)
 class StatefulOptions(BlobOptions):
-    """GenAI's properties for the NPU.
-
-    `busy_counter` is the file of the NPU's busy counter, which the engine advances itself if `stand_in`.
-    """
+    """GenAI's properties for the NPU."""
 
     title: ClassVar[str] = "Generation on the NPU: static shapes"
     task: ClassVar[str] = ModelKind.GENERATION
@@ -122,5 +119,3 @@ class StatefulOptions(BlobOptions):
         Literal[16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192] | None,
         Option("tokens of one chunk of a prompt", default="OpenVINO's own; at most 256 on an emulated NPU"),
     ] = None
-    busy_counter: str | None = None
-    stand_in: bool = False

@@ -1,4 +1,4 @@
-"""How reranking models are built, planned and admitted, and the canary that an engine must pass before it is ready."""
+"""How reranking models are opened, and the canary that an engine must pass before it is ready."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from worker_node.engines.process import Canary
-from worker_node.models.directory import read_canary
+from worker_node.models.directory import InstalledModel, read_canary
 from worker_node.serving.encoders import EncoderTask, Floats, known_answers_canary, known_that_fit
-from worker_node.serving.task import ModelParts
+from worker_node.serving.task import EnginePlan
+from worker_node.settings import ModelSettings, NodeSettings
 from worker_node.tasks.rerank.canary import RerankCanary
 from worker_node.tasks.rerank.options import RerankOptions
 from worker_node.tasks.rerank.service import RerankModel, pair_job
@@ -29,27 +30,18 @@ def rerank_canary(pairs: Sequence[Pair], logits: Sequence[Sequence[float]], tole
     return known_answers_canary(lambda deadline: pair_job(pairs, deadline), expected.shape, fault)
 
 
-class _Rerank(EncoderTask):
+class _Rerank(EncoderTask[RerankModel]):
     yields_to_chats = True
 
-    def build(self, parts: ModelParts) -> RerankModel:
-        installed, options = parts.installed, parts.wanted.of(RerankOptions)
+    def open(self, installed: InstalledModel, wanted: ModelSettings, settings: NodeSettings) -> RerankModel:  # noqa: ARG002
         tokenizer = PairTokenizer(installed.path, installed.context_limit)
-        answers = read_canary(installed.path, RerankCanary)
+        return RerankModel(installed, tokenizer, wanted.of(RerankOptions).documents_limit)
 
-        def canary(limit: int) -> Canary:
-            pairs = [tokenizer.pair(*texts) for texts in answers.pairs]
-            fitting = known_that_fit([len(pair.ids) for pair in pairs], limit, parts.wanted)
-            return rerank_canary([pairs[i] for i in fitting], [answers.logits[i] for i in fitting], answers.tolerance)
-
-        return RerankModel(
-            installed,
-            parts.place(canary),
-            tokenizer,
-            options.documents_limit,
-            aliases=parts.wanted.aliases,
-            idle_unload_s=parts.wanted.idle_unload_s,
-        )
+    def canary(self, model: RerankModel, wanted: ModelSettings, plan: EnginePlan) -> Canary:
+        known = read_canary(model.installed.path, RerankCanary)
+        pairs = [model.tokenizer.pair(*texts) for texts in known.pairs]
+        fitting = known_that_fit([len(pair.ids) for pair in pairs], plan.prompt_limit, wanted)
+        return rerank_canary([pairs[i] for i in fitting], [known.logits[i] for i in fitting], known.tolerance)
 
 
 SERVING = _Rerank()

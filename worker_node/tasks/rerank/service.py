@@ -26,7 +26,7 @@ from worker_node.tasks.rerank.task import RERANK
 from worker_node.tasks.rerank.tokenizer import Pair, PairTokenizer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class RerankModel(ServedModel):
     """A served reranking model; a request may have `documents_limit` documents."""
 

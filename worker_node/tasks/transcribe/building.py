@@ -1,4 +1,4 @@
-"""How speech models are built and admitted, their canary (a sentence that they must understand), and voice activity."""
+"""How speech models are planned and opened, their canary (a sentence that they must understand), and voice activity."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from worker_node.core.errors import INSTALL_EXTRA, ConfigurationError, ModelNotFound, UnsupportedParameter
-from worker_node.core.types import NOTHING, Feature
-from worker_node.engines.options import EngineOptions
+from worker_node.core.types import NOTHING, Device
 from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
 from worker_node.engines.protocol import JobEngine
 from worker_node.manager.manager import ModelManager
@@ -25,7 +24,8 @@ from worker_node.models.directory import InstalledModel
 from worker_node.models.store import ModelStore
 from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.serving.build import not_installed
-from worker_node.serving.task import Draft, EnginePlan, Footprint, ModelParts, ServedTask, Shapes
+from worker_node.serving.task import EnginePlan, ServedTask, Target
+from worker_node.settings import ModelSettings, NodeSettings
 from worker_node.tasks.transcribe.audio import decode_audio
 from worker_node.tasks.transcribe.files import POSITIONS, VOICE_FILE, VOICE_MODEL
 from worker_node.tasks.transcribe.messages import TranscribeJob, Transcript
@@ -136,7 +136,7 @@ _WEIGHTS = 3.0
 _MAX_OUTSTANDING = 64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class TranscriptionModel(ServedModel):
     """A served Whisper model. `languages` are the codes that it knows; none for an English-only model."""
 
@@ -156,45 +156,37 @@ class TranscriptionModel(ServedModel):
         }
 
 
-class _Transcribe(ServedTask):
+class _Transcribe(ServedTask[TranscriptionModel]):
+    """Units at admission are windows of audio; their size is counted in encoder positions, 50 a second."""
+
     yields_to_chats = True
     keeps_emulated = False
 
-    def build(self, parts: ModelParts) -> TranscriptionModel:
-        installed, limits = parts.installed, parts.wanted.of(AudioOptions)
-        store = ModelStore(parts.settings.model_store)
-        if limits.vad and find_network(store) is None:
-            raise parts.wanted.error(
-                "vad",
-                f"vad needs {VOICE_MODEL}, which {not_installed(VOICE_MODEL, store.root)}",
-            )
-        examination = speech_canary(installed)
-        return TranscriptionModel(
-            installed,
-            parts.place(lambda _limit: examination),
-            _languages(installed),
-            limits,
-            aliases=parts.wanted.aliases,
-            idle_unload_s=parts.wanted.idle_unload_s,
+    def plan(self, given: TranscribeOptions, target: Target) -> EnginePlan:
+        on_npu, limit = target.device is Device.NPU, target.installed.context_limit
+        if target.emulated and not given.precision:
+            # On a CPU's bf16 the NPU's form of the decoder answers with exclamation marks.
+            given = replace(given, precision="f32")
+        return EnginePlan(
+            options=given,
+            admission=AdmissionLimits(_MAX_OUTSTANDING, step_tokens=POSITIONS),
+            prompt_limit=POSITIONS if on_npu else limit,
+            total_limit=POSITIONS if on_npu else limit,
+            memory=target.footprint(_WEIGHTS),
+            lengths=(POSITIONS,) if on_npu else (),
+            # See `runner`.
+            lacks=frozenset({"language_detection"}) if on_npu else NOTHING,
         )
 
-    def admission(self, options: EngineOptions) -> AdmissionLimits:  # noqa: ARG002
-        """Units are windows of audio; their size is counted in encoder positions, 50 a second."""
-        return AdmissionLimits(_MAX_OUTSTANDING, step_tokens=POSITIONS)
+    def open(self, installed: InstalledModel, wanted: ModelSettings, settings: NodeSettings) -> TranscriptionModel:
+        limits = wanted.of(AudioOptions)
+        store = ModelStore(settings.model_store)
+        if limits.vad and find_network(store) is None:
+            raise wanted.error("vad", f"vad needs {VOICE_MODEL}, which {not_installed(VOICE_MODEL, store.root)}")
+        return TranscriptionModel(installed, _languages(installed), limits)
 
-    def static_shapes(self, draft: Draft) -> Shapes:
-        if draft.emulated and not draft.wanted.options.get("precision"):
-            # On a CPU's bf16 the NPU's form of the decoder answers with exclamation marks.
-            draft.values["precision"] = "f32"
-        return Shapes((POSITIONS,), POSITIONS, POSITIONS)
-
-    def footprint(self, _installed: InstalledModel, _plan: EnginePlan) -> Footprint:
-        return Footprint(weights=_WEIGHTS)
-
-    def lacks(self, options: EngineOptions) -> frozenset[Feature]:
-        """On the NPU a language cannot be detected: see `runner`."""
-        on_npu = isinstance(options, TranscribeOptions) and options.busy_counter is not None
-        return frozenset({"language_detection"}) if on_npu else NOTHING
+    def canary(self, model: TranscriptionModel, wanted: ModelSettings, plan: EnginePlan) -> Canary:  # noqa: ARG002
+        return speech_canary(model.installed)
 
 
 def _languages(installed: InstalledModel) -> frozenset[str]:

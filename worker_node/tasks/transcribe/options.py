@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Ge, Gt, Le, Lt
 
 from worker_node.core.types import Device
-from worker_node.engines.options import EngineOptions, Option, Options, declare
+from worker_node.engines.options import NpuOptions, Option, Options, declare
 from worker_node.tasks.transcribe.task import KIND
 
 
@@ -36,9 +36,7 @@ class AudioOptions(Options):
 
 @declare
 @dataclass(frozen=True, kw_only=True)
-class TranscribeOptions(EngineOptions):
-    """`busy_counter` is the file of the NPU's busy counter, which the engine advances itself if `stand_in`."""
-
+class TranscribeOptions(NpuOptions):
     title: ClassVar[str] = "Speech recognition on any device: one window of 30 s at a time"
     task: ClassVar[str] = KIND
     devices: ClassVar[frozenset[Device]] = frozenset(Device)
@@ -48,5 +46,3 @@ class TranscribeOptions(EngineOptions):
     precision: Annotated[
         str | None, Option("OpenVINO's inference precision, for example f32 or bf16", default="the device's own")
     ] = None
-    busy_counter: str | None = None
-    stand_in: bool = False

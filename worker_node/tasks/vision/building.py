@@ -1,4 +1,4 @@
-"""How vision-language models are built, planned and admitted, what they take of images, and their canary."""
+"""How vision-language models are planned and opened, what they take of images, and their canary."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,15 @@ from typing import Any
 import numpy as np
 
 from worker_node.core.errors import INSTALL_EXTRA, ConfigurationError
-from worker_node.core.types import Device, Feature, Image, Message
+from worker_node.core.types import Device, Image, Message
 from worker_node.engines.options import EngineOptions
 from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
 from worker_node.engines.protocol import TOKEN_DTYPE, JobEngine
 from worker_node.models.directory import InstalledModel, read_config, sampling_defaults
 from worker_node.scheduling.admission import AdmissionLimits
-from worker_node.serving.task import Draft, EnginePlan, Footprint, ModelParts, ServedTask, Shapes
-from worker_node.tasks.generate.building import prompt_and_response
+from worker_node.serving.task import EnginePlan, ServedTask, Target
+from worker_node.settings import ModelSettings, NodeSettings
+from worker_node.tasks.generate.building import prompt_length
 from worker_node.tasks.generate.images import image_prompt, with_tags
 from worker_node.tasks.generate.messages import GenerateJob, RawImage, TokenDelta
 from worker_node.tasks.generate.model import GenerationModel, ImageRules
@@ -34,44 +36,45 @@ _WEIGHTS = 2.5
 _MAX_OUTSTANDING = 64
 
 
-class _VisionChat(ServedTask):
-    def build(self, parts: ModelParts) -> GenerationModel:
-        if find_spec("PIL") is None:
-            raise ConfigurationError(
-                f"{parts.installed.id}: Pillow, which decodes images, is missing: {INSTALL_EXTRA.format('vision')}"
-            )
-        installed = parts.installed
-        chat = ChatTokenizer(installed.path, installed.context_limit)
-        rules = image_rules(installed.path)
-        greedy = parts.settings.sampling_defaults == "greedy"
-        return GenerationModel(
-            installed,
-            parts.place(lambda _limit: parts.guard(vision_canary(chat, rules))),
-            chat,
-            sampling_defaults=None if greedy else sampling_defaults(installed.path),
-            images=rules,
-            aliases=parts.wanted.aliases,
-            idle_unload_s=parts.wanted.idle_unload_s,
+class _VisionChat(ServedTask[GenerationModel]):
+    """Units at admission are requests; one runs at a time."""
+
+    def plan(self, given: EngineOptions, target: Target) -> EnginePlan:
+        plan = EnginePlan(
+            options=given,
+            admission=AdmissionLimits(_MAX_OUTSTANDING, sequences=1),
+            prompt_limit=target.installed.context_limit,
+            total_limit=target.installed.context_limit,
+            memory=target.footprint(_WEIGHTS),
+            lacks=frozenset({"n", "logprobs", "beam_search"}),
+        )
+        if not isinstance(given, VisionNpuOptions):
+            return plan
+        prompt = prompt_length(given.max_prompt_len, target)
+        return replace(
+            plan,
+            options=replace(given, max_prompt_len=prompt),
+            prompt_limit=prompt,
+            total_limit=min(prompt + given.min_response_len, plan.total_limit),
+            lengths=(prompt, given.min_response_len),
+            parts={"language": Device.NPU, "vision": Device.CPU},
         )
 
-    def admission(self, options: EngineOptions) -> AdmissionLimits:  # noqa: ARG002
-        """Units are requests; one runs at a time."""
-        return AdmissionLimits(_MAX_OUTSTANDING, sequences=1)
+    def open(self, installed: InstalledModel, wanted: ModelSettings, settings: NodeSettings) -> GenerationModel:  # noqa: ARG002
+        if find_spec("PIL") is None:
+            raise ConfigurationError(
+                f"{installed.id}: Pillow, which decodes images, is missing: {INSTALL_EXTRA.format('vision')}"
+            )
+        greedy = settings.sampling_defaults == "greedy"
+        return GenerationModel(
+            installed,
+            ChatTokenizer(installed.path, installed.context_limit),
+            sampling_defaults=None if greedy else sampling_defaults(installed.path),
+            images=image_rules(installed.path),
+        )
 
-    def static_shapes(self, draft: Draft) -> Shapes:
-        prompt, response = prompt_and_response(draft)
-        return Shapes((prompt, response), prompt, min(prompt + response, draft.installed.context_limit))
-
-    def footprint(self, _installed: InstalledModel, _plan: EnginePlan) -> Footprint:
-        return Footprint(_WEIGHTS)
-
-    def lacks(self, options: EngineOptions) -> frozenset[Feature]:  # noqa: ARG002
-        return frozenset({"n", "logprobs", "beam_search"})
-
-    def parts(self, options: EngineOptions) -> Mapping[str, Device]:
-        if isinstance(options, VisionNpuOptions):
-            return {"language": Device.NPU, "vision": Device.CPU}
-        return {}
+    def canary(self, model: GenerationModel, wanted: ModelSettings, plan: EnginePlan) -> Canary | None:  # noqa: ARG002
+        return None if model.images is None else vision_canary(model.tokenizer, model.images)
 
 
 VISION_CHAT = _VisionChat()

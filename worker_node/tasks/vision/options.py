@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from worker_node.core.types import Device
-from worker_node.engines.options import EngineOptions, declare
+from worker_node.engines.options import EngineOptions, NpuOptions, declare
 from worker_node.tasks.generate.options import MaxPromptLen, MinResponseLen
 from worker_node.tasks.vision.task import VISION
 
@@ -28,11 +28,8 @@ class VisionOptions(EngineOptions):
 
 @declare
 @dataclass(frozen=True, kw_only=True)
-class VisionNpuOptions(EngineOptions):
-    """The language model on the NPU, in static shapes; vision and the embedding of texts on the CPU.
-
-    `busy_counter` and `stand_in` are as those of `StatefulOptions`.
-    """
+class VisionNpuOptions(NpuOptions):
+    """The language model on the NPU, in static shapes; vision and the embedding of texts on the CPU."""
 
     title: ClassVar[str] = "Vision-language models on the NPU"
     task: ClassVar[str] = VISION
@@ -42,5 +39,3 @@ class VisionNpuOptions(EngineOptions):
     engine: Literal["vision_npu"] = "vision_npu"
     max_prompt_len: MaxPromptLen = 1024
     min_response_len: MinResponseLen = 128
-    busy_counter: str | None = None
-    stand_in: bool = False

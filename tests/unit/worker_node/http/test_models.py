@@ -14,7 +14,6 @@ from tests.support.scripted_engines import Machine, ScriptedEngine
 from tests.support.task_models import HEARER, hearer, placement
 from worker_node.core.errors import DownloadFailed
 from worker_node.engines.protocol import EngineState, EngineStatus
-from worker_node.manager.placement import Residency
 from worker_node.models.directory import MANIFEST_FILE
 from worker_node.models.store import ModelStore
 from worker_node.settings import NodeSettings
@@ -32,9 +31,7 @@ async def served(store, tmp_path):
     [model] = built_models(ModelStore(tmp_path), MODEL)
     engine = ScriptedEngine(MODEL, "CPU", Machine(), load_s=0.01)
     model = with_engine(model, engine)
-    model = replace(
-        model, placements=tuple(replace(p, eager=False, residency=Residency(estimate=9)) for p in model.placements)
-    )
+    model = replace(model, placements=tuple(replace(p, eager=False, estimate=9) for p in model.placements))
     async with application([model], NodeSettings(model_store=tmp_path)) as (client, node):
         node.manager.start()
         yield client, node, model, engine

@@ -137,12 +137,12 @@ async def test_a_failure_reaches_the_caller_and_closing_ends_what_runs():
 
 def generation(model_id, *aliases, sources=()):
     installed = SimpleNamespace(id=model_id, kind=ModelKind.GENERATION, aliases=sources)
-    return GenerationModel(installed, (), None, aliases=aliases)
+    return GenerationModel(installed, None, aliases=aliases)
 
 
 def embedding(model_id, *aliases):
     installed = SimpleNamespace(id=model_id, kind=ModelKind.EMBEDDING, aliases=())
-    return EmbeddingModel(installed, (), None, "s", 3, aliases=aliases)
+    return EmbeddingModel(installed, None, "s", 3, aliases=aliases)
 
 
 def names(*models):

@@ -85,8 +85,8 @@ class World:
             ]
             self.check(not compiling, "two compiles on one device")
             if self.budget is not None:
-                residency = next(p.residency for p in model.placements if p.engine is engine)
-                taken = sum(self.machine.memory.values()) + residency.memory
+                placement = next(p for p in model.placements if p.engine is engine)
+                taken = sum(self.machine.memory.values()) + placement.memory
                 # What others take beyond their estimates is not known before they have been looked at.
                 unknown = sum(
                     MAX_EXCESS
@@ -173,7 +173,7 @@ class World:
                 p.engine
                 for m in self.models
                 for p in m.placements
-                if p.engine.state is EngineState.READY and not p.residency.pinned
+                if p.engine.state is EngineState.READY and not p.pinned
             ]
             assert sum(self.machine.memory.values()) <= self.budget or not evictable
         assert not self.broken

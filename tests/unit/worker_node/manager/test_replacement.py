@@ -47,7 +47,7 @@ class World:
         npu = replace(npu, lacks=frozenset({"n"}))
         if self.eager:
             cpu = replace(cpu, eager=True, on_demand=False)
-            cpu.residency.pinned = True
+            cpu.pinned = True
         return replace(model, placements=[npu, cpu])
 
     @property
@@ -56,7 +56,7 @@ class World:
 
     def change(self, new):
         """Replace the served form by `new`, as a reload does."""
-        return asyncio.create_task(self.manager.turnover.replace(self.model, new))
+        return asyncio.create_task(self.manager.replacement.replace(self.model, new))
 
     async def request(self, device=CPU, limit_s=1.0, work_s=0.0, needs=frozenset()):
         model = await self.manager.resolve("m", self.clock() + limit_s)
@@ -193,7 +193,7 @@ def test_a_model_that_is_removed_during_a_change_is_gone_in_both_forms(drain):
         changing = world.change(world.form())
         busy = asyncio.create_task(world.request(work_s=5.0 if drain else 0.0))
         await asyncio.sleep(1)
-        removing = asyncio.create_task(world.manager.turnover.retire(old, drain=drain))
+        removing = asyncio.create_task(world.manager.replacement.retire(old, drain=drain))
         assert "m was removed" in await changing
         await asyncio.gather(removing, busy)
         with pytest.raises(ModelNotFound):

@@ -70,12 +70,12 @@ def test_the_npus_engine_keeps_what_it_compiles_and_the_cpus_has_nothing_to_keep
 
 def test_the_load_of_a_compile_for_the_npu_is_cold_until_something_compiled_is_kept(built):
     on_npu, on_cpu = built.placements()
-    assert (on_npu.residency.cold, on_cpu.residency.cold) == (True, False)
+    assert (on_npu.cold, on_cpu.cold) == (True, False)
     assert (on_npu.ready_in(), on_cpu.ready_in()) == (math.inf, pytest.approx(3, abs=0.1))
     (built.cache() / "1.blob").touch()
-    assert not built.placements()[0].residency.cold
+    assert not built.placements()[0].cold
     on_npu, _ = built.placements(blobs="/blobs", max_prompt_len=64)
-    assert not on_npu.residency.cold
+    assert not on_npu.cold
     assert on_cpu.engine.spec.options["cache_dir"] is None
     assert {on_npu.engine.spec.nice, on_cpu.engine.spec.nice} == {5}
 

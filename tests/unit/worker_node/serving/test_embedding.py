@@ -40,7 +40,7 @@ class Engine(TaskEngine):
 def services():
     placement = Placement(Device.NPU, Engine(), Admission("m", AdmissionLimits(8)), 256, 256, emulated=True)
     model = EmbeddingModel(
-        SimpleNamespace(id="m", kind=ModelKind.EMBEDDING, aliases=()), (placement,), Tokenizer(), "s", 1
+        SimpleNamespace(id="m", kind=ModelKind.EMBEDDING, aliases=()), Tokenizer(), "s", 1, placements=(placement,)
     )
     return services_of([model], cache=10)
 

@@ -10,24 +10,25 @@ from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import Device, ModelKind
 from worker_node.devices.memory import MachineMemory
 from worker_node.devices.npu import NpuSource
+from worker_node.devices.probe import Probe
 from worker_node.models.directory import InstalledModel
 from worker_node.serving import build
-from worker_node.serving.build import EnginePlan, admission_limits, plan_engine
+from worker_node.serving.build import Machine, plan_engine, plan_model
+from worker_node.serving.task import served_task
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
-from worker_node.tasks.embed.options import EmbeddingOptions, StaticOptions
+from worker_node.tasks.generate.building import GENERATE
 
 EMULATED = NpuSource(emulated=True, busy_counter=Path("/proc/1/fd/3"), stand_in=True)
-BOTH = (Device.NPU, Device.CPU)
 
 
 def model(kind=ModelKind.GENERATION, context_limit=8192, **more):
     return InstalledModel("m", kind, Path("/m"), context_limit, "int4_sym", "smollm", **more)
 
 
-def plan(installed, device=Device.NPU, npu=EMULATED, beside=BOTH, limit=1800, **wanted):
-    settings = NodeSettings(npu_token_limit=limit)
-    place = PlacementSettings(device=device)
-    return plan_engine(installed, ModelSettings(name="m", **wanted), place, beside, settings, npu)
+def plan(installed, device=Device.NPU, limit=1800, **wanted):
+    machine = Machine(NodeSettings(npu_token_limit=limit), Probe((), "test"), EMULATED)
+    wanted = ModelSettings(name="m", **wanted)
+    return plan_engine(served_task(installed.kind), installed, wanted, PlacementSettings(device=device), machine)
 
 
 def test_limits_of_generation_on_the_npu():
@@ -58,17 +59,29 @@ def test_a_cache_in_u4_on_the_cpu_needs_a_fixed_size():
         plan(model(), Device.CPU, kv_cache_precision="u4")
     place = PlacementSettings(device=Device.CPU, plugin_config={"KV_CACHE_PRECISION": "u4"})
     with pytest.raises(ConfigurationError, match="u4 must have a fixed size"):
-        plan_engine(model(), ModelSettings(name="m"), place, BOTH, NodeSettings(), EMULATED)
+        plan_engine(
+            GENERATE, model(), ModelSettings(name="m"), place, Machine(NodeSettings(), Probe((), "test"), EMULATED)
+        )
     assert plan(model(), Device.CPU, kv_cache_precision="u4", cache_size_gb=1).options.kv_cache_precision == "u4"
     assert plan(model(), Device.GPU, kv_cache_precision="u4").options.kv_cache_precision == "u4"
 
 
+def notes(installed, *devices, **wanted):
+    """The notes of the last placement."""
+    machine = Machine(NodeSettings(npu_emulation=True), Probe((), "test"), EMULATED)
+    settings = ModelSettings(name="m", placements=devices, **wanted)
+    plans, excluded = plan_model(served_task(installed.kind), installed, settings, machine)
+    assert not excluded
+    return list(plans[-1].notes)
+
+
 def test_what_an_engine_ignores_is_named():
-    assert plan(model(), cache_size_gb=1, prompt_lookup=True).ignored == ("cache_size_gb", "prompt_lookup")
-    assert plan(model(), Device.CPU, cache_size_gb=1, max_prompt_len=64).ignored == ()
-    alone = plan(model(), Device.CPU, beside=(Device.CPU,), max_prompt_len=64)
-    assert alone.ignored == ("max_prompt_len",), "nothing else uses it"
-    assert plan(model(ModelKind.EMBEDDING), streams=2).ignored == ("streams",)
+    ignored = "{} is ignored: the engine for {} has no use for it".format
+    wanted = {"cache_size_gb": 1, "max_prompt_len": 64}
+    assert notes(model(), "CPU", "NPU", **wanted) == [ignored("cache_size_gb", "NPU")]
+    assert notes(model(), "NPU", "CPU", **wanted) == []
+    assert notes(model(), "CPU", **wanted) == [ignored("max_prompt_len", "CPU")], "nothing else uses it"
+    assert notes(model(ModelKind.EMBEDDING), "NPU", streams=2) == [ignored("streams", "NPU")]
 
 
 @pytest.mark.parametrize(
@@ -88,9 +101,9 @@ def test_the_prefix_cache_is_sized_by_the_model_and_the_memory_budget(
     shape = {"num_hidden_layers": 30, "hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 6}
     (tmp_path / "config.json").write_text(json.dumps(shape))  # 2 * 30 * 6 * 64 values of 2 bytes a token
     installed = InstalledModel("m", ModelKind.GENERATION, tmp_path, 8192, "int4_sym", "smollm")
-    settings = NodeSettings(memory_budget=budget)
+    machine = Machine(NodeSettings(memory_budget=budget), Probe((), "test"), EMULATED)
     wanted = ModelSettings(name="m", **set_)
-    found = plan_engine(installed, wanted, PlacementSettings(device=device), BOTH, settings, EMULATED)
+    found = plan_engine(GENERATE, installed, wanted, PlacementSettings(device=device), machine)
     assert found.options.prefix_cache_tokens == tokens
 
 
@@ -120,12 +133,9 @@ def test_wrong_settings_are_refused(wrong):
         ModelSettings(name="m", **wrong)
 
 
-def limits_of(options, max_outstanding=None):
-    return admission_limits(EnginePlan(options, 256, 256), max_outstanding)
-
-
 def test_texts_are_counted_as_the_npu_pads_them():
-    limits = limits_of(StaticOptions(npu_buckets=(32, 64, 256), npu_batch_size=4))
+    embedding = model(ModelKind.EMBEDDING, 256)
+    limits = plan(embedding, npu_buckets=[32, 64, 256], npu_batch_size=4).admission
     assert [limits.computed_tokens(count) for count in (1, 32, 33, 256)] == [32, 32, 64, 256]
     assert limits.step_tokens == 4 * 256
-    assert limits_of(EmbeddingOptions()).computed_tokens(33) == 33
+    assert plan(embedding, Device.CPU).admission.computed_tokens(33) == 33

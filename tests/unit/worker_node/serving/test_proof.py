@@ -57,8 +57,8 @@ def registry(engine, *, strict=False, cache=0, device=Device.NPU):
     place = Placement(device, engine, Admission("m", AdmissionLimits(8)), 64, 64)
     installed = {kind: SimpleNamespace(id=kind, kind=kind, family="", aliases=()) for kind in ModelKind}
     models = [
-        EmbeddingModel(installed[ModelKind.EMBEDDING], [place], Tokenizer(), "space", 1),
-        GenerationModel(installed[ModelKind.GENERATION], [place], Tokenizer(), 64, 1),
+        EmbeddingModel(installed[ModelKind.EMBEDDING], Tokenizer(), "space", 1, placements=[place]),
+        GenerationModel(installed[ModelKind.GENERATION], Tokenizer(), 64, 1, placements=[place]),
     ]
     return services_of(models, cache, require_proof=strict)
 

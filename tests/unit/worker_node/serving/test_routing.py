@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from worker_node.core.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
+    EngineDied,
     EngineUnavailable,
     ModelLoading,
     NodeError,
@@ -22,6 +23,7 @@ from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.serving.routing import Demand, PlacementStatus, choose, select_placement
+from worker_node.serving.run import Execution
 
 NPU = PlacementStatus(Device.NPU, prompt_limit=1024, total_limit=1152)
 GPU = PlacementStatus(Device.GPU, prompt_limit=4096, total_limit=4096)
@@ -192,14 +194,14 @@ async def test_an_eager_engine_that_is_loading_is_waited_for_and_no_other_one_is
 async def test_a_cold_compile_for_the_npu_is_not_waited_for_but_begun_while_another_placement_is_loaded():
     npu, cpu = Engine(EngineState.UNLOADED, load_seconds=None), Engine(EngineState.UNLOADED)
     wanted = demand(npu, cpu, 50)
-    wanted.placements[0].residency.cold = True
+    wanted.placements[0].cold = True
     (finding,) = await begun(select_placement(wanted, context()))
     assert (npu.woken, cpu.woken) == (1, 1)
     cpu.set(EngineState.READY)
     place = await finding
     assert (place.route.device, place.route.reason) == (Device.CPU, "model_loading")
     required = demand(npu, cpu, 50, require=Device.NPU)
-    required.placements[0].residency.cold = True
+    required.placements[0].cold = True
     with pytest.raises(ModelLoading):
         await select_placement(required, context(3600.0))
 
@@ -259,3 +261,26 @@ async def test_a_caller_who_can_go_elsewhere_is_refused_at_once(seconds):
     _, wanted = restarting()
     with pytest.raises(EngineUnavailable):
         await select_placement(wanted, context(restart_wait_s=seconds))
+
+
+class Dying(Engine):
+    """Dies of a request, and takes longer to start again than was expected."""
+
+    recoveries = 0
+
+    async def run(self, _job, _result):
+        self.state = EngineState.STARTING
+        raise EngineDied("the engine died")
+        yield
+
+
+@pytest.mark.parametrize(
+    ("waits", "error"), [({"restart_wait_s": 0.05}, EngineDied), ({"seconds": 0.05}, DeadlineExceeded)]
+)
+async def test_a_retry_that_may_wait_no_longer_reports_the_death_and_the_deadline_only_when_it_has_passed(waits, error):
+    engine = Dying(EngineState.READY, load_seconds=0.001, served=True)
+    wanted, limits = Demand("m", [placement(Device.CPU, engine, 8192)], 10, 10), context(**waits)
+    selection = await select_placement(wanted, limits)
+    with Execution(wanted, limits, selection).admitted() as execution, pytest.raises(error):
+        async with execution.attempt(None, None) as results:
+            await anext(results)

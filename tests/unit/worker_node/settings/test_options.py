@@ -12,10 +12,13 @@ from annotated_types import Gt
 from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import Device, ModelKind
 from worker_node.devices.npu import NpuSource
+from worker_node.devices.probe import Probe
+from worker_node.encoders.jobs import DynamicEncoderOptions
 from worker_node.engines import options as declaration
-from worker_node.engines.options import EngineOptions, Option, declare, engine_for
+from worker_node.engines.options import Option, declare, engine_for
 from worker_node.models.directory import InstalledModel
-from worker_node.serving.build import check_options, plan_engine
+from worker_node.serving.build import Machine, check_options, plan_engine
+from worker_node.serving.task import served_task
 from worker_node.settings import (
     InvalidSettings,
     ModelSettings,
@@ -122,6 +125,8 @@ def test_an_option_for_another_kind_of_model_is_reported_with_its_path():
     with pytest.raises(ConfigurationError) as caught:
         check_options(embedding, ModelSettings(name="m", max_num_seqs=2))
     assert caught.value.message.startswith("model m: max_num_seqs cannot")
+    with pytest.raises(ConfigurationError, match=r"max_batch_row cannot be used .*; did you mean max_batch_rows\?"):
+        check_options(embedding, ModelSettings(name="m").model_copy(update={"options": {"max_batch_row": 2}}))
 
 
 @pytest.fixture
@@ -131,7 +136,7 @@ def toy(monkeypatch):
 
     @declare
     @dataclass(frozen=True, kw_only=True)
-    class ToyOptions(EngineOptions):
+    class ToyOptions(DynamicEncoderOptions):
         title: ClassVar[str] = "Toy"
         task: ClassVar[ModelKind] = ModelKind.EMBEDDING
         devices: ClassVar[frozenset[Device]] = frozenset({Device.GPU})
@@ -152,8 +157,9 @@ def test_a_package_adds_an_engine_by_its_declaration_alone(toy):
     installed = InstalledModel("m", ModelKind.EMBEDDING, Path("/m"), 256, "f32", "bert")
     npu = NpuSource(emulated=False, busy_counter=Path("/npu"), stand_in=False)
     place = PlacementSettings(device=Device.GPU)
-    plan = plan_engine(installed, wanted, place, (Device.GPU,), NodeSettings(), npu)
-    assert (plan.options.runner, plan.options) == ("toy.package:Runner", toy(wheels=3))
+    machine = Machine(NodeSettings(), Probe((), "test"), npu)
+    plan = plan_engine(served_task("embedding"), installed, wanted, place, machine)
+    assert (plan.options.runner, plan.options) == ("toy.package:Runner", toy(wheels=3, context_limit=256))
 
 
 def test_engine_processes_do_not_load_the_validation():

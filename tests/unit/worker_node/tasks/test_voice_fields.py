@@ -9,7 +9,6 @@ from tests.support.services import manager_of
 from worker_node.core.errors import BadRequest, ConfigurationError, UnsupportedParameter
 from worker_node.models.catalog import Catalog
 from worker_node.models.store import ModelStore
-from worker_node.serving.task import ModelParts
 from worker_node.settings import ModelSettings, NodeSettings
 from worker_node.tasks.transcribe.building import TRANSCRIBE, VoiceChoice, find_voice
 from worker_node.tasks.transcribe.http import SpeechForm
@@ -109,6 +108,5 @@ async def test_the_request_comes_before_the_options_of_the_model(installed):
 def test_a_model_that_skips_silence_by_default_needs_the_network(tmp_path):
     """Found out when the settings are read, and not by the first request."""
     wanted = ModelSettings(name="whisper", vad=True)
-    parts = ModelParts(None, wanted, NodeSettings(model_store=tmp_path), lambda _: (), lambda canary: canary)
     with pytest.raises(ConfigurationError, match=f"npu-node pull silero-vad --model-store {tmp_path}"):
-        TRANSCRIBE.build(parts)
+        TRANSCRIBE.open(None, wanted, NodeSettings(model_store=tmp_path))

@@ -7,12 +7,12 @@ import pytest
 
 from worker_node.core.types import Device, ModelKind
 from worker_node.devices.npu import NpuSource
+from worker_node.devices.probe import Probe
 from worker_node.models.directory import Manifest, write_manifest
 from worker_node.models.store import ModelStore
-from worker_node.serving.build import estimate_bytes, plan_engine
-from worker_node.settings import ModelSettings, NodeSettings
+from worker_node.serving.build import Machine, plan_engine
+from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
 from worker_node.tasks.generate.building import GENERATE, kv_cache_bytes
-from worker_node.tasks.generate.options import ContinuousOptions, StatefulOptions
 
 NPU = NpuSource(emulated=True, busy_counter=Path("/proc/1/fd/3"), stand_in=True)
 SHAPE = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
@@ -49,20 +49,16 @@ def store(tmp_path):
     return tmp_path
 
 
-def plan(store, device=Device.CPU, beside=(Device.CPU,), **wanted):
+def plan(store, device=Device.CPU, **wanted):
+    machine = Machine(NodeSettings(model_store=store), Probe((), "test"), NPU)
     settings = ModelSettings(name="large", **wanted)
-    places = settings.placements or ()
-    place = next((place for place in places if place.device is device), None)
-    place = place or ModelSettings(name="x", placements=[device.value]).placements[0]
-    node = NodeSettings(model_store=store)
-    return plan_engine(ModelStore(store).get("large"), settings, place, beside, node, NPU)
+    return plan_engine(GENERATE, ModelStore(store).get("large"), settings, PlacementSettings(device=device), machine)
 
 
 def test_a_cache_of_a_fixed_size_is_asked_for_and_otherwise_what_ordinary_requests_take(store):
-    large = ModelStore(store).get("large")
     cache = 2 * 2 * 64 * 2 * 2048  # keys and values, layers, values a token, bytes, tokens
     grows, fixed = plan(store, enable_prefix_caching=False), plan(store, cache_size_gb=1)
-    assert estimate_bytes(large, fixed) - estimate_bytes(large, grows) == 2**30 - cache
+    assert fixed.memory - grows.memory == 2**30 - cache
 
 
 # The KV cache.
@@ -90,13 +86,13 @@ def test_what_is_not_told_is_not_guessed(tmp_path, content):
 
 
 @pytest.mark.parametrize(
-    ("options", "able"),
+    ("device", "options", "able"),
     [
-        (ContinuousOptions(enable_prefix_caching=False), True),
-        (ContinuousOptions(), False),
-        (ContinuousOptions(enable_prefix_caching=False, prompt_lookup=True), False),
-        (StatefulOptions(), False),
+        (Device.CPU, {"enable_prefix_caching": False}, True),
+        (Device.CPU, {}, False),
+        (Device.CPU, {"enable_prefix_caching": False, "prompt_lookup": True}, False),
+        (Device.NPU, {}, False),
     ],
 )
-def test_beams_are_searched_where_they_leave_nothing_wrong_in_the_prefix_cache(options, able):
-    assert ("beam_search" not in GENERATE.lacks(options)) is able
+def test_beams_are_searched_where_they_leave_nothing_wrong_in_the_prefix_cache(store, device, options, able):
+    assert ("beam_search" not in plan(store, device, **options).lacks) is able
