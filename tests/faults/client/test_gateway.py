@@ -27,7 +27,7 @@ from backend_client.options import Timeouts
 from backend_client.testing import cut
 from backend_client.testing.node import EMBEDDER, WRITER, model_row, route_headers
 from tests.faults.client.test_fallback import settings as cloud_settings
-from tests.faults.scripted_node import answering, error_response, vectors_for
+from tests.faults.scripted_node import answering, data_event, error_response, vectors_for
 from tests.support.gateway import started_store
 
 CHAT = {"model": WRITER, "messages": [{"role": "user", "content": "Hi"}]}
@@ -305,6 +305,26 @@ async def test_a_caller_that_does_not_read_is_disconnected_and_its_node_is_free(
     ):
         assert reply.status == 200
         await left.wait()
+
+
+async def test_comments_of_a_node_are_no_parts_of_its_stream(scripted):
+    async def respond(request):
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", **route_headers(WRITER)})
+        await response.prepare(request)
+        await response.write(data_event({"choices": [{"index": 0, "delta": {"content": "Hi"}, "finish_reason": None}]}))
+        while True:
+            await response.write(b": still working\n\n")
+            await asyncio.sleep(0.02)
+
+    scripted.respond = respond
+    async with (
+        gateway(scripted, client={"options": ClientOptions(timeouts=Timeouts(silence=0.5))}) as http,
+        http.post("/v1/chat/completions", json=STREAM) as reply,
+        asyncio.timeout(60),
+    ):
+        text = await reply.text()
+    assert ": still working" in text
+    assert "stream_interrupted" in text.splitlines()[-2]
 
 
 @pytest.mark.parametrize("headers", [{}, {"X-Request-Timeout-Ms": "60000"}])
