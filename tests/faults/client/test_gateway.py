@@ -1,11 +1,13 @@
 """npu-gateway over scripted nodes and a scripted cloud: bytes as they came, the client's promises, keys of teams."""
 
 import asyncio
+import gzip
 import json
 import re
 import shlex
 import stat
 import time
+import zlib
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -305,6 +307,32 @@ async def test_a_caller_that_does_not_read_is_disconnected_and_its_node_is_free(
     ):
         assert reply.status == 200
         await left.wait()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "encode", "status"),
+    [
+        ("gzip", gzip.compress, 200),
+        ("deflate", zlib.compress, 200),
+        ("identity", bytes, 200),
+        ("gzip", bytes, 400),
+        ("gzip", lambda body: gzip.compress(body)[:-10], 400),
+        ("gzip", lambda body: gzip.compress(body + b" " * 100_000), 413),
+        ("compress", bytes, 415),
+        ("gzip, gzip", bytes, 415),
+    ],
+)
+async def test_a_body_is_decoded_within_its_limit_or_refused(scripted, encoding, encode, status):
+    scripted.respond = answering(
+        lambda: web.Response(body=WHOLE, content_type="application/json", headers=route_headers(WRITER))
+    )
+    body, headers = encode(json.dumps(CHAT).encode()), {"Content-Encoding": encoding}
+    async with gateway(scripted, max_body_bytes=50_000) as http:
+        for _ in range(2):
+            reply = await http.post("/v1/chat/completions", data=body, headers=headers)
+            assert reply.status == status, await reply.text()
+            if status != 200:
+                assert (await reply.json())["error"]["message"]
 
 
 async def test_comments_of_a_node_are_no_parts_of_its_stream(scripted):
