@@ -299,15 +299,15 @@ class InferenceClient(BaseClient):
 
     @property
     def cloud_breaker(self) -> BreakerState | None:
-        """Whether the cloud is ejected after failures; None without a cloud."""
-        return None if self._cloud is None else self._cloud.service.state.breaker.state
+        """Whether all models that the cloud was asked for are ejected after failures; None without a cloud."""
+        return None if self._cloud is None else self._cloud.service.state.best.state
 
     def healthz(self) -> ClientStatus:
         """What a service may show on its own health endpoint; it makes no network calls."""
         nodes = self.npu.healthz()
         if self._cloud is None:
             return nodes
-        trouble = self._cloud.service.state.trouble
+        trouble = self._cloud.service.state.trouble()
         if self._local_only or self.core.nodes.calls.closed:
             trouble = "local_only is set" if self._local_only else "the client is closed"
         elif self.ledger.left == 0:

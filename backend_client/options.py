@@ -75,8 +75,9 @@ class BreakerOptions(Options):
     costs one caller a retry.
 
     One model on one node has a breaker of its own. `server_failures` open it, or `silent_attempts` attempts in a row
-    that waited for at least a second and got neither an answer nor a token. Its quarantine is at most `longest_model`:
-    a trial costs one caller half of its deadline, and a hung engine that recovers serves again within 5 s.
+    at whose end it had given nobody an answer or a token for at least a second. Its quarantine is at most
+    `longest_model`: a trial costs one caller half of its deadline, and a hung engine that recovers serves again within
+    5 s.
     """
 
     connection_failures: Count = 2

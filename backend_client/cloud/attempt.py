@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Self, TypeVar
 
@@ -35,20 +35,33 @@ _HINTS = {
 
 @dataclass(frozen=True, slots=True)
 class CloudState:
-    """What all requests to one cloud share. `name` is the cloud's name in attempts."""
+    """What all requests to one cloud share. `name` is the cloud's name in attempts.
+
+    Each of its models has a breaker of its own: answers of one say nothing of another.
+    """
 
     name: str
-    breaker: Breaker
+    new_breaker: Callable[[], Breaker]
     ledger: Ledger
     clock: Clock
     calls: OpenCalls
+    breakers: dict[str, Breaker] = field(default_factory=dict)
+
+    def breaker(self, model: str) -> Breaker:
+        return self.breakers.setdefault(model, self.new_breaker())
 
     @property
-    def trouble(self) -> str | None:
-        """Why no request is sent now, or None."""
-        if self.breaker.admits():
+    def best(self) -> Breaker:
+        """The breaker of the model that takes requests first."""
+        known = self.breakers.values()
+        return min(known, key=lambda breaker: (not breaker.closed, breaker.opens_in), default=self.new_breaker())
+
+    def trouble(self, model: str | None = None) -> str | None:
+        """Why the model, or any (None), gets no request now; None if it gets them."""
+        breaker = self.best if model is None else self.breaker(model)
+        if breaker.admits():
             return None
-        pause = self.breaker.opens_in
+        pause = breaker.opens_in
         return f"ejected {f'for {pause:.1f} s more' if pause else 'until a trial succeeds'} after consecutive failures"
 
 
@@ -64,14 +77,15 @@ class CloudAttempt:
 
     def __init__(self, state: CloudState, job: Job, model: str, bound: Usage) -> None:
         state.calls.check()
-        if trouble := state.trouble:
-            raise CloudUnavailable(f"the cloud at {state.name} is {trouble}")
+        if trouble := state.trouble(model):
+            raise CloudUnavailable(f"{model} of the cloud at {state.name} is {trouble}")
         self.model = model
         self.job = job
         self._state = state
         self._reservation = state.ledger.reserve(model, bound, capped=job.spend_limit is not None)
         self._pay: Callable[[Decimal], None] = _nobody_else
-        self._ticket = state.breaker.begin()
+        self._breaker = state.breaker(model)
+        self._ticket = self._breaker.begin()
         self._began = state.clock()
         self._settled = False
 
@@ -86,7 +100,7 @@ class CloudAttempt:
         except BaseException:
             # Nothing was sent.
             attempt._settled = True
-            state.breaker.abandoned(attempt._ticket)
+            attempt._breaker.abandoned(attempt._ticket)
             state.ledger.release(attempt._reservation)
             raise
         return attempt
@@ -125,14 +139,14 @@ class CloudAttempt:
         """Settle with the usage of the complete answer; None if the answer did not report it."""
         if not self._settled:
             self._settled = True
-            self._state.breaker.succeeded(self._ticket)
+            self._breaker.succeeded(self._ticket)
             self._pay(self._state.ledger.settle(self._reservation, usage))
 
     def abandoned(self) -> None:
         """Settle when the caller left: the usage is unknown, and this shows nothing about the cloud's health."""
         if not self._settled:
             self._settled = True
-            self._state.breaker.abandoned(self._ticket)
+            self._breaker.abandoned(self._ticket)
             self._pay(self._state.ledger.settle(self._reservation, None))
 
     def origin(self) -> dict[str, Any]:
@@ -156,11 +170,11 @@ class CloudAttempt:
         problem.attempts = (self._record(type(problem).__name__, status, sent=owed or status is not None),)
         problem.request_id = self.job.request_id
         if failure is not FailureKind.NONE:
-            self._state.breaker.failed(self._ticket, failure)
+            self._breaker.failed(self._ticket, failure)
         elif isinstance(problem, CloudRejected):
-            self._state.breaker.succeeded(self._ticket)
+            self._breaker.succeeded(self._ticket)
         else:
-            self._state.breaker.abandoned(self._ticket)
+            self._breaker.abandoned(self._ticket)
         if owed:
             self._pay(self._state.ledger.settle(self._reservation, None))
         else:

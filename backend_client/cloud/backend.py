@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -59,7 +59,12 @@ class CloudBackend:
     """Embeds and generates in the cloud."""
 
     def __init__(
-        self, settings: CloudSettings, breaker: Breaker, ledger: Ledger, clock: Clock, options: ClientOptions
+        self,
+        settings: CloudSettings,
+        new_breaker: Callable[[], Breaker],
+        ledger: Ledger,
+        clock: Clock,
+        options: ClientOptions,
     ) -> None:
         self._settings = settings
         self._silence = options.timeouts.silence
@@ -72,7 +77,7 @@ class CloudBackend:
         self._sdk = _sdk(settings, options.max_reply_bytes)
         self.calls = OpenCalls(self._sdk.close)
         name = settings.base_url or "https://api.openai.com/v1"
-        self.state = CloudState(name, breaker, ledger, clock, self.calls)
+        self.state = CloudState(name, new_breaker, ledger, clock, self.calls)
 
     @property
     def spaces(self) -> Collection[str]:

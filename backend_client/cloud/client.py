@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from functools import partial
 from typing import Any, Self
 
 from backend_client.calls import BaseClient
@@ -35,8 +36,8 @@ class CloudClient(BaseClient):
             raise ConfigurationError("CloudClient takes CloudSettings")
         options = options or ClientOptions()
         self.ledger = ledger or Ledger(settings.prices, settings.spend_cap)
-        breaker = Breaker(options.breaker, clock, rng or random.Random())
-        self.service = CloudBackend(settings, breaker, self.ledger, clock, options)
+        new_breaker = partial(Breaker, options.breaker, clock, rng or random.Random())
+        self.service = CloudBackend(settings, new_breaker, self.ledger, clock, options)
         super().__init__(self.service, self.service, options, clock)
 
     @classmethod

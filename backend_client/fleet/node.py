@@ -63,7 +63,8 @@ class Node:
     `replied_at` is when it last answered a request.
     `foreign` is the load of other clients by model, as of the last report. `names` are the ids and aliases that it
     lists: the node gets no requests for others. `breakers` are those of single models that gave cause, `ejections` why
-    they were ejected last, and `silent` counts the attempts in a row that got no answer.
+    they were ejected last, and `silent` counts the attempts in a row that got no answer. `heard_at` is when each model
+    last gave a sign of life, to any request.
     """
 
     url: str
@@ -79,6 +80,7 @@ class Node:
     foreign: dict[str, int] = field(default_factory=dict)
     breakers: dict[str, Breaker] = field(default_factory=dict)
     silent: Counter[str] = field(default_factory=Counter)
+    heard_at: dict[str, float] = field(default_factory=dict)
     ejections: dict[str, str] = field(default_factory=dict)
     holds: dict[tuple[str, str | None], Hold] = field(default_factory=dict)
     names: dict[str, ModelReport] = field(default_factory=dict)

@@ -29,9 +29,10 @@ log = logging.getLogger(__name__)
 
 # How long a 429 or 503 without a Retry-After is taken to mean.
 _DEFAULT_HOLD_S = 1.0
-# An attempt that ends after so long without an answer, by its limit, its deadline or its caller, is evidence of a hung
-# engine; `silent_attempts` of them with no answer or token in between eject the model there. Shorter ones are not: a
-# caller who allows 5 ms for what takes 50 must not harm the node for others. The node's own watchdog reports the hang.
+# An attempt that ends, by its limit, its deadline or its caller, after the model answered nobody for so long is
+# evidence of a hung engine; `silent_attempts` of them with no answer or token in between eject the model there. Others
+# are not: a caller who allows less time than a request takes must not harm the node for those whom it answers
+# meanwhile. The node's own watchdog reports the hang.
 _SILENT_S = 1.0
 # Timers are not exact.
 _MOMENT_S = 0.001
@@ -121,6 +122,7 @@ class Pool:
     def heard(self, lease: Lease) -> None:
         """Record a sign of life: the request's answer, or a token of it."""
         lease.node.silent.pop(lease.model, None)
+        lease.node.heard_at[lease.model] = self.clock()
         if lease.waiting_since is not None:
             lease.waiting_since = self.clock()
         if lease.on_heard is not None:
@@ -129,9 +131,11 @@ class Pool:
     def _unanswered(self, lease: Lease, error: BaseException | None) -> None:
         """The request got no answer in its time, or was given up: a silent model is ejected, see `_SILENT_S`."""
         node = lease.node
-        waited = 0.0 if lease.waiting_since is None else self.clock() - lease.waiting_since
+        # Since when this request waits, and nobody else's was answered either.
+        began = self.clock() if lease.waiting_since is None else lease.waiting_since
+        since = max(began, node.heard_at.get(lease.model, began))
         # A model may load for as long as it takes, and its node's probes say when the node is lost.
-        silent = waited >= _SILENT_S - _MOMENT_S and not (lease.lost or lease.loading)
+        silent = self.clock() - since >= _SILENT_S - _MOMENT_S and not (lease.lost or lease.loading)
         if silent:
             node.silent[lease.model] += 1
             if lease.model_ticket or node.silent[lease.model] >= self.options.breaker.silent_attempts:

@@ -32,6 +32,8 @@ from backend_client.http.messages import new_request_id
 log = logging.getLogger("npu_gateway")
 _OPEN = frozenset({"/", "/health"}) | OPEN_PATHS
 _ANNOUNCE = "/announce"
+# What aiohttp decodes by itself; brotli, for want of a package, it refuses with a 400.
+_ENCODINGS = frozenset({"", "identity", "gzip", "deflate"})
 _MOST_ANNOUNCED = 8192
 _LOOK_S = 1.0
 # How long a use of the file of keys may take.
@@ -153,6 +155,8 @@ def _answering(settings: GatewaySettings, keys: KeyStore | None, metrics: Metric
                     raise Refusal(508, "loop_detected", message)
                 _check_host(request, settings, guarded=keys is None)
                 request[TEAM] = await _team(request, keys)
+                if request.headers.get("Content-Encoding", "").lower() not in _ENCODINGS:
+                    raise Refusal(415, "unsupported_media_type", "Content-Encoding must be gzip, deflate or identity")
                 response = await handler(request)
             except Refusal as error:
                 if error.status == 401:
@@ -161,6 +165,10 @@ def _answering(settings: GatewaySettings, keys: KeyStore | None, metrics: Metric
             except web.HTTPRequestEntityTooLarge:
                 limit = settings.max_body_bytes
                 response = refused(dialect, Refusal(413, "payload_too_large", f"a body may have {limit} bytes at most"))
+            except web.RequestPayloadError:
+                response = refused(dialect, Refusal(400, "invalid_request", "the body cannot be read as it is encoded"))
+                # aiohttp closes the connection: a caller who is not told sends the next request in vain.
+                response.force_close()
             except (web.HTTPException, ConnectionError):
                 raise
             except Exception as error:  # noqa: BLE001  (a request must not end without an answer)

@@ -139,7 +139,6 @@ async def _run(settings: GatewaySettings, fleet: ClientSettings) -> None:
         make_app(settings, InferenceClient.from_settings(fleet, registering=bool(settings.allowed_networks))),
         access_log=None,
         handler_cancellation=True,
-        auto_decompress=False,
     )
     await runner.setup()
     stop = asyncio.Event()

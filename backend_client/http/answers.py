@@ -9,7 +9,7 @@ import base64
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
@@ -209,19 +209,19 @@ def check_generation(body: Any) -> None:
     raise NotAnAnswer(f"the reply lacks a valid {fields}: this is not a node's /inference")
 
 
-def check_ends(ends: Mapping[int, tuple[object, bool]], count: int) -> None:
+def check_ends(ends: Collection[tuple[int, object, bool]], count: int) -> None:
     """Check the choices of an answer, whole or streamed: `count` came, and each of them has ended.
 
-    `ends`: for each index the finish_reason, and whether there is a tool call.
+    `ends`: of each choice the index, the finish_reason, and whether there is a tool call.
     """
-    for reason, calls in ends.values():
+    for _, reason, calls in ends:
         if not reason:
             raise NotAnAnswer("the answer ended without a finish_reason")
         if reason not in get_args(FinishReason):
             raise NotAnAnswer("the answer ended with a finish_reason that OpenAI's API does not have")
         if reason == "tool_calls" and not calls:
             raise NotAnAnswer("the finish_reason is tool_calls, and no tool is called")
-    if ends.keys() != {*range(count)}:
+    if sorted(index for index, _, _ in ends) != [*range(count)]:
         raise NotAnAnswer(f"the answer must have {count} choices and has {len(ends)}")
 
 
@@ -238,7 +238,7 @@ def completions_asked(request: Mapping[str, Any]) -> int:
 
 def text_choices(request: Mapping[str, Any], body: Any) -> Any:
     with reading("a completion"):
-        found = {choice["index"]: (_typed(choice["finish_reason"], str), False) for choice in body["choices"]}
+        found = [(choice["index"], _typed(choice["finish_reason"], str), False) for choice in body["choices"]]
         for choice in body["choices"]:
             _typed(choice["text"], str)
         check_ends(found, completions_asked(request))
@@ -293,10 +293,11 @@ def prompt_in(_: Mapping[str, Any], body: Any) -> Any:
 def completion_in(request: Mapping[str, Any], body: Any) -> tuple[ChatChoice, ...]:
     choices = choices_in(body)
     with reading("a chat completion"):
-        parts = [(part.get("index", place), part["message"]) for place, part in enumerate(body["choices"])]
-        called = [bool(message.get("tool_calls")) for _, message in parts]
-        ends = zip([choice.finish_reason for choice in choices], called, strict=True)
-        check_ends(dict(zip([index for index, _ in parts], ends, strict=True)), chats_asked(request))
+        ends = [
+            (part.get("index", place), choice.finish_reason, bool(part["message"].get("tool_calls")))
+            for place, (choice, part) in enumerate(zip(choices, body["choices"], strict=True))
+        ]
+        check_ends(ends, chats_asked(request))
     return choices
 
 

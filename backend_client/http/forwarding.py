@@ -125,8 +125,7 @@ class StreamWatch:
         asked = ROUTES[self._job.path].upload or asks_for_stream(self._job)
         if self._form is None or kind != (_LINES if self._form.lines else _SSE) or not asked:
             raise NotAnAnswer("the reply is a stream that was not asked for, or of another form than its route's")
-        # Of a recording it is not the tokens of a prompt.
-        self._prompt = 0 if ROUTES[self._job.path].upload else costs(head.headers)[0]
+        self._count_prompt(head)
         return True
 
     def whole(self, reply: Reply) -> Any:
@@ -134,9 +133,8 @@ class StreamWatch:
         self.begun = self.ended = True
         data, found = read_whole(self._job, reply)
         self.parts = [data]
+        self._count_prompt(reply)
         self._count(data)
-        if "x-shape" in reply.headers:
-            self._said = Usage(costs(reply.headers)[0])
         return found
 
     def feed(self, chunk: bytes) -> bytes:
@@ -187,6 +185,11 @@ class StreamWatch:
         if self._form.begins(found) and not self.ended:
             self._written += tokens_of(found.text)
         return not (self._hides_usage and data.get("choices") == [] and data.get("usage") is not None)
+
+    def _count_prompt(self, head: Reply) -> None:
+        """Count the prompt as the head of a reply does: some bodies say nothing of it."""
+        # Of a recording it is not the tokens of a prompt.
+        self._prompt = 0 if ROUTES[self._job.path].upload else costs(head.headers)[0]
 
     def _count(self, data: Any) -> None:
         if not isinstance(data, dict):

@@ -195,7 +195,7 @@ class _Chunks:
 
     def read(self, event: StreamEvent) -> StreamEvent:
         if event.data is None:
-            check_ends(self._ends, self._count)
+            check_ends([(index, *end) for index, end in self._ends.items()], self._count)
             if not all(self._names.values()):
                 raise NotAnAnswer("a tool call has no name")
             return event

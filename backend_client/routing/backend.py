@@ -309,17 +309,22 @@ class FleetBackend:
             yield STARTED
             yield begun
             received = len(watch.texts)
+            clock = asyncio.get_running_loop().time
+            silence = Deadline.after(self._silence, clock)
             while not watch.ended:
                 async with self.runtime.calls.open():
-                    part = await running.dispatcher.guard(call, lease, lambda: anext(parts, None), self._silence)
+                    part = await running.dispatcher.guard(call, lease, lambda: anext(parts, None), silence.remaining())
                 if not isinstance(part, bytes):
                     watch.close()
                     if watch.ended:
                         break
                     raise ConnectionLost("the stream ended before the answer did", node=node)
-                self.runtime.pool.heard(lease)
                 complete = messages.read_from(node, watch.feed, part)
                 _check(lease, None, *watch.parts)
+                if watch.parts:
+                    # A comment says that the connection lives, and nothing of the engine.
+                    self.runtime.pool.heard(lease)
+                    silence = Deadline.after(self._silence, clock)
                 if complete:
                     yield complete
                     received = len(watch.texts)

@@ -309,6 +309,20 @@ async def test_a_redirect_of_the_cloud_is_not_followed(cloud, target):
     assert len(cloud.requests) == 1
 
 
+async def test_a_model_of_the_cloud_that_fails_leaves_the_others_alone(cloud):
+    async with fallback([DEAD], cloud, spaces=SPACES) as client:
+        cloud.respond = answering(lambda: web.json_response({"model": "another", "choices": []}))
+        for _ in range(6):
+            with pytest.raises(NPUUnavailableError) as caught:
+                await client.generate("prompt")
+        assert "cloud-chat of the cloud" in str(caught.value)
+        assert "ejected" in str(caught.value)
+        assert len(cloud.requests) == 5
+        cloud.respond = None
+        assert (await client.embed_result("text")).source == "cloud"
+        assert client.healthz().cloud == "available"
+
+
 async def test_a_cloud_that_fails_is_left_alone_and_healthz_says_so(cloud):
     cloud.respond = refusing(500)
     async with fallback([DEAD], cloud) as client:

@@ -1,11 +1,13 @@
 """npu-gateway over scripted nodes and a scripted cloud: bytes as they came, the client's promises, keys of teams."""
 
 import asyncio
+import gzip
 import json
 import re
 import shlex
 import stat
 import time
+import zlib
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -27,7 +29,7 @@ from backend_client.options import Timeouts
 from backend_client.testing import cut
 from backend_client.testing.node import EMBEDDER, WRITER, model_row, route_headers
 from tests.faults.client.test_fallback import settings as cloud_settings
-from tests.faults.scripted_node import answering, error_response, vectors_for
+from tests.faults.scripted_node import answering, data_event, error_response, vectors_for
 from tests.support.gateway import started_store
 
 CHAT = {"model": WRITER, "messages": [{"role": "user", "content": "Hi"}]}
@@ -316,6 +318,52 @@ async def test_a_caller_that_does_not_read_is_disconnected_and_its_node_is_free(
     ):
         assert reply.status == 200
         await left.wait()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "encode", "status"),
+    [
+        ("gzip", gzip.compress, 200),
+        ("deflate", zlib.compress, 200),
+        ("identity", bytes, 200),
+        ("gzip", bytes, 400),
+        ("gzip", lambda body: gzip.compress(body)[:-10], 400),
+        ("gzip", lambda body: gzip.compress(body + b" " * 100_000), 413),
+        ("compress", bytes, 415),
+        ("gzip, gzip", bytes, 415),
+    ],
+)
+async def test_a_body_is_decoded_within_its_limit_or_refused(scripted, encoding, encode, status):
+    scripted.respond = answering(
+        lambda: web.Response(body=WHOLE, content_type="application/json", headers=route_headers(WRITER))
+    )
+    body, headers = encode(json.dumps(CHAT).encode()), {"Content-Encoding": encoding}
+    async with gateway(scripted, max_body_bytes=50_000) as http:
+        for _ in range(2):
+            reply = await http.post("/v1/chat/completions", data=body, headers=headers)
+            assert reply.status == status, await reply.text()
+            if status != 200:
+                assert (await reply.json())["error"]["message"]
+
+
+async def test_comments_of_a_node_are_no_parts_of_its_stream(scripted):
+    async def respond(request):
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", **route_headers(WRITER)})
+        await response.prepare(request)
+        await response.write(data_event({"choices": [{"index": 0, "delta": {"content": "Hi"}, "finish_reason": None}]}))
+        while True:
+            await response.write(b": still working\n\n")
+            await asyncio.sleep(0.02)
+
+    scripted.respond = respond
+    async with (
+        gateway(scripted, client={"options": ClientOptions(timeouts=Timeouts(silence=0.5))}) as http,
+        http.post("/v1/chat/completions", json=STREAM) as reply,
+        asyncio.timeout(60),
+    ):
+        text = await reply.text()
+    assert ": still working" in text
+    assert "stream_interrupted" in text.splitlines()[-2]
 
 
 @pytest.mark.parametrize("headers", [{}, {"X-Request-Timeout-Ms": "60000"}])

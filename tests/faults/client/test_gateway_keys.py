@@ -22,7 +22,7 @@ from backend_client.http.messages import Exchange
 from backend_client.http.stream_forms import StreamEvent
 from backend_client.lifetime import Deadline
 from backend_client.results import Usage
-from backend_client.testing.node import WRITER, route_headers
+from backend_client.testing.node import EMBEDDER, WRITER, route_headers
 from tests.faults.client.test_gateway import CHAT, STREAM, gateway
 from tests.faults.scripted_node import answering, error_response
 
@@ -198,6 +198,23 @@ async def test_a_stream_counts_whether_or_not_its_usage_was_asked_for(scripted, 
         as_sent = await direct.post(f"{scripted.url}/v1/chat/completions", json=STREAM | options)
         assert await reply.read() == await as_sent.read()
         await until_counted(http, key, (20.0, 9.0))
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "answer"),
+    [
+        ("/api/embeddings", {"prompt": "text"}, {"embedding": [1.0] * 8}),
+        ("/v1/embeddings", {"input": "text"}, {"data": [{"index": 0, "embedding": [1.0] * 8}]}),
+    ],
+)
+async def test_tokens_that_only_the_head_of_a_reply_names_count(scripted, tmp_path, path, body, answer):
+    (key,) = made_keys(tmp_path / "keys.db", "team")
+    headers = {**route_headers(EMBEDDER), "X-Space": "space-a", "X-NPU-Node-Token-Count": "7"}
+    scripted.respond = answering(lambda: web.json_response(answer, headers=headers))
+    async with gateway(scripted, keys=tmp_path / "keys.db") as http:
+        reply = await http.post(path, json={"model": EMBEDDER, **body}, headers={"x-api-key": key})
+        assert reply.status == 200
+        await until_counted(http, key, (7.0, 0.0))
 
 
 async def test_a_stream_that_its_caller_leaves_counts_its_prompt_and_what_was_passed_on(scripted, tmp_path):

@@ -105,6 +105,8 @@ async def test_a_whole_reply_that_answers_another_request_is_another_nodes(nodes
     wrong = dict(WRONG)
     if isinstance(answer, dict):
         wrong["another model"] = JSON, json.dumps({**answer, "model": "other"}).encode()
+        for name in answer.keys() & {"choices", "data", "embeddings", "results"}:
+            wrong[f"its {name} twice"] = JSON, json.dumps({**answer, name: answer[name] * 2}).encode()
     for name, bad in wrong.items():
         async with gateway(*nodes) as http:
             first_then(nodes, path, bad, good)

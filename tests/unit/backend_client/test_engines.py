@@ -1,6 +1,8 @@
 """Engines that hang behind a healthy /health, load or restart: what they cost a caller, in virtual time."""
 
 import asyncio
+import contextlib
+import functools
 
 import pytest
 
@@ -96,6 +98,28 @@ async def test_callers_who_allow_too_little_do_not_harm_a_healthy_node(nodes, cl
             await embed(client, 0.02)
     assert "ejected" not in caplog.text
     assert {await embed(client, 5.0) for _ in range(10)} == {node.url for node in nodes}
+
+
+@with_fleet(2)
+async def test_callers_of_slow_requests_do_not_eject_a_model_that_answers_others(nodes, client, caplog):
+    async def vectors(node, call):
+        if b"long" in call.encoded:
+            await asyncio.sleep(10)
+        return await node.vectors(call)
+
+    async def embed_long():
+        with contextlib.suppress(NPUUnavailableError):
+            await client.embed("long", timeout=2.5)
+
+    for node in nodes:
+        node.embed = functools.partial(vectors, node)
+    for _ in range(5):
+        slow = [asyncio.create_task(embed_long()) for _ in range(10)]
+        for _ in range(10):
+            await asyncio.gather(*(embed(client, 1.0) for _ in range(10)))
+            await asyncio.sleep(0.25)
+        await asyncio.gather(*slow)
+    assert "ejected" not in caplog.text
 
 
 @with_fleet(2, retry=RetryOptions(attempts=1))
