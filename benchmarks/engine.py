@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from worker_node.core.types import Device, ModelKind
+from worker_node.core.types import Device, ModelKind, Sampling
 from worker_node.encoders.jobs import RowResult, row_job
 from worker_node.engines.process import EngineLimits
 from worker_node.engines.protocol import TOKEN_DTYPE, EngineSpec
@@ -67,7 +67,7 @@ async def generate(engine, prompts, tokens, callers):
         for ids in waiting:
             sent = time.perf_counter()
             flat = np.asarray(ids, TOKEN_DTYPE).tobytes()
-            job = GenerateJob(0, flat, tokens, time.monotonic() + DEADLINE_S, ignore_eos=True)
+            job = GenerateJob(0, flat, tokens, time.monotonic() + DEADLINE_S, Sampling(ignore_eos=True))
             seen = 0
             async for delta in engine.run(job, TokenDelta):
                 if not seen:

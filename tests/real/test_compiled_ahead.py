@@ -17,7 +17,7 @@ from openvino import opset13 as op
 
 from tests.real.inference import ask
 from tests.support.nodes import run_node_command, start_node
-from worker_node.core.types import Device
+from worker_node.core.types import Device, Sampling
 from worker_node.devices.blobs import RECORD_FILE, BlobRejected, read_record, write_record
 from worker_node.devices.emulated_npu import stand_in_counter
 from worker_node.encoders.jobs import RowJob, RowResult
@@ -98,7 +98,7 @@ def encoder(tmp_path_factory):
 
 
 def generated(engine):
-    events = engine.run(GenerateJob(1, PROMPT, 8, FAR, ignore_eos=True))
+    events = engine.run(GenerateJob(1, PROMPT, 8, FAR, Sampling(ignore_eos=True)))
     return [token for event in events if isinstance(event, Step) for delta in event.deltas for token in delta.tokens]
 
 

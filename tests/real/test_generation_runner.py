@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from worker_node.core.types import Device
+from worker_node.core.types import Device, Sampling
 from worker_node.engines.protocol import EngineSpec, Failed, NativeCall
 from worker_node.models.store import ModelStore
 from worker_node.scheduling.steps import BLOCK_TOKENS
@@ -54,8 +54,9 @@ def runner(quick_store):
         yield runner
 
 
-def job(number, tokens, most=8, **options):
-    return GenerateJob(number, tokens.tobytes(), most, FAR, ignore_eos=True, **options)
+def job(number, tokens, most=8, *, interactive=True, grammar=None, **sampling):
+    sampling = Sampling(ignore_eos=True, **sampling)
+    return GenerateJob(number, tokens.tobytes(), most, FAR, sampling, interactive, grammar)
 
 
 def step(runner):

@@ -154,8 +154,7 @@ class FinishReason(StrEnum):
     TOOL_CALLS = "tool_calls"
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
+class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """How the next token is chosen. `temperature` 0 means greedy, `top_k` 0 all tokens.
 
     `min_p` leaves out tokens less likely than this share of the likeliest. `presence_penalty` and `frequency_penalty`
@@ -190,8 +189,13 @@ class Sampling:
     beams: int = 0
     rank: int = 0
     length_penalty: float = 1.0
-    open_fields: frozenset[str] = field(default=frozenset(), compare=False)
-    dialect_defaults: Mapping[str, Any] | None = field(default=None, compare=False)
+    open_fields: tuple[str, ...] = ()
+    dialect_defaults: Mapping[str, Any] | None = None
+
+    def for_engine(self) -> Sampling:
+        """Return it without the fields that only the edge process uses."""
+        edge = {"stop": (), "token_ids": False, "choices": 1, "open_fields": (), "dialect_defaults": None}
+        return msgspec.structs.replace(self, max_new_tokens=None, **edge)
 
 
 @dataclass(frozen=True, slots=True)

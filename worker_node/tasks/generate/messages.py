@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from worker_node.core.types import NOT_MEASURED, Busy
+from worker_node.core.types import NOT_MEASURED, Busy, Sampling
 from worker_node.engines.protocol import TOKEN_BYTES, Outcome
 
 
@@ -28,37 +28,22 @@ class ImagePrompt(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GenerateJob(msgspec.Struct, frozen=True, tag="generate", array_like=True):
-    """Continue the prompt whose token ids are `tokens` (int32). `temperature` 0 means greedy.
+    """Continue the prompt whose token ids are `tokens` (int32) by at most `max_new_tokens`.
 
-    Within `min_new_tokens` neither the model's end nor one of `stop_token_ids` is generated; the ids must be of the
-    model's vocabulary. `grammar` is EBNF that the runtime is known to read: one that it cannot read would break the
-    pipeline for good. Engines that see take the prompt from `seen`; then `tokens` are those of its text. Of the
-    `beams` that are searched the answer at `rank` is returned. An answer that is streamed must have begun by the
-    `deadline`, and may go on until `streamed_until`.
+    The `sampling` has no fields that only the edge process uses; its `stop_token_ids` must be of the model's
+    vocabulary. `grammar` is EBNF that the runtime is known to read: one that it cannot read would break the
+    pipeline for good. Engines that see take the prompt from `seen`; then `tokens` are those of its text. An answer that
+    is streamed must have begun by the `deadline`, and may go on until `streamed_until`.
     """
 
     id: int
     tokens: bytes
     max_new_tokens: int
     deadline: float
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int | None = None
-    ignore_eos: bool = False
+    sampling: Sampling = Sampling()
     interactive: bool = True
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logprobs: bool = False
     grammar: str | None = None
-    min_new_tokens: int = 0
-    stop_token_ids: tuple[int, ...] = ()
     seen: ImagePrompt | None = None
-    beams: int = 0
-    rank: int = 0
-    length_penalty: float = 1.0
     streamed_until: float = 0.0
 
     @property
@@ -74,7 +59,7 @@ class GenerateJob(msgspec.Struct, frozen=True, tag="generate", array_like=True):
     def beginning(self, count: int) -> GenerateJob:
         """Return the job that only computes the first `count` tokens of the prompt."""
         tokens = self.tokens[: count * TOKEN_BYTES]
-        return GenerateJob(self.id, tokens, 1, self.deadline, ignore_eos=True, interactive=self.interactive)
+        return GenerateJob(self.id, tokens, 1, self.deadline, Sampling(ignore_eos=True), self.interactive)
 
     def timeless(self) -> GenerateJob:
         return msgspec.structs.replace(self, id=0, deadline=0.0, streamed_until=0.0, interactive=True, max_new_tokens=0)

@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, aclosi
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from msgspec import structs
+
 from worker_node.core.errors import BadRequest, NodeError
 from worker_node.core.types import Finished, Piece, Route, Sampling, TokenIds
 from worker_node.manager.placement import Placement
@@ -268,7 +270,7 @@ def repeated(request: GenerationRequest, count: int) -> list[GenerationRequest]:
 
 def _choice(sampling: Sampling, index: int, count: int) -> Sampling:
     seed = None if sampling.seed is None else sampling.seed + index
-    return replace(sampling, seed=seed, choices=count, rank=index)
+    return structs.replace(sampling, seed=seed, choices=count, rank=index)
 
 
 @asynccontextmanager

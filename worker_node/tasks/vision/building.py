@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from worker_node.core.errors import INSTALL_EXTRA, ConfigurationError
-from worker_node.core.types import Device, Feature, Image, Message
+from worker_node.core.types import Device, Feature, Image, Message, Sampling
 from worker_node.engines.options import EngineOptions
 from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
 from worker_node.engines.protocol import TOKEN_DTYPE, JobEngine
@@ -176,7 +176,7 @@ def vision_canary(tokenizer: ChatTokenizer, rules: ImageRules) -> Canary:
             tokens=np.asarray(tokenizer.encode_rendered(_QUESTION), TOKEN_DTYPE).tobytes(),
             max_new_tokens=1,
             deadline=time.monotonic() + CANARY_TIMEOUT_S,
-            ignore_eos=True,
+            sampling=Sampling(ignore_eos=True),
             seen=image_prompt(text.removeprefix(tokenizer.opening()), images, {"canary": grey}, rules),
         )
         async with aclosing(engine.run(job, TokenDelta)) as deltas:
