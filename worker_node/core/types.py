@@ -146,14 +146,6 @@ class Timing:
     first_token: float | None = None
 
 
-class FinishReason(StrEnum):
-    """Why a generation ended."""
-
-    STOP = "stop"
-    LENGTH = "length"
-    TOOL_CALLS = "tool_calls"
-
-
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """How the next token is chosen. `temperature` 0 means greedy, `top_k` 0 all tokens.
 
@@ -220,69 +212,6 @@ class GivenForm:
 
     source: str
     where: str
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """One token as it was generated, and the natural logarithm of its probability."""
-
-    text: str
-    utf8: bytes
-    logprob: float
-
-
-@dataclass(frozen=True, slots=True)
-class Token:
-    """A piece of the answer's text, as soon as it is known to be part of it.
-
-    `logprobs`, where asked for, are those of the tokens that arrived; the text of some may still be held back.
-    """
-
-    text: str
-    logprobs: tuple[TokenLogprob, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Reasoning:
-    """A piece of what the model thinks before it answers."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCallStarted:
-    """The model calls a tool; `call` numbers the calls of one answer from 0."""
-
-    call: int
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCallArguments:
-    """A piece of the JSON text of a call's arguments."""
-
-    call: int
-    text: str
-
-
-Piece = Token | Reasoning | ToolCallStarted | ToolCallArguments
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """The end of a generation.
-
-    `mean_logprob` is that of its tokens where log probabilities were asked for, `token_ids` those of the answer where
-    they were.
-    """
-
-    finish_reason: FinishReason
-    usage: Usage
-    timing: Timing
-    busy: Busy = NOT_MEASURED
-    stop_sequence: str | None = None
-    mean_logprob: float = -math.inf
-    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

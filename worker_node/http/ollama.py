@@ -13,10 +13,9 @@ from aiohttp import web
 from pydantic import Field
 
 from worker_node.core.errors import BadRequest, ModelNotFound, NotOffered
-from worker_node.core.types import AnswerSchema, Device, Finished, FinishReason, Sampling
+from worker_node.core.types import AnswerSchema, Device, Sampling
 from worker_node.http import parameters
 from worker_node.http.body import DialectBody, deadline_of, read_body
-from worker_node.http.context import busy_fields
 from worker_node.http.errors import message, not_found
 from worker_node.http.leniency import OPTIONS, Table
 from worker_node.http.models import capabilities, chat_first, start_pull
@@ -32,9 +31,6 @@ from worker_node.models.directory import InstalledModel
 OLLAMA_API_VERSION = "0.12.6"
 
 
-_NS_PER_MS = 1e6
-
-
 def now() -> str:
     """The time as RFC 3339 in UTC."""
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
@@ -43,27 +39,6 @@ def now() -> str:
 def frame(model: str, **fields: Any) -> dict[str, Any]:
     """A frame; `model` is the name that the client used."""
     return {"model": model, "created_at": now(), **fields}
-
-
-def ending(finished: Finished, loading_s: float) -> dict[str, Any]:
-    """The fields of the last frame, after a wait of `loading_s` seconds for the model to be loaded.
-
-    Reading the prompt lasts from the start in the engine to the first token, writing from there to the end.
-    """
-    timing = finished.timing
-    started = timing.total - timing.inference
-    reading = timing.inference if timing.first_token is None else max(0.0, timing.first_token - started)
-    return {
-        "done": True,
-        "done_reason": "length" if finished.finish_reason is FinishReason.LENGTH else "stop",
-        "total_duration": round(timing.total * _NS_PER_MS),
-        "load_duration": round(loading_s * 1e9),
-        "prompt_eval_count": finished.usage.prompt_tokens,
-        "prompt_eval_duration": round(reading * _NS_PER_MS),
-        "eval_count": finished.usage.completion_tokens,
-        "eval_duration": round(max(0.0, timing.inference - reading) * _NS_PER_MS),
-        **busy_fields(finished.busy),
-    }
 
 
 async def served(request: web.Request, name: str) -> ServedModel:

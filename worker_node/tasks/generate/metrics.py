@@ -6,8 +6,9 @@ import time
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from worker_node.core.types import Finished, Image, Route
+from worker_node.core.types import Image, Route
 from worker_node.observability.metrics import LATENCY, Telemetry
+from worker_node.tasks.generate.blocks import Finished
 
 
 class ImageMetrics:

@@ -19,6 +19,7 @@ from worker_node.serving.routing import Demand, reject_if_full
 from worker_node.serving.run import Services
 from worker_node.structured_output.form import CallForm, Form, FormPart, GivenText
 from worker_node.tasks.generate.answer_text import ReasoningFirst
+from worker_node.tasks.generate.blocks import Parser
 from worker_node.tasks.generate.images import (
     Note,
     check_images,
@@ -35,7 +36,6 @@ from worker_node.tasks.generate.tokenization import large_texts
 from worker_node.tasks.generate.tool_calls import (
     CLOSING,
     OPENING,
-    Parser,
     ToolFormat,
     declaration,
     tool_format,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from msgspec import structs
 
 from worker_node.core.errors import BadRequest, NodeError
-from worker_node.core.types import Finished, Piece, Route, Sampling, TokenIds
+from worker_node.core.types import Route, Sampling, TokenIds
 from worker_node.manager.placement import Placement
 from worker_node.observability.metrics import Telemetry
 from worker_node.observability.tracing import Operation, Tracing
@@ -20,6 +20,7 @@ from worker_node.scheduling.admission import Work
 from worker_node.serving.routing import select_placement
 from worker_node.serving.run import Execution, Proof, Services, after_first
 from worker_node.tasks.generate.answer_text import Answer
+from worker_node.tasks.generate.blocks import Event, Finished
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
 from worker_node.tasks.generate.metrics import GenerationMetrics, count_generation
 from worker_node.tasks.generate.model import GenerationRequest, generation_model
@@ -35,7 +36,7 @@ async def generate(
 ) -> AsyncIterator[GenerationRun]:
     """Run a generation for as long as the block lasts; leaving it early cancels the generation within one token.
 
-    For an answer that is sent as a `whole`, events come when it is complete: until then it can be run again.
+    Of an answer that is sent as a `whole` only the end comes, with all of it: until then it can be run again.
     Raises, before the block: ModelNotFound, BadRequest, ContextLengthExceeded, Overloaded, DeadlineExceeded,
     EngineUnavailable, ModelLoading, DeviceUnavailable; while iterating: EngineUnavailable, DeadlineExceeded,
     Overloaded.
@@ -97,7 +98,7 @@ class ChoiceEvent(NamedTuple):
     """An event of the generation number `choice`, which has made `tokens` so far."""
 
     choice: int
-    event: Piece | Finished
+    event: Event
     tokens: int
 
 
@@ -105,7 +106,7 @@ class ChoiceEvent(NamedTuple):
 class GenerationRun:
     """A generation that has been routed and admitted: its headers are known, its `events` are still to come.
 
-    For an answer that is sent as a `whole`, events come when it is complete.
+    Of an answer that is sent as a `whole` only the end comes, with all of it.
     """
 
     telemetry: Telemetry
@@ -152,14 +153,11 @@ class GenerationRun:
             )
 
     async def answer(self) -> AsyncGenerator[ChoiceEvent, None]:
-        """Yield pieces as they become certain, then `Finished`. A stop sequence ends the generation in the engine too.
-
-        For an answer that is sent as a whole all pieces come at its end: a retry starts it from its beginning.
-        """
+        """Yield blocks as they grow, then `Finished`. A stop sequence ends the generation in the engine too."""
         operation, execution, prepared, index = self.operation, self.execution, self.prepared, self.index
         try:
             while not execution.done:
-                job, answer, held = self._next_job(), self._new_answer(), list[ChoiceEvent]()
+                job, answer = self._next_job(), self._new_answer()
                 route = execution.selection.route
                 counter = self.telemetry.own(GenerationMetrics).tokens.labels(route.model, route.device)
                 # Admission and metrics hear of the first token, of the end, and from time to time between them.
@@ -168,7 +166,7 @@ class GenerationRun:
                     async with execution.attempt(job, TokenDelta) as deltas:
                         async for delta in deltas:
                             execution.sent = not self.whole
-                            pieces = answer.push(delta)
+                            events = answer.push(delta)
                             ended = answer.stopped or delta.finish is not None
                             at = delta.at or time.monotonic()
                             if answer.first_token is None:
@@ -179,22 +177,17 @@ class GenerationRun:
                                 execution.permit.progressed(answer.unreported, at=at, prefilled=prefilled, ended=ended)
                                 counter.inc(answer.unreported)
                                 answer.unreported = 0
-                            for piece in pieces:
-                                event = ChoiceEvent(index, piece, answer.tokens)
-                                if self.whole:
-                                    held.append(event)
-                                    continue
-                                yield event
+                            for event in () if self.whole else events:
+                                yield ChoiceEvent(index, event, answer.tokens)
                             if ended:
                                 break
                 finally:
                     counter.inc(answer.unreported)
             if self.proof.required:
                 self.proof.check(answer.busy)
-            for event in held:
-                yield event
-            for piece in answer.flush():
-                yield ChoiceEvent(index, piece, answer.tokens)
+            events = answer.flush()
+            for event in () if self.whole else events:
+                yield ChoiceEvent(index, event, answer.tokens)
             finished = answer.finished(prepared.request.context.arrived, self.tokenize_s)
             count_generation(self.telemetry, execution.selection.route, finished)
             operation.answered(

@@ -15,12 +15,11 @@ from worker_node.core.types import (
     Message,
     RequestContext,
     Sampling,
-    Token,
     Tool,
-    ToolCallStarted,
     ToolUse,
 )
 from worker_node.structured_output.form import Compiled, compile_form
+from worker_node.tasks.generate.blocks import Token, ToolCallStarted
 from worker_node.tasks.generate.model import GenerationRequest
 from worker_node.tasks.generate.prompting import answer_form
 from worker_node.tasks.generate.tool_calls import tool_format
