@@ -7,12 +7,12 @@ import time
 
 import numpy as np
 
-from worker_node.core.types import Device, ModelKind, Sampling
+from worker_node.core.types import Device, ModelKind
 from worker_node.encoders.jobs import RowResult, row_job
 from worker_node.engines.process import EngineLimits
 from worker_node.engines.protocol import TOKEN_DTYPE, EngineSpec
 from worker_node.engines.supervisor import SupervisedEngine
-from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
+from worker_node.tasks.generate.messages import GenerateJob, Sampling, TokenDelta
 
 RUNNERS = {
     ModelKind.EMBEDDING: "worker_node.encoders.dynamic:DynamicEncoder",

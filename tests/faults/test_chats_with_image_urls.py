@@ -16,8 +16,8 @@ from tests.support.application import application
 from tests.support.scripted_engines import Machine, ScriptedEngine
 from tests.support.task_models import SEER, placement, seer
 from worker_node.core.errors import BadRequest
-from worker_node.core.types import Image
 from worker_node.settings import NodeSettings
+from worker_node.tasks.generate.chat import Image
 from worker_node.tasks.generate.images import ImageDecoder
 from worker_node.tasks.generate.messages import TokenDelta
 

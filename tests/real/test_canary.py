@@ -9,7 +9,7 @@ from tests.faults.engines.test_engine_faults import until
 from tests.support.scripted_runner import RUNNER
 from tests.support.services import services_of
 from worker_node.core.errors import DeviceUnavailable
-from worker_node.core.types import Device, Message, RequestContext, Sampling
+from worker_node.core.types import Device, RequestContext
 from worker_node.engines.process import EngineLimits
 from worker_node.engines.protocol import EngineSpec, EngineState
 from worker_node.engines.supervisor import SupervisedEngine
@@ -17,6 +17,8 @@ from worker_node.manager.placement import Placement
 from worker_node.manager.served import ModelState
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.tasks.generate.building import generation_canary
+from worker_node.tasks.generate.chat import Message
+from worker_node.tasks.generate.messages import Sampling
 from worker_node.tasks.generate.model import GenerationModel, GenerationRequest
 from worker_node.tasks.generate.service import generate
 from worker_node.tasks.generate.tokenization import ChatTokenizer

@@ -17,13 +17,13 @@ from openvino import opset13 as op
 
 from tests.real.inference import ask
 from tests.support.nodes import run_node_command, start_node
-from worker_node.core.types import Device, Sampling
+from worker_node.core.types import Device
 from worker_node.devices.blobs import RECORD_FILE, BlobRejected, read_record, write_record
 from worker_node.devices.emulated_npu import stand_in_counter
 from worker_node.encoders.jobs import RowJob, RowResult
 from worker_node.encoders.static import StaticEncoder
 from worker_node.engines.protocol import EngineSpec
-from worker_node.tasks.generate.messages import GenerateJob, Step
+from worker_node.tasks.generate.messages import GenerateJob, Sampling, Step
 from worker_node.tasks.generate.stateful import StatefulRunner
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]

@@ -19,9 +19,9 @@ from tests.real import colour_vision
 from tests.real.colour_vision import words
 from tests.support.later import Later
 from tests.support.nodes import start_node
-from worker_node.core.types import Device, Sampling
+from worker_node.core.types import Device
 from worker_node.engines.protocol import EngineSpec
-from worker_node.tasks.generate.messages import GenerateJob, ImagePrompt, RawImage, Step
+from worker_node.tasks.generate.messages import GenerateJob, ImagePrompt, RawImage, Sampling, Step
 from worker_node.tasks.vision.engine import VisionRunner
 
 ollama = Later("ollama")

@@ -18,7 +18,7 @@ from typing import Any
 from worker_node.bounded.jobs import JobRequest, excerpt, json_object
 from worker_node.bounded.settings import PROMPT_TOKENS, DeviceLock, bounded_model
 from worker_node.core.errors import ConfigurationError, ContextLengthExceeded, EngineUnavailable, ModelNotFound
-from worker_node.core.types import Device, ModelKind, RequestContext, Sampling
+from worker_node.core.types import Device, ModelKind, RequestContext
 from worker_node.devices.npu import NpuSource, Reading
 from worker_node.engines.process import Canary
 from worker_node.engines.protocol import CanaryProof, EngineState, JobEngine
@@ -30,6 +30,7 @@ from worker_node.serving.build import Machine, build_model
 from worker_node.serving.certified import known_problem
 from worker_node.serving.run import Services
 from worker_node.tasks.generate.blocks import Finished
+from worker_node.tasks.generate.messages import Sampling
 from worker_node.tasks.generate.model import GenerationModel, GenerationRequest
 from worker_node.tasks.generate.service import generate
 

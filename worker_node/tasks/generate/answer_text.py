@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
 
-from worker_node.core.types import NOT_MEASURED, Sampling, Timing, Usage
+from worker_node.core.types import NOT_MEASURED, Timing, Usage
 from worker_node.tasks.generate.blocks import (
     BlockEvent,
     BlockKind,
@@ -23,7 +23,7 @@ from worker_node.tasks.generate.blocks import (
     Token,
     TokenLogprob,
 )
-from worker_node.tasks.generate.messages import TokenDelta
+from worker_node.tasks.generate.messages import Sampling, TokenDelta
 
 
 class TokenTexts(Protocol):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from worker_node.core.types import NOTHING, Device, Feature, Message
+from worker_node.core.types import NOTHING, Device, Feature
 from worker_node.engines.options import EngineOptions
 from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
 from worker_node.engines.protocol import TOKEN_DTYPE, JobEngine
@@ -18,6 +18,7 @@ from worker_node.models.directory import GenerationCanary, InstalledModel, sampl
 from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.serving.run import TaskParts
 from worker_node.serving.task import Draft, EnginePlan, Footprint, ModelParts, ServedTask, Shapes, no_canary
+from worker_node.tasks.generate.chat import Message
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
 from worker_node.tasks.generate.model import GenerationModel
 from worker_node.tasks.generate.options import ContinuousOptions, GenerationOptions, StatefulOptions

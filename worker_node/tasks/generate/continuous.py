@@ -24,7 +24,6 @@ import numpy as np
 import openvino as ov
 import openvino_genai as genai
 
-from worker_node.core.types import Sampling
 from worker_node.engines.protocol import (
     TOKEN_BYTES,
     TOKEN_DTYPE,
@@ -45,7 +44,7 @@ from worker_node.scheduling.steps import (
     computed_in_step,
     end_of_part,
 )
-from worker_node.tasks.generate.messages import GenerateJob, Step, TokenDelta
+from worker_node.tasks.generate.messages import GenerateJob, Sampling, Step, TokenDelta
 from worker_node.tasks.generate.options import ContinuousOptions
 from worker_node.tasks.generate.sampling import generation_config
 

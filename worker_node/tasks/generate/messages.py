@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
 
-from worker_node.core.types import NOT_MEASURED, Busy, Sampling
+from worker_node.core.types import NOT_MEASURED, Busy
 from worker_node.engines.protocol import TOKEN_BYTES, Outcome
 
 
@@ -25,6 +28,50 @@ class ImagePrompt(msgspec.Struct, frozen=True, array_like=True):
     text: str
     images: list[RawImage]
     image_tokens: int
+
+
+class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How the next token is chosen. `temperature` 0 means greedy, `top_k` 0 all tokens.
+
+    `min_p` leaves out tokens less likely than this share of the likeliest. `presence_penalty` and `frequency_penalty`
+    are subtracted from the logits of tokens that the answer holds already, once and once per occurrence;
+    `repetition_penalty` divides those of the prompt and the answer. `logprobs` asks for the logarithm of each chosen
+    token's probability, `token_ids` for the ids of the answer's tokens. `choices` is how many answers to the prompt the
+    caller wants; this is one of them.
+    With `beams` the likeliest answers are searched for, so many at a time, and this is the one at `rank`; a
+    `length_penalty` above 1 favours long ones.
+    Within its first `min_tokens` tokens an answer does not end. `stop_token_ids` end it as stop sequences do.
+
+    `open_fields` are the fields that the request says nothing of: there the model's own defaults count, unless its
+    dialect has `dialect_defaults` (docs/models.md).
+    """
+
+    max_new_tokens: int | None = None
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logprobs: bool = False
+    token_ids: bool = False
+    choices: int = 1
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    beams: int = 0
+    rank: int = 0
+    length_penalty: float = 1.0
+    open_fields: tuple[str, ...] = ()
+    dialect_defaults: Mapping[str, Any] | None = None
+
+    def for_engine(self) -> Sampling:
+        """Return it without the fields that only the edge process uses."""
+        edge = {"stop": (), "token_ids": False, "choices": 1, "open_fields": (), "dialect_defaults": None}
+        return msgspec.structs.replace(self, max_new_tokens=None, **edge)
 
 
 class GenerateJob(msgspec.Struct, frozen=True, tag="generate", array_like=True):

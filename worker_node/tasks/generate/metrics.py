@@ -6,9 +6,10 @@ import time
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from worker_node.core.types import Image, Route
+from worker_node.core.types import Route
 from worker_node.observability.metrics import LATENCY, Telemetry
 from worker_node.tasks.generate.blocks import Finished
+from worker_node.tasks.generate.chat import Image
 
 
 class ImageMetrics:

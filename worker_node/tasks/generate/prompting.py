@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import structs
 
 from worker_node.core.errors import BadRequest, ContextLengthExceeded, NodeError, UnsupportedParameter
-from worker_node.core.types import AnswerSchema, Feature, GivenForm, Image, Message, Sampling, TokenIds, Tool, ToolUse
+from worker_node.core.types import Feature
 from worker_node.engines.protocol import TOKEN_DTYPE
 from worker_node.manager.placement import Placement
 from worker_node.serving.routing import Demand, reject_if_full
@@ -20,6 +20,7 @@ from worker_node.serving.run import Services
 from worker_node.structured_output.form import CallForm, Form, FormPart, GivenText
 from worker_node.tasks.generate.answer_text import ReasoningFirst
 from worker_node.tasks.generate.blocks import Parser
+from worker_node.tasks.generate.chat import AnswerSchema, GivenForm, Image, Message, TokenIds, Tool, ToolUse
 from worker_node.tasks.generate.images import (
     Note,
     check_images,
@@ -28,7 +29,7 @@ from worker_node.tasks.generate.images import (
     with_tags,
     without_tags,
 )
-from worker_node.tasks.generate.messages import GenerateJob, ImagePrompt, RawImage
+from worker_node.tasks.generate.messages import GenerateJob, ImagePrompt, RawImage, Sampling
 from worker_node.tasks.generate.metrics import ImageMetrics
 from worker_node.tasks.generate.model import GenerationModel, GenerationRequest
 from worker_node.tasks.generate.schemas import schema_compiler

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from msgspec import structs
 
 from worker_node.core.errors import BadRequest, NodeError
-from worker_node.core.types import Route, Sampling, TokenIds
+from worker_node.core.types import Route
 from worker_node.manager.placement import Placement
 from worker_node.observability.metrics import Telemetry
 from worker_node.observability.tracing import Operation, Tracing
@@ -21,7 +21,8 @@ from worker_node.serving.routing import select_placement
 from worker_node.serving.run import Execution, Proof, Services, after_first
 from worker_node.tasks.generate.answer_text import Answer
 from worker_node.tasks.generate.blocks import Event, Finished
-from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
+from worker_node.tasks.generate.chat import TokenIds
+from worker_node.tasks.generate.messages import GenerateJob, Sampling, TokenDelta
 from worker_node.tasks.generate.metrics import GenerationMetrics, count_generation
 from worker_node.tasks.generate.model import GenerationRequest, generation_model
 from worker_node.tasks.generate.prompting import PreparedGeneration, prepare_generation

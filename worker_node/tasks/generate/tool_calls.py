@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from worker_node.core.types import Message, Tool, ToolCall
 from worker_node.tasks.generate.blocks import Parser, Piece, Token, ToolCallArguments, ToolCallStarted
+from worker_node.tasks.generate.chat import Message, Tool, ToolCall
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 _BLANKS = " \t\r\n"

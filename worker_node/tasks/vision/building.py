@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from worker_node.core.errors import INSTALL_EXTRA, ConfigurationError
-from worker_node.core.types import Device, Feature, Image, Message, Sampling
+from worker_node.core.types import Device, Feature
 from worker_node.engines.options import EngineOptions
 from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
 from worker_node.engines.protocol import TOKEN_DTYPE, JobEngine
@@ -21,8 +21,9 @@ from worker_node.models.directory import InstalledModel, read_config, sampling_d
 from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.serving.task import Draft, EnginePlan, Footprint, ModelParts, ServedTask, Shapes
 from worker_node.tasks.generate.building import prompt_and_response
+from worker_node.tasks.generate.chat import Image, Message
 from worker_node.tasks.generate.images import image_prompt, with_tags
-from worker_node.tasks.generate.messages import GenerateJob, RawImage, TokenDelta
+from worker_node.tasks.generate.messages import GenerateJob, RawImage, Sampling, TokenDelta
 from worker_node.tasks.generate.model import GenerationModel, ImageRules
 from worker_node.tasks.generate.tokenization import ChatTokenizer
 from worker_node.tasks.vision.options import VisionNpuOptions

@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker_node.core.errors import DeadlineExceeded
-from worker_node.core.types import Sampling
 from worker_node.encoders.jobs import row_job
 from worker_node.engines.isolation import Isolation, Suspects, fingerprint
-from worker_node.tasks.generate.messages import GenerateJob
+from worker_node.tasks.generate.messages import GenerateJob, Sampling
 
 FAR = 1e12
 A, B, C = b"a", b"b", b"c"

@@ -14,7 +14,7 @@ from tests.support.events import sse
 from tests.support.recogniser import Recogniser
 from tests.support.task_models import HEARER, RANKER, hearer, placement, ranker
 from tests.support.writing import EMBEDDER, WRITER, writing
-from worker_node.core.types import Sampling
+from worker_node.tasks.generate.messages import Sampling
 
 CHAT, COMPLETIONS, OLLAMA = "/v1/chat/completions", "/v1/completions", "/api/chat"
 TURNS = [{"role": "user", "content": "Hello"}]

@@ -8,12 +8,13 @@ from pydantic import ValidationError
 from tests.support.application import built_models
 from tests.support.writing import WRITER, writing
 from worker_node.core.errors import BadRequest, UnsupportedParameter
-from worker_node.core.types import NOTHING, Sampling
-from worker_node.http import parameters
+from worker_node.core.types import NOTHING
 from worker_node.http.leniency import Ignored, sift
-from worker_node.http.ollama import OllamaOptions
 from worker_node.settings import NodeSettings
+from worker_node.tasks.generate.http import parameters
 from worker_node.tasks.generate.http.fields import SamplingFields
+from worker_node.tasks.generate.http.ollama import OllamaOptions
+from worker_node.tasks.generate.messages import Sampling
 
 # Each field of Sampling with a value, and what the dialects call it.
 NAMES = [

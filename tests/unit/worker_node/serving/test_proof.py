@@ -10,14 +10,15 @@ import pytest
 from tests.support.services import services_of
 from tests.support.task_engine import TaskEngine, encoded
 from worker_node.core.errors import EngineDied, NpuNotProven
-from worker_node.core.types import Busy, Device, ModelKind, RequestContext, Sampling, TokenIds
+from worker_node.core.types import Busy, Device, ModelKind, RequestContext
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.tasks.embed.service import EmbeddingModel, EmbeddingRequest, embed
 from worker_node.tasks.generate.answer_text import ByteDetokenizer
 from worker_node.tasks.generate.blocks import Finished
-from worker_node.tasks.generate.messages import TokenDelta
+from worker_node.tasks.generate.chat import TokenIds
+from worker_node.tasks.generate.messages import Sampling, TokenDelta
 from worker_node.tasks.generate.model import GenerationModel, GenerationRequest
 from worker_node.tasks.generate.service import generate
 

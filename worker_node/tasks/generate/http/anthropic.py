@@ -11,17 +11,7 @@ from aiohttp import web
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from worker_node.core.errors import BadRequest, NodeError
-from worker_node.core.types import (
-    AnswerSchema,
-    Image,
-    Message,
-    Rendering,
-    RequestContext,
-    Tool,
-    ToolCall,
-    ToolUse,
-)
-from worker_node.http import parameters
+from worker_node.core.types import RequestContext
 from worker_node.http.body import Body, DialectBody, read_body
 from worker_node.http.context import busy_fields, request_context
 from worker_node.http.errors import anthropic_error
@@ -32,6 +22,8 @@ from worker_node.http.sse import event_frame
 from worker_node.http.task import EVENTS, JSON, ApiOperation
 from worker_node.tasks.generate.blocks import Block as AnswerBlock
 from worker_node.tasks.generate.blocks import BlockKind, Closed, Finished, FinishReason, Grown, Opened
+from worker_node.tasks.generate.chat import AnswerSchema, Image, Message, Rendering, Tool, ToolCall, ToolUse
+from worker_node.tasks.generate.http import parameters
 from worker_node.tasks.generate.http.conversation import MAX_TOOLS, past_arguments, tool_use
 from worker_node.tasks.generate.http.fields import NumberOf
 from worker_node.tasks.generate.http.replies import Ask, Renderer, answering

@@ -9,8 +9,6 @@ from aiohttp import web
 from pydantic import Field
 
 from worker_node.core.errors import NodeError
-from worker_node.core.types import Message
-from worker_node.http import parameters
 from worker_node.http.body import Body, OneOrMany, read_body
 from worker_node.http.context import busy_fields, request_context, timing_ms
 from worker_node.http.errors import describe
@@ -18,6 +16,8 @@ from worker_node.http.replies import Reply
 from worker_node.http.sse import event_frame
 from worker_node.http.task import EVENTS, JSON, ApiOperation
 from worker_node.tasks.generate.blocks import Finished, Grown
+from worker_node.tasks.generate.chat import Message
+from worker_node.tasks.generate.http import parameters
 from worker_node.tasks.generate.http.replies import Ask, Renderer, answering
 from worker_node.tasks.generate.model import GenerationRequest
 from worker_node.tasks.generate.service import ChoiceEvent, Choices

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -11,26 +12,14 @@ from aiohttp import web
 from pydantic import Field
 
 from worker_node.core.errors import BadRequest, NodeError
-from worker_node.core.types import (
-    Image,
-    Message,
-    Rendering,
-    RequestContext,
-    ToolCall,
-    ToolUse,
-)
-from worker_node.http import parameters
+from worker_node.core.types import RequestContext
 from worker_node.http.body import DialectBody, limited, read_body
 from worker_node.http.context import busy_fields, request_context
 from worker_node.http.errors import message
-from worker_node.http.leniency import Table, Unsupported
+from worker_node.http.leniency import OPTIONS, Table, Unsupported
 from worker_node.http.ollama import (
-    Format,
     KeepAlive,
-    OllamaOptions,
-    frame,
     keeping,
-    schema_of,
     seconds_of,
     served,
 )
@@ -40,7 +29,10 @@ from worker_node.http.sse import LineStream, line
 from worker_node.http.task import JSON, LINES, ApiOperation
 from worker_node.manager.served import ServedModel
 from worker_node.tasks.generate.blocks import Block, BlockKind, Closed, Finished, FinishReason, Grown, TokenLogprob
+from worker_node.tasks.generate.chat import AnswerSchema, Image, Message, Rendering, ToolCall, ToolUse
+from worker_node.tasks.generate.http import parameters
 from worker_node.tasks.generate.http.conversation import FunctionFields, past_arguments, tool_of
+from worker_node.tasks.generate.http.parameters import RepetitionPenalty, SamplingBody
 from worker_node.tasks.generate.http.replies import (
     Ask,
     Renderer,
@@ -49,8 +41,19 @@ from worker_node.tasks.generate.http.replies import (
     known_alternatives,
 )
 from worker_node.tasks.generate.images import image_of_base64
+from worker_node.tasks.generate.messages import Sampling
 from worker_node.tasks.generate.model import GenerationRequest
 from worker_node.tasks.generate.service import ChoiceEvent, Choices
+
+
+def now() -> str:
+    """The time as RFC 3339 in UTC."""
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+def frame(model: str, **fields: Any) -> dict[str, Any]:
+    """A frame; `model` is the name that the client used."""
+    return {"model": model, "created_at": now(), **fields}
 
 
 class Frames(Renderer):
@@ -151,6 +154,36 @@ GENERATE: Table = {
     "suffix": Unsupported("text cannot be filled in before a suffix: the models here only continue a prompt"),
     "template": Unsupported("the model's own template cannot be replaced; send raw: true and a finished prompt"),
 }
+
+
+Format = Literal["", "json"] | dict[str, Any]
+
+
+class OllamaOptions(SamplingBody):
+    """Sampling options. Those on memory and threads, which this node uses in its own way, change no answer.
+
+    Clients send Ollama's defaults along: a refused option at its default is passed over.
+    """
+
+    rules: ClassVar[Table] = OPTIONS
+
+    num_predict: Annotated[int, Field(ge=-2, le=1_000_000)] | None = None
+    num_ctx: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    repeat_penalty: RepetitionPenalty | None = None
+    ignore_eos: bool | None = None
+
+    def sampling(self, *, logprobs: bool) -> Sampling:
+        """How to sample. Raises BadRequest."""
+        defaults = parameters.OLLAMA_DEFAULTS
+        return parameters.sampling(parameters.OLLAMA, self.model_dump(), dialect_defaults=defaults, logprobs=logprobs)
+
+
+def schema_of(wanted: Format | None) -> AnswerSchema | None:
+    """What the answer must match."""
+    if not wanted:
+        return None
+    # Ollama passes over what it cannot enforce, and has no word for strict.
+    return AnswerSchema({"type": "object"} if isinstance(wanted, str) else wanted, "format", strict=False)
 
 
 class _Common(DialectBody):

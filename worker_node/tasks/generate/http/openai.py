@@ -14,7 +14,7 @@ from aiohttp import web
 from pydantic import Field
 
 from worker_node.core.errors import BadRequest, NodeError
-from worker_node.core.types import RequestContext, TokenIds, ToolUse
+from worker_node.core.types import RequestContext
 from worker_node.http.body import limited, read_body
 from worker_node.http.context import busy_fields, request_context
 from worker_node.http.errors import describe_error
@@ -24,6 +24,7 @@ from worker_node.http.replies import OpenAIUsage, Reply
 from worker_node.http.sse import event_frame
 from worker_node.http.task import EVENTS, JSON, ApiOperation
 from worker_node.tasks.generate.blocks import Block, BlockEvent, BlockKind, Finished, Grown, Opened
+from worker_node.tasks.generate.chat import TokenIds, ToolUse
 from worker_node.tasks.generate.http.conversation import (
     AllowedChoice,
     ChatMessage,

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from tests.support.writing import WRITER, writing
 from worker_node.core.errors import EngineUnavailable
-from worker_node.core.types import Sampling
 from worker_node.tasks.generate.answer_text import (
     AnswerText,
     ByteDetokenizer,
@@ -28,6 +27,7 @@ from worker_node.tasks.generate.blocks import (
     Reasoning,
     Token,
 )
+from worker_node.tasks.generate.messages import Sampling
 from worker_node.tasks.generate.tokenization import ChatTokenizer
 from worker_node.tasks.generate.tool_calls import TaggedCalls
 

@@ -7,10 +7,10 @@ import numpy as np
 import openvino_genai as genai
 import pytest
 
-from worker_node.core.types import Device, ModelKind, Sampling
+from worker_node.core.types import Device, ModelKind
 from worker_node.engines.protocol import DeviceBroken, EngineSpec, EngineStats, Failed, NativeCall
 from worker_node.tasks.generate import stateful
-from worker_node.tasks.generate.messages import GenerateJob, Step
+from worker_node.tasks.generate.messages import GenerateJob, Sampling, Step
 from worker_node.tasks.generate.stateful import StatefulRunner
 
 FAR = 1e12

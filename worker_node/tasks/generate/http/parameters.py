@@ -12,8 +12,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from worker_node.core.errors import BadRequest
-from worker_node.core.types import Sampling
 from worker_node.http.body import DialectBody
+from worker_node.tasks.generate.messages import Sampling
 
 MAX_STOP_SEQUENCES = 16
 MAX_STOP_CHARACTERS = 256
