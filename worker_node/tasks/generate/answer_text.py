@@ -36,7 +36,8 @@ class TokenTexts(Protocol):
 class Answer:
     """An answer under construction: its text, and the data for its last event.
 
-    `tokens` are those of the answer so far, `unreported` those that no metric has counted yet. The times are monotonic.
+    `tokens` are those of the answer so far, `unreported` those that no metric has counted yet. The engine had the last
+    ones `at` that time. The times are monotonic.
     """
 
     def __init__(
@@ -55,12 +56,14 @@ class Answer:
         self.unreported = 0
         self.busy = NOT_MEASURED
         self.stopped = False
+        self.at = 0.0
         self.submitted = self.started = time.monotonic()
         self.first_token: float | None = None
 
     def push(self, delta: TokenDelta) -> list[BlockEvent]:
         """Add tokens; return what is certain now."""
         before = self.tokens
+        self.at = delta.at or time.monotonic()
         text = self._text.push(delta.tokens)
         self.tokens = self._text.tokens
         # The text may have ended, even if the engine still sends tokens.

@@ -20,7 +20,7 @@ from worker_node.scheduling.admission import Work
 from worker_node.serving.routing import select_placement
 from worker_node.serving.run import Execution, Proof, Services, after_first
 from worker_node.tasks.generate.answer_text import Answer
-from worker_node.tasks.generate.blocks import Event, Finished
+from worker_node.tasks.generate.blocks import BlockEvent, Event, Finished
 from worker_node.tasks.generate.chat import TokenIds
 from worker_node.tasks.generate.messages import GenerateJob, Sampling, TokenDelta
 from worker_node.tasks.generate.metrics import GenerationMetrics, count_generation
@@ -155,54 +155,60 @@ class GenerationRun:
 
     async def answer(self) -> AsyncGenerator[ChoiceEvent, None]:
         """Yield blocks as they grow, then `Finished`. A stop sequence ends the generation in the engine too."""
-        operation, execution, prepared, index = self.operation, self.execution, self.prepared, self.index
+        operation, execution = self.operation, self.execution
         try:
             while not execution.done:
-                job, answer = self._next_job(), self._new_answer()
-                route = execution.selection.route
-                counter = self.telemetry.own(GenerationMetrics).tokens.labels(route.model, route.device)
-                # Admission and metrics hear of the first token, of the end, and from time to time between them.
-                at = report_at = 0.0
-                try:
-                    async with execution.attempt(job, TokenDelta) as deltas:
-                        async for delta in deltas:
-                            execution.sent = not self.whole
-                            events = answer.push(delta)
-                            ended = answer.stopped or delta.finish is not None
-                            at = delta.at or time.monotonic()
-                            if answer.first_token is None:
-                                self._begun(answer, delta, at)
-                            if at >= report_at or ended or delta.prefilled:
-                                report_at = at + _REPORT_S
-                                prefilled = (delta.prefilled, delta.prefill_s)
-                                execution.permit.progressed(answer.unreported, at=at, prefilled=prefilled, ended=ended)
-                                counter.inc(answer.unreported)
-                                answer.unreported = 0
-                            for event in () if self.whole else events:
-                                yield ChoiceEvent(index, event, answer.tokens)
-                            if ended:
-                                break
-                finally:
-                    counter.inc(answer.unreported)
+                answer = self._new_answer()
+                async with aclosing(self._attempt(answer)) as events:
+                    async for event in events:
+                        yield ChoiceEvent(self.index, event, answer.tokens)
             if self.proof.required:
                 self.proof.check(answer.busy)
-            events = answer.flush()
-            for event in () if self.whole else events:
-                yield ChoiceEvent(index, event, answer.tokens)
-            finished = answer.finished(prepared.request.context.arrived, self.tokenize_s)
+            last = answer.flush()
+            for event in () if self.whole else last:
+                yield ChoiceEvent(self.index, event, answer.tokens)
+            finished = answer.finished(self.prepared.request.context.arrived, self.tokenize_s)
             count_generation(self.telemetry, execution.selection.route, finished)
             operation.answered(
                 finished.usage,
                 finish_reason=finished.finish_reason.value,
                 busy=finished.busy,
-                ended=at,
+                ended=answer.at,
             )
-            yield ChoiceEvent(index, finished, answer.tokens)
+            yield ChoiceEvent(self.index, finished, answer.tokens)
         except NodeError as error:
             # Here as well as around the block: a reply that streams renders the error itself, inside of the block.
             execution.name_route(error)
             operation.failed(error)
             raise
+
+    async def _attempt(self, answer: Answer) -> AsyncGenerator[BlockEvent, None]:
+        """Read one attempt into the answer, and yield what is certain; nothing of an answer that is sent as a whole."""
+        execution, job = self.execution, self._next_job()
+        route = execution.selection.route
+        counter = self.telemetry.own(GenerationMetrics).tokens.labels(route.model, route.device)
+        # Admission and metrics hear of the first token, of the end, and from time to time between them.
+        report_at = 0.0
+        try:
+            async with execution.attempt(job, TokenDelta) as deltas:
+                async for delta in deltas:
+                    execution.sent = not self.whole
+                    events = answer.push(delta)
+                    ended = answer.stopped or delta.finish is not None
+                    if answer.first_token is None:
+                        self._begun(answer, delta)
+                    if answer.at >= report_at or ended or delta.prefilled:
+                        report_at = answer.at + _REPORT_S
+                        prefilled = (delta.prefilled, delta.prefill_s)
+                        execution.permit.progressed(answer.unreported, at=answer.at, prefilled=prefilled, ended=ended)
+                        counter.inc(answer.unreported)
+                        answer.unreported = 0
+                    for event in () if self.whole else events:
+                        yield event
+                    if ended:
+                        break
+        finally:
+            counter.inc(answer.unreported)
 
     def _new_answer(self) -> Answer:
         prepared = self.prepared
@@ -222,7 +228,7 @@ class GenerationRun:
             self.job = self.prepared.job(self.placement, whole=self.whole)
         return self.job
 
-    def _begun(self, answer: Answer, delta: TokenDelta, at: float) -> None:
+    def _begun(self, answer: Answer, delta: TokenDelta) -> None:
         """The first tokens have come: the engine works on the request."""
         if self.proof.required:
             self.proof.check(delta.busy)
@@ -230,7 +236,7 @@ class GenerationRun:
         answer.started = delta.started or answer.submitted
         if self.operation.recording:
             self.operation.started(answer.started)
-            self.operation.first_token(at)
+            self.operation.first_token(answer.at)
 
 
 # Several generations for one request: more than one choice, or more than one prompt.
