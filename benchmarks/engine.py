@@ -12,7 +12,7 @@ from worker_node.encoders.jobs import RowResult, row_job
 from worker_node.engines.process import EngineLimits
 from worker_node.engines.protocol import TOKEN_DTYPE, EngineSpec
 from worker_node.engines.supervisor import SupervisedEngine
-from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
+from worker_node.tasks.generate.messages import GenerateJob, Sampling, TokenDelta
 
 RUNNERS = {
     ModelKind.EMBEDDING: "worker_node.encoders.dynamic:DynamicEncoder",
@@ -67,7 +67,7 @@ async def generate(engine, prompts, tokens, callers):
         for ids in waiting:
             sent = time.perf_counter()
             flat = np.asarray(ids, TOKEN_DTYPE).tobytes()
-            job = GenerateJob(0, flat, tokens, time.monotonic() + DEADLINE_S, ignore_eos=True)
+            job = GenerateJob(0, flat, tokens, time.monotonic() + DEADLINE_S, Sampling(ignore_eos=True))
             seen = 0
             async for delta in engine.run(job, TokenDelta):
                 if not seen:

@@ -9,7 +9,7 @@ from tests.faults.engines.test_engine_faults import until
 from tests.support.scripted_runner import RUNNER
 from tests.support.services import services_of
 from worker_node.core.errors import DeviceUnavailable
-from worker_node.core.types import Device, Message, RequestContext, Sampling, Token
+from worker_node.core.types import Device, RequestContext
 from worker_node.engines.process import EngineLimits
 from worker_node.engines.protocol import EngineSpec, EngineState
 from worker_node.engines.supervisor import SupervisedEngine
@@ -17,6 +17,8 @@ from worker_node.manager.placement import Placement
 from worker_node.manager.served import ModelState
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.tasks.generate.building import generation_canary
+from worker_node.tasks.generate.chat import Message
+from worker_node.tasks.generate.messages import Sampling
 from worker_node.tasks.generate.model import GenerationModel, GenerationRequest
 from worker_node.tasks.generate.service import generate
 from worker_node.tasks.generate.tokenization import ChatTokenizer
@@ -61,8 +63,8 @@ async def test_garbage_keeps_a_device_from_being_ready_and_moves_traffic(store):
         assert await until(cpu, EngineState.READY), "the next placement is made ready meanwhile"
         async with generate(services, request()) as run:
             assert (run.route.device, run.route.reason) == (Device.CPU, "device_quarantined")
-            text = "".join([event.text async for _, event, _ in run.events if isinstance(event, Token)])
-        assert "Paris" in text
+            finished = [event async for _, event, _ in run.events][-1]
+        assert "Paris" in finished.text()
         assert model.state() is ModelState.DEGRADED
         with pytest.raises(DeviceUnavailable, match="its known question was answered wrongly"):
             async with generate(services, request(require_device=Device.NPU)):

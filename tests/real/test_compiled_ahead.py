@@ -23,7 +23,7 @@ from worker_node.devices.emulated_npu import stand_in_counter
 from worker_node.encoders.jobs import RowJob, RowResult
 from worker_node.encoders.static import StaticEncoder
 from worker_node.engines.protocol import EngineSpec
-from worker_node.tasks.generate.messages import GenerateJob, Step
+from worker_node.tasks.generate.messages import GenerateJob, Sampling, Step
 from worker_node.tasks.generate.stateful import StatefulRunner
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
@@ -98,7 +98,7 @@ def encoder(tmp_path_factory):
 
 
 def generated(engine):
-    events = engine.run(GenerateJob(1, PROMPT, 8, FAR, ignore_eos=True))
+    events = engine.run(GenerateJob(1, PROMPT, 8, FAR, Sampling(ignore_eos=True)))
     return [token for event in events if isinstance(event, Step) for delta in event.deltas for token in delta.tokens]
 
 

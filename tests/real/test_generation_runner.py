@@ -18,7 +18,7 @@ from worker_node.models.store import ModelStore
 from worker_node.scheduling.steps import BLOCK_TOKENS
 from worker_node.tasks.generate import continuous
 from worker_node.tasks.generate.continuous import ContinuousRunner
-from worker_node.tasks.generate.messages import GenerateJob, Step
+from worker_node.tasks.generate.messages import GenerateJob, Sampling, Step
 
 pytestmark = pytest.mark.real
 
@@ -54,8 +54,9 @@ def runner(quick_store):
         yield runner
 
 
-def job(number, tokens, most=8, **options):
-    return GenerateJob(number, tokens.tobytes(), most, FAR, ignore_eos=True, **options)
+def job(number, tokens, most=8, *, interactive=True, grammar=None, **sampling):
+    sampling = Sampling(ignore_eos=True, **sampling)
+    return GenerateJob(number, tokens.tobytes(), most, FAR, sampling, interactive, grammar)
 
 
 def step(runner):

@@ -21,7 +21,7 @@ from tests.support.later import Later
 from tests.support.nodes import start_node
 from worker_node.core.types import Device
 from worker_node.engines.protocol import EngineSpec
-from worker_node.tasks.generate.messages import GenerateJob, ImagePrompt, RawImage, Step
+from worker_node.tasks.generate.messages import GenerateJob, ImagePrompt, RawImage, Sampling, Step
 from worker_node.tasks.vision.engine import VisionRunner
 
 ollama = Later("ollama")
@@ -229,7 +229,7 @@ def test_a_cancelled_answer_stops_the_pipeline_at_its_next_token(models):
     runner.load()
     seen = ImagePrompt(f"<ov_genai_image_0>{PROMPT}", [RawImage(64, 64, bytes([255, 0, 0]) * 64 * 64)], TOKENS)
     for job in (1, 2):
-        runner.submit(GenerateJob(job, b"", 1000, time.monotonic() + 600, ignore_eos=True, seen=seen))
+        runner.submit(GenerateJob(job, b"", 1000, time.monotonic() + 600, Sampling(ignore_eos=True), seen=seen))
     events, polls = [], []
 
     def poll():

@@ -39,7 +39,7 @@ class WritingEngine(TaskEngine):
             for number, token in enumerate(tokens, start=1):
                 whole = number == len(tokens)
                 finish = ("length" if number == job.max_new_tokens else "stop") if whole else None
-                yield TokenDelta(1, [token], finish, logprobs=[-0.5] if job.logprobs else None)
+                yield TokenDelta(1, [token], finish, logprobs=[-0.5] if job.sampling.logprobs else None)
         finally:
             self.ended += 1
 

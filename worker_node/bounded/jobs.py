@@ -17,9 +17,9 @@ from typing import Any
 import orjson
 
 from worker_node.core.errors import BadRequest
-from worker_node.core.types import Message
 from worker_node.structured_output.ebnf import JSON_RULES
 from worker_node.structured_output.schema import compile_schema
+from worker_node.tasks.generate.chat import Message
 
 Schema = dict[str, Any]
 

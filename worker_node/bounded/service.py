@@ -18,7 +18,7 @@ from typing import Any
 from worker_node.bounded.jobs import JobRequest, excerpt, json_object
 from worker_node.bounded.settings import PROMPT_TOKENS, DeviceLock, bounded_model
 from worker_node.core.errors import ConfigurationError, ContextLengthExceeded, EngineUnavailable, ModelNotFound
-from worker_node.core.types import Device, Finished, ModelKind, RequestContext, Sampling, Token
+from worker_node.core.types import Device, ModelKind, RequestContext
 from worker_node.devices.npu import NpuSource, Reading
 from worker_node.engines.process import Canary
 from worker_node.engines.protocol import CanaryProof, EngineState, JobEngine
@@ -29,6 +29,8 @@ from worker_node.models.store import ModelStore
 from worker_node.serving.build import Machine, build_model
 from worker_node.serving.certified import known_problem
 from worker_node.serving.run import Services
+from worker_node.tasks.generate.blocks import Finished
+from worker_node.tasks.generate.messages import Sampling
 from worker_node.tasks.generate.model import GenerationModel, GenerationRequest
 from worker_node.tasks.generate.service import generate
 
@@ -201,14 +203,14 @@ class JobService:
             ),
             grammar=job.grammar(request.max_new_tokens),
         )
-        pieces: list[str] = []
+        answer = ""
         async with generate(self.services, generation) as run:
             async for _, event, _ in run.events:
-                if isinstance(event, Token):
-                    pieces.append(event.text)
-                elif isinstance(event, Finished) and event.busy.shared:
-                    extra["npu_busy_exclusive"] = False
-        return "".join(pieces), extra
+                if isinstance(event, Finished):
+                    answer = event.text()
+                    if event.busy.shared:
+                        extra["npu_busy_exclusive"] = False
+        return answer, extra
 
     def _counter(self, request: JobRequest) -> Callable[[str], int]:
         """How many tokens the whole prompt has for an input."""

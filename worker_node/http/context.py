@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
-from functools import partial, reduce
+from functools import partial
 from typing import TypeVar
 
 from aiohttp import web
 
 from worker_node.core.errors import BadRequest
-from worker_node.core.types import NOT_MEASURED, Busy, Device, Finished, Priority, RequestContext, Route, Timing
+from worker_node.core.types import NOT_MEASURED, Busy, Device, Priority, RequestContext, Route, Timing
 from worker_node.http.body import deadline_of, end_of_stream, limited, note_ignored
 from worker_node.http.request_state import STATE
 
@@ -94,11 +94,6 @@ def timing_ms(timing: Timing, *stages: str) -> dict[str, float | None]:
     """Milliseconds of these stages; None where a stage did not happen."""
     values = {stage: getattr(timing, stage) for stage in stages}
     return {stage: None if value is None else round(value, 3) for stage, value in values.items()}
-
-
-def busy_of(ends: Iterable[Finished]) -> Busy:
-    """The NPU's busy time over the generations of one request."""
-    return reduce(Busy.plus, (end.busy for end in ends), NOT_MEASURED)
 
 
 def busy_fields(busy: Busy) -> dict[str, int | bool]:

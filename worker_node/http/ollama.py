@@ -1,4 +1,4 @@
-"""The Ollama-compatible dialect under /api."""
+"""Ollama's routes for models, and how long a model stays in memory. Its answers are in `tasks.generate.http.ollama`."""
 
 from __future__ import annotations
 
@@ -7,20 +7,15 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any
 
 from aiohttp import web
-from pydantic import Field
 
 from worker_node.core.errors import BadRequest, ModelNotFound, NotOffered
-from worker_node.core.types import AnswerSchema, Device, Finished, FinishReason, Sampling
-from worker_node.http import parameters
+from worker_node.core.types import Device
 from worker_node.http.body import DialectBody, deadline_of, read_body
-from worker_node.http.context import busy_fields
 from worker_node.http.errors import message, not_found
-from worker_node.http.leniency import OPTIONS, Table
 from worker_node.http.models import capabilities, chat_first, start_pull
-from worker_node.http.parameters import RepetitionPenalty, SamplingBody
 from worker_node.http.replies import OllamaModels, OllamaShow, OllamaStatus, OllamaVersion, json_response
 from worker_node.http.request_state import NODE, STATE
 from worker_node.http.sse import LineStream
@@ -30,40 +25,6 @@ from worker_node.models.directory import InstalledModel
 
 # The version of Ollama's API that this dialect follows. Tools compare it to know what they may ask for.
 OLLAMA_API_VERSION = "0.12.6"
-
-
-_NS_PER_MS = 1e6
-
-
-def now() -> str:
-    """The time as RFC 3339 in UTC."""
-    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
-
-
-def frame(model: str, **fields: Any) -> dict[str, Any]:
-    """A frame; `model` is the name that the client used."""
-    return {"model": model, "created_at": now(), **fields}
-
-
-def ending(finished: Finished, loading_s: float) -> dict[str, Any]:
-    """The fields of the last frame, after a wait of `loading_s` seconds for the model to be loaded.
-
-    Reading the prompt lasts from the start in the engine to the first token, writing from there to the end.
-    """
-    timing = finished.timing
-    started = timing.total - timing.inference
-    reading = timing.inference if timing.first_token is None else max(0.0, timing.first_token - started)
-    return {
-        "done": True,
-        "done_reason": "length" if finished.finish_reason is FinishReason.LENGTH else "stop",
-        "total_duration": round(timing.total * _NS_PER_MS),
-        "load_duration": round(loading_s * 1e9),
-        "prompt_eval_count": finished.usage.prompt_tokens,
-        "prompt_eval_duration": round(reading * _NS_PER_MS),
-        "eval_count": finished.usage.completion_tokens,
-        "eval_duration": round(max(0.0, timing.inference - reading) * _NS_PER_MS),
-        **busy_fields(finished.busy),
-    }
 
 
 async def served(request: web.Request, name: str) -> ServedModel:
@@ -242,36 +203,6 @@ def _modified(model: InstalledModel) -> str:
 
 def _utc(time: datetime) -> str:
     return time.isoformat().replace("+00:00", "Z")
-
-
-Format = Literal["", "json"] | dict[str, Any]
-
-
-class OllamaOptions(SamplingBody):
-    """Sampling options. Those on memory and threads, which this node uses in its own way, change no answer.
-
-    Clients send Ollama's defaults along: a refused option at its default is passed over.
-    """
-
-    rules: ClassVar[Table] = OPTIONS
-
-    num_predict: Annotated[int, Field(ge=-2, le=1_000_000)] | None = None
-    num_ctx: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
-    repeat_penalty: RepetitionPenalty | None = None
-    ignore_eos: bool | None = None
-
-    def sampling(self, *, logprobs: bool) -> Sampling:
-        """How to sample. Raises BadRequest."""
-        defaults = parameters.OLLAMA_DEFAULTS
-        return parameters.sampling(parameters.OLLAMA, self.model_dump(), dialect_defaults=defaults, logprobs=logprobs)
-
-
-def schema_of(wanted: Format | None) -> AnswerSchema | None:
-    """What the answer must match."""
-    if not wanted:
-        return None
-    # Ollama passes over what it cannot enforce, and has no word for strict.
-    return AnswerSchema({"type": "object"} if isinstance(wanted, str) else wanted, "format", strict=False)
 
 
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|µs|ms|s|m|h)")

@@ -1,4 +1,4 @@
-"""From token ids to the pieces of an answer (text, reasoning, tool calls), up to a stop sequence or a stop token."""
+"""From token ids to the blocks of an answer, up to a stop sequence or a stop token."""
 
 from __future__ import annotations
 
@@ -10,22 +10,20 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
 
-from worker_node.core.types import (
-    NOT_MEASURED,
+from worker_node.core.types import NOT_MEASURED, Timing, Usage
+from worker_node.tasks.generate.blocks import (
+    BlockEvent,
+    BlockKind,
+    BlockReader,
     Finished,
     FinishReason,
+    Parser,
     Piece,
     Reasoning,
-    Sampling,
-    Timing,
     Token,
     TokenLogprob,
-    ToolCallArguments,
-    ToolCallStarted,
-    Usage,
 )
-from worker_node.tasks.generate.messages import TokenDelta
-from worker_node.tasks.generate.tool_calls import Parser
+from worker_node.tasks.generate.messages import Sampling, TokenDelta
 
 
 class TokenTexts(Protocol):
@@ -38,7 +36,8 @@ class TokenTexts(Protocol):
 class Answer:
     """An answer under construction: its text, and the data for its last event.
 
-    `tokens` are those of the answer so far, `unreported` those that no metric has counted yet. The times are monotonic.
+    `tokens` are those of the answer so far, `unreported` those that no metric has counted yet. The engine had the last
+    ones `at` that time. The times are monotonic.
     """
 
     def __init__(
@@ -46,22 +45,25 @@ class Answer:
     ) -> None:
         self._tokenizer = tokenizer
         self._text = AnswerText(tokenizer, sampling)
-        self._reader = PieceReader(parser, single=single_call)
+        self._reader = BlockReader(parser, single=single_call)
         self._finish = FinishReason.STOP
         self._prompt_tokens = prompt_tokens
         self._reasoning_tokens = 0
         self._logprob = 0.0
+        self._given: list[TokenLogprob] = []
         self._ids: list[int] | None = [] if sampling.token_ids else None
         self.tokens = 0
         self.unreported = 0
         self.busy = NOT_MEASURED
         self.stopped = False
+        self.at = 0.0
         self.submitted = self.started = time.monotonic()
         self.first_token: float | None = None
 
-    def push(self, delta: TokenDelta) -> list[Piece]:
-        """Add tokens; return the pieces that are certain now."""
+    def push(self, delta: TokenDelta) -> list[BlockEvent]:
+        """Add tokens; return what is certain now."""
         before = self.tokens
+        self.at = delta.at or time.monotonic()
         text = self._text.push(delta.tokens)
         self.tokens = self._text.tokens
         # The text may have ended, even if the engine still sends tokens.
@@ -72,15 +74,16 @@ class Answer:
             self._ids += delta.tokens[:taken]
         self._logprob += sum(delta.logprobs[:taken]) if delta.logprobs else 0.0
         logprobs = self._logprobs(delta.tokens[:taken], delta.logprobs[:taken]) if delta.logprobs else ()
-        pieces = self._reader.read(text, logprobs)
+        self._given += logprobs
+        events = self._reader.read(text, logprobs)
         self._reasoning_tokens += taken if self._reader.reasoning else 0
         self.busy = delta.busy
         self._prompt_tokens = delta.prompt_tokens or self._prompt_tokens
         if delta.finish is not None:
             self._finish = FinishReason(delta.finish)
-        return pieces
+        return events
 
-    def flush(self) -> list[Piece]:
+    def flush(self) -> list[BlockEvent]:
         """Return what was held back, at the end."""
         return self._reader.finish(self._text.flush(), cut=self._finish_reason() is FinishReason.LENGTH)
 
@@ -101,14 +104,16 @@ class Answer:
             stop_sequence=self._text.matched,
             mean_logprob=self._logprob / self.tokens if self.tokens else -math.inf,
             token_ids=tuple(self._ids or ()),
+            logprobs=self._given,
+            blocks=self._reader.blocks,
         )
 
     def _finish_reason(self) -> FinishReason:
         if self.stopped:
             return FinishReason.STOP
         # An answer that was cut within a call is cut, not a call.
-        called = self._reader.called and self._finish is FinishReason.STOP
-        return FinishReason.TOOL_CALLS if called else self._finish
+        called = any(block.kind is BlockKind.CALL for block in self._reader.blocks)
+        return FinishReason.TOOL_CALLS if called and self._finish is FinishReason.STOP else self._finish
 
     def _logprobs(self, tokens: Sequence[int], logprobs: Sequence[float]) -> tuple[TokenLogprob, ...]:
         """The probabilities of tokens that are text; special tokens, such as the end of the answer, have none."""
@@ -210,45 +215,6 @@ class StopMatcher:
             if any(stop.startswith(end) for stop in self.stops):
                 return size
         return 0
-
-
-class PieceReader:
-    """Text to pieces, through the parser where there is one.
-
-    `called`: a tool has been called; `reasoning`: what came last is reasoning. With `single` only the first call
-    counts.
-    """
-
-    def __init__(self, parser: Parser | None, *, single: bool) -> None:
-        self._parser = parser
-        self._single = single
-        self.called = False
-        self.reasoning = False
-
-    def read(self, text: str, logprobs: tuple[TokenLogprob, ...]) -> list[Piece]:
-        """Return what is certain after more text, with the log probabilities of its tokens."""
-        if self._parser is None:
-            return [Token(text, logprobs)] if text or logprobs else []
-        pieces = self._noted(self._parser.push(text) if text else [])
-        if not logprobs:
-            return pieces
-        if pieces and isinstance(pieces[0], Token):
-            return [Token(pieces[0].text, logprobs), *pieces[1:]]
-        return [Token("", logprobs), *pieces]
-
-    def finish(self, text: str, *, cut: bool) -> list[Piece]:
-        """Return the rest, after the last of the text; `cut` as in `Parser`."""
-        if self._parser is None:
-            return [Token(text)] if text else []
-        return self._noted(self._parser.push(text) + self._parser.flush(cut=cut))
-
-    def _noted(self, pieces: list[Piece]) -> list[Piece]:
-        if self._single:
-            pieces = [p for p in pieces if not (isinstance(p, ToolCallStarted | ToolCallArguments) and p.call > 0)]
-        # Until something else comes, what is held back belongs to the reasoning as well.
-        self.reasoning = isinstance(pieces[-1], Reasoning) if pieces else self.reasoning
-        self.called = self.called or any(isinstance(piece, ToolCallStarted) for piece in pieces)
-        return pieces
 
 
 _THINK, _END_OF_THINKING = "<think>", "</think>"

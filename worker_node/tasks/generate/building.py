@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from worker_node.core.types import NOTHING, Device, Message
+from worker_node.core.types import NOTHING, Device
 from worker_node.engines.options import EngineOptions
 from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
 from worker_node.engines.protocol import TOKEN_DTYPE, JobEngine
@@ -21,6 +21,7 @@ from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.serving.run import TaskParts
 from worker_node.serving.task import EnginePlan, ServedTask, Target
 from worker_node.settings import ModelSettings, NodeSettings
+from worker_node.tasks.generate.chat import Message
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
 from worker_node.tasks.generate.model import GenerationModel
 from worker_node.tasks.generate.options import ContinuousOptions, GenerationOptions, StatefulOptions

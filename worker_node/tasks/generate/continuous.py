@@ -44,7 +44,7 @@ from worker_node.scheduling.steps import (
     computed_in_step,
     end_of_part,
 )
-from worker_node.tasks.generate.messages import GenerateJob, Step, TokenDelta
+from worker_node.tasks.generate.messages import GenerateJob, Sampling, Step, TokenDelta
 from worker_node.tasks.generate.options import ContinuousOptions
 from worker_node.tasks.generate.sampling import generation_config
 
@@ -223,7 +223,7 @@ class ContinuousRunner:
 
     def _decoding(self) -> int:
         """How many answers are being generated; each beam is one."""
-        return sum(running.job.beams or 1 for running in self._running.values() if running.started)
+        return sum(running.job.sampling.beams or 1 for running in self._running.values() if running.started)
 
     def _read(self, job_id: int, running: Running, deltas: list[TokenDelta]) -> Event | None:
         status = running.handle.get_status()
@@ -238,7 +238,7 @@ class ContinuousRunner:
         finished = status == genai.GenerationStatus.FINISHED
         if not read.tokens and not finished:
             # Beams are read when all are complete; their prompt is computed before.
-            if running.job.beams and running.left == 1:
+            if running.job.sampling.beams and running.left == 1:
                 running.started = True
                 self._queue.remove(job_id)
             return None
@@ -303,7 +303,7 @@ def _reserve(pipeline: genai.ContinuousBatchingPipeline, options: ContinuousOpti
     before it computes anything. Nothing is written to the blocks, so the memory is taken when they are first used.
     """
     half = -(-(options.prefix_cache_tokens or 0) // 2)
-    job = GenerateJob(0, b"", half, deadline=0.0, ignore_eos=True)
+    job = GenerateJob(0, b"", half, deadline=0.0, sampling=Sampling(ignore_eos=True))
     config = generation_config(job, pipeline.get_config(), prompt_lookup=options.prompt_lookup)
     pipeline.add_request(0, ov.Tensor(np.zeros((1, half), np.int64)), config).cancel()
     pipeline.step()
@@ -352,10 +352,10 @@ class Running:
         ready = ReadTokens()
         while self.handle.can_read():
             output, *others = self.handle.read().values()
-            if self.job.beams:
-                output = sorted([output, *others], key=lambda each: -each.score)[self.job.rank]
+            if self.job.sampling.beams:
+                output = sorted([output, *others], key=lambda each: -each.score)[self.job.sampling.rank]
             ready.tokens += output.generated_ids
-            if self.job.logprobs:
+            if self.job.sampling.logprobs:
                 ready.logprobs += output.generated_log_probs
             ready.finish = _FINISH.get(output.finish_reason)
         return ready

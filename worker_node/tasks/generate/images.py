@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from worker_node.core.errors import BadRequest, NodeError, PayloadTooLarge, UnsupportedParameter
-from worker_node.core.types import Image, Message, TokenIds
 from worker_node.manager.manager import ModelManager
 from worker_node.sandbox.pool import PreparationLimits, PreparationPool
 from worker_node.settings import NodeSettings
 from worker_node.tasks.generate import image_decoding
+from worker_node.tasks.generate.chat import Image, Message, TokenIds
 from worker_node.tasks.generate.messages import ImagePrompt, RawImage
 from worker_node.tasks.generate.model import (
     FORMATS,

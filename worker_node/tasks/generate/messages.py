@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
 
 from worker_node.core.types import NOT_MEASURED, Busy
@@ -27,38 +30,67 @@ class ImagePrompt(msgspec.Struct, frozen=True, array_like=True):
     image_tokens: int
 
 
-class GenerateJob(msgspec.Struct, frozen=True, tag="generate", array_like=True):
-    """Continue the prompt whose token ids are `tokens` (int32). `temperature` 0 means greedy.
+class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How the next token is chosen. `temperature` 0 means greedy, `top_k` 0 all tokens.
 
-    Within `min_new_tokens` neither the model's end nor one of `stop_token_ids` is generated; the ids must be of the
-    model's vocabulary. `grammar` is EBNF that the runtime is known to read: one that it cannot read would break the
-    pipeline for good. Engines that see take the prompt from `seen`; then `tokens` are those of its text. Of the
-    `beams` that are searched the answer at `rank` is returned. An answer that is streamed must have begun by the
-    `deadline`, and may go on until `streamed_until`.
+    `min_p` leaves out tokens less likely than this share of the likeliest. `presence_penalty` and `frequency_penalty`
+    are subtracted from the logits of tokens that the answer holds already, once and once per occurrence;
+    `repetition_penalty` divides those of the prompt and the answer. `logprobs` asks for the logarithm of each chosen
+    token's probability, `token_ids` for the ids of the answer's tokens. `choices` is how many answers to the prompt the
+    caller wants; this is one of them.
+    With `beams` the likeliest answers are searched for, so many at a time, and this is the one at `rank`; a
+    `length_penalty` above 1 favours long ones.
+    Within its first `min_tokens` tokens an answer does not end. `stop_token_ids` end it as stop sequences do.
+
+    `open_fields` are the fields that the request says nothing of: there the model's own defaults count, unless its
+    dialect has `dialect_defaults` (docs/models.md).
+    """
+
+    max_new_tokens: int | None = None
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logprobs: bool = False
+    token_ids: bool = False
+    choices: int = 1
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    beams: int = 0
+    rank: int = 0
+    length_penalty: float = 1.0
+    open_fields: tuple[str, ...] = ()
+    dialect_defaults: Mapping[str, Any] | None = None
+
+    def for_engine(self) -> Sampling:
+        """Return it without the fields that only the edge process uses."""
+        edge = {"stop": (), "token_ids": False, "choices": 1, "open_fields": (), "dialect_defaults": None}
+        return msgspec.structs.replace(self, max_new_tokens=None, **edge)
+
+
+class GenerateJob(msgspec.Struct, frozen=True, tag="generate", array_like=True):
+    """Continue the prompt whose token ids are `tokens` (int32) by at most `max_new_tokens`.
+
+    The `sampling` has no fields that only the edge process uses; its `stop_token_ids` must be of the model's
+    vocabulary. `grammar` is EBNF that the runtime is known to read: one that it cannot read would break the
+    pipeline for good. Engines that see take the prompt from `seen`; then `tokens` are those of its text. An answer that
+    is streamed must have begun by the `deadline`, and may go on until `streamed_until`.
     """
 
     id: int
     tokens: bytes
     max_new_tokens: int
     deadline: float
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int | None = None
-    ignore_eos: bool = False
+    sampling: Sampling = Sampling()
     interactive: bool = True
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logprobs: bool = False
     grammar: str | None = None
-    min_new_tokens: int = 0
-    stop_token_ids: tuple[int, ...] = ()
     seen: ImagePrompt | None = None
-    beams: int = 0
-    rank: int = 0
-    length_penalty: float = 1.0
     streamed_until: float = 0.0
 
     @property
@@ -74,7 +106,7 @@ class GenerateJob(msgspec.Struct, frozen=True, tag="generate", array_like=True):
     def beginning(self, count: int) -> GenerateJob:
         """Return the job that only computes the first `count` tokens of the prompt."""
         tokens = self.tokens[: count * TOKEN_BYTES]
-        return GenerateJob(self.id, tokens, 1, self.deadline, ignore_eos=True, interactive=self.interactive)
+        return GenerateJob(self.id, tokens, 1, self.deadline, Sampling(ignore_eos=True), self.interactive)
 
     def timeless(self) -> GenerateJob:
         return msgspec.structs.replace(self, id=0, deadline=0.0, streamed_until=0.0, interactive=True, max_new_tokens=0)

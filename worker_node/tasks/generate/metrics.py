@@ -6,8 +6,9 @@ import time
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from worker_node.core.types import Finished, Route
+from worker_node.core.types import Route
 from worker_node.observability.metrics import LATENCY, Telemetry
+from worker_node.tasks.generate.blocks import Finished
 
 
 class ImageMetrics:

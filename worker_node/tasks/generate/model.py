@@ -9,21 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from worker_node.core.errors import NodeError
-from worker_node.core.types import (
-    AnswerSchema,
-    GivenForm,
-    Image,
-    Message,
-    ModelKind,
-    Rendering,
-    RequestContext,
-    Sampling,
-    TokenIds,
-    ToolUse,
-)
+from worker_node.core.types import ModelKind, RequestContext
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.served import ServedModel
 from worker_node.serving.run import model_of
+from worker_node.tasks.generate.chat import AnswerSchema, GivenForm, Image, Message, Rendering, TokenIds, ToolUse
+from worker_node.tasks.generate.messages import Sampling
 from worker_node.tasks.generate.options import GenerationOptions
 from worker_node.tasks.generate.tokenization import ChatTokenizer
 

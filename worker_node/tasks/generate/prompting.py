@@ -9,15 +9,18 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from worker_node.core.errors import BadRequest, ContextLengthExceeded, NodeError, UnsupportedParameter
-from worker_node.core.types import AnswerSchema, Feature, GivenForm, Image, Message, Sampling, TokenIds, Tool, ToolUse
+from worker_node.core.types import Feature
 from worker_node.engines.protocol import TOKEN_DTYPE
 from worker_node.manager.placement import Placement
 from worker_node.serving.routing import Demand, reject_if_full
 from worker_node.serving.run import Services
 from worker_node.structured_output.form import CallForm, Form, FormPart, GivenText
 from worker_node.tasks.generate.answer_text import ReasoningFirst
+from worker_node.tasks.generate.blocks import Parser
+from worker_node.tasks.generate.chat import AnswerSchema, GivenForm, Image, Message, TokenIds, Tool, ToolUse
 from worker_node.tasks.generate.images import (
     Note,
     check_images,
@@ -26,7 +29,7 @@ from worker_node.tasks.generate.images import (
     with_tags,
     without_tags,
 )
-from worker_node.tasks.generate.messages import GenerateJob, ImagePrompt, RawImage
+from worker_node.tasks.generate.messages import GenerateJob, ImagePrompt, RawImage, Sampling
 from worker_node.tasks.generate.metrics import ImageMetrics
 from worker_node.tasks.generate.model import GenerationModel, GenerationRequest
 from worker_node.tasks.generate.schemas import schema_compiler
@@ -34,7 +37,6 @@ from worker_node.tasks.generate.tokenization import large_texts
 from worker_node.tasks.generate.tool_calls import (
     CLOSING,
     OPENING,
-    Parser,
     ToolFormat,
     declaration,
     tool_format,
@@ -83,24 +85,10 @@ class PreparedGeneration:
             tokens=np.asarray(self.prompt.tokens, TOKEN_DTYPE).tobytes(),
             max_new_tokens=room if sampling.max_new_tokens is None else min(room, sampling.max_new_tokens),
             deadline=request.context.deadline,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            seed=sampling.seed,
-            ignore_eos=sampling.ignore_eos,
+            sampling=sampling.for_engine(),
             interactive=request.context.interactive,
-            min_p=sampling.min_p,
-            presence_penalty=sampling.presence_penalty,
-            frequency_penalty=sampling.frequency_penalty,
-            repetition_penalty=sampling.repetition_penalty,
-            logprobs=sampling.logprobs,
             grammar=self.grammar,
-            min_new_tokens=sampling.min_tokens,
-            stop_token_ids=sampling.stop_token_ids,
             seen=self.prompt.seen,
-            beams=sampling.beams,
-            rank=sampling.rank,
-            length_penalty=sampling.length_penalty,
             streamed_until=0.0 if whole else request.context.ends,
         )
 
@@ -300,7 +288,7 @@ def checked_sampling(model: GenerationModel, request: GenerationRequest) -> Samp
         for name in ("stop", "stop_token_ids", "ignore_eos"):
             if getattr(sampling, name):
                 request.context.note_ignored(name)
-        sampling = replace(sampling, stop=(), stop_token_ids=(), ignore_eos=False)
+        sampling = structs.replace(sampling, stop=(), stop_token_ids=(), ignore_eos=False)
     if not sampling.min_tokens:
         return sampling
     if has_form:
@@ -329,7 +317,7 @@ def completed(sampling: Sampling, of_the_model: Mapping[str, Any] | None, limit:
     filled = {field: value for field, value in defaults.items() if field in sampling.open_fields}
     if (length := filled.get("max_new_tokens")) is not None:
         filled["max_new_tokens"] = max(min(length, limit), sampling.min_tokens)
-    return replace(sampling, **filled, open_fields=frozenset())
+    return structs.replace(sampling, **filled, open_fields=())
 
 
 def _check_amounts(model: GenerationModel, sampling: Sampling) -> None:

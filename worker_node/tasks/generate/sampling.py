@@ -24,29 +24,34 @@ def generation_config(
 
     `prompt_lookup`: the pipeline was opened for it. Raises SamplingRefused.
     """
+    sampling = job.sampling
     values: dict[str, Any] = {
         "eos_token_id": defaults.eos_token_id,
-        "stop_token_ids": defaults.stop_token_ids | set(job.stop_token_ids),
+        "stop_token_ids": defaults.stop_token_ids | set(sampling.stop_token_ids),
         "max_new_tokens": job.max_new_tokens,
-        "min_new_tokens": min(job.min_new_tokens, job.max_new_tokens),
-        "ignore_eos": job.ignore_eos,
-        "presence_penalty": job.presence_penalty,
-        "frequency_penalty": job.frequency_penalty,
-        "repetition_penalty": job.repetition_penalty,
-        "logprobs": int(job.logprobs),
-        "do_sample": job.temperature > 0,
+        "min_new_tokens": min(sampling.min_tokens, job.max_new_tokens),
+        "ignore_eos": sampling.ignore_eos,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "repetition_penalty": sampling.repetition_penalty,
+        "logprobs": int(sampling.logprobs),
+        "do_sample": sampling.temperature > 0,
     }
     if job.grammar is not None:
         values["structured_output_config"] = genai.StructuredOutputConfig(grammar=job.grammar)
     if prompt_lookup:
         values |= {"num_assistant_tokens": _LOOKUP_TOKENS, "max_ngram_size": _LOOKUP_NGRAM}
-    if job.temperature > 0:
-        values |= {"temperature": job.temperature, "top_p": job.top_p, "min_p": job.min_p}
-        if job.top_k:
-            values["top_k"] = job.top_k
-        values["rng_seed"] = job.seed if job.seed is not None else time.monotonic_ns() & 0x7FFFFFFF
-    if job.beams:
-        values |= {"num_beams": job.beams, "num_return_sequences": job.beams, "length_penalty": job.length_penalty}
+    if sampling.temperature > 0:
+        values |= {"temperature": sampling.temperature, "top_p": sampling.top_p, "min_p": sampling.min_p}
+        if sampling.top_k:
+            values["top_k"] = sampling.top_k
+        values["rng_seed"] = sampling.seed if sampling.seed is not None else time.monotonic_ns() & 0x7FFFFFFF
+    if sampling.beams:
+        values |= {
+            "num_beams": sampling.beams,
+            "num_return_sequences": sampling.beams,
+            "length_penalty": sampling.length_penalty,
+        }
     config = genai.GenerationConfig()
     for name, value in values.items():
         try:

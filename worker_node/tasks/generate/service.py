@@ -9,8 +9,10 @@ from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, aclosi
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from msgspec import structs
+
 from worker_node.core.errors import BadRequest, NodeError
-from worker_node.core.types import Finished, Piece, Route, Sampling, TokenIds
+from worker_node.core.types import Route
 from worker_node.manager.placement import Placement
 from worker_node.observability.metrics import Telemetry
 from worker_node.observability.tracing import Operation, Tracing
@@ -18,7 +20,9 @@ from worker_node.scheduling.admission import Work
 from worker_node.serving.routing import select_placement
 from worker_node.serving.run import Execution, Proof, Services, after_first
 from worker_node.tasks.generate.answer_text import Answer
-from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
+from worker_node.tasks.generate.blocks import BlockEvent, Event, Finished
+from worker_node.tasks.generate.chat import TokenIds
+from worker_node.tasks.generate.messages import GenerateJob, Sampling, TokenDelta
 from worker_node.tasks.generate.metrics import GenerationMetrics, count_generation
 from worker_node.tasks.generate.model import GenerationRequest, generation_model
 from worker_node.tasks.generate.prompting import PreparedGeneration, prepare_generation
@@ -33,7 +37,7 @@ async def generate(
 ) -> AsyncIterator[GenerationRun]:
     """Run a generation for as long as the block lasts; leaving it early cancels the generation within one token.
 
-    For an answer that is sent as a `whole`, events come when it is complete: until then it can be run again.
+    Of an answer that is sent as a `whole` only the end comes, with all of it: until then it can be run again.
     Raises, before the block: ModelNotFound, BadRequest, ContextLengthExceeded, Overloaded, DeadlineExceeded,
     EngineUnavailable, ModelLoading, DeviceUnavailable; while iterating: EngineUnavailable, DeadlineExceeded,
     Overloaded.
@@ -95,7 +99,7 @@ class ChoiceEvent(NamedTuple):
     """An event of the generation number `choice`, which has made `tokens` so far."""
 
     choice: int
-    event: Piece | Finished
+    event: Event
     tokens: int
 
 
@@ -103,7 +107,7 @@ class ChoiceEvent(NamedTuple):
 class GenerationRun:
     """A generation that has been routed and admitted: its headers are known, its `events` are still to come.
 
-    For an answer that is sent as a `whole`, events come when it is complete.
+    Of an answer that is sent as a `whole` only the end comes, with all of it.
     """
 
     telemetry: Telemetry
@@ -150,63 +154,61 @@ class GenerationRun:
             )
 
     async def answer(self) -> AsyncGenerator[ChoiceEvent, None]:
-        """Yield pieces as they become certain, then `Finished`. A stop sequence ends the generation in the engine too.
-
-        For an answer that is sent as a whole all pieces come at its end: a retry starts it from its beginning.
-        """
-        operation, execution, prepared, index = self.operation, self.execution, self.prepared, self.index
+        """Yield blocks as they grow, then `Finished`. A stop sequence ends the generation in the engine too."""
+        operation, execution = self.operation, self.execution
         try:
             while not execution.done:
-                job, answer, held = self._next_job(), self._new_answer(), list[ChoiceEvent]()
-                route = execution.selection.route
-                counter = self.telemetry.own(GenerationMetrics).tokens.labels(route.model, route.device)
-                # Admission and metrics hear of the first token, of the end, and from time to time between them.
-                at = report_at = 0.0
-                try:
-                    async with execution.attempt(job, TokenDelta) as deltas:
-                        async for delta in deltas:
-                            execution.sent = not self.whole
-                            pieces = answer.push(delta)
-                            ended = answer.stopped or delta.finish is not None
-                            at = delta.at or time.monotonic()
-                            if answer.first_token is None:
-                                self._begun(answer, delta, at)
-                            if at >= report_at or ended or delta.prefilled:
-                                report_at = at + _REPORT_S
-                                prefilled = (delta.prefilled, delta.prefill_s)
-                                execution.permit.progressed(answer.unreported, at=at, prefilled=prefilled, ended=ended)
-                                counter.inc(answer.unreported)
-                                answer.unreported = 0
-                            for piece in pieces:
-                                event = ChoiceEvent(index, piece, answer.tokens)
-                                if self.whole:
-                                    held.append(event)
-                                    continue
-                                yield event
-                            if ended:
-                                break
-                finally:
-                    counter.inc(answer.unreported)
+                answer = self._new_answer()
+                async with aclosing(self._attempt(answer)) as events:
+                    async for event in events:
+                        yield ChoiceEvent(self.index, event, answer.tokens)
             if self.proof.required:
                 self.proof.check(answer.busy)
-            for event in held:
-                yield event
-            for piece in answer.flush():
-                yield ChoiceEvent(index, piece, answer.tokens)
-            finished = answer.finished(prepared.request.context.arrived, self.tokenize_s)
+            last = answer.flush()
+            for event in () if self.whole else last:
+                yield ChoiceEvent(self.index, event, answer.tokens)
+            finished = answer.finished(self.prepared.request.context.arrived, self.tokenize_s)
             count_generation(self.telemetry, execution.selection.route, finished)
             operation.answered(
                 finished.usage,
                 finish_reason=finished.finish_reason.value,
                 busy=finished.busy,
-                ended=at,
+                ended=answer.at,
             )
-            yield ChoiceEvent(index, finished, answer.tokens)
+            yield ChoiceEvent(self.index, finished, answer.tokens)
         except NodeError as error:
             # Here as well as around the block: a reply that streams renders the error itself, inside of the block.
             execution.name_route(error)
             operation.failed(error)
             raise
+
+    async def _attempt(self, answer: Answer) -> AsyncGenerator[BlockEvent, None]:
+        """Read one attempt into the answer, and yield what is certain; nothing of an answer that is sent as a whole."""
+        execution, job = self.execution, self._next_job()
+        route = execution.selection.route
+        counter = self.telemetry.own(GenerationMetrics).tokens.labels(route.model, route.device)
+        # Admission and metrics hear of the first token, of the end, and from time to time between them.
+        report_at = 0.0
+        try:
+            async with execution.attempt(job, TokenDelta) as deltas:
+                async for delta in deltas:
+                    execution.sent = not self.whole
+                    events = answer.push(delta)
+                    ended = answer.stopped or delta.finish is not None
+                    if answer.first_token is None:
+                        self._begun(answer, delta)
+                    if answer.at >= report_at or ended or delta.prefilled:
+                        report_at = answer.at + _REPORT_S
+                        prefilled = (delta.prefilled, delta.prefill_s)
+                        execution.permit.progressed(answer.unreported, at=answer.at, prefilled=prefilled, ended=ended)
+                        counter.inc(answer.unreported)
+                        answer.unreported = 0
+                    for event in () if self.whole else events:
+                        yield event
+                    if ended:
+                        break
+        finally:
+            counter.inc(answer.unreported)
 
     def _new_answer(self) -> Answer:
         prepared = self.prepared
@@ -226,7 +228,7 @@ class GenerationRun:
             self.job = self.prepared.job(self.placement, whole=self.whole)
         return self.job
 
-    def _begun(self, answer: Answer, delta: TokenDelta, at: float) -> None:
+    def _begun(self, answer: Answer, delta: TokenDelta) -> None:
         """The first tokens have come: the engine works on the request."""
         if self.proof.required:
             self.proof.check(delta.busy)
@@ -234,7 +236,7 @@ class GenerationRun:
         answer.started = delta.started or answer.submitted
         if self.operation.recording:
             self.operation.started(answer.started)
-            self.operation.first_token(at)
+            self.operation.first_token(answer.at)
 
 
 # Several generations for one request: more than one choice, or more than one prompt.
@@ -268,7 +270,7 @@ def repeated(request: GenerationRequest, count: int) -> list[GenerationRequest]:
 
 def _choice(sampling: Sampling, index: int, count: int) -> Sampling:
     seed = None if sampling.seed is None else sampling.seed + index
-    return replace(sampling, seed=seed, choices=count, rank=index)
+    return structs.replace(sampling, seed=seed, choices=count, rank=index)
 
 
 @asynccontextmanager

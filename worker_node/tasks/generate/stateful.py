@@ -160,7 +160,7 @@ class PipelineRunner(SerialRunner[GenerateJob]):
                 "context_length_exceeded",
                 f"the prompt has {job.prompt_tokens} tokens and this NPU engine takes {limit}",
             )
-        if job.logprobs:
+        if job.sampling.logprobs:
             return Failed(job.id, "unsupported_parameter", "this engine does not give logprobs; place it elsewhere")
         try:
             generation_config(job, self._defaults).validate()

@@ -12,12 +12,12 @@ import msgspec
 import openvino_genai as genai
 
 from worker_node.core.errors import BadRequest, ConfigurationError, ContextLengthExceeded
-from worker_node.core.types import Message, Rendering
 from worker_node.models.directory import ChatTemplate, find_template
 from worker_node.sandbox.pool import PreparationLimits, PreparationPool
 from worker_node.serving.tokenizing import check_ids
 from worker_node.settings import NodeSettings
 from worker_node.tasks.generate.answer_text import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from worker_node.tasks.generate.chat import Message, Rendering
 
 # A call is too short to be divided among threads.
 _PROPERTIES = {"INFERENCE_NUM_THREADS": 1, "NUM_STREAMS": 1}

@@ -10,9 +10,10 @@ import json
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from worker_node.core.types import Message, Piece, Token, Tool, ToolCall, ToolCallArguments, ToolCallStarted
+from worker_node.tasks.generate.blocks import Parser, Piece, Token, ToolCallArguments, ToolCallStarted
+from worker_node.tasks.generate.chat import Message, Tool, ToolCall
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 _BLANKS = " \t\r\n"
@@ -23,16 +24,6 @@ _HEAD = re.compile(
     r'"(?:arguments|parameters)"\s*:\s*'
 )
 _FIRST_KEY = re.compile(r'\s*\{\s*"(?P<key>[^"]*)"\s*:')
-
-
-class Parser(Protocol):
-    """Splits growing text into pieces; `flush` returns what was held back, at the end.
-
-    `cut`: the length of the answer was used up. Then the beginning of a call is not text, but a call that is missing.
-    """
-
-    def push(self, text: str) -> list[Piece]: ...
-    def flush(self, *, cut: bool) -> list[Piece]: ...
 
 
 class _Calls:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from worker_node.core.errors import INSTALL_EXTRA, ConfigurationError
-from worker_node.core.types import Device, Image, Message
+from worker_node.core.types import Device
 from worker_node.engines.options import EngineOptions
 from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
 from worker_node.engines.protocol import TOKEN_DTYPE, JobEngine
@@ -23,8 +23,9 @@ from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.serving.task import EnginePlan, ServedTask, Target
 from worker_node.settings import ModelSettings, NodeSettings
 from worker_node.tasks.generate.building import prompt_length
+from worker_node.tasks.generate.chat import Image, Message
 from worker_node.tasks.generate.images import image_prompt, with_tags
-from worker_node.tasks.generate.messages import GenerateJob, RawImage, TokenDelta
+from worker_node.tasks.generate.messages import GenerateJob, RawImage, Sampling, TokenDelta
 from worker_node.tasks.generate.model import GenerationModel, ImageRules
 from worker_node.tasks.generate.tokenization import ChatTokenizer
 from worker_node.tasks.vision.options import VisionNpuOptions
@@ -179,7 +180,7 @@ def vision_canary(tokenizer: ChatTokenizer, rules: ImageRules) -> Canary:
             tokens=np.asarray(tokenizer.encode_rendered(_QUESTION), TOKEN_DTYPE).tobytes(),
             max_new_tokens=1,
             deadline=time.monotonic() + CANARY_TIMEOUT_S,
-            ignore_eos=True,
+            sampling=Sampling(ignore_eos=True),
             seen=image_prompt(text.removeprefix(tokenizer.opening()), images, {"canary": grey}, rules),
         )
         async with aclosing(engine.run(job, TokenDelta)) as deltas:

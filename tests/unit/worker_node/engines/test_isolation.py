@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from worker_node.core.errors import DeadlineExceeded
 from worker_node.encoders.jobs import row_job
 from worker_node.engines.isolation import Isolation, Suspects, fingerprint
-from worker_node.tasks.generate.messages import GenerateJob
+from worker_node.tasks.generate.messages import GenerateJob, Sampling
 
 FAR = 1e12
 A, B, C = b"a", b"b", b"c"
@@ -52,8 +52,8 @@ def test_a_fingerprint_ignores_id_deadline_and_limits():
 
     same = [job(), job(2), job(max_new_tokens=9), job(deadline=7.0), job(interactive=False)]
     assert len({fingerprint(one) for one in same}) == 1
-    others = [job(), job(tokens=b"4321"), job(grammar="root ::= x"), job(temperature=0.5), row_job([[1]], 0.0)]
-    others += [row_job([[1, 2]], 0.0), row_job([[1], [2]], 0.0)]
+    others = [job(), job(tokens=b"4321"), job(grammar="root ::= x"), job(sampling=Sampling(temperature=0.5))]
+    others += [row_job(rows, 0.0) for rows in ([[1]], [[1, 2]], [[1], [2]])]
     assert len({fingerprint(one) for one in others}) == len(others)
 
 

@@ -7,10 +7,12 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 
 from worker_node.core.errors import BadRequest, DeadlineExceeded
-from worker_node.core.types import Busy, Device, Finished, FinishReason, Timing, Usage
-from worker_node.http.context import busy_fields, busy_of, request_context
+from worker_node.core.types import Busy, Device, Timing, Usage
+from worker_node.http.context import busy_fields, request_context
 from worker_node.http.request_state import STATE, RequestState
 from worker_node.settings import NodeSettings
+from worker_node.tasks.generate.blocks import Finished, FinishReason
+from worker_node.tasks.generate.http.replies import busy_of
 
 
 def context(**headers):

@@ -14,6 +14,7 @@ from tests.support.events import sse
 from tests.support.recogniser import Recogniser
 from tests.support.task_models import HEARER, RANKER, hearer, placement, ranker
 from tests.support.writing import EMBEDDER, WRITER, writing
+from worker_node.tasks.generate.messages import Sampling
 
 CHAT, COMPLETIONS, OLLAMA = "/v1/chat/completions", "/v1/completions", "/api/chat"
 TURNS = [{"role": "user", "content": "Hello"}]
@@ -183,7 +184,7 @@ async def test_responses_take_the_sampling_of_local_servers(store):
         assert reply.status == 200
         assert "X-NPU-Node-Ignored" not in reply.headers
     (job,) = engine.jobs
-    assert (job.top_k, job.min_p, job.seed, job.repetition_penalty, job.presence_penalty) == (3, 0.1, 7, 1.5, 0.5)
+    assert job.sampling == Sampling(top_k=3, min_p=0.1, seed=7, repetition_penalty=1.5, presence_penalty=0.5)
 
 
 async def test_tokens_as_llama_cpp_tells_them(store):

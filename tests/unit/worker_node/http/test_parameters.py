@@ -2,17 +2,19 @@
 
 import numpy as np
 import pytest
+from msgspec import structs
 from pydantic import ValidationError
 
 from tests.support.application import built_models
 from tests.support.writing import WRITER, writing
 from worker_node.core.errors import BadRequest, UnsupportedParameter
-from worker_node.core.types import NOTHING, Sampling
-from worker_node.http import parameters
+from worker_node.core.types import NOTHING
 from worker_node.http.leniency import Ignored, sift
-from worker_node.http.ollama import OllamaOptions
 from worker_node.settings import NodeSettings
+from worker_node.tasks.generate.http import parameters
 from worker_node.tasks.generate.http.fields import SamplingFields
+from worker_node.tasks.generate.http.ollama import OllamaOptions
+from worker_node.tasks.generate.messages import Sampling
 
 # Each field of Sampling with a value, and what the dialects call it.
 NAMES = [
@@ -40,14 +42,18 @@ def test_a_parameter_means_the_same_in_every_dialect(field, value, names):
     assert getattr(sampling, field) == (tuple(value) if isinstance(value, list) else value)
 
 
+def sampled(table, **given):
+    return structs.replace(parameters.sampling(table, given), open_fields=())
+
+
 def test_the_words_for_no_limit_and_no_seed():
-    assert parameters.sampling(parameters.OLLAMA, {"num_predict": -1, "seed": -1}) == Sampling()
+    assert sampled(parameters.OLLAMA, num_predict=-1, seed=-1) == Sampling()
     assert parameters.sampling(parameters.OPENAI, {"seed": -5}).seed == 2**63 - 5
 
 
 def test_no_tokens_are_no_limit_for_ollama_and_refused_for_llama_cpp():
-    assert parameters.sampling(parameters.OLLAMA, {"num_predict": 0}) == Sampling()
-    assert parameters.sampling(parameters.OPENAI, {"n_predict": -1}) == Sampling()
+    assert sampled(parameters.OLLAMA, num_predict=0) == Sampling()
+    assert sampled(parameters.OPENAI, n_predict=-1) == Sampling()
     with pytest.raises(BadRequest, match="n_predict: 0 asks for no token"):
         parameters.sampling(parameters.OPENAI, {"n_predict": 0})
 
@@ -72,13 +78,13 @@ def test_a_repetition_penalty_is_neither_tiny_nor_huge(penalty):
 
 
 def test_top_p_of_zero_is_greedy():
-    assert parameters.sampling(parameters.OPENAI, {"top_p": 0, "temperature": 1.0}) == Sampling(temperature=0.0)
+    assert sampled(parameters.OPENAI, top_p=0, temperature=1.0) == Sampling(temperature=0.0)
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-44, 1e-39, 1e-37, 1e-8])
 @pytest.mark.parametrize("table", [parameters.OPENAI, parameters.OLLAMA, parameters.NATIVE])
 def test_a_temperature_by_which_an_engine_cannot_divide_is_greedy(table, temperature):
-    assert parameters.sampling(table, {"temperature": temperature}) == Sampling(temperature=0.0)
+    assert sampled(table, temperature=temperature) == Sampling(temperature=0.0)
 
 
 def test_two_names_of_one_field_must_agree():
@@ -113,7 +119,7 @@ async def job_of(client, engine, path, **body):
     async with client.post(path, json={"model": WRITER, **ROUTES[path], **body}) as reply:
         assert reply.status == 200, await reply.text()
     job = engine.jobs[-1]
-    return {name: getattr(job, name) for name in MODELS}
+    return {name: getattr(job.sampling, name) for name in MODELS}
 
 
 @pytest.mark.parametrize("path", ROUTES)
@@ -152,9 +158,9 @@ async def test_beams_are_searched_as_asked_and_not_as_the_model_samples(store):
             object.__setattr__(placement, "lacks", NOTHING)
         async with client.post("/v1/completions", json=beams | {"n": 2}) as reply:
             assert len((await reply.json())["choices"]) == 2
-        found = [(job.beams, job.rank, job.length_penalty) for job in sorted(engine.jobs, key=lambda job: job.rank)]
-        assert found == [(4, 0, 0.5), (4, 1, 0.5)]
-        assert {(job.temperature, job.repetition_penalty) for job in engine.jobs} == {(0.0, 1.0)}
+        jobs = [job.sampling for job in engine.jobs]
+        assert sorted((job.beams, job.rank, job.length_penalty) for job in jobs) == [(4, 0, 0.5), (4, 1, 0.5)]
+        assert {(job.temperature, job.repetition_penalty) for job in jobs} == {(0.0, 1.0)}
         async with client.post("/v1/completions", json=beams | {"guided_choice": ["yes"]}) as reply:
             assert "the form of an answer is not enforced" in await reply.text()
 
@@ -202,7 +208,7 @@ def read(**options):
 
 @pytest.mark.parametrize("given", [DEFAULTS, *({name: value} for name, value in DEFAULTS.items())], ids=str)
 def test_defaults_ask_for_nothing(given):
-    assert read(**given).sampling(logprobs=False) == read().sampling(logprobs=False)
+    assert read(**given).sampling(logprobs=False).for_engine() == Sampling()
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,11 @@ import time
 import numpy as np
 import pytest
 
-from worker_node.core.types import Busy, Device, Finished, FinishReason, Route, Timing, Usage
+from worker_node.core.types import Busy, Device, Route, Timing, Usage
 from worker_node.http.task import task_apis
 from worker_node.observability.metrics import Telemetry
 from worker_node.tasks.embed.service import EmbeddingReply, count_embedding
+from worker_node.tasks.generate.blocks import Finished, FinishReason
 from worker_node.tasks.generate.metrics import count_generation, declare_generation_metrics
 
 LABELS = {"model": "m", "device": "NPU"}

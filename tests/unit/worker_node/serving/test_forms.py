@@ -10,17 +10,11 @@ import pytest
 from tests.support.held_text import HeldText
 from tests.support.recogniser import Recogniser
 from worker_node.core.errors import BadRequest
-from worker_node.core.types import (
-    AnswerSchema,
-    Message,
-    RequestContext,
-    Sampling,
-    Token,
-    Tool,
-    ToolCallStarted,
-    ToolUse,
-)
+from worker_node.core.types import RequestContext
 from worker_node.structured_output.form import Compiled, compile_form
+from worker_node.tasks.generate.blocks import Token, ToolCallStarted
+from worker_node.tasks.generate.chat import AnswerSchema, Message, Tool, ToolUse
+from worker_node.tasks.generate.messages import Sampling
 from worker_node.tasks.generate.model import GenerationRequest
 from worker_node.tasks.generate.prompting import answer_form
 from worker_node.tasks.generate.tool_calls import tool_format

@@ -10,13 +10,15 @@ import pytest
 from tests.support.services import services_of
 from tests.support.task_engine import TaskEngine, encoded
 from worker_node.core.errors import EngineDied, NpuNotProven
-from worker_node.core.types import Busy, Device, Finished, ModelKind, RequestContext, Sampling, TokenIds
+from worker_node.core.types import Busy, Device, ModelKind, RequestContext
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.tasks.embed.service import EmbeddingModel, EmbeddingRequest, embed
 from worker_node.tasks.generate.answer_text import ByteDetokenizer
-from worker_node.tasks.generate.messages import TokenDelta
+from worker_node.tasks.generate.blocks import Finished
+from worker_node.tasks.generate.chat import TokenIds
+from worker_node.tasks.generate.messages import Sampling, TokenDelta
 from worker_node.tasks.generate.model import GenerationModel, GenerationRequest
 from worker_node.tasks.generate.service import generate
 
@@ -167,9 +169,8 @@ async def test_a_result_that_came_with_a_recovery_of_the_npu_is_computed_again(r
     engine = Recovered(5, 9)
     request = GenerationRequest(context(require), TokenIds((97,)), Sampling())
     async with generate(registry(engine), request, whole=True) as run:
-        events = [event async for _, event, _ in run.events]
-    assert (engine.runs, events[-1].busy.us) == (2, 9)
-    assert "".join(event.text for event in events[:-1]) == "aa"
+        [finished] = [event async for _, event, _ in run.events]
+    assert (engine.runs, finished.busy.us, finished.text()) == (2, 9, "aa")
 
 
 @pytest.mark.parametrize("require", [Device.NPU, None])

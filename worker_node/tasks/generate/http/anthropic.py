@@ -11,22 +11,7 @@ from aiohttp import web
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from worker_node.core.errors import BadRequest, NodeError
-from worker_node.core.types import (
-    AnswerSchema,
-    Finished,
-    FinishReason,
-    Image,
-    Message,
-    Reasoning,
-    Rendering,
-    RequestContext,
-    Token,
-    Tool,
-    ToolCall,
-    ToolCallStarted,
-    ToolUse,
-)
-from worker_node.http import parameters
+from worker_node.core.types import RequestContext
 from worker_node.http.body import Body, DialectBody, read_body
 from worker_node.http.context import busy_fields, request_context
 from worker_node.http.errors import anthropic_error
@@ -35,9 +20,13 @@ from worker_node.http.replies import Reply, json_response
 from worker_node.http.request_state import NODE
 from worker_node.http.sse import event_frame
 from worker_node.http.task import EVENTS, JSON, ApiOperation
+from worker_node.tasks.generate.blocks import Block as AnswerBlock
+from worker_node.tasks.generate.blocks import BlockKind, Closed, Finished, FinishReason, Grown, Opened
+from worker_node.tasks.generate.chat import AnswerSchema, Image, Message, Rendering, Tool, ToolCall, ToolUse
+from worker_node.tasks.generate.http import parameters
 from worker_node.tasks.generate.http.conversation import MAX_TOOLS, past_arguments, tool_use
 from worker_node.tasks.generate.http.fields import NumberOf
-from worker_node.tasks.generate.http.replies import Ask, Renderer, answering, whole_answers
+from worker_node.tasks.generate.http.replies import Ask, Renderer, answering
 from worker_node.tasks.generate.images import image_of_base64, image_of_url
 from worker_node.tasks.generate.model import IMAGE_TYPES, GenerationModel, GenerationRequest, generation_model
 from worker_node.tasks.generate.prompting import count_prompt
@@ -327,8 +316,6 @@ async def _model(request: web.Request, context: RequestContext, body: CountToken
 
 
 class _Rendered(Renderer):
-    """The answer as blocks, of which only the last one is open."""
-
     def __init__(self, choices: Choices) -> None:
         self._choices = choices
         self._fields = {
@@ -337,10 +324,6 @@ class _Rendered(Renderer):
             "role": "assistant",
             "model": choices.runs[0].model,
         }
-        self._open: str | None = None
-        self._index = -1
-        # Blanks before a call, or between the thinking and one, are not an answer; those before text belong to it.
-        self._blanks = ""
 
     def opening(self) -> bytes:
         usage = _usage(self._choices.routes[0].token_count, 0)
@@ -353,56 +336,45 @@ class _Rendered(Renderer):
         return _frame("message_start", message=message) + _frame("ping")
 
     def event(self, event: ChoiceEvent) -> bytes:
-        piece = event.event
-        if isinstance(piece, Finished):
-            usage = _usage(piece.usage.prompt_tokens, piece.usage.completion_tokens)
-            last = _frame("message_delta", delta=_ending(piece), usage=usage, **busy_fields(piece.busy))
-            return self._close() + last + _frame("message_stop")
-        if isinstance(piece, ToolCallStarted):
-            self._blanks = ""
-            return self._begin("tool_use", id=f"toolu_{token_hex(12)}", name=piece.name, input={})
-        if isinstance(piece, Token):
-            text, self._blanks = self._blanks + piece.text, ""
-            if self._open != "text" and not text.strip():
-                self._blanks = text
-                return b""
-            begun = b"" if self._open == "text" else self._begin("text", text="")
-            return begun + self._delta("text_delta", text=text)
-        if isinstance(piece, Reasoning):
-            begun = b"" if self._open == "thinking" else self._begin("thinking", thinking="", signature="")
-            return begun + self._delta("thinking_delta", thinking=piece.text)
-        return self._delta("input_json_delta", partial_json=piece.text)
+        match event.event:
+            case Opened(block):
+                return _frame("content_block_start", index=block.index, content_block=_content(block, ""))
+            case Grown(block, text):
+                kind, name = _DELTAS[block.kind]
+                return _frame("content_block_delta", index=block.index, delta={"type": kind, name: text})
+            case Closed(block):
+                return _frame("content_block_stop", index=block.index)
+            case finished:
+                usage = _usage(finished.usage.prompt_tokens, finished.usage.completion_tokens)
+                last = _frame("message_delta", delta=_ending(finished), usage=usage, **busy_fields(finished.busy))
+                return last + _frame("message_stop")
 
     def failure(self, error: NodeError) -> bytes:
         return event_frame(anthropic_error(error), "error")
 
-    def whole(self, events: Sequence[ChoiceEvent]) -> dict[str, Any]:
-        (answer,), (finished,) = whole_answers(events, 1)
-        content: list[dict[str, Any]] = []
-        if answer.reasoning:
-            content.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
-        if answer.text.strip():
-            content.append({"type": "text", "text": answer.text})
-        content += [
-            {"type": "tool_use", "id": f"toolu_{token_hex(12)}", "name": name, "input": past_arguments(arguments)}
-            for name, arguments in answer.calls
-        ]
+    def whole(self, ends: Sequence[Finished]) -> dict[str, Any]:
+        [finished] = ends
+        calls = finished.calls
+        content = [_content(one, one.text) for one in finished.blocks if one.kind is not BlockKind.CALL or one in calls]
         usage = _usage(finished.usage.prompt_tokens, finished.usage.completion_tokens)
         return self._fields | {"content": content, "usage": usage} | _ending(finished)
 
-    def _begin(self, kind: str, **fields: Any) -> bytes:
-        ended = self._close()
-        self._open, self._index = kind, self._index + 1
-        return ended + _frame("content_block_start", index=self._index, content_block={"type": kind, **fields})
 
-    def _delta(self, kind: str, **fields: str) -> bytes:
-        return _frame("content_block_delta", index=self._index, delta={"type": kind, **fields})
+# The type of a block's growth, and the field that holds it.
+_DELTAS = {
+    BlockKind.TEXT: ("text_delta", "text"),
+    BlockKind.REASONING: ("thinking_delta", "thinking"),
+    BlockKind.CALL: ("input_json_delta", "partial_json"),
+}
 
-    def _close(self) -> bytes:
-        if self._open is None:
-            return b""
-        self._open = None
-        return _frame("content_block_stop", index=self._index)
+
+def _content(block: AnswerBlock, text: str) -> dict[str, Any]:
+    match block.kind:
+        case BlockKind.TEXT:
+            return {"type": "text", "text": text}
+        case BlockKind.REASONING:
+            return {"type": "thinking", "thinking": text, "signature": ""}
+    return {"type": "tool_use", "id": f"toolu_{block.id}", "name": block.name, "input": past_arguments(text)}
 
 
 def _frame(kind: str, **fields: Any) -> bytes:

@@ -9,9 +9,9 @@ import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from worker_node.core.errors import BadRequest
-from worker_node.core.types import AnswerSchema, Image, Message, Tool, ToolCall, ToolUse
 from worker_node.http.body import MAX_NESTING, DialectBody, nested_deeper
 from worker_node.http.leniency import Table
+from worker_node.tasks.generate.chat import AnswerSchema, Image, Message, Tool, ToolCall, ToolUse
 from worker_node.tasks.generate.http.fields import MESSAGE, only_text, text_or_image
 from worker_node.tasks.generate.images import image_of_url
 

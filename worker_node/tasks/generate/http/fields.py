@@ -11,13 +11,15 @@ from pydantic import Field
 from pydantic_core import PydanticCustomError
 
 from worker_node.core.errors import BadRequest
-from worker_node.core.types import AnswerSchema, GivenForm, Rendering, RequestContext, Sampling
-from worker_node.http import parameters
+from worker_node.core.types import RequestContext
 from worker_node.http.body import DialectBody, nested_deeper
 from worker_node.http.leniency import Table, Unsupported
 from worker_node.http.ollama import KeepAlive
-from worker_node.http.parameters import MAX_STOP_SEQUENCES, RepetitionPenalty, SamplingBody
 from worker_node.structured_output.ebnf import one_text
+from worker_node.tasks.generate.chat import AnswerSchema, GivenForm, Rendering
+from worker_node.tasks.generate.http import parameters
+from worker_node.tasks.generate.http.parameters import MAX_STOP_SEQUENCES, RepetitionPenalty, SamplingBody
+from worker_node.tasks.generate.messages import Sampling
 
 _NO_LAZY = (
     "a grammar counts from the first token of the answer; offer tools, whose calls are enforced from where they begin"

@@ -9,14 +9,15 @@ from aiohttp import web
 from pydantic import Field
 
 from worker_node.core.errors import NodeError
-from worker_node.core.types import Finished, Message, Token
-from worker_node.http import parameters
 from worker_node.http.body import Body, OneOrMany, read_body
 from worker_node.http.context import busy_fields, request_context, timing_ms
 from worker_node.http.errors import describe
 from worker_node.http.replies import Reply
 from worker_node.http.sse import event_frame
 from worker_node.http.task import EVENTS, JSON, ApiOperation
+from worker_node.tasks.generate.blocks import Finished, Grown
+from worker_node.tasks.generate.chat import Message
+from worker_node.tasks.generate.http import parameters
 from worker_node.tasks.generate.http.replies import Ask, Renderer, answering
 from worker_node.tasks.generate.model import GenerationRequest
 from worker_node.tasks.generate.service import ChoiceEvent, Choices
@@ -53,17 +54,15 @@ class _Native(Renderer):
         self._choices = choices
 
     def event(self, event: ChoiceEvent) -> bytes:
-        if isinstance(event.event, Token):
+        if isinstance(event.event, Grown):
             return event_frame({"text": event.event.text}, "token")
         return event_frame(self._done(event.event), "done") if isinstance(event.event, Finished) else b""
 
     def failure(self, error: NodeError) -> bytes:
         return event_frame({"error": describe(error)}, "error")
 
-    def whole(self, events: Sequence[ChoiceEvent]) -> dict[str, Any]:
-        text = "".join(event.text for _, event, _ in events if isinstance(event, Token))
-        [finished] = [event for _, event, _ in events if isinstance(event, Finished)]
-        return {"text": text, **self._done(finished)}
+    def whole(self, ends: Sequence[Finished]) -> dict[str, Any]:
+        return {"text": ends[0].text(), **self._done(ends[0])}
 
     def _done(self, finished: Finished) -> dict[str, Any]:
         route = self._choices.routes[0]

@@ -4,40 +4,22 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
-import orjson
 from aiohttp import web
 from pydantic import Field
 
 from worker_node.core.errors import BadRequest, NodeError
-from worker_node.core.types import (
-    Finished,
-    Image,
-    Message,
-    Rendering,
-    RequestContext,
-    Token,
-    TokenLogprob,
-    ToolCall,
-    ToolCallArguments,
-    ToolCallStarted,
-    ToolUse,
-)
-from worker_node.http import parameters
+from worker_node.core.types import RequestContext
 from worker_node.http.body import DialectBody, limited, read_body
-from worker_node.http.context import request_context
+from worker_node.http.context import busy_fields, request_context
 from worker_node.http.errors import message
-from worker_node.http.leniency import Table, Unsupported
+from worker_node.http.leniency import OPTIONS, Table, Unsupported
 from worker_node.http.ollama import (
-    Format,
     KeepAlive,
-    OllamaOptions,
-    ending,
-    frame,
     keeping,
-    schema_of,
     seconds_of,
     served,
 )
@@ -46,19 +28,32 @@ from worker_node.http.request_state import NODE
 from worker_node.http.sse import LineStream, line
 from worker_node.http.task import JSON, LINES, ApiOperation
 from worker_node.manager.served import ServedModel
-from worker_node.tasks.generate.http.conversation import FunctionFields, tool_of
+from worker_node.tasks.generate.blocks import Block, BlockKind, Closed, Finished, FinishReason, Grown, TokenLogprob
+from worker_node.tasks.generate.chat import AnswerSchema, Image, Message, Rendering, ToolCall, ToolUse
+from worker_node.tasks.generate.http import parameters
+from worker_node.tasks.generate.http.conversation import FunctionFields, past_arguments, tool_of
+from worker_node.tasks.generate.http.parameters import RepetitionPenalty, SamplingBody
 from worker_node.tasks.generate.http.replies import (
     Ask,
     Renderer,
-    WholeAnswer,
     answering,
     chat_logprobs,
     known_alternatives,
-    whole_answers,
 )
 from worker_node.tasks.generate.images import image_of_base64
+from worker_node.tasks.generate.messages import Sampling
 from worker_node.tasks.generate.model import GenerationRequest
 from worker_node.tasks.generate.service import ChoiceEvent, Choices
+
+
+def now() -> str:
+    """The time as RFC 3339 in UTC."""
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+def frame(model: str, **fields: Any) -> dict[str, Any]:
+    """A frame; `model` is the name that the client used."""
+    return {"model": model, "created_at": now(), **fields}
 
 
 class Frames(Renderer):
@@ -73,78 +68,83 @@ class Frames(Renderer):
         self._model = model
         self._top = top_logprobs
         self._run = choices.runs[0]
-        self._sent = 0
-        self._answer = WholeAnswer()
 
     @abstractmethod
-    def _fields(self, text: str, thinking: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+    def _fields(self, text: str, thinking: str, calls: Sequence[Block]) -> dict[str, Any]:
         """The fields that hold a part of the answer."""
 
     def event(self, event: ChoiceEvent) -> bytes:
         """A call makes a frame when it is complete."""
-        piece = event.event
-        if isinstance(piece, Finished):
-            return self._complete() + line(self._last(piece, "", "", []))
-        if isinstance(piece, ToolCallStarted | ToolCallArguments):
-            frames = b"" if isinstance(piece, ToolCallArguments) else self._complete()
-            self._answer.add(piece)
-            return frames
-        text, thinking = (piece.text, "") if isinstance(piece, Token) else ("", piece.text)
-        logprobs = piece.logprobs if isinstance(piece, Token) else ()
-        return line(frame(self._model, **self._fields(text, thinking, []), done=False, **self._logprobs(logprobs)))
+        match event.event:
+            case Grown(block, text, logprobs) if block.kind is not BlockKind.CALL:
+                said = (text, "") if block.kind is BlockKind.TEXT else ("", text)
+                part = self._fields(*said, []) | {"done": False} | self._logprobs(logprobs)
+                return line(frame(self._model, **part))
+            case Closed(block) if block.kind is BlockKind.CALL and not block.cut:
+                return line(frame(self._model, **self._fields("", "", [block]), done=False))
+            case Finished() as finished:
+                return line(self._last(finished, "", "", []))
+        return b""
 
     def failure(self, error: NodeError) -> bytes:
         return line({"error": message(error)})
 
-    def whole(self, events: Sequence[ChoiceEvent]) -> dict[str, Any]:
-        [answer], [finished] = whole_answers(events, 1)
-        text = answer.text if not answer.calls or answer.text.strip() else ""
-        last = self._last(finished, text, answer.reasoning, _rendered(answer.calls))
-        return last | self._logprobs(answer.logprobs)
+    def whole(self, ends: Sequence[Finished]) -> dict[str, Any]:
+        [finished] = ends
+        last = self._last(finished, finished.text(), finished.text(BlockKind.REASONING), finished.calls)
+        return last | self._logprobs(finished.logprobs)
 
     def _logprobs(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
         return {"logprobs": chat_logprobs(tokens, self._top)["content"]} if tokens and self._top is not None else {}
 
-    def _last(self, finished: Finished, text: str, thinking: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
-        facts = {**ending(finished, self._run.loading_s), "device": str(self._run.route.device)}
+    def _last(self, finished: Finished, text: str, thinking: str, calls: Sequence[Block]) -> dict[str, Any]:
+        facts = {**_ending(finished, self._run.loading_s), "device": str(self._run.route.device)}
         return frame(self._model, **self._fields(text, thinking, calls), **facts)
-
-    def _complete(self) -> bytes:
-        """The frame for the calls that are complete and not sent."""
-        new, self._sent = self._answer.calls[self._sent :], len(self._answer.calls)
-        calls = _rendered(new)
-        return line(frame(self._model, **self._fields("", "", calls), done=False)) if calls else b""
 
 
 class Generated(Frames):
     """Frames of /api/generate."""
 
-    def _fields(self, text: str, thinking: str, calls: list[dict[str, Any]]) -> dict[str, Any]:  # noqa: ARG002
+    def _fields(self, text: str, thinking: str, calls: Sequence[Block]) -> dict[str, Any]:  # noqa: ARG002
         return {"response": text, **({"thinking": thinking} if thinking else {})}
 
 
 class Chatted(Frames):
     """Frames of /api/chat."""
 
-    def _fields(self, text: str, thinking: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+    def _fields(self, text: str, thinking: str, calls: Sequence[Block]) -> dict[str, Any]:
         turn: dict[str, Any] = {"role": "assistant", "content": text}
         if thinking:
             turn["thinking"] = thinking
         if calls:
-            turn["tool_calls"] = calls
+            turn["tool_calls"] = [
+                {"function": {"name": call.name, "arguments": past_arguments(call.text)}} for call in calls
+            ]
         return {"message": turn}
 
 
-def _rendered(calls: list[tuple[str, str]]) -> list[dict[str, Any]]:
-    """Calls with their arguments as objects; one that was cut in the middle has none and is left out."""
-    rendered: list[dict[str, Any]] = []
-    for name, text in calls:
-        try:
-            arguments = orjson.loads(text)
-        except orjson.JSONDecodeError:
-            continue
-        rendered.append({"function": {"name": name, "arguments": arguments}})
-    return rendered
+_NS_PER_MS = 1e6
+
+
+def _ending(finished: Finished, loading_s: float) -> dict[str, Any]:
+    """The fields of the last frame, after a wait of `loading_s` seconds for the model to be loaded.
+
+    Reading the prompt lasts from the start in the engine to the first token, writing from there to the end.
+    """
+    timing = finished.timing
+    started = timing.total - timing.inference
+    reading = timing.inference if timing.first_token is None else max(0.0, timing.first_token - started)
+    return {
+        "done": True,
+        "done_reason": "length" if finished.finish_reason is FinishReason.LENGTH else "stop",
+        "total_duration": round(timing.total * _NS_PER_MS),
+        "load_duration": round(loading_s * 1e9),
+        "prompt_eval_count": finished.usage.prompt_tokens,
+        "prompt_eval_duration": round(reading * _NS_PER_MS),
+        "eval_count": finished.usage.completion_tokens,
+        "eval_duration": round(max(0.0, timing.inference - reading) * _NS_PER_MS),
+        **busy_fields(finished.busy),
+    }
 
 
 # The fields of Ollama's generation routes that this node does not implement.
@@ -154,6 +154,36 @@ GENERATE: Table = {
     "suffix": Unsupported("text cannot be filled in before a suffix: the models here only continue a prompt"),
     "template": Unsupported("the model's own template cannot be replaced; send raw: true and a finished prompt"),
 }
+
+
+Format = Literal["", "json"] | dict[str, Any]
+
+
+class OllamaOptions(SamplingBody):
+    """Sampling options. Those on memory and threads, which this node uses in its own way, change no answer.
+
+    Clients send Ollama's defaults along: a refused option at its default is passed over.
+    """
+
+    rules: ClassVar[Table] = OPTIONS
+
+    num_predict: Annotated[int, Field(ge=-2, le=1_000_000)] | None = None
+    num_ctx: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    repeat_penalty: RepetitionPenalty | None = None
+    ignore_eos: bool | None = None
+
+    def sampling(self, *, logprobs: bool) -> Sampling:
+        """How to sample. Raises BadRequest."""
+        defaults = parameters.OLLAMA_DEFAULTS
+        return parameters.sampling(parameters.OLLAMA, self.model_dump(), dialect_defaults=defaults, logprobs=logprobs)
+
+
+def schema_of(wanted: Format | None) -> AnswerSchema | None:
+    """What the answer must match."""
+    if not wanted:
+        return None
+    # Ollama passes over what it cannot enforce, and has no word for strict.
+    return AnswerSchema({"type": "object"} if isinstance(wanted, str) else wanted, "format", strict=False)
 
 
 class _Common(DialectBody):

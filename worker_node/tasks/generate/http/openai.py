@@ -14,24 +14,17 @@ from aiohttp import web
 from pydantic import Field
 
 from worker_node.core.errors import BadRequest, NodeError
-from worker_node.core.types import (
-    Finished,
-    Piece,
-    Reasoning,
-    RequestContext,
-    Token,
-    TokenIds,
-    ToolCallStarted,
-    ToolUse,
-)
+from worker_node.core.types import RequestContext
 from worker_node.http.body import limited, read_body
-from worker_node.http.context import busy_fields, busy_of, request_context
+from worker_node.http.context import busy_fields, request_context
 from worker_node.http.errors import describe_error
 from worker_node.http.leniency import Table
 from worker_node.http.ollama import keeping
 from worker_node.http.replies import OpenAIUsage, Reply
 from worker_node.http.sse import event_frame
 from worker_node.http.task import EVENTS, JSON, ApiOperation
+from worker_node.tasks.generate.blocks import Block, BlockEvent, BlockKind, Finished, Grown, Opened
+from worker_node.tasks.generate.chat import TokenIds, ToolUse
 from worker_node.tasks.generate.http.conversation import (
     AllowedChoice,
     ChatMessage,
@@ -49,12 +42,11 @@ from worker_node.tasks.generate.http.fields import CHAT, COMPLETIONS, NumberOf, 
 from worker_node.tasks.generate.http.replies import (
     Ask,
     Renderer,
-    WholeAnswer,
     answering,
+    busy_of,
     chat_logprobs,
     completion_logprobs,
     known_alternatives,
-    whole_answers,
 )
 from worker_node.tasks.generate.model import GenerationRequest
 from worker_node.tasks.generate.service import ChoiceEvent, Choices, repeated
@@ -120,7 +112,7 @@ class _Rendered(Renderer):
 
     def event(self, event: ChoiceEvent) -> bytes:
         if not isinstance(event.event, Finished):
-            part = self._piece(event.choice, event.event)
+            part = self._part(event.choice, event.event)
             return b"" if part is None else self._chunk(part, event.tokens)
         self._ends.append(event.event)
         complete = len(self._ends) == len(self._choices.runs)
@@ -136,21 +128,20 @@ class _Rendered(Renderer):
         """There is no `[DONE]` after it."""
         return event_frame({"error": describe_error(error)})
 
-    def whole(self, events: Sequence[ChoiceEvent]) -> dict[str, Any]:
-        answers, ends = whole_answers(events, len(self._choices.runs))
+    def whole(self, ends: Sequence[Finished]) -> dict[str, Any]:
         kept = _best(ends, self._choices_per_prompt, self._returned)
-        choices = [self._whole(index, answers[best], ends[best]) for index, best in enumerate(kept)]
+        choices = [self._whole(index, ends[best]) for index, best in enumerate(kept)]
         return self._object(self.kind, choices) | {"usage": self._usage(ends)}
 
     def _opening(self, index: int) -> dict[str, Any] | None:  # noqa: ARG002
         return None
 
     @abstractmethod
-    def _piece(self, index: int, piece: Piece) -> dict[str, Any] | None: ...
+    def _part(self, index: int, event: BlockEvent) -> dict[str, Any] | None: ...
     @abstractmethod
     def _closing(self, index: int, finished: Finished) -> dict[str, Any]: ...
     @abstractmethod
-    def _whole(self, index: int, answer: WholeAnswer, finished: Finished) -> dict[str, Any]: ...
+    def _whole(self, index: int, finished: Finished) -> dict[str, Any]: ...
 
     def _token_ids(self, finished: Finished) -> dict[str, Any]:
         return {"token_ids": finished.token_ids} if self._with_ids else {}
@@ -263,53 +254,49 @@ class _Chat(_Rendered):
     def _opening(self, index: int) -> dict[str, Any]:
         return _delta(index, {"role": "assistant", "content": ""})
 
-    def _piece(self, index: int, piece: Piece) -> dict[str, Any]:
-        if isinstance(piece, Token):
-            part = _delta(index, {"content": piece.text})
-            if piece.logprobs:
-                part["logprobs"] = chat_logprobs(piece.logprobs, self._top)
+    def _part(self, index: int, event: BlockEvent) -> dict[str, Any] | None:
+        block = event.block
+        if isinstance(event, Grown):
+            match block.kind:
+                case BlockKind.CALL:
+                    call = {"index": block.call, "function": {"arguments": event.text}}
+                    return _delta(index, {"tool_calls": [call]})
+                case BlockKind.REASONING:
+                    return _delta(index, {"reasoning_content": event.text})
+            part = _delta(index, {"content": event.text})
+            if event.logprobs:
+                part["logprobs"] = chat_logprobs(event.logprobs, self._top)
             return part
-        if isinstance(piece, Reasoning):
-            return _delta(index, {"reasoning_content": piece.text})
-        call: dict[str, Any] = {"index": piece.call}
-        if isinstance(piece, ToolCallStarted):
-            call |= {
-                "id": f"call_{token_hex(12)}",
-                "type": "function",
-                "function": {"name": piece.name, "arguments": ""},
-            }
-        else:
-            call["function"] = {"arguments": piece.text}
-        return _delta(index, {"tool_calls": [call]})
+        if isinstance(event, Opened) and block.kind is BlockKind.CALL:
+            return _delta(index, {"tool_calls": [{"index": block.call, **_call(block, "")}]})
+        return None
 
     def _closing(self, index: int, finished: Finished) -> dict[str, Any]:
         return _delta(index, {}, finished.finish_reason)
 
-    def _whole(self, index: int, answer: WholeAnswer, finished: Finished) -> dict[str, Any]:
+    def _whole(self, index: int, finished: Finished) -> dict[str, Any]:
         return {
             "index": index,
-            "message": _whole_message(answer),
-            "logprobs": chat_logprobs(answer.logprobs, self._top) if self._logprobs else None,
+            "message": _message(finished),
+            "logprobs": chat_logprobs(finished.logprobs, self._top) if self._logprobs else None,
             "finish_reason": finished.finish_reason,
             **self._token_ids(finished),
         }
 
 
-def _whole_message(answer: WholeAnswer) -> dict[str, Any]:
-    message: dict[str, Any] = {
-        "role": "assistant",
-        # With calls and no words there is no content, not an empty one.
-        "content": None if answer.calls and not answer.text.strip() else answer.text,
-        "refusal": None,
-    }
-    if answer.reasoning:
-        message["reasoning_content"] = answer.reasoning
-    if answer.calls:
-        message["tool_calls"] = [
-            {"id": f"call_{token_hex(12)}", "type": "function", "function": {"name": name, "arguments": arguments}}
-            for name, arguments in answer.calls
-        ]
+def _message(finished: Finished) -> dict[str, Any]:
+    text, reasoning, calls = finished.text(), finished.text(BlockKind.REASONING), finished.calls
+    # With calls and no words there is no content, not an empty one.
+    message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = [_call(block, block.text) for block in calls]
     return message
+
+
+def _call(block: Block, arguments: str) -> dict[str, Any]:
+    return {"id": f"call_{block.id}", "type": "function", "function": {"name": block.name, "arguments": arguments}}
 
 
 def _delta(index: int, delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
@@ -408,22 +395,22 @@ class _Completion(_Rendered):
         self._logprobs = body.logprobs is not None
         self._offsets: dict[int, int] = {}
 
-    def _piece(self, index: int, piece: Piece) -> dict[str, Any] | None:
-        if not isinstance(piece, Token):
+    def _part(self, index: int, event: BlockEvent) -> dict[str, Any] | None:
+        if not isinstance(event, Grown):
             return None
         logprobs = None
-        if piece.logprobs:
+        if event.logprobs:
             offset = self._offsets.get(index, 0)
-            logprobs = completion_logprobs(piece.logprobs, self._top, offset)
-            self._offsets[index] = offset + sum(len(token.text) for token in piece.logprobs)
-        return _text_choice(index, piece.text, logprobs)
+            logprobs = completion_logprobs(event.logprobs, self._top, offset)
+            self._offsets[index] = offset + sum(len(token.text) for token in event.logprobs)
+        return _text_choice(index, event.text, logprobs)
 
     def _closing(self, index: int, finished: Finished) -> dict[str, Any]:
         return _text_choice(index, "", finish=finished.finish_reason)
 
-    def _whole(self, index: int, answer: WholeAnswer, finished: Finished) -> dict[str, Any]:
-        logprobs = completion_logprobs(answer.logprobs, self._top) if self._logprobs else None
-        return _text_choice(index, answer.text, logprobs, finished.finish_reason) | self._token_ids(finished)
+    def _whole(self, index: int, finished: Finished) -> dict[str, Any]:
+        logprobs = completion_logprobs(finished.logprobs, self._top) if self._logprobs else None
+        return _text_choice(index, finished.text(), logprobs, finished.finish_reason) | self._token_ids(finished)
 
 
 def _text_choice(

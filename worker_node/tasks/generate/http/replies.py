@@ -1,27 +1,28 @@
 """How every dialect answers: it parses a request into an `Ask` and renders the events of the answer.
 
 `answering` makes the handler of a route from a dialect's parser; a dialect's `Renderer` writes an answer, whole or as
-frames of a stream. Below them are whole answers and log probabilities, as several dialects write them.
+frames of a stream. Below them are log probabilities, as several dialects write them.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any, ClassVar
 
-import orjson
 from aiohttp import web
 
 from worker_node.core.errors import NodeError
-from worker_node.core.types import Finished, FinishReason, Piece, Reasoning, Token, TokenLogprob, ToolCallStarted
-from worker_node.http.context import busy_of, route_headers
+from worker_node.core.types import NOT_MEASURED, Busy
+from worker_node.http.context import route_headers
 from worker_node.http.replies import json_response
 from worker_node.http.request_state import NODE
 from worker_node.http.sse import EventStream, LineStream
 from worker_node.http.task import Handler
+from worker_node.tasks.generate.blocks import Finished, TokenLogprob
 from worker_node.tasks.generate.model import GenerationRequest
 from worker_node.tasks.generate.service import ChoiceEvent, Choices, generate_choices
 
@@ -37,15 +38,15 @@ class Renderer(ABC):
 
     @abstractmethod
     def event(self, event: ChoiceEvent) -> bytes:
-        """The frames of a piece, or of the end of a choice; there may be none."""
+        """The frames of a change of a block, or of the end of a choice; there may be none."""
 
     @abstractmethod
     def failure(self, error: NodeError) -> bytes:
         """The frames of an error that comes after the status line."""
 
     @abstractmethod
-    def whole(self, events: Sequence[ChoiceEvent]) -> dict[str, Any]:
-        """The reply without a stream."""
+    def whole(self, ends: Sequence[Finished]) -> dict[str, Any]:
+        """The reply without a stream, of the ends of all choices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +70,9 @@ def answering(parse: Callable[[web.Request], Awaitable[Ask | web.StreamResponse]
         async with ask.kept, generate_choices(services, ask.requests, whole=not ask.stream) as choices:
             renderer = ask.renderer(choices)
             if not ask.stream:
-                events = [event async for event in choices.events]
-                finished = [event.event for event in events if isinstance(event.event, Finished)]
-                headers = route_headers(choices.routes[0], busy_of(finished))
-                return json_response(renderer.whole(events), headers=headers)
+                found = {index: event async for index, event, _ in choices.events if isinstance(event, Finished)}
+                ends = [found[index] for index in range(len(choices.runs))]
+                return json_response(renderer.whole(ends), headers=route_headers(choices.routes[0], busy_of(ends)))
             async with renderer.frames(request, route_headers(choices.head())) as stream:
                 try:
                     await stream.write(renderer.opening())
@@ -87,50 +87,9 @@ def answering(parse: Callable[[web.Request], Awaitable[Ask | web.StreamResponse]
     return answer
 
 
-@dataclass(slots=True)
-class WholeAnswer:
-    """A whole answer: its text, its reasoning, its tool calls as name and JSON arguments."""
-
-    text: str = ""
-    reasoning: str = ""
-    calls: list[tuple[str, str]] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-
-    def add(self, piece: Piece) -> None:
-        """One more piece has come."""
-        if isinstance(piece, Token):
-            self.text += piece.text
-            self.logprobs += piece.logprobs
-        elif isinstance(piece, Reasoning):
-            self.reasoning += piece.text
-        elif isinstance(piece, ToolCallStarted):
-            self.calls.append((piece.name, ""))
-        else:
-            name, arguments = self.calls[piece.call]
-            self.calls[piece.call] = (name, arguments + piece.text)
-
-    def drop_half_call(self) -> None:
-        """Leave out the last call if its arguments are not complete."""
-        try:
-            orjson.loads(self.calls[-1][1] if self.calls else "{}")
-        except orjson.JSONDecodeError:
-            self.calls.pop()
-
-
-def whole_answers(events: Sequence[ChoiceEvent], count: int) -> tuple[list[WholeAnswer], list[Finished]]:
-    """The answers of all choices and their ends, in the order of the choices.
-
-    A call that the length of the answer cut is left out: nobody could run it.
-    """
-    answers, ends = [WholeAnswer() for _ in range(count)], dict[int, Finished]()
-    for index, event, _ in events:
-        if isinstance(event, Finished):
-            ends[index] = event
-            if event.finish_reason is FinishReason.LENGTH:
-                answers[index].drop_half_call()
-        else:
-            answers[index].add(event)
-    return answers, [ends[index] for index in range(count)]
+def busy_of(ends: Iterable[Finished]) -> Busy:
+    """The NPU's busy time over the generations of one request."""
+    return reduce(Busy.plus, (end.busy for end in ends), NOT_MEASURED)
 
 
 # Log probabilities. The engine reports the probability of the chosen token and of no other, so the likeliest token is

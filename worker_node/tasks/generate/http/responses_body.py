@@ -11,11 +11,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from worker_node.core.errors import BadRequest
-from worker_node.core.types import AnswerSchema, Message, RequestContext, Tool, ToolCall, ToolUse
-from worker_node.http import parameters
+from worker_node.core.types import RequestContext
 from worker_node.http.body import DialectBody
 from worker_node.http.leniency import Table
-from worker_node.http.parameters import RepetitionPenalty, SamplingBody
+from worker_node.tasks.generate.chat import AnswerSchema, Message, Tool, ToolCall, ToolUse
+from worker_node.tasks.generate.http import parameters
 from worker_node.tasks.generate.http.conversation import (
     FunctionFields,
     OtherTool,
@@ -30,6 +30,7 @@ from worker_node.tasks.generate.http.conversation import (
     tool_use,
 )
 from worker_node.tasks.generate.http.fields import EARLIER, RESPONSES, NumberOf, text_or_image
+from worker_node.tasks.generate.http.parameters import RepetitionPenalty, SamplingBody
 from worker_node.tasks.generate.model import GenerationRequest
 
 MessagePart = Annotated[

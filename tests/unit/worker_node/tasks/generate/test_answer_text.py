@@ -1,6 +1,7 @@
 """From the tokens of an answer to its text, its end, and the reasoning before it, however they are cut."""
 
 import itertools
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,6 @@ from hypothesis import strategies as st
 
 from tests.support.writing import WRITER, writing
 from worker_node.core.errors import EngineUnavailable
-from worker_node.core.types import Reasoning, Sampling, Token
 from worker_node.tasks.generate.answer_text import (
     AnswerText,
     ByteDetokenizer,
@@ -17,7 +17,19 @@ from worker_node.tasks.generate.answer_text import (
     StopMatcher,
     WindowDetokenizer,
 )
+from worker_node.tasks.generate.blocks import (
+    BlockReader,
+    Closed,
+    Finished,
+    FinishReason,
+    Grown,
+    Opened,
+    Reasoning,
+    Token,
+)
+from worker_node.tasks.generate.messages import Sampling
 from worker_node.tasks.generate.tokenization import ChatTokenizer
+from worker_node.tasks.generate.tool_calls import TaggedCalls
 
 BYTES = [bytes([i]) for i in range(256)]
 TOKENIZER = SimpleNamespace(detokenizer=lambda: ByteDetokenizer(BYTES))
@@ -167,3 +179,78 @@ async def test_reasoning_is_found_again_in_the_second_attempt(store):
             message = (await reply.json())["choices"][0]["message"]
     assert len(engine.jobs) == 2
     assert (message["reasoning_content"], message["content"]) == ("So.", "Hello.")
+
+
+# Blocks.
+
+CALL = '<tool_call>{"name": "look", "arguments": {"at": "x"}}</tool_call>'
+CHAT = [{"role": "user", "content": "Hello"}]
+LOOK = {"name": "look", "parameters": {"type": "object"}}
+
+
+def blocks_of(text, *, size=1, single=False, cut=False):
+    """The kinds and texts of an answer's blocks; the events say the same, and only the last block is ever open."""
+    reader = BlockReader(ReasoningFirst(TaggedCalls({"look"})), single=single)
+    events = [e for at in range(0, len(text), size) for e in reader.read(text[at : at + size], ())]
+    events += reader.finish("", cut=cut)
+    opened = [event.block for event in events if isinstance(event, Opened)]
+    assert opened == reader.blocks
+    assert [event.block for event in events if isinstance(event, Closed)] == opened
+    assert [block.index for block in opened] == list(range(len(opened)))
+    for block in opened:
+        assert block.text == "".join(e.text for e in events if isinstance(e, Grown) and e.block is block)
+    return [(block.kind.value, block.text) for block in reader.blocks]
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize(
+    ("text", "blocks"),
+    [
+        ("Hello \n", [("text", "Hello \n")]),
+        (" \n ", []),
+        (f" \n{CALL}\n\n{CALL}\n", [("call", '{"at": "x"}')] * 2),
+        (f"\nSee:\n{CALL}\nThere.", [("text", "\nSee:\n"), ("call", '{"at": "x"}'), ("text", "There.")]),
+        (f"<think>So</think>\n\n{CALL}", [("reasoning", "So"), ("call", '{"at": "x"}')]),
+        ("<think>\n</think>\n\nYes.", [("reasoning", "\n"), ("text", "Yes.")]),
+    ],
+)
+def test_blanks_around_calls_are_no_text(text, blocks, size):
+    assert blocks_of(text, size=size) == blocks
+
+
+def test_only_a_call_that_the_length_cut_is_no_call():
+    for length, cut, calls in ((-14, True, 0), (-12, True, 1), (-14, False, 1)):
+        reader = BlockReader(TaggedCalls({"look"}), single=False)
+        reader.finish(CALL[:length], cut=cut)
+        assert len(Finished(FinishReason.LENGTH, None, None, blocks=reader.blocks).calls) == calls
+    assert blocks_of(CALL + CALL, single=True) == [("call", '{"at": "x"}')]
+
+
+async def test_every_dialect_streams_the_blocks_that_its_whole_reply_has(store):
+    text = f" \n{CALL}\n There. \n{CALL}\n"
+    async with writing(store, text) as (client, *_):
+
+        async def lines(path, **fields):
+            async with client.post(
+                path, json={"model": WRITER, "messages": CHAT, "max_tokens": 200, **fields}
+            ) as reply:
+                sent = [line.removeprefix("data: ") for line in (await reply.text()).splitlines()]
+            return [json.loads(line) for line in sent if line.startswith("{")]
+
+        tools = [{"type": "function", "function": LOOK}]
+        [whole] = await lines("/v1/chat/completions", tools=tools)
+        deltas = [c["choices"][0]["delta"] for c in await lines("/v1/chat/completions", tools=tools, stream=True)]
+        assert "".join(delta.get("content", "") for delta in deltas) == whole["choices"][0]["message"]["content"]
+        [whole] = await lines("/api/chat", tools=tools, stream=False)
+        frames = [frame["message"] for frame in await lines("/api/chat", tools=tools, stream=True)]
+        assert "".join(frame["content"] for frame in frames) == whole["message"]["content"]
+        # A call comes when it is complete, before the text that follows it.
+        assert next("tool_calls" in frame for frame in frames if frame["content"] or "tool_calls" in frame)
+        named = [{"name": "look", "input_schema": LOOK["parameters"]}]
+        [whole] = await lines("/v1/messages", tools=named)
+        begun = [e for e in await lines("/v1/messages", tools=named, stream=True) if e["type"] == "content_block_start"]
+        kinds = ["tool_use", "text", "tool_use"]
+        assert [block["type"] for block in whole["content"]] == kinds
+        assert [event["content_block"]["type"] for event in begun] == kinds
+        assert [event["index"] for event in begun] == [0, 1, 2]
+        assert begun[1]["content_block"]["text"] == ""

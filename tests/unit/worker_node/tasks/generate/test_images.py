@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.application import application, built_models
 from worker_node.core.errors import BadRequest, PayloadTooLarge
-from worker_node.core.types import Image
+from worker_node.tasks.generate.chat import Image
 from worker_node.tasks.generate.images import image_of_base64, image_of_url
 from worker_node.tasks.generate.model import MAX_IMAGE_BYTES
 

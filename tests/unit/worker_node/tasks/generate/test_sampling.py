@@ -6,12 +6,12 @@ import msgspec
 import openvino_genai as genai
 import pytest
 
-from worker_node.http import parameters
-from worker_node.http.ollama import OllamaOptions
+from worker_node.tasks.generate.http import parameters
 from worker_node.tasks.generate.http.fields import SamplingFields
 from worker_node.tasks.generate.http.native import InferenceBody
+from worker_node.tasks.generate.http.ollama import OllamaOptions
 from worker_node.tasks.generate.http.responses_body import ResponsesBody
-from worker_node.tasks.generate.messages import GenerateJob
+from worker_node.tasks.generate.messages import GenerateJob, Sampling
 from worker_node.tasks.generate.sampling import SamplingRefused, generation_config
 
 DIALECTS = [
@@ -50,15 +50,7 @@ def job_for(sampling):
         tokens=b"\0\0\0\0",
         max_new_tokens=sampling.max_new_tokens or 16,
         deadline=math.inf,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        seed=sampling.seed,
-        min_p=sampling.min_p,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        repetition_penalty=sampling.repetition_penalty,
-        min_new_tokens=sampling.min_tokens,
+        sampling=sampling.for_engine(),
     )
 
 
@@ -74,15 +66,24 @@ def test_the_engine_takes_the_least_and_the_greatest_value(table, name, value):
 
 @pytest.mark.parametrize("name", ["top_k", "max_new_tokens", "seed"])
 def test_a_value_that_the_engine_has_no_room_for_is_refused_by_its_name(name):
-    job = msgspec.structs.replace(
-        job_for(parameters.sampling(parameters.OPENAI, {"temperature": 1.0})), **{name: 2**70}
-    )
+    sampling = parameters.sampling(parameters.OPENAI, {"temperature": 1.0})
+    job = job_for(msgspec.structs.replace(sampling, **{name: 2**70}))
     with pytest.raises(SamplingRefused, match="rng_seed" if name == "seed" else name):
         generation_config(job, genai.GenerationConfig())
 
 
 def test_beams_are_searched_with_their_penalty_of_length():
-    job = msgspec.structs.replace(job_for(parameters.sampling(parameters.OPENAI, {})), beams=4, length_penalty=0.5)
-    config = generation_config(job, genai.GenerationConfig())
+    config = generation_config(job_for(Sampling(beams=4, length_penalty=0.5)), genai.GenerationConfig())
     config.validate()
     assert (config.num_beams, config.num_return_sequences, config.length_penalty) == (4, 4, 0.5)
+
+
+def test_an_engine_is_sent_no_field_that_only_the_edge_process_uses():
+    sampling = Sampling(
+        max_new_tokens=9, stop=("end",), token_ids=True, choices=3, open_fields=("seed",), dialect_defaults={}
+    )
+    job = job_for(sampling)
+    assert msgspec.json.decode(msgspec.json.encode(job.sampling)) == {}
+    sampled = job_for(msgspec.structs.replace(sampling, seed=5, stop_token_ids=(7,)))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(sampled), type=GenerateJob) == sampled
+    assert msgspec.json.decode(msgspec.json.encode(sampled.sampling)) == {"seed": 5, "stop_token_ids": [7]}

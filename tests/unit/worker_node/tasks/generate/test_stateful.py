@@ -10,7 +10,7 @@ import pytest
 from worker_node.core.types import Device, ModelKind
 from worker_node.engines.protocol import DeviceBroken, EngineSpec, EngineStats, Failed, NativeCall
 from worker_node.tasks.generate import stateful
-from worker_node.tasks.generate.messages import GenerateJob, Step
+from worker_node.tasks.generate.messages import GenerateJob, Sampling, Step
 from worker_node.tasks.generate.stateful import StatefulRunner
 
 FAR = 1e12
@@ -203,7 +203,7 @@ def test_every_token_tells_whether_others_are_known_to_have_used_the_npu(monkeyp
 
 def test_what_genai_would_refuse_is_refused_before_it_runs(rig):
     rig.runner.submit(job(1, length=65))
-    rig.runner.submit(job(2, logprobs=True))
+    rig.runner.submit(job(2, sampling=Sampling(logprobs=True)))
     rig.runner.submit(job(3, max_new_tokens=0))
     rig.run()
     assert rig.failures() == {1: "context_length_exceeded", 2: "unsupported_parameter", 3: "invalid_request"}

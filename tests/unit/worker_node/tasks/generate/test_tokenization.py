@@ -3,9 +3,9 @@
 import pytest
 
 from worker_node.core.errors import BadRequest, ContextLengthExceeded
-from worker_node.core.types import Message, Rendering, ToolCall
 from worker_node.sandbox.pool import PreparationLimits, PreparationPool
 from worker_node.tasks.generate import tokenization
+from worker_node.tasks.generate.chat import Message, Rendering, ToolCall
 from worker_node.tasks.generate.tokenization import ChatTokenizer, LargeTexts
 
 FAR = 1e12

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_node.core.types import Token, ToolCall, ToolCallArguments, ToolCallStarted
+from worker_node.tasks.generate.blocks import Token, ToolCallArguments, ToolCallStarted
+from worker_node.tasks.generate.chat import ToolCall
 from worker_node.tasks.generate.tool_calls import BareCalls, TaggedCalls, tool_format
 
 NAMES = frozenset({"add", "get_weather"})

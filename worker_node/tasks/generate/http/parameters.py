@@ -5,7 +5,6 @@ null is left open: the model's own default counts, or Ollama's in its dialect (`
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -13,13 +12,13 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from worker_node.core.errors import BadRequest
-from worker_node.core.types import Sampling
 from worker_node.http.body import DialectBody
+from worker_node.tasks.generate.messages import Sampling
 
 MAX_STOP_SEQUENCES = 16
 MAX_STOP_CHARACTERS = 256
 _SEEDS = 2**63
-_FIELDS = frozenset(field.name for field in dataclasses.fields(Sampling))
+_FIELDS = Sampling.__struct_fields__
 # Below it only ties are sampled. Engines divide by the temperature in float32, which overflows below about 1e-37.
 _LEAST_TEMPERATURE = 1e-6
 # Engines want it above 0 in float32.
@@ -158,5 +157,5 @@ def sampling(table: Mapping[str, Parameter], given: Mapping[str, Any], **more: A
         # Nothing but the likeliest token is left, whatever the temperature.
         fields |= {"top_p": 1.0, "temperature": 0.0}
     # What the dialect sets by itself is as good as asked for.
-    open_fields = _FIELDS - fields.keys() - more.keys()
+    open_fields = tuple(name for name in _FIELDS if name not in fields and name not in more)
     return Sampling(**fields, **more, open_fields=open_fields)

@@ -1,0 +1,105 @@
+"""What a generation is asked for: a conversation, its tools and images, its prompt, and the form of the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """A prompt that is tokenized already, with the model's own tokenizer."""
+
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSchema:
+    """The JSON schema that an answer must match, not checked yet, and its place in the request; `strict` as in Tool."""
+
+    schema: Any
+    where: str
+    strict: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class GivenForm:
+    """A regular expression that the whole answer must match, not checked yet."""
+
+    source: str
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that a model made in an earlier turn."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image within a message as it was sent: the base64 form of an image file, not decoded yet.
+
+    `at` is its place in the message's text, in characters; `where` names the field of the request that holds it.
+    """
+
+    base64: str = field(repr=False)
+    at: int
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation. `role` is system, user, assistant or tool.
+
+    A tool's message is its result; `tool_name` says whose it is, where that is known. `images` are in the order of
+    their places in `content`.
+    """
+
+    role: str
+    content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_name: str | None = None
+    images: tuple[Image, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may ask to be called; `parameters` is the JSON schema of its arguments.
+
+    `path` is its place in the request. Where it is not `strict`, keywords that cannot be enforced are dropped.
+    """
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = field(default_factory=dict)
+    path: str = "tools"
+    strict: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """The tools of a request. With `forced` the answer is a call of one of them, and the engine is held to that.
+
+    With `single` only the first call of an answer counts.
+    """
+
+    tools: tuple[Tool, ...]
+    forced: bool = False
+    single: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """How a conversation becomes a prompt. `variables` are the caller's own for the model's chat template.
+
+    The prompt ends where an answer begins, unless without `answer_prompt`; with `continue_last` it ends with the last
+    message, which the answer continues.
+    """
+
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    answer_prompt: bool = True
+    continue_last: bool = False
