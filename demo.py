@@ -77,6 +77,8 @@ def node(name: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
         env=os.environ | {"NPU_NODE_CONFIG": ""},  # not this machine's settings
         stdout=subprocess.PIPE,
         text=True,
+        # Ctrl-C is for the demo, which then ends its nodes: one that ended by itself would look like a failed start.
+        start_new_session=True,
     ) as process:
         try:
             with doing(f"the {name} starts: a process of its own"):

