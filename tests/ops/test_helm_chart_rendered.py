@@ -221,7 +221,8 @@ def test_a_gateway_runs_with_the_keys_of_a_secret_that_cannot_be_written(helm, t
         key = store.add("team-a")
     pod = rendered_gateway(helm)["Deployment"]["spec"]["template"]["spec"]
     (volume,) = [volume["secret"] for volume in pod["volumes"] if volume["name"] == "secret"]
-    assert {item["path"] for item in volume["items"]} == {path.name for path in secret.iterdir()}
+    # SQLite leaves an empty journal behind.
+    assert {item["path"] for item in volume["items"]} == {path.name for path in secret.iterdir() if path.stat().st_size}
     (copy,) = pod["initContainers"]
     run(*(part.replace("/secret/", f"{secret}/").replace("/keys/", f"{keys}/") for part in copy["command"]))
     (container,) = pod["containers"]
