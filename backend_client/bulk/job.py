@@ -216,6 +216,9 @@ class BulkRequest:
         taken = [name for name in self.keep or () if name in {*RESULT_COLUMNS, "embeddings", "generated_text"}]
         if taken:
             wrong.append(f"the output adds a column {taken[0]}: it cannot be kept from the input")
+        if self.keep is not None and len({*self.keep}) != len(self.keep):
+            # Readers of Parquet refuse a file with two columns of one name.
+            wrong.append(f"each kept column must be named once, got {','.join(self.keep)[:200]}")
         if wrong:
             raise ConfigurationError("; ".join(wrong))
         if "response_schema" in self.options:

@@ -139,7 +139,11 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-rejected", type=float, default=0.001, metavar="SHARE", help="of the rows (0.001)")
     parser.add_argument("--patience", type=float, default=600.0, metavar="SECONDS", help="wait for a dead fleet (600)")
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="for one request with its retries")
-    parser.add_argument("--allow-cloud", action="store_true", help="rows that no node can serve may go to the cloud")
+    parser.add_argument(
+        "--allow-cloud",
+        action="store_true",
+        help="requests that no node can serve (a prompt, a batch of texts) may go to the cloud",
+    )
     parser.add_argument("--resume", action="store_true", help="continue the job that OUT has (the default)")
     parser.add_argument("--status", action="store_true", help="show how far the job is, and do nothing")
     parser.add_argument("--json", action="store_true", help="print progress and the report as JSON, one object a line")

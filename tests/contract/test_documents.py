@@ -105,7 +105,7 @@ def test_a_fact_names_where_the_node_answers_it_and_a_test_that_shows_it(row):
 def test_the_runtime_is_newer_than_those_that_fail_with_whisper():
     """Fact 7: up to 2026.2.1, with models that transformers 4.43 and newer exported."""
     required = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    for package in ("openvino", "openvino-genai", "openvino-tokenizers"):
+    for package in ("openvino", "openvino-genai"):
         (version,) = {found[1] for words in required.values() for found in map(pinned(package).match, words) if found}
         assert tuple(map(int, version.split("."))) > (2026, 2, 1)
 

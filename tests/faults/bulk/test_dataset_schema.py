@@ -171,6 +171,13 @@ def test_json_text_of_mixed_values_has_no_type_in_common_with_other_columns(tmp_
     assert "the column x is JSON text" in capsys.readouterr().err
 
 
+def test_a_column_is_kept_once(tmp_path, capsys):
+    write_lines(tmp_path / "in.jsonl", [{"text": "a"}])
+    kept = ["--keep-columns", "text,text"]
+    assert main(["embed-dataset", str(tmp_path / "in.jsonl"), str(tmp_path / "out"), *ARGUMENTS, *kept]) == 2
+    assert "each kept column must be named once, got text,text" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("row", "more", "message"),
     [
