@@ -111,7 +111,7 @@ class CloudAttempt:
         return self._reservation.bound
 
     async def run(self, work: Callable[[], Awaitable[R]], seconds: float | None = None) -> R:
-        """Await the SDK within so many seconds, else the call's deadline.
+        """Await the SDK for at most this many seconds, or until the call's deadline.
 
         Raises CloudError, with this attempt in its history, or ClientClosed.
         """

@@ -45,7 +45,7 @@ from backend_client.sdk.routes import (
 
 TEAM = web.RequestKey("team", Team)
 ID = web.RequestKey("id", str)
-# Every request of a gateway has it, and gateways refuse it: two that name each other as nodes would go round for ever.
+# Gateways send it and refuse it: two that name each other as nodes would pass a request back and forth without end.
 HOP = "X-NPU-Gateway-Hop"
 # Asked of every node: what each lists is joined by name.
 _LISTS = {"/api/tags": "models", "/api/ps": "models"}

@@ -19,7 +19,7 @@ from backend_client.http.tls import sendable_key
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 # A node announces itself every five seconds.
 EXPIRY_S = 20.0
-# Where nodes listen unless they are told otherwise.
+# The default port of nodes.
 NODE_PORT = 8081
 _MOST_LABELS = 16
 _MOST_LETTERS = 64

@@ -174,7 +174,7 @@ class Problem(NamedTuple):
 
 
 def problem_of(error: NPUError) -> Problem:
-    """What a caller over HTTP is told of an error of the client."""
+    """The HTTP error that reports an error of the client."""
     found = Problem(503, "unavailable", error.message, None, getattr(error, "retry_after", None))
     if isinstance(error, FleetOverloaded):
         # It is worth waiting for a node, whatever the cloud said.

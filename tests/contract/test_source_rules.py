@@ -108,7 +108,7 @@ NOT_ADVICE = {"CHANGELOG.md", "tests", "build", "dist", "site"}
 
 
 def test_nothing_advises_to_install_the_project_by_its_name():
-    """No index has it, so whoever registers the name there would be installed."""
+    """The name is free on every index: anyone could register a package under it."""
     assert BY_NAME.search("pip install 'npu-node[hub]'")
     assert BY_NAME.search("pip install --upgrade npu-node")
     assert not BY_NAME.search("pip install -c constraints.txt dist/npu_node-0.1.0-py3-none-any.whl")

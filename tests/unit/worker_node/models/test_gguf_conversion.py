@@ -39,7 +39,7 @@ def compiled(model):
 
 
 def step(request, ids, past=0, padding=0):
-    """The logits of one more part of a text that begins after so many tokens of padding."""
+    """The logits of one more part of a text that begins after this many tokens of padding."""
     total = past + ids.shape[1]
     mask = np.arange(total)[None] >= np.atleast_1d(padding)[:, None]
     positions = np.clip(np.arange(total)[None] - np.atleast_1d(padding)[:, None], 0, None)[:, past:]

@@ -193,7 +193,7 @@ class SamplingFields(GuidedFields, SamplingBody):
         if self.best_of:
             names["n"] = "best_of"
             if vars(self).get("logprobs") is None:
-                # Which of the answers are the best is told by their probabilities.
+                # The answers are ranked by their probabilities.
                 names["logprobs"] = "best_of"
         return names
 
