@@ -76,14 +76,6 @@ class Status(Reply):
     status: str
 
 
-class Devices(Reply):
-    """GET /health/devices."""
-
-    openvino: str | None
-    devices: list[dict[str, Any]]
-    npu_counters: dict[str, Any]
-
-
 class OpenAIModel(Reply):
     """One model. `devices` are its placements, with what their passports say, as in GET /models."""
 
