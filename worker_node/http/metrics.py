@@ -231,7 +231,6 @@ class NodeCollector(Collector):
         for name in STATUSES:
             status.add_metric((name,), float(name == now))
         yield status
-        yield _gauge("faults_on_demand", "Faults that the node was started with, for tests", len(node.faults))
         yield _gauge("requests_in_flight", "Inference requests under way", node.state.in_flight)
 
     def _npu(self) -> Iterable[Metric]:
