@@ -61,7 +61,6 @@ def report(node: Node) -> dict[str, Any]:
         "status": node_status(node),
         "reason": status_reason(node),
         "version": __version__,
-        "faults": [str(fault) for fault in node.faults],
         "uptime_s": round(time.monotonic() - node.state.started, 1),
         "devices": device_list(node),
         "models": [
@@ -194,7 +193,6 @@ def describe_placement(placement: Placement) -> dict[str, Any]:
         "canary": canary,
         **_certification(placement),
         "notes": placement.notes,
-        "faults": placement.faults,
         "options": placement.options,
         "retry_after_s": rounded(status.retry_after),
     }

@@ -72,7 +72,6 @@ def _read_node(found: Readings, node: Node) -> None:
     now = node_status(node)
     for name in STATUSES:
         found.gauge("status", "1 for the status in /health", name == now, status=name)
-    found.gauge("faults_on_demand", "Faults that the node was started with, for tests", len(node.faults))
     found.gauge("requests_in_flight", "Inference requests under way", node.state.in_flight)
 
 
