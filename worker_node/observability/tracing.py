@@ -180,7 +180,7 @@ class Operation:
             }
             self._engine_attributes = repeated
             # The requested model is named by the id that its name stands for: the name itself is the user's text.
-            of_route = {"gen_ai.request.model": route.model, "gen_ai.usage.input_tokens": route.token_count}
+            of_route: Attributes = {"gen_ai.request.model": route.model, "gen_ai.usage.input_tokens": route.token_count}
             self._span.set_attributes({**repeated, **of_route, "npu.route_reason": route.reason})
             self._span.update_name(f"{self._name} {route.model}")
             self.begin("")
