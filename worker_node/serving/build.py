@@ -127,7 +127,7 @@ def _build(wanted: ModelSettings, machine: Machine) -> ServedModel:
         raise UnusableFiles(
             f"{installed.path}: its files are damaged ({type(error).__name__}: {_brief(error)}); pull or copy it again"
         ) from error
-    model.without_files = lambda reason: _failed(wanted, machine, reason, installed.kind)
+    model.if_failed = _failed(wanted, machine, "", installed.kind)
     return model
 
 
