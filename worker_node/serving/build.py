@@ -33,7 +33,7 @@ from worker_node.engines.options import (
 from worker_node.engines.process import Canary, EngineLimits
 from worker_node.engines.protocol import EngineSpec
 from worker_node.engines.restart import GrowthLimits, RestartLimits, default_growth
-from worker_node.engines.supervisor import SupervisedEngine
+from worker_node.engines.supervisor import Engine
 from worker_node.engines.watchdog import LivenessLimits
 from worker_node.manager.placement import ExcludedPlacement, Placement
 from worker_node.manager.served import FailedModel, ServedModel
@@ -359,7 +359,7 @@ def _placement(
         spec = faulty(spec, plan.faults)
     return Placement(
         device=device,
-        engine=SupervisedEngine(spec, canary, _engine_limits(machine.settings), suspects=suspects),
+        engine=Engine(spec, canary, _engine_limits(machine.settings), suspects=suspects),
         admission=admission,
         prompt_limit=limit,
         total_limit=engine.total_limit,
