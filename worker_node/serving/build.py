@@ -444,8 +444,7 @@ def _cache_key(installed: InstalledModel, plan: PlacementPlan, machine: Machine)
 def _memory(settings: NodeSettings) -> int | None:
     if settings.memory_budget is not None:
         return settings.memory_budget
-    machine = machine_memory()
-    return None if machine is None else machine.total
+    return machine_memory().total
 
 
 def _unused(kind: str, wanted: ModelSettings, device: Device, beside: Collection[Device]) -> set[str]:
@@ -471,8 +470,7 @@ def check_options(installed: InstalledModel, wanted: ModelSettings) -> None:
 
 def growth_limits(growth: int | None) -> GrowthLimits:
     """Return how far an engine process may grow, in bytes; `growth` None is a share of the machine's memory."""
-    memory = machine_memory()
-    return GrowthLimits(growth if growth or memory is None else default_growth(memory.total))
+    return GrowthLimits(growth or default_growth(machine_memory().total))
 
 
 def memory_pool(probe: Probe, device: Device) -> str:
@@ -482,8 +480,7 @@ def memory_pool(probe: Probe, device: Device) -> str:
 
 def memory_budgets(wanted: int | None, probe: Probe) -> dict[str, int | None]:
     """Bytes that the engines together may take, by pool. `wanted` None is 80 % of what the host has free now."""
-    memory = machine_memory()
-    host = wanted if wanted is not None or memory is None else int(memory.available * _SHARE)
+    host: int | None = int(machine_memory().available * _SHARE) if wanted is None else wanted
     own = _own_memory(probe, Device.GPU)
     return {HOST: host} | ({} if own is None else {Device.GPU.value: int(own * _SHARE)})
 
