@@ -21,7 +21,7 @@ from worker_node.observability.metrics import Telemetry
 from worker_node.observability.tracing import Operation
 from worker_node.scheduling.admission import Work
 from worker_node.serving.routing import Demand, reject_if_full, select_placement
-from worker_node.serving.run import Proof, Services, SingleRun, model_of, run_selected
+from worker_node.serving.run import Proof, Services, SingleRun, run_selected
 from worker_node.serving.tokenizing import text_ids
 from worker_node.settings import NodeSettings
 from worker_node.tasks.embed.tokenizer import EmbeddingTokenizer
@@ -201,8 +201,8 @@ class EmbeddingModel(ServedModel):
 
 
 async def embedding_model(manager: ModelManager, name: str | None, deadline: float) -> EmbeddingModel:
-    """The embedding model of that name, or the default one. Raises as `model_of`."""
-    return await model_of(manager, ModelKind.EMBEDDING, EmbeddingModel, name, deadline)
+    """The embedding model of that name, or the default one. Raises as `ModelManager.model_of`."""
+    return await manager.model_of(ModelKind.EMBEDDING, EmbeddingModel, name, deadline)
 
 
 # What a text is, by the names that callers use for it.

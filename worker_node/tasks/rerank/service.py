@@ -19,7 +19,7 @@ from worker_node.observability.metrics import Telemetry
 from worker_node.observability.tracing import Operation
 from worker_node.scheduling.admission import AdmissionLimits, Work
 from worker_node.serving.routing import Demand, reject_if_full
-from worker_node.serving.run import Services, SingleRun, model_of, run_single
+from worker_node.serving.run import Services, SingleRun, run_single
 from worker_node.serving.tokenizing import text_ids
 from worker_node.tasks.rerank.options import RerankOptions
 from worker_node.tasks.rerank.task import RERANK
@@ -131,7 +131,7 @@ async def rerank(services: Services, request: RerankRequest) -> RerankReply:
     """
     with services.tracing.operation("rerank", {"npu.texts": len(request.documents)}) as operation:
         began = time.monotonic()
-        model = await model_of(services.manager, RERANK, RerankModel, request.model, request.context.deadline)
+        model = await services.manager.model_of(RERANK, RerankModel, request.model, request.context.deadline)
         with model.activity.working():
             reply = await _rerank(services, model, request, operation, began)
         operation.answered(reply.usage, busy=reply.busy)
