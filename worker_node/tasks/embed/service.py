@@ -90,7 +90,7 @@ async def _embed(
     context = request.context
     rows = await _tokenize(model, request)
     prepared = time.monotonic()
-    operation.tokenized(began)
+    operation.begin("route")
     space, usage = space_of(model, request.dimensions), Usage(sum(map(len, rows)))
     demand = Demand(
         model.id,

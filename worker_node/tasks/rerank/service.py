@@ -160,7 +160,7 @@ async def _rerank(
         deadline=context.deadline,
     )
     lengths = [len(pair.ids) for pair in pairs]
-    operation.tokenized(began)
+    operation.begin("route")
     usage = Usage(sum(lengths))
     demand = Demand(
         model.id,
