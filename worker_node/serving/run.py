@@ -317,7 +317,8 @@ async def run_selected(services: Services, run: SingleRun[S], selection: Selecti
             async with execution.attempt(run.job, run.result) as results:
                 result = await anext(aiter(results))
         execution.permit.measured(result.measured_tokens, result.measured_s)
-        operation.ran(result.started, result.started + result.inference_s)
+        operation.begin("engine", result.started)
+        operation.begin("", result.started + result.inference_s)
         proof.check(result.busy)
     timing = Timing(
         queue=(result.started - run.prepared) * 1e3,

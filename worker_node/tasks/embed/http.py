@@ -16,7 +16,6 @@ from worker_node.core.types import ModelKind, RequestContext
 from worker_node.http.body import Body, DialectBody, OneOrMany, note_ignored, read_body
 from worker_node.http.context import busy_fields, request_context, route_headers, timing_ms
 from worker_node.http.leniency import Table, Unsupported
-from worker_node.http.ollama import KeepAlive, keeping, served
 from worker_node.http.replies import OpenAIUsage, Reply
 from worker_node.http.request_state import NODE, STATE
 from worker_node.http.task import BINARY, JSON, ApiOperation, TaskApi
@@ -30,7 +29,7 @@ from worker_node.tasks.embed.service import (
     declare_embedding_metrics,
     embed,
 )
-from worker_node.tasks.generate.http.ollama import OllamaOptions
+from worker_node.tasks.generate.http.ollama import KeepAlive, OllamaOptions, keeping, served
 
 
 def _headers(reply: EmbeddingReply) -> dict[str, str]:

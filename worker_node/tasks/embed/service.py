@@ -101,7 +101,7 @@ async def embed(services: Services, request: EmbeddingRequest) -> EmbeddingReply
             texts = with_prompt(model, request.texts, request.input_type)
             reject_if_full(model.placements, len(texts), context)
             rows = await model.tokenizer.encode(texts, truncate=request.truncate, deadline=context.deadline)
-            operation.tokenized(began)
+            operation.begin("route")
             reply = await _embed_rows(services, model, request, rows, operation, began)
         if rows:
             count_embedding(services.telemetry, reply)

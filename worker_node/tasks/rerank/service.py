@@ -163,7 +163,7 @@ async def _rerank(
         field=request.field,
         deadline=context.deadline,
     )
-    operation.tokenized(began)
+    operation.begin("route")
     rows = [pair.ids for pair in pairs]
     demand = rows_demand(model, rows, context)
     run = rows_run(rows, demand, context, began, time.monotonic(), second=[pair.query for pair in pairs])
