@@ -20,7 +20,7 @@ from worker_node.engines.process import EngineLimits
 from worker_node.engines.protocol import EngineSpec, EngineState
 from worker_node.engines.supervisor import Engine
 from worker_node.models.store import ModelStore
-from worker_node.tasks.embed.tokenizer import EmbeddingTokenizer
+from worker_node.serving.tokenizing import RowTokenizer
 
 RUNNER = "worker_node.encoders.dynamic:DynamicEncoder"
 
@@ -44,7 +44,7 @@ def minilm(store):
 
 @pytest.fixture(scope="module")
 def tokenizer(minilm):
-    return EmbeddingTokenizer(minilm.path, minilm.context_limit)
+    return RowTokenizer(minilm.path, minilm.context_limit)
 
 
 @asynccontextmanager

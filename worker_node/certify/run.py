@@ -21,9 +21,8 @@ from worker_node.models.directory import MODEL_FILE, InstalledModel
 from worker_node.models.passports import CheckResult, Identity, Limits, Passport, Rates, Verdict, now
 from worker_node.models.store import ModelStore
 from worker_node.serving.build import installed_model
-from worker_node.serving.certified import faults_of, identity_of, known_problem
+from worker_node.serving.certified import identity_of, known_problem
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
-from worker_node.settings.faults import read_faults
 
 _DOCTOR_FACTS = (15, 17, 18, 20, 21, 22, 23)
 # What the report shows by the length of prompts.
@@ -58,9 +57,6 @@ def certify(run: Run, say: Callable[[str], None]) -> Passport:
     say(f"{identity.model} on {device.value}{' (emulated)' if emulated else ''}")
     place = next((each for each in wanted.placements or () if each.device is device), PlacementSettings(device=device))
     place = place.model_copy(update={"load": "eager"})
-    faults = faults_of(read_faults(run.settings.faults), identity.model, device, run.settings)
-    under = [str(fault) for fault in faults]
-    under_faults = f", with faults on demand: {'; '.join(under)}" if under else ""
 
     key = _key(identity)
     stored = shipped_reference(identity.model, key) if run.reference is None else read_reference(run.reference, key)
@@ -70,14 +66,14 @@ def certify(run: Run, say: Callable[[str], None]) -> Passport:
         try:
             with RunningNode(wanted, place, run.settings, say) as node:
                 seconds = node.model()["compile"]["seconds"]
-                detail = f"loaded and compiled in {seconds} s{under_faults}"
+                detail = f"loaded and compiled in {seconds} s"
                 checks.append(_loaded("passed", detail, {"seconds": seconds}))
                 certification = Certification(node, reference, run.plan, say)
                 certification.run()
             checks += certification.checks
             limit, rates = certification.limit, Rates(**certification.rates)
         except CallFailed as error:
-            checks.append(_loaded("failed", f"{error.message}{under_faults}", {}))
+            checks.append(_loaded("failed", error.message, {}))
         origin = reference.origin
     return Passport(
         **asdict(identity),
@@ -130,8 +126,7 @@ def _key(identity: Identity) -> str:
 
 def _start_cpu(run: Run, say: Callable[[str], None]) -> RunningNode:
     say("  starting a node on the CPU for comparison")
-    without = {"npu_emulation": False, "faults": None}
-    return RunningNode(run.wanted, _CPU, run.settings.model_copy(update=without), say)
+    return RunningNode(run.wanted, _CPU, run.settings.model_copy(update={"npu_emulation": False}), say)
 
 
 def _doctor(run: Run) -> CheckResult:

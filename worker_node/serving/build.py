@@ -44,11 +44,9 @@ from worker_node.models.passports import Standing
 from worker_node.models.store import ModelStore
 from worker_node.registry import tasks
 from worker_node.scheduling.admission import Admission
-from worker_node.serving.certified import faults_of, known_problem, refusal, standing_of
-from worker_node.serving.faults import faulty
+from worker_node.serving.certified import known_problem, refusal, standing_of
 from worker_node.serving.task import EnginePlan, ServedTask, Target, served_task
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
-from worker_node.settings.faults import Fault
 from worker_node.settings.model import VectorOptions
 
 log = logging.getLogger(__name__)
@@ -66,14 +64,13 @@ _TOTAL_MEMORY = "GPU_DEVICE_TOTAL_MEM_SIZE"
 class Machine:
     """The node's settings and the devices that it found.
 
-    Engines write what they compile to `export_blobs`, for `npu-node compile`; their `faults` are those on demand.
+    Engines write what they compile to `export_blobs`, for `npu-node compile`.
     """
 
     settings: NodeSettings
     probe: Probe
     npu: NpuSource
     export_blobs: Path | None = None
-    faults: tuple[Fault, ...] = ()
 
     def devices(self) -> tuple[Device, ...]:
         """The devices that a model may be placed on, in order of preference."""
@@ -249,7 +246,6 @@ class PlacementPlan:
     emulated: bool
     eager: bool
     standing: Standing
-    faults: tuple[Fault, ...]
     notes: tuple[str, ...]
     chosen: Mapping[str, Any]
 
@@ -282,7 +278,6 @@ def plan_model(
             excluded.append(ExcludedPlacement(device, emulated, standing, problem))
             continue
         engine = plan_engine(task, installed, wanted, place, machine)
-        faults = tuple(faults_of(machine.faults, installed.id, device, machine.settings))
         unused = sorted(_unused(installed.kind, wanted, device, devices))
         known = options_of(type(engine.options)).keys()
         plans.append(
@@ -293,11 +288,9 @@ def plan_model(
                 # Unless the settings say otherwise, only the first is loaded at start: the others serve what it cannot.
                 eager=place.load == "eager" or (place.load is None and not plans),
                 standing=standing,
-                faults=faults,
                 notes=(
                     *(f"{name} is ignored: the engine for {device} has no use for it" for name in unused),
                     *engine.notes,
-                    *(f"fault on demand: {fault}" for fault in faults),
                 ),
                 chosen={name: getattr(engine.options, name) for name in known if name in wanted.options},
             )
@@ -355,8 +348,6 @@ def _placement(
         loads=None if blobs is None else f"the blobs in {blobs}",
         nice=machine.settings.engine_nice + (_NICE_BESIDE_CHATS if yields else 0),
     )
-    if plan.faults:
-        spec = faulty(spec, plan.faults)
     return Placement(
         device=device,
         engine=Engine(spec, canary, _engine_limits(machine.settings), suspects=suspects),
@@ -367,7 +358,6 @@ def _placement(
         emulated=plan.emulated,
         on_demand=not plan.eager or wanted.idle_unload_s is not None,
         notes=notes,
-        faults=tuple(map(str, plan.faults)),
         options=plan.chosen,
         lacks=engine.lacks,
         parts=engine.parts,

@@ -144,7 +144,6 @@ class Decision:
             demand.token_count,
             placement.emulated,
             parts=placement.parts,
-            faults=len(placement.faults),
         )
 
 
