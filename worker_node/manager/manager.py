@@ -33,9 +33,10 @@ from worker_node.models.directory import InstalledModel
 from worker_node.models.prepare import PullSpec
 from worker_node.models.pull import pull
 from worker_node.models.store import ModelStore
-from worker_node.registry import tasks
+from worker_node.registry import task_of, tasks
 
 R = TypeVar("R")
+M = TypeVar("M", bound=ServedModel)
 
 _UNLIMITED: Mapping[str, int | None] = {}
 # Each is a process that downloads and converts.
@@ -130,6 +131,23 @@ class ModelManager:
             lookup = self._lookups[key] = self._readings.start(self._look_up(name), f"look up {key}")
             lookup.add_done_callback(lambda ended: self._lookups.get(key) is ended and self._lookups.pop(key))
         return await self._read(self._lookups[key], deadline)
+
+    async def model_of(self, kind: str, form: type[M], name: str | None, deadline: float) -> M:
+        """The model of that name, or the default one of that kind; `form` is its class.
+
+        Raises BadRequest for a model of another kind, with the names of the right kind, and as `resolve`.
+        """
+        model = await (self.default(kind, deadline) if name is None else self.resolve(name, deadline))
+        if isinstance(model, form):
+            return model
+        suitable = ", ".join(other.id for other in self.models if other.installed.kind == kind)
+        instead = (
+            f"use one of these: {suitable}" if suitable else f"this node has no {kind} model: npu-node pull adds one"
+        )
+        raise BadRequest(
+            f"model {model.id} is for {task_of(model.installed.kind).verb}, not for {task_of(kind).verb}; {instead}",
+            param="model",
+        )
 
     async def installed(self, deadline: float) -> list[InstalledModel]:
         """Every model that requests can name, without those whose task is no longer installed.

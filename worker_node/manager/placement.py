@@ -24,7 +24,8 @@ from typing import Any
 from worker_node.core.errors import DeadlineExceeded, InsufficientMemory
 from worker_node.core.types import NOTHING, Device, Feature
 from worker_node.engines.isolation import Isolation, Suspects
-from worker_node.engines.protocol import Engine, EngineState
+from worker_node.engines.protocol import EngineState
+from worker_node.engines.supervisor import Engine
 from worker_node.models.passports import Standing
 from worker_node.scheduling.admission import Admission
 

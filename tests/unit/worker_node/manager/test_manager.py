@@ -20,7 +20,7 @@ from worker_node.manager.served import Names
 from worker_node.manager.work import BoundedWork
 from worker_node.models.catalog import Catalog
 from worker_node.models.store import ModelStore
-from worker_node.tasks.embed.service import EmbeddingModel, embedding_model
+from worker_node.tasks.embed.service import EmbeddingModel
 from worker_node.tasks.generate.model import GenerationModel, generation_model
 
 DAMAGES = {
@@ -167,13 +167,13 @@ async def test_a_model_of_another_kind_than_the_request_needs_is_refused_by_name
         == "writer"
     )
     assert (
-        (await embedding_model(manager, None, math.inf)).id
-        == (await embedding_model(manager, "t", math.inf)).id
+        (await manager.model_of(ModelKind.EMBEDDING, EmbeddingModel, None, math.inf)).id
+        == (await manager.model_of(ModelKind.EMBEDDING, EmbeddingModel, "t", math.inf)).id
         == "texts"
     )
     with pytest.raises(BadRequest, match="texts is for embed, not for generate; use one of these: writer"):
         await generation_model(manager, "t", math.inf)
     with pytest.raises(BadRequest, match="writer is for generate, not for embed; use one of these: texts"):
-        await embedding_model(manager, "w", math.inf)
+        await manager.model_of(ModelKind.EMBEDDING, EmbeddingModel, "w", math.inf)
     with pytest.raises(ModelNotFound, match="serves no embedding model"):
-        await embedding_model(manager_of([generation("writer")]), None, math.inf)
+        await manager_of([generation("writer")]).model_of(ModelKind.EMBEDDING, EmbeddingModel, None, math.inf)
