@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from aiohttp import web
 
-from worker_node.http import dashboard, health, metrics, models, ollama, openapi, pages
+from worker_node.http import dashboard, health, metrics, models, openapi, pages
 from worker_node.http.access import ACCESS, Access
 from worker_node.http.body import check_encoding, expect_continue
 from worker_node.http.connection import admit_connection
@@ -65,7 +65,7 @@ _LATE_BODY = {"expect_handler": expect_continue}
 
 def operations() -> tuple[ApiOperation, ...]:
     """The node's own and those of every task."""
-    core = (health, metrics, dashboard, openapi, models, pages, ollama)
+    core = (health, metrics, dashboard, openapi, models, pages)
     tasks_own = (operation for api in task_apis() for operation in api.operations)
     return (*(operation for module in core for operation in module.OPERATIONS), *tasks_own)
 

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from worker_node import __version__
 from worker_node.core.types import Device
-from worker_node.devices.emulated_npu import EMULATED_NAME
+from worker_node.devices.npu import EMULATED_NAME
 from worker_node.engines.protocol import EngineState
 from worker_node.http.access import ACCESS
 from worker_node.http.replies import Health, Status, json_response

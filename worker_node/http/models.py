@@ -9,7 +9,6 @@ import asyncio
 import itertools
 import secrets
 from collections.abc import AsyncIterator, Iterable, Mapping
-from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from aiohttp import web
@@ -28,7 +27,7 @@ from worker_node.engines.protocol import EngineState
 from worker_node.http.body import Body, deadline_of, read_body
 from worker_node.http.errors import ANTHROPIC_VERSION, describe
 from worker_node.http.health import describe_placement, excluded_placements, rounded
-from worker_node.http.replies import ErrorFields, OpenAIModel, OpenAIModels, Reply, json_response
+from worker_node.http.replies import ErrorFields, OpenAIModel, OpenAIModels, Reply, json_response, utc
 from worker_node.http.request_state import NODE
 from worker_node.http.sse import EventStream
 from worker_node.http.task import EVENTS, JSON, ApiOperation
@@ -162,7 +161,7 @@ def _anthropic_model(model: InstalledModel) -> dict[str, Any]:
         "lifecycle": "active",
         "deprecated_at": None,
         "retires_at": None,
-        "created_at": datetime.fromtimestamp(int(model.installed_at), UTC).isoformat().replace("+00:00", "Z"),
+        "created_at": utc(int(model.installed_at)),
         "max_input_tokens": model.context_limit,
     }
 
@@ -263,7 +262,7 @@ def _describe(model: InstalledModel) -> dict[str, Any]:
 def _state(model: ServedModel) -> str:
     """`installed` before the first load, `unloaded` after one."""
     state = model.state()
-    states = {placement.engine.status.state for placement in model.placements}
+    states = {placement.state for placement in model.placements}
     if state is ModelState.FAILED and EngineState.QUARANTINED in states:
         return "quarantined"
     if state is ModelState.UNLOADED and not any(placement.loads for placement in model.placements):

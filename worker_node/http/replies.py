@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 import orjson
@@ -15,6 +16,11 @@ def json_response(data: object, status: int = 200, headers: Mapping[str, str] | 
     return web.Response(
         body=orjson.dumps(data), status=status, content_type="application/json", charset="utf-8", headers=headers
     )
+
+
+def utc(time: float) -> str:
+    """A time in seconds since the epoch, as RFC 3339 in UTC."""
+    return datetime.fromtimestamp(time, UTC).isoformat().replace("+00:00", "Z")
 
 
 class Reply(BaseModel):
@@ -99,30 +105,3 @@ class OpenAIUsage(Reply):
     prompt_tokens: int
     total_tokens: int
     completion_tokens: int = 0
-
-
-class OllamaVersion(Reply):
-    """GET /api/version."""
-
-    version: str
-
-
-class OllamaModels(Reply):
-    """GET /api/tags and /api/ps."""
-
-    models: list[dict[str, Any]]
-
-
-class OllamaShow(Reply):
-    """POST /api/show."""
-
-    details: dict[str, Any]
-    model_info: dict[str, Any]
-    capabilities: list[str]
-    modified_at: str
-
-
-class OllamaStatus(Reply):
-    """POST /api/pull."""
-
-    status: str
