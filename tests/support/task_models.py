@@ -13,7 +13,8 @@ from PIL import Image
 from worker_node.core.types import Device
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
-from worker_node.tasks.generate.model import GenerationModel, ImageRules
+from worker_node.tasks.generate.building import GenerationModel
+from worker_node.tasks.generate.images import ImageRules
 from worker_node.tasks.generate.tokenization import ChatTokenizer
 from worker_node.tasks.rerank.service import RerankModel
 from worker_node.tasks.rerank.tokenizer import PairTokenizer

@@ -29,9 +29,10 @@ from worker_node.models.store import ModelStore
 from worker_node.serving.build import Machine, build_model
 from worker_node.serving.certified import known_problem
 from worker_node.serving.run import Services
-from worker_node.tasks.generate.blocks import Finished
+from worker_node.tasks.generate.answer import Finished
+from worker_node.tasks.generate.building import GenerationModel
 from worker_node.tasks.generate.messages import Sampling
-from worker_node.tasks.generate.model import GenerationModel, GenerationRequest
+from worker_node.tasks.generate.request import GenerationRequest
 from worker_node.tasks.generate.service import generate
 
 log = logging.getLogger(__name__)
@@ -204,8 +205,8 @@ class JobService:
             grammar=job.grammar(request.max_new_tokens),
         )
         answer = ""
-        async with generate(self.services, generation) as run:
-            async for _, event, _ in run.events:
+        async with generate(self.services, generation, stream=False) as run:
+            async for [(_, event, _)] in run.events:
                 if isinstance(event, Finished):
                     answer = event.text()
                     if event.busy.shared:

@@ -11,9 +11,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 from worker_node.core.errors import BadRequest
 from worker_node.http.body import MAX_NESTING, DialectBody, nested_deeper
 from worker_node.http.leniency import Table
-from worker_node.tasks.generate.chat import AnswerSchema, Image, Message, Tool, ToolCall, ToolUse
 from worker_node.tasks.generate.http.fields import MESSAGE, only_text, text_or_image
 from worker_node.tasks.generate.images import image_of_url
+from worker_node.tasks.generate.request import AnswerSchema, Image, Message, Tool, ToolCall, ToolUse
 
 
 class TextPart(DialectBody):

@@ -16,10 +16,10 @@ from worker_node.http.body import DialectBody, nested_deeper
 from worker_node.http.leniency import Table, Unsupported
 from worker_node.http.ollama import KeepAlive
 from worker_node.structured_output.ebnf import one_text
-from worker_node.tasks.generate.chat import AnswerSchema, GivenForm, Rendering
 from worker_node.tasks.generate.http import parameters
 from worker_node.tasks.generate.http.parameters import MAX_STOP_SEQUENCES, RepetitionPenalty, SamplingBody
 from worker_node.tasks.generate.messages import Sampling
+from worker_node.tasks.generate.request import AnswerSchema, GivenForm, Rendering
 
 _NO_LAZY = (
     "a grammar counts from the first token of the answer; offer tools, whose calls are enforced from where they begin"

@@ -23,8 +23,7 @@ from worker_node.http.ollama import keeping
 from worker_node.http.replies import OpenAIUsage, Reply
 from worker_node.http.sse import event_frame
 from worker_node.http.task import EVENTS, JSON, ApiOperation
-from worker_node.tasks.generate.blocks import Block, BlockEvent, BlockKind, Finished, Grown, Opened
-from worker_node.tasks.generate.chat import TokenIds, ToolUse
+from worker_node.tasks.generate.answer import Block, BlockEvent, BlockKind, Finished, Grown, Opened
 from worker_node.tasks.generate.http.conversation import (
     AllowedChoice,
     ChatMessage,
@@ -48,7 +47,7 @@ from worker_node.tasks.generate.http.replies import (
     completion_logprobs,
     known_alternatives,
 )
-from worker_node.tasks.generate.model import GenerationRequest
+from worker_node.tasks.generate.request import GenerationRequest, TokenIds, ToolUse
 from worker_node.tasks.generate.service import ChoiceEvent, Choices, repeated
 
 # What OpenAI does with a completion that names no length, and what its clients count on.

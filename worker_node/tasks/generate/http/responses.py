@@ -18,7 +18,7 @@ from worker_node.http.errors import describe_error
 from worker_node.http.replies import Reply
 from worker_node.http.sse import event_frame
 from worker_node.http.task import EVENTS, JSON, ApiOperation
-from worker_node.tasks.generate.blocks import Block, BlockKind, Closed, Finished, FinishReason, Grown, Opened
+from worker_node.tasks.generate.answer import Block, BlockKind, Closed, Finished, FinishReason, Grown, Opened
 from worker_node.tasks.generate.http.conversation import past_arguments
 from worker_node.tasks.generate.http.replies import Ask, Renderer, answering
 from worker_node.tasks.generate.http.responses_body import ResponsesBody

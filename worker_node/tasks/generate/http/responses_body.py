@@ -14,7 +14,6 @@ from worker_node.core.errors import BadRequest
 from worker_node.core.types import RequestContext
 from worker_node.http.body import DialectBody
 from worker_node.http.leniency import Table
-from worker_node.tasks.generate.chat import AnswerSchema, Message, Tool, ToolCall, ToolUse
 from worker_node.tasks.generate.http import parameters
 from worker_node.tasks.generate.http.conversation import (
     FunctionFields,
@@ -31,7 +30,7 @@ from worker_node.tasks.generate.http.conversation import (
 )
 from worker_node.tasks.generate.http.fields import EARLIER, RESPONSES, NumberOf, text_or_image
 from worker_node.tasks.generate.http.parameters import RepetitionPenalty, SamplingBody
-from worker_node.tasks.generate.model import GenerationRequest
+from worker_node.tasks.generate.request import AnswerSchema, GenerationRequest, Message, Tool, ToolCall, ToolUse
 
 MessagePart = Annotated[
     ResponsesTextPart | ResponsesImagePart | RefusalPart, Field(discriminator="type"), BeforeValidator(text_or_image)
