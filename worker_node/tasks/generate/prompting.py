@@ -17,7 +17,7 @@ from worker_node.engines.protocol import TOKEN_DTYPE
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.placement import Placement
 from worker_node.serving.routing import Demand, reject_if_full
-from worker_node.serving.run import Services, model_of
+from worker_node.serving.run import Services
 from worker_node.tasks.generate.answer import Parser, ReasoningFirst
 from worker_node.tasks.generate.building import GenerationModel
 from worker_node.tasks.generate.images import (
@@ -99,13 +99,13 @@ async def generation_model(
 ) -> GenerationModel:
     """The generation model of that name, or the default one; for requests with images (`seeing`) one with vision.
 
-    Raises as `model_of`.
+    Raises as `ModelManager.model_of`.
     """
     if name is None and seeing:
         for model in manager.models:
             if isinstance(model, GenerationModel) and model.images is not None:
                 return model
-    return await model_of(manager, ModelKind.GENERATION, GenerationModel, name, deadline)
+    return await manager.model_of(ModelKind.GENERATION, GenerationModel, name, deadline)
 
 
 async def prepare_generation(
