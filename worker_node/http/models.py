@@ -36,7 +36,7 @@ from worker_node.manager.manager import ModelManager
 from worker_node.manager.replacement import WhileInUse
 from worker_node.manager.served import ModelState, ServedModel
 from worker_node.models.directory import InstalledModel
-from worker_node.models.sources.reference import is_below, is_local
+from worker_node.models.sources import is_below, is_local
 from worker_node.registry import Task, task_of, tasks
 from worker_node.reload import ReloadReport
 

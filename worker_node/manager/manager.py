@@ -29,8 +29,7 @@ from worker_node.manager.reconciler import Reconciler
 from worker_node.manager.replacement import Replacement, WhileInUse
 from worker_node.manager.served import FailedModel, KeepAlive, Names, ServedModel
 from worker_node.models.directory import InstalledModel
-from worker_node.models.prepare import PullSpec
-from worker_node.models.pull import pull
+from worker_node.models.pull import PullSpec, pull
 from worker_node.models.store import ModelStore
 from worker_node.registry import tasks
 
@@ -201,7 +200,7 @@ class ModelManager:
         if spec.model_id in {model.id for model in self.models}:
             return
         try:
-            installed = await self.query_store(lambda store: store.is_installed(spec), math.inf)
+            installed = await self.query_store(lambda store: store.find(spec) is not None, math.inf)
         except (OSError, ConfigurationError) as error:
             # What is there is damaged, or may no longer be looked into: no mistake of the settings, nor a bug.
             raise ModelError(f"{spec.model_id} cannot be looked up in the store: {error}") from error
