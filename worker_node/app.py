@@ -6,11 +6,10 @@ from collections.abc import Iterable
 
 from aiohttp import web
 
-from worker_node.http import dashboard, health, metrics, models, ollama, openapi, pages
+from worker_node.http import dashboard, health, metrics, models, openapi, pages
 from worker_node.http.access import API_KEYS, ApiKeys, OriginPolicy
 from worker_node.http.body import check_encoding, expect_continue
 from worker_node.http.connection import admit_connection
-from worker_node.http.dashboard import EventLog, histories
 from worker_node.http.errors import OPENAI_PREFIX, OVMS_PREFIX
 from worker_node.http.middleware import (
     begin_reply,
@@ -55,11 +54,10 @@ def make_app(node: Node) -> web.Application:
 
     # Before the connections are closed: a reply with the progress of a pull ends with it.
     app.on_shutdown.append(close_manager)
-    app[dashboard.HISTORIES] = histories()
-    app[dashboard.EVENTS] = EventLog()
-    app.cleanup_ctx.append(dashboard.keep_history)
+    app[dashboard.DASHBOARD] = shown = dashboard.Dashboard(node)
+    app.cleanup_ctx.append(shown.running)
     node.telemetry.registry.register(metrics.NodeCollector(node))
-    app[dashboard.PAGES] = dashboard.read_pages()
+    pages.read_pages()  # a file that is missing keeps the node from starting
     app[models.PULLS] = models.PullJobs()
     app[openapi.DESCRIBED] = described = operations()
     app.add_routes(_routes(described))
@@ -79,7 +77,7 @@ def _keys(settings: NodeSettings) -> list[str]:
 
 def operations() -> tuple[ApiOperation, ...]:
     """The node's own and those of every task."""
-    core = (health, metrics, dashboard, openapi, models, pages, ollama)
+    core = (health, metrics, dashboard, openapi, models, pages)
     tasks_own = (operation for api in task_apis() for operation in api.operations)
     return (*(operation for module in core for operation in module.OPERATIONS), *tasks_own)
 

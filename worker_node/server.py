@@ -48,7 +48,6 @@ from worker_node.serving.build import (
 from worker_node.serving.run import Services, TaskParts
 from worker_node.serving.task import served_task
 from worker_node.settings import NodeSettings
-from worker_node.settings.faults import Fault, read_faults
 from worker_node.settings.reading import SettingsSource
 
 log = logging.getLogger(__name__)
@@ -164,9 +163,8 @@ async def hosted_node(
         if profile.starts_parts:
             for kind in tasks():
                 await served_task(kind).start(parts)
-        machine = Machine(settings, found, npu, faults=read_faults(settings.faults))
+        machine = Machine(settings, found, npu)
         models = profile.models(machine)
-        _check_faults(machine.faults, [model.name if isinstance(model, FailedModel) else model.id for model in models])
         budgets = memory_budgets(None, found)
         manager = ModelManager(
             models,
@@ -187,7 +185,6 @@ async def hosted_node(
             probe=found,
             npu=npu,
             state=NodeState(started=time.monotonic()),
-            faults=machine.faults,
         )
         if source is not None:
             node.reloader = Reloader(
@@ -203,15 +200,6 @@ async def hosted_node(
         if announcements is not None:
             stack.enter_context(listening(announcements, partial(_recovered, node)))
         yield node
-
-
-def _check_faults(faults: Sequence[Fault], served: Sequence[str]) -> None:
-    """Raise ConfigurationError for a fault that would strike nothing: a test of it would show nothing."""
-    for fault in faults:
-        if fault.model is not None and fault.model not in served:
-            raise ConfigurationError(
-                f"faults: model must be the id of a model of the settings ({', '.join(served)}), got {fault.model}"
-            )
 
 
 def _recovered(node: Node) -> None:

@@ -34,7 +34,7 @@ def add_stop(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 def _ps(args: argparse.Namespace) -> int:
     from worker_node.cli.node_client import node_or_none, where_no_node_runs
-    from worker_node.cli.output import megabytes, print_json, printable, serving_placement, table
+    from worker_node.cli.output import megabytes, print_json, serving_placement, table
 
     with node_or_none(args) as node:
         models = [] if node is None else node.models()
@@ -49,14 +49,10 @@ def _ps(args: argparse.Namespace) -> int:
                 "certified": placement["certified"],
                 "certified_reason": placement["certified_reason"],
                 "certified_limit": placement["certified_limit"],
-                "faults": placement["faults"],
             }
             for model in models
             if (placement := serving_placement(model)) is not None
         ]
-        placements = [placement for model in models for placement in model["devices"]]
-        # Each once, also those of engines that are not loaded.
-        faults = dict.fromkeys(fault for placement in placements for fault in placement["faults"])
     if node is None:
         print(f"npu-node: {where_no_node_runs()}, so nothing is loaded", file=sys.stderr)
     if args.json:
@@ -67,8 +63,6 @@ def _ps(args: argparse.Namespace) -> int:
         for r in rows
     ]
     print(table(("NAME", "MEMORY", "DEVICE", "CONTEXT", "CERTIFIED", "UNLOADED"), cells))
-    if faults:
-        print(printable(f"This node has faults on demand: {'; '.join(faults)}"))
     return 0
 
 

@@ -202,7 +202,6 @@ def _report(specs: Sequence[PullSpec], store: Path, *, as_json: bool) -> int:
 def _report_text(found: Report) -> str:
     from worker_node.models.disk import in_gigabytes
 
-    memory = "unknown" if found.memory_available is None else in_gigabytes(found.memory_available)
     largest = sorted(found.files.items(), key=lambda item: -item[1])
     lines = [
         ("model", found.model_id),
@@ -214,7 +213,7 @@ def _report_text(found: Report) -> str:
         (
             "memory",
             f"up to {in_gigabytes(found.memory_to_convert)} to convert, about {in_gigabytes(found.memory_to_run)} to "
-            f"run; {memory} available",
+            f"run; {in_gigabytes(found.memory_available)} available",
         ),
         ("context", "unknown" if found.context is None else f"{found.context} tokens"),
         ("NPU", f"{_VERDICTS[found.npu.suitable]}: {'; '.join(found.npu.reasons)}"),

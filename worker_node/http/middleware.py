@@ -23,7 +23,7 @@ from worker_node.core.errors import (
     RouteNotFound,
 )
 from worker_node.http.access import OPEN_PATHS, Check
-from worker_node.http.context import FAULTS, SERVER
+from worker_node.http.context import SERVER
 from worker_node.http.errors import ANTHROPIC_VERSION, Renderer
 from worker_node.http.leniency import labels
 from worker_node.http.request_state import NODE, STATE, RequestState
@@ -161,8 +161,6 @@ def errors_as(form: Callable[[web.Request], Renderer], *checks: Check) -> Middle
                 request.transport.abort()
             raise ConnectionResetError("the reply had begun when it failed") from None
         response = form(request)(failure)
-        if failure.device is not None and (faults := _faults(request.app[NODE], failure)):
-            response.headers[FAULTS] = str(faults)
         if allow is not None:
             response.headers["Allow"] = allow
         if "Expect" in request.headers and not request.content.is_eof():
@@ -171,12 +169,6 @@ def errors_as(form: Callable[[web.Request], Renderer], *checks: Check) -> Middle
         return response
 
     return render
-
-
-def _faults(node: Node, error: NodeError) -> int:
-    """How many faults on demand the engine has that a request failed on."""
-    placements = (place for model in node.manager.models if model.id == error.model for place in model.placements)
-    return next((len(place.faults) for place in placements if place.device == error.device), 0)
 
 
 def _place(error: BaseException) -> str:

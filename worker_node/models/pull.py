@@ -280,7 +280,7 @@ def require_resources(
     needs = conversion_needs(source_format, size, movable=movable)
     require_space(room, needs.disk + to_fetch, what)
     available = available_memory()
-    if available is not None and needs.memory > available:
+    if needs.memory > available:
         raise ConversionFailed(
             f"not enough memory to convert {what}: it takes up to {in_gigabytes(needs.memory)}, "
             f"{in_gigabytes(available)} are available; stop other programs, choose a smaller file, "
@@ -305,7 +305,7 @@ class Report:
     disk_available: int
     memory_to_convert: int
     memory_to_run: int
-    memory_available: int | None
+    memory_available: int
     context: int | None
     npu: Suitability
     licence: str
@@ -345,7 +345,7 @@ def check(spec: PullSpec, store: Path) -> Report:
     problems = []
     if disk > free:
         problems.append(f"disk: it needs {in_gigabytes(disk)}, {in_gigabytes(free)} are free (NPU_NODE_MODEL_STORE)")
-    if available is not None and needs.memory > available:
+    if needs.memory > available:
         problems.append(
             f"memory: to convert it needs {in_gigabytes(needs.memory)}, {in_gigabytes(available)} are available"
         )

@@ -50,7 +50,7 @@ async def generate(
         prepared = await prepare_generation(services, model, request)
         tokenize_s = time.monotonic() - began
         if operation.recording:
-            operation.tokenized(began)
+            operation.begin("route")
         selection = await select_placement(prepared.demand, context)
         if operation.recording:
             operation.routed(selection.route)
@@ -235,8 +235,8 @@ class GenerationRun:
         answer.first_token = time.monotonic()
         answer.started = delta.started or answer.submitted
         if self.operation.recording:
-            self.operation.started(answer.started)
-            self.operation.first_token(answer.at)
+            self.operation.begin("prefill", answer.started)
+            self.operation.begin("decode", answer.at)
 
 
 # Several generations for one request: more than one choice, or more than one prompt.

@@ -20,7 +20,7 @@ from worker_node.observability.tracing import Operation
 from worker_node.sandbox.pool import PreparationLimits, PreparationPool
 from worker_node.scheduling.admission import Work
 from worker_node.serving.routing import Demand, reject_if_full, select_placement
-from worker_node.serving.run import Answer, Services, SingleRun, model_of, run_selected, run_single
+from worker_node.serving.run import Answer, Services, SingleRun, run_selected, run_single
 from worker_node.settings import NodeSettings
 from worker_node.tasks.transcribe.audio import decode_audio
 from worker_node.tasks.transcribe.building import TranscriptionModel, Voice, VoiceChoice
@@ -148,7 +148,7 @@ async def find_model(services: Services, wanted: TranscriptionRequest, context: 
 
     Raises ModelNotFound, BadRequest, UnsupportedParameter (a language that the model does not know), Overloaded.
     """
-    model = await model_of(services.manager, KIND, TranscriptionModel, wanted.model, context.deadline)
+    model = await services.manager.model_of(KIND, TranscriptionModel, wanted.model, context.deadline)
     if not model.multilingual:
         if wanted.translate:
             raise UnsupportedParameter(f"{model.id} knows English only; it does not translate", param="model")
@@ -187,7 +187,7 @@ async def transcribe(
             seconds = await decoder.decode(upload, pcm, most, context.deadline)
             whole = Window(0, round(seconds * RATE))
             regions = [whole] if voice is None else await decoder.find_speech(pcm, voice, context.deadline)
-            operation.tokenized(began)
+            operation.begin("route")
             run = _Run(services, model, context, wanted, pcm, regions, began, operation)
             result = await run.begin(seconds)
             yield result
@@ -245,13 +245,16 @@ class _Run:
 
     async def _parts(self, first: SpokenPart | None) -> AsyncIterator[SpokenPart]:
         part = first
-        # Here as well as around the whole: a reply that streams renders the error itself, inside of the caller's block.
-        with self._operation.watch():
+        try:
             while part is not None:
                 yield part
                 part, answer = await self._next(after=self._result.route)
                 if answer is not None:
                     self._add(answer)
+        except Exception as error:
+            # A reply that streams renders the error itself, inside of the block of the operation.
+            self._operation.failed(error)
+            raise
         self._result.complete = True
 
     def _add(self, answer: Answer[Transcript]) -> None:

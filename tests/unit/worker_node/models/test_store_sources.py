@@ -87,7 +87,10 @@ def test_a_gguf_file_is_rejected_by_its_header_and_continued_after_it(hub, store
     assert hub.large_downloads() == [("m.gguf", f"bytes=0-{head - 1}")]
     hub.asked.clear()
     assert ModelStore().pull("maker/good").kind == ModelKind.GENERATION
-    assert hub.large_downloads() == [("m.gguf", f"bytes=0-{head - 1}"), ("m.gguf", f"bytes={head}-{len(hub.repositories['maker/good'].files['m.gguf']) - 1}")]
+    assert hub.large_downloads() == [
+        ("m.gguf", f"bytes=0-{head - 1}"),
+        ("m.gguf", f"bytes={head}-{len(hub.repositories['maker/good'].files['m.gguf']) - 1}"),
+    ]
 
 
 def test_a_header_that_is_longer_than_expected_is_judged_by_the_conversion(hub, store_root, make_gguf, monkeypatch):

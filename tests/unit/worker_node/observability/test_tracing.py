@@ -39,11 +39,11 @@ def test_a_generation_is_one_trace_with_its_caller(recorded):
         recorded.tracing.request("POST", "/inference", {"traceparent": PARENT}, "req_1", began) as served,
         trace_generation(recorded.tracing, ASKED) as operation,
     ):
-        operation.tokenized(time.monotonic())
+        operation.begin("route")
         operation.routed(ROUTE)
         operation.submitted(ENGINE)
-        operation.started(time.monotonic())
-        operation.first_token(time.monotonic())
+        operation.begin("prefill", time.monotonic())
+        operation.begin("decode", time.monotonic())
         operation.answered(Usage(7, 5), finish_reason="stop", busy=Busy(12), ended=time.monotonic())
         set_response_status(served, 200)
     spans = recorded.spans
@@ -75,10 +75,10 @@ def test_a_generation_is_one_trace_with_its_caller(recorded):
 
 def test_a_failure_ends_the_open_stages_and_names_only_its_code(recorded):
     with pytest.raises(EngineUnavailable), trace_generation(recorded.tracing, ASKED) as operation:
-        operation.tokenized(time.monotonic())
+        operation.begin("route")
         operation.routed(ROUTE)
         operation.submitted(ENGINE)
-        operation.started(time.monotonic())
+        operation.begin("prefill", time.monotonic())
         raise EngineUnavailable(SECRET)
     spans = recorded.spans
     assert recorded.tree()["prefill"] == "engine"
@@ -90,7 +90,7 @@ def test_a_failure_ends_the_open_stages_and_names_only_its_code(recorded):
 
 def test_a_caller_who_leaves_is_no_error(recorded):
     with trace_generation(recorded.tracing, ASKED) as operation:
-        operation.tokenized(time.monotonic())
+        operation.begin("route")
         operation.routed(ROUTE)
         operation.submitted(ENGINE)
     span = recorded.spans["chat m"]

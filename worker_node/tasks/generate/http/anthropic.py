@@ -8,25 +8,25 @@ from secrets import token_hex
 from typing import Annotated, Any, ClassVar, Literal
 
 from aiohttp import web
-from pydantic import ConfigDict, Discriminator, Field, Tag
+from pydantic import Field
 
 from worker_node.core.errors import BadRequest, NodeError
 from worker_node.core.types import RequestContext
-from worker_node.http.body import Body, DialectBody, read_body
+from worker_node.http.body import DialectBody, read_body
 from worker_node.http.context import busy_fields, request_context
 from worker_node.http.errors import anthropic_error
 from worker_node.http.leniency import Table, Unsupported
 from worker_node.http.replies import Reply, json_response
 from worker_node.http.request_state import NODE
 from worker_node.http.sse import event_frame
-from worker_node.http.task import EVENTS, JSON, ApiOperation
+from worker_node.http.task import JSON, ApiOperation
 from worker_node.tasks.generate.blocks import Block as AnswerBlock
 from worker_node.tasks.generate.blocks import BlockKind, Closed, Finished, FinishReason, Grown, Opened
 from worker_node.tasks.generate.chat import AnswerSchema, Image, Message, Rendering, Tool, ToolCall, ToolUse
 from worker_node.tasks.generate.http import parameters
-from worker_node.tasks.generate.http.conversation import MAX_TOOLS, past_arguments, tool_use
-from worker_node.tasks.generate.http.fields import NumberOf
-from worker_node.tasks.generate.http.replies import Ask, Renderer, answering
+from worker_node.tasks.generate.http.conversation import MAX_TOOLS, OtherTool, except_types, past_arguments, tool_use
+from worker_node.tasks.generate.http.parameters import Length, Temperature, TopK, TopP
+from worker_node.tasks.generate.http.replies import Ask, Renderer, generation_route
 from worker_node.tasks.generate.images import image_of_base64, image_of_url
 from worker_node.tasks.generate.model import IMAGE_TYPES, GenerationModel, GenerationRequest, generation_model
 from worker_node.tasks.generate.prompting import count_prompt
@@ -104,23 +104,8 @@ class AnthropicTool(DialectBody):
     strict: bool | None = None
 
 
-class AnthropicServerTool(Body):
-    """A tool that Anthropic runs or defines (web_search_…, bash_…): passed over, and named as ignored."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    type: Annotated[str, Field(max_length=64)]
-
-
-def _tool_kind(tool: Any) -> str:
-    """`server` for a tool of a type of Anthropic's own, which has no schema here, `custom` for all others."""
-    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
-    return "custom" if kind is None or kind == "custom" else "server"
-
-
-OfferedTool = Annotated[
-    Annotated[AnthropicTool, Tag("custom")] | Annotated[AnthropicServerTool, Tag("server")], Discriminator(_tool_kind)
-]
+# A tool that Anthropic runs or defines (web_search_…, bash_…).
+AnthropicOwnTool = Annotated[OtherTool, except_types("custom")]
 
 
 class ToolChoice(DialectBody):
@@ -160,7 +145,7 @@ class CountTokensBody(DialectBody):
     model: str
     messages: Annotated[list[AnthropicMessage], Field(min_length=1)]
     system: str | list[TextBlock] | None = None
-    tools: Annotated[list[OfferedTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[AnthropicTool | AnthropicOwnTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -175,7 +160,7 @@ class CountTokensBody(DialectBody):
         return GenerationRequest(
             context,
             self._conversation(),
-            parameters.sampling(parameters.ANTHROPIC, vars(self)),
+            parameters.sampling(vars(self)),
             model.id,
             tool_use=self._tool_use(context),
             grammar=self._schema(),
@@ -214,7 +199,7 @@ class CountTokensBody(DialectBody):
     def _tool_use(self, context: RequestContext) -> ToolUse | None:
         tools: list[Tool] = []
         for index, tool in enumerate(self.tools or []):
-            if isinstance(tool, AnthropicServerTool):
+            if isinstance(tool, OtherTool):
                 context.note_ignored(f"tools.{tool.type}")
                 continue
             where = f"tools[{index}].input_schema"
@@ -237,12 +222,12 @@ class CountTokensBody(DialectBody):
 class MessagesBody(CountTokensBody):
     """Body of POST /v1/messages."""
 
-    max_tokens: NumberOf
+    max_tokens: Length
     stream: bool | None = None
     stop_sequences: list[str] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=1_000_000)] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
 
 
 @dataclass(slots=True)
@@ -416,15 +401,7 @@ class AnthropicCount(Reply):
 
 
 OPERATIONS = (
-    ApiOperation(
-        "post",
-        "/v1/messages",
-        answering(_messages),
-        "Anthropic: answer a conversation",
-        {JSON: AnthropicAnswer, EVENTS: None},
-        MessagesBody,
-        inference=True,
-    ),
+    generation_route("/v1/messages", _messages, "Anthropic: answer a conversation", AnthropicAnswer, MessagesBody),
     ApiOperation(
         "post",
         "/v1/messages/count_tokens",

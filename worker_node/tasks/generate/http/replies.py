@@ -21,7 +21,7 @@ from worker_node.http.context import route_headers
 from worker_node.http.replies import json_response
 from worker_node.http.request_state import NODE
 from worker_node.http.sse import EventStream, LineStream
-from worker_node.http.task import Handler
+from worker_node.http.task import EVENTS, JSON, ApiOperation, Handler, Model
 from worker_node.tasks.generate.blocks import Finished, TokenLogprob
 from worker_node.tasks.generate.model import GenerationRequest
 from worker_node.tasks.generate.service import ChoiceEvent, Choices, generate_choices
@@ -59,8 +59,19 @@ class Ask:
     kept: AbstractAsyncContextManager[None] = field(default_factory=nullcontext)
 
 
-def answering(parse: Callable[[web.Request], Awaitable[Ask | web.StreamResponse]]) -> Handler:
-    """The handler of a route that generates text. A request that asks for no text is answered by `parse`."""
+Parse = Callable[[web.Request], Awaitable[Ask | web.StreamResponse]]
+
+
+def generation_route(
+    path: str, parse: Parse, summary: str, reply: Model, body: Model, stream: str = EVENTS
+) -> ApiOperation:
+    """A route that generates text. A request that asks for no text is answered by `parse`."""
+    replies = {JSON: reply, stream: None}
+    return ApiOperation("post", path, answering(parse), summary, replies, body, inference=True)
+
+
+def answering(parse: Parse) -> Handler:
+    """The handler of a route that generates text."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         ask = await parse(request)
