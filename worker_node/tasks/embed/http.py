@@ -31,7 +31,8 @@ from worker_node.tasks.embed.service import (
     embed,
     embedding_model,
 )
-from worker_node.tasks.generate.http.ollama import KeepAlive, OllamaOptions, keeping, served
+from worker_node.tasks.generate.http.ollama import OllamaOptions, keeping, served
+from worker_node.tasks.generate.http.parameters import KeepAlive
 
 
 def embedding_headers(reply: EmbeddingReply) -> dict[str, str]:
