@@ -12,7 +12,7 @@ from worker_node.core.errors import DeviceUnavailable
 from worker_node.core.types import Device, RequestContext
 from worker_node.engines.process import EngineLimits
 from worker_node.engines.protocol import EngineSpec, EngineState
-from worker_node.engines.supervisor import SupervisedEngine
+from worker_node.engines.supervisor import Engine
 from worker_node.manager.placement import Placement
 from worker_node.manager.served import ModelState
 from worker_node.scheduling.admission import Admission, AdmissionLimits
@@ -36,7 +36,7 @@ async def garbage_before_real(store):
     placements = []
     for device, runner, options in ((Device.NPU, RUNNER, {"garbage_after": 0}), (Device.CPU, CONTINUOUS, {})):
         spec = EngineSpec(installed.id, installed.kind, str(installed.path), device, runner, options)
-        engine = SupervisedEngine(spec, canary, EngineLimits())
+        engine = Engine(spec, canary, EngineLimits())
         admission, first = Admission("m", AdmissionLimits(8)), device is Device.NPU
         placements.append(Placement(device, engine, admission, 8192, 8192, on_demand=not first, eager=first))
     services = services_of([GenerationModel(installed, chat, placements=placements)])

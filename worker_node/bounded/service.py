@@ -132,7 +132,7 @@ class JobService:
         until = time.monotonic() + self.load_timeout_s
         await self._placement.settled(until)
         status = self._placement.engine.status
-        if status.state is not EngineState.READY:
+        if self._placement.state is not EngineState.READY:
             raise EngineUnavailable(f"{self.model_id} on NPU: {status.reason}", retry_after=status.retry_after)
 
     async def run(self, request: JobRequest) -> BoundedResult:

@@ -262,7 +262,7 @@ def _describe(model: InstalledModel) -> dict[str, Any]:
 def _state(model: ServedModel) -> str:
     """`installed` before the first load, `unloaded` after one."""
     state = model.state()
-    states = {placement.engine.status.state for placement in model.placements}
+    states = {placement.state for placement in model.placements}
     if state is ModelState.FAILED and EngineState.QUARANTINED in states:
         return "quarantined"
     if state is ModelState.UNLOADED and not any(placement.loads for placement in model.placements):

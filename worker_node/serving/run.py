@@ -21,7 +21,6 @@ from functools import partial
 from typing import Generic, Protocol, Self, TypeVar, cast
 
 from worker_node.core.errors import (
-    BadRequest,
     EngineDied,
     EngineUnavailable,
     NodeError,
@@ -33,10 +32,8 @@ from worker_node.engines.isolation import fingerprint
 from worker_node.engines.protocol import Job, JobResult, R, ResultStream
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.placement import Placement
-from worker_node.manager.served import ServedModel
 from worker_node.observability.metrics import Telemetry
 from worker_node.observability.tracing import OFF, Operation, Tracing
-from worker_node.registry import task_of
 from worker_node.scheduling.admission import AdmissionLimits, Permit, Work
 from worker_node.serving.routing import (
     Demand,
@@ -49,7 +46,6 @@ from worker_node.serving.routing import (
 )
 from worker_node.settings import NodeSettings
 
-M = TypeVar("M", bound=ServedModel)
 T = TypeVar("T")
 WorkOf = Callable[[AdmissionLimits], Work]
 
@@ -378,20 +374,3 @@ async def _resumed(first: T | None, events: AsyncIterator[T]) -> AsyncGenerator[
         yield first
         async for event in events:
             yield event
-
-
-async def model_of(manager: ModelManager, kind: str, form: type[M], name: str | None, deadline: float) -> M:
-    """The model of that name, or the default one of that kind; `form` is its class, `deadline` monotonic seconds.
-
-    Raises ModelNotFound, BadRequest (a model of another kind; the message names one of the right kind), and what
-    `ModelManager.resolve` raises.
-    """
-    model = await (manager.default(kind, deadline) if name is None else manager.resolve(name, deadline))
-    if isinstance(model, form):
-        return model
-    suitable = ", ".join(other.id for other in manager.models if other.installed.kind == kind)
-    instead = f"use one of these: {suitable}" if suitable else f"this node has no {kind} model: npu-node pull adds one"
-    raise BadRequest(
-        f"model {model.id} is for {task_of(model.installed.kind).verb}, not for {task_of(kind).verb}; {instead}",
-        param="model",
-    )

@@ -219,7 +219,7 @@ class NodeSettings(BaseSettings):
     )
     max_texts: Annotated[int, RELOADED] = Field(default=2048, gt=0, description="texts in one request")
     embedding_cache: int = Field(
-        default=1000, ge=0, le=1_000_000, description="texts whose vectors are kept; 0 keeps none"
+        default=1000, ge=0, le=1_000_000, description="texts whose vectors each model keeps; 0 keeps none"
     )
     max_connections: int = Field(
         default=1024,

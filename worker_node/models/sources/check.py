@@ -76,7 +76,7 @@ def check(spec: PullSpec, store: Path) -> Report:
     problems = []
     if disk > free:
         problems.append(f"disk: it needs {in_gigabytes(disk)}, {in_gigabytes(free)} are free (NPU_NODE_MODEL_STORE)")
-    if available is not None and needs.memory > available:
+    if needs.memory > available:
         problems.append(
             f"memory: to convert it needs {in_gigabytes(needs.memory)}, {in_gigabytes(available)} are available"
         )

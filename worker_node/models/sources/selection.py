@@ -216,7 +216,7 @@ def require_resources(
     needs = conversion_needs(source_format, size, movable=movable)
     require_space(room, needs.disk + to_fetch, what)
     available = available_memory()
-    if available is not None and needs.memory > available:
+    if needs.memory > available:
         raise ConversionFailed(
             f"not enough memory to convert {what}: it takes up to {in_gigabytes(needs.memory)}, "
             f"{in_gigabytes(available)} are available; stop other programs, choose a smaller file, "

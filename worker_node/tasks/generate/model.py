@@ -12,7 +12,6 @@ from worker_node.core.errors import NodeError
 from worker_node.core.types import ModelKind, RequestContext
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.served import ServedModel
-from worker_node.serving.run import model_of
 from worker_node.tasks.generate.chat import AnswerSchema, GivenForm, Image, Message, Rendering, TokenIds, ToolUse
 from worker_node.tasks.generate.messages import Sampling
 from worker_node.tasks.generate.options import GenerationOptions
@@ -70,13 +69,13 @@ async def generation_model(
 ) -> GenerationModel:
     """The generation model of that name, or the default one; for requests with images (`seeing`) one with vision.
 
-    Raises as `model_of`.
+    Raises as `ModelManager.model_of`.
     """
     if name is None and seeing:
         for model in manager.models:
             if isinstance(model, GenerationModel) and model.images is not None:
                 return model
-    return await model_of(manager, ModelKind.GENERATION, GenerationModel, name, deadline)
+    return await manager.model_of(ModelKind.GENERATION, GenerationModel, name, deadline)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from worker_node.observability.tracing import Operation
 from worker_node.sandbox.pool import PreparationLimits, PreparationPool
 from worker_node.scheduling.admission import Work
 from worker_node.serving.routing import Demand, reject_if_full, select_placement
-from worker_node.serving.run import Answer, Services, SingleRun, model_of, run_selected, run_single
+from worker_node.serving.run import Answer, Services, SingleRun, run_selected, run_single
 from worker_node.settings import NodeSettings
 from worker_node.tasks.transcribe.audio import decode_audio
 from worker_node.tasks.transcribe.building import TranscriptionModel, Voice, VoiceChoice
@@ -148,7 +148,7 @@ async def find_model(services: Services, wanted: TranscriptionRequest, context: 
 
     Raises ModelNotFound, BadRequest, UnsupportedParameter (a language that the model does not know), Overloaded.
     """
-    model = await model_of(services.manager, KIND, TranscriptionModel, wanted.model, context.deadline)
+    model = await services.manager.model_of(KIND, TranscriptionModel, wanted.model, context.deadline)
     if not model.multilingual:
         if wanted.translate:
             raise UnsupportedParameter(f"{model.id} knows English only; it does not translate", param="model")

@@ -9,7 +9,7 @@ from worker_node.core.errors import ContextLengthExceeded
 from worker_node.core.types import RequestContext, Route, Usage
 from worker_node.scheduling.admission import Work
 from worker_node.serving.routing import Demand, reject_if_full
-from worker_node.serving.run import SingleRun, model_of, run_single
+from worker_node.serving.run import SingleRun, run_single
 
 
 class CountingMetrics:
@@ -25,7 +25,7 @@ async def count(services, context: RequestContext, texts: list[str], name: str |
     """Count the vowels of texts; a character is a token."""
     with services.tracing.operation("count", {"npu.texts": len(texts)}) as operation:
         began = time.monotonic()
-        model = await model_of(services.manager, KIND, CountingModel, name, context.deadline)
+        model = await services.manager.model_of(KIND, CountingModel, name, context.deadline)
         with model.activity.working():
             reject_if_full(model.placements, len(texts), context)
             longest = max(map(len, texts), default=0)

@@ -37,7 +37,9 @@ def test_busy_time_that_others_are_known_to_share_is_kept_apart(telemetry):
     route = Route("m", Device.NPU, "preferred", 12)
     timing = Timing(queue=0.0, tokenize=0.0, inference=1.0, total=1.0)
     for busy_us, shared in ((1_000_000, False), (2_000_000, True)):
-        reply = EmbeddingReply(route, np.zeros((1, 2), np.float32), "s", Usage(1), timing, Busy(busy_us, shared))
+        reply = EmbeddingReply(
+            route, np.zeros((1, 2), np.float32), "s", Usage(1), timing, Busy(busy_us, shared), computed=1
+        )
         count_embedding(telemetry, reply)
     count_generation(telemetry, route, Finished(FinishReason.STOP, Usage(1, 1), timing, Busy(4_000_000, True)))
     assert busy(telemetry) == {("false", "unknown"): 1, ("false", "false"): 6}

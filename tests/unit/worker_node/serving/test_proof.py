@@ -14,7 +14,7 @@ from worker_node.core.types import Busy, Device, ModelKind, RequestContext
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
-from worker_node.tasks.embed.service import EmbeddingModel, EmbeddingRequest, embed
+from worker_node.tasks.embed.service import EmbeddingCache, EmbeddingModel, EmbeddingRequest, embed
 from worker_node.tasks.generate.answer_text import ByteDetokenizer
 from worker_node.tasks.generate.blocks import Finished
 from worker_node.tasks.generate.chat import TokenIds
@@ -59,10 +59,12 @@ def registry(engine, *, strict=False, cache=0, device=Device.NPU):
     place = Placement(device, engine, Admission("m", AdmissionLimits(8)), 64, 64)
     installed = {kind: SimpleNamespace(id=kind, kind=kind, family="", aliases=()) for kind in ModelKind}
     models = [
-        EmbeddingModel(installed[ModelKind.EMBEDDING], Tokenizer(), "space", 1, placements=[place]),
+        EmbeddingModel(
+            installed[ModelKind.EMBEDDING], Tokenizer(), "space", 1, cache=EmbeddingCache(cache), placements=[place]
+        ),
         GenerationModel(installed[ModelKind.GENERATION], Tokenizer(), 64, 1, placements=[place]),
     ]
-    return services_of(models, cache, require_proof=strict)
+    return services_of(models, require_proof=strict)
 
 
 def context(require=Device.NPU):
