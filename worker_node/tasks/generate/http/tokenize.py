@@ -16,8 +16,7 @@ from worker_node.http.replies import Reply, json_response
 from worker_node.http.request_state import NODE
 from worker_node.http.task import JSON, ApiOperation
 from worker_node.manager.served import ServedModel
-from worker_node.tasks.generate.http.conversation import Turn, conversation
-from worker_node.tasks.generate.http.fields import NO_TEMPLATE, RenderingBody
+from worker_node.tasks.generate.http.conversation import NO_TEMPLATE, RenderingBody, Turn, conversation
 from worker_node.tasks.generate.model import GenerationModel, generation_model
 from worker_node.tasks.generate.tokenization import LargeTexts, large_texts
 
