@@ -17,8 +17,7 @@ from worker_node.http.request_state import NODE
 from worker_node.http.task import JSON, ApiOperation
 from worker_node.manager.served import ServedModel
 from worker_node.tasks.generate.building import GenerationModel
-from worker_node.tasks.generate.http.conversation import Turn, conversation
-from worker_node.tasks.generate.http.fields import NO_TEMPLATE, RenderingBody
+from worker_node.tasks.generate.http.conversation import NO_TEMPLATE, RenderingBody, Turn, conversation
 from worker_node.tasks.generate.prompting import generation_model
 from worker_node.tasks.generate.tokenization import LargeTexts
 
