@@ -13,7 +13,7 @@ from worker_node.bounded.jobs import JOBS, MAX_INPUT_CHARACTERS, parse_request
 from worker_node.bounded.service import JobService, build, choose_model, reservation
 from worker_node.bounded.settings import BoundedSettings, DeviceLock
 from worker_node.core.errors import NodeError, RouteNotFound
-from worker_node.http.access import OriginPolicy
+from worker_node.http.access import Access
 from worker_node.http.body import check_encoding, expect_continue, read_bytes
 from worker_node.http.connection import admit_connection
 from worker_node.http.errors import retry_headers
@@ -81,9 +81,10 @@ def _app(node: Node, service: JobService) -> web.Application:
     """Return the application of the bounded profile: its own routes and nothing else."""
     # The log has method, path, status and time alone: a request has no id, least of all one that its caller wrote.
     log_request = log_requests(lambda _request: "-")
-    render = errors_as(
-        lambda _request: job_error_response, admit_connection, OriginPolicy("127.0.0.1").check, check_encoding
-    )
+    # Neither the keys nor the names that NPU_NODE_* may admit open this profile.
+    closed = node.settings.model_copy(update={"api_keys": (), "allowed_hosts": (), "cors_origins": ()})
+    checks = (admit_connection, Access(closed).check_origin, check_encoding)
+    render = errors_as(lambda _request: job_error_response, *checks)
     app = web.Application(middlewares=[log_request, render])
     app[NODE] = node
     app[SERVICE] = service

@@ -29,9 +29,10 @@ from worker_node.models.store import ModelStore
 from worker_node.node import Node
 from worker_node.serving.build import Machine, build_model
 from worker_node.serving.certified import known_problem
-from worker_node.tasks.generate.blocks import Finished
+from worker_node.tasks.generate.answer import Finished
+from worker_node.tasks.generate.building import GenerationModel
 from worker_node.tasks.generate.messages import Sampling
-from worker_node.tasks.generate.model import GenerationModel, GenerationRequest
+from worker_node.tasks.generate.request import GenerationRequest
 from worker_node.tasks.generate.service import generate
 
 log = logging.getLogger(__name__)
@@ -132,7 +133,7 @@ class JobService:
         until = time.monotonic() + self._load_timeout_s
         await self._placement.settled(until)
         status = self._placement.engine.status
-        if status.state is not EngineState.READY:
+        if self._placement.state is not EngineState.READY:
             raise EngineUnavailable(f"{self.model_id} on NPU: {status.reason}", retry_after=status.retry_after)
 
     async def run(self, request: JobRequest) -> BoundedResult:
@@ -217,8 +218,8 @@ class JobService:
             grammar=job.grammar(request.max_new_tokens),
         )
         answer = ""
-        async with generate(self._services, generation) as run:
-            async for _, event, _ in run.events:
+        async with generate(self._services, generation, stream=False) as run:
+            async for [(_, event, _)] in run.events:
                 if isinstance(event, Finished):
                     answer = event.text()
                     if event.busy.shared:
