@@ -18,7 +18,7 @@ from tests.support.tiny_encoder import WORDS, write_encoder
 from worker_node.core.types import Device
 from worker_node.engines.process import EngineLimits
 from worker_node.engines.protocol import EngineSpec, EngineState
-from worker_node.engines.supervisor import SupervisedEngine
+from worker_node.engines.supervisor import Engine
 from worker_node.models.store import ModelStore
 from worker_node.serving.tokenizing import RowTokenizer
 
@@ -53,7 +53,7 @@ async def engine_with(minilm, **options):
         pass
 
     spec = EngineSpec(minilm.id, minilm.kind, str(minilm.path), Device.CPU, RUNNER, options)
-    engine = SupervisedEngine(spec, no_canary, EngineLimits())
+    engine = Engine(spec, no_canary, EngineLimits())
     engine.wake()
     try:
         assert (await engine.settled()).state is EngineState.READY

@@ -35,7 +35,7 @@ from worker_node.manager.manager import ModelManager
 from worker_node.manager.replacement import WhileInUse
 from worker_node.manager.served import FailedModel, ModelState, ServedModel
 from worker_node.models.directory import InstalledModel
-from worker_node.models.sources.reference import is_below, is_local
+from worker_node.models.sources import is_below, is_local
 from worker_node.registry import task_of, tasks
 from worker_node.reload import ReloadReport
 
@@ -262,7 +262,7 @@ def _describe(model: InstalledModel) -> dict[str, Any]:
 def _state(model: ServedModel) -> str:
     """`installed` before the first load, `unloaded` after one."""
     state = model.state()
-    states = {placement.engine.status.state for placement in model.placements}
+    states = {placement.state for placement in model.placements}
     if state is ModelState.FAILED and EngineState.QUARANTINED in states:
         return "quarantined"
     if state is ModelState.UNLOADED and not any(placement.loads for placement in model.placements):

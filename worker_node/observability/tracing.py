@@ -32,7 +32,7 @@ from opentelemetry.util.types import AttributeValue
 from worker_node import __version__
 from worker_node.core.errors import INSTALL_EXTRA, ConfigurationError, NodeError
 from worker_node.core.types import NOT_MEASURED, Busy, Route, Usage
-from worker_node.engines.protocol import Engine
+from worker_node.engines.supervisor import Engine
 
 Attributes = dict[str, AttributeValue]
 

@@ -33,15 +33,14 @@ from worker_node.engines.options import (
 from worker_node.engines.process import Canary, EngineLimits
 from worker_node.engines.protocol import EngineSpec
 from worker_node.engines.restart import GrowthLimits, RestartLimits, default_growth
-from worker_node.engines.supervisor import SupervisedEngine
+from worker_node.engines.supervisor import Engine
 from worker_node.engines.watchdog import LivenessLimits
 from worker_node.manager.placement import ExcludedPlacement, Placement
 from worker_node.manager.served import FailedModel, ServedModel
 from worker_node.models.catalog import normalise_name
 from worker_node.models.directory import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel
-from worker_node.models.in_place import apparent_kind, open_directory
 from worker_node.models.passports import Standing
-from worker_node.models.store import ModelStore
+from worker_node.models.store import ModelStore, apparent_kind, open_directory
 from worker_node.registry import tasks
 from worker_node.scheduling.admission import Admission
 from worker_node.serving.certified import known_problem, refusal, standing_of
@@ -127,7 +126,7 @@ def _build(wanted: ModelSettings, machine: Machine) -> ServedModel:
         raise UnusableFiles(
             f"{installed.path}: its files are damaged ({type(error).__name__}: {_brief(error)}); pull or copy it again"
         ) from error
-    model.without_files = lambda reason: _failed(wanted, machine, reason, installed.kind)
+    model.if_failed = _failed(wanted, machine, "", installed.kind)
     return model
 
 
@@ -350,7 +349,7 @@ def _placement(
     )
     return Placement(
         device=device,
-        engine=SupervisedEngine(spec, canary, _engine_limits(machine.settings), suspects=suspects),
+        engine=Engine(spec, canary, _engine_limits(machine.settings), suspects=suspects),
         admission=admission,
         prompt_limit=limit,
         total_limit=engine.total_limit,
@@ -434,8 +433,7 @@ def _cache_key(installed: InstalledModel, plan: PlacementPlan, machine: Machine)
 def _memory(settings: NodeSettings) -> int | None:
     if settings.memory_budget is not None:
         return settings.memory_budget
-    machine = machine_memory()
-    return None if machine is None else machine.total
+    return machine_memory().total
 
 
 def _unused(kind: str, wanted: ModelSettings, device: Device, beside: Collection[Device]) -> set[str]:
@@ -461,8 +459,7 @@ def check_options(installed: InstalledModel, wanted: ModelSettings) -> None:
 
 def growth_limits(growth: int | None) -> GrowthLimits:
     """Return how far an engine process may grow, in bytes; `growth` None is a share of the machine's memory."""
-    memory = machine_memory()
-    return GrowthLimits(growth if growth or memory is None else default_growth(memory.total))
+    return GrowthLimits(growth or default_growth(machine_memory().total))
 
 
 def memory_pool(probe: Probe, device: Device) -> str:
@@ -472,8 +469,7 @@ def memory_pool(probe: Probe, device: Device) -> str:
 
 def memory_budgets(wanted: int | None, probe: Probe) -> dict[str, int | None]:
     """Bytes that the engines together may take, by pool. `wanted` None is 80 % of what the host has free now."""
-    memory = machine_memory()
-    host = wanted if wanted is not None or memory is None else int(memory.available * _SHARE)
+    host: int | None = int(machine_memory().available * _SHARE) if wanted is None else wanted
     own = _own_memory(probe, Device.GPU)
     return {HOST: host} | ({} if own is None else {Device.GPU.value: int(own * _SHARE)})
 

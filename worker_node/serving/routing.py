@@ -78,19 +78,22 @@ class PlacementStatus:
         if placement.engine.ready:
             return cls(placement.device, placement.prompt_limit, placement.total_limit, lacks=placement.lacks)
         status, ready_in = placement.engine.status, placement.ready_in()
+        # A process that grew too large would serve if it had been left alone.
+        on_request = status.replacing or placement.state is EngineState.UNLOADED
+        if placement.request is not None:
+            on_request = on_request or placement.request.on_request
         retry_after = status.retry_after if ready_in is None else ready_in
         return cls(
             placement.device,
             placement.prompt_limit,
             placement.total_limit,
-            obstacle=_OBSTACLES.get(status.state),
+            obstacle=_OBSTACLES.get(placement.state),
             detail=placement.reason,
             retry_after=_COLD_RETRY_S if retry_after == math.inf else retry_after,
             lacks=placement.lacks,
             ready_in=ready_in,
-            # A process that grew too large would serve if it had been left alone.
-            on_request=placement.on_request or status.replacing or placement.state is EngineState.UNLOADED,
-            shortage=placement.shortage or placement.refusal,
+            on_request=on_request,
+            shortage=placement.shortage,
         )
 
     def holds(self, demand: Demand) -> bool:
@@ -318,7 +321,7 @@ def _statuses(demand: Demand) -> list[PlacementStatus]:
 def request_load(demand: Demand, index: int | None) -> None:
     """Have the placement loaded, unless its load was requested before."""
     if index is not None and demand.placements[index].state is EngineState.UNLOADED:
-        demand.placements[index].wake()
+        demand.placements[index].request_load(on_request=True, insist=False)
 
 
 def reject_if_full(placements: Sequence[Placement], units: int, context: RequestContext) -> None:

@@ -9,7 +9,7 @@ death runs alone, and one that kills an engine while alone on it twice is refuse
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import (
     AsyncExitStack,
     aclosing,
@@ -361,16 +361,3 @@ class Proof:
             self.unread = True
         elif busy.us <= 0:
             raise NpuNotProven(f"{what} its busy counter did not move during the run; try again or examine the device")
-
-
-async def after_first(events: AsyncIterator[T]) -> AsyncGenerator[T, None]:
-    """Await the first event, so that early errors are raised before headers are sent."""
-    first = await anext(events, None)
-    return _resumed(first, events)
-
-
-async def _resumed(first: T | None, events: AsyncIterator[T]) -> AsyncGenerator[T, None]:
-    if first is not None:
-        yield first
-        async for event in events:
-            yield event
