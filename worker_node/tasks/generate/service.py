@@ -18,7 +18,7 @@ from worker_node.observability.metrics import Telemetry
 from worker_node.observability.tracing import Operation, Tracing
 from worker_node.scheduling.admission import Work
 from worker_node.serving.routing import select_placement
-from worker_node.serving.run import Execution, Proof, Services, after_first
+from worker_node.serving.run import Execution, Services, after_first
 from worker_node.tasks.generate.answer_text import Answer
 from worker_node.tasks.generate.blocks import BlockEvent, Event, Finished
 from worker_node.tasks.generate.chat import TokenIds
@@ -56,8 +56,8 @@ async def generate(
             operation.routed(selection.route)
         job = prepared.job(selection.placement, whole=whole)
         work = Work(prepared.demand.prompt_tokens, job.max_new_tokens)
-        proof = Proof.of(selection.route, context, strict=services.require_proof)
-        with Execution(prepared.demand, context, selection, work=work).admitted() as execution:
+        execution = Execution(prepared.demand, context, selection, work=work, strict_proof=services.require_proof)
+        with execution.admitted():
             if operation.recording:
                 operation.submitted(selection.placement.engine)
             run = GenerationRun(
@@ -67,14 +67,13 @@ async def generate(
                 placement=selection.placement,
                 job=job,
                 execution=execution,
-                proof=proof,
                 tokenize_s=tokenize_s,
                 whole=whole,
                 index=index,
             )
             async with AsyncExitStack() as stack:
                 run.events = await stack.enter_async_context(aclosing(run.answer()))
-                if proof.required:
+                if execution.proof_required:
                     # The first token shows whether the NPU works, while the status can still say so.
                     run.events = await stack.enter_async_context(aclosing(await after_first(run.events)))
                 yield run
@@ -116,7 +115,6 @@ class GenerationRun:
     placement: Placement
     job: GenerateJob
     execution: Execution
-    proof: Proof
     tokenize_s: float
     whole: bool
     index: int
@@ -135,8 +133,7 @@ class GenerationRun:
     @property
     def route(self) -> Route:
         """The current route; a retry may change it until part of the answer has been sent."""
-        route = self.execution.selection.route
-        return replace(route, unproven=True) if self.proof.unread else route
+        return self.execution.route
 
     def head(self) -> Route:
         """The route for a head that is sent before the first token: from then on it stays on that device."""
@@ -162,8 +159,7 @@ class GenerationRun:
                 async with aclosing(self._attempt(answer)) as events:
                     async for event in events:
                         yield ChoiceEvent(self.index, event, answer.tokens)
-            if self.proof.required:
-                self.proof.check(answer.busy)
+            execution.prove(answer.busy)
             last = answer.flush()
             for event in () if self.whole else last:
                 yield ChoiceEvent(self.index, event, answer.tokens)
@@ -177,8 +173,6 @@ class GenerationRun:
             )
             yield ChoiceEvent(self.index, finished, answer.tokens)
         except NodeError as error:
-            # Here as well as around the block: a reply that streams renders the error itself, inside of the block.
-            execution.name_route(error)
             operation.failed(error)
             raise
 
@@ -230,8 +224,7 @@ class GenerationRun:
 
     def _begun(self, answer: Answer, delta: TokenDelta) -> None:
         """The first tokens have come: the engine works on the request."""
-        if self.proof.required:
-            self.proof.check(delta.busy)
+        self.execution.prove(delta.busy)
         answer.first_token = time.monotonic()
         answer.started = delta.started or answer.submitted
         if self.operation.recording:
