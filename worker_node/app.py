@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from aiohttp import web
 
 from worker_node.http import dashboard, health, metrics, models, openapi, pages
-from worker_node.http.access import API_KEYS, ApiKeys, OriginPolicy
+from worker_node.http.access import ACCESS, Access
 from worker_node.http.body import check_encoding, expect_continue
 from worker_node.http.connection import admit_connection
 from worker_node.http.errors import OPENAI_PREFIX, OVMS_PREFIX
@@ -23,29 +23,21 @@ from worker_node.http.middleware import (
 from worker_node.http.request_state import NODE
 from worker_node.http.task import ApiOperation, error_form, task_apis
 from worker_node.node import Node
-from worker_node.settings import NodeSettings
 
 
 def make_app(node: Node) -> web.Application:
     """Return the application that serves `node`. Its engines are started and stopped by `server.run`."""
-    keys = ApiKeys(_keys(node.settings))
-    tracing = node.services.tracing
-    origins = OriginPolicy.of(node.settings)
-
-    def follow(settings: NodeSettings) -> None:
-        keys.replace(_keys(settings))
-        origins.replace(OriginPolicy.of(settings))
-
-    node.followers.append(follow)
+    access, tracing = Access(node.settings), node.services.tracing
+    node.followers.append(access.adopt)
     middlewares = [
         log_requests(),
         *([traced(tracing)] if tracing.enabled else ()),
-        errors_as(error_form, admit_connection, origins.check, keys.check, check_encoding),
+        errors_as(error_form, admit_connection, access.check_origin, access.check_key, check_encoding),
     ]
     app = web.Application(middlewares=middlewares)
     app[NODE] = node
-    app[API_KEYS] = keys
-    app.on_response_prepare.extend((begin_reply, describe_request, origins.add_headers))
+    app[ACCESS] = access
+    app.on_response_prepare.extend((begin_reply, describe_request, access.add_headers))
     if node.settings.npu_proxy_names:
         app.on_response_prepare.append(name_as_npu_proxy)
 
@@ -69,10 +61,6 @@ def make_app(node: Node) -> web.Application:
 
 # A refusal before the body is read comes before `100 Continue`.
 _LATE_BODY = {"expect_handler": expect_continue}
-
-
-def _keys(settings: NodeSettings) -> list[str]:
-    return [key.get_secret_value() for key in settings.api_keys]
 
 
 def operations() -> tuple[ApiOperation, ...]:

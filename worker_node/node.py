@@ -9,7 +9,6 @@ from worker_node.devices.npu import NpuSource, Utilisation
 from worker_node.devices.probe import Probe
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.served import Activity
-from worker_node.observability.failures import RecentFailures
 from worker_node.observability.metrics import Telemetry
 from worker_node.reload import Reloader
 from worker_node.serving.run import Services
@@ -24,7 +23,6 @@ class NodeState(Activity):
         self.started = started
         self.draining = False
         self.npu_utilisation = Utilisation()
-        self.failures = RecentFailures()
 
     @property
     def in_flight(self) -> int:

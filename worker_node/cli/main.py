@@ -148,7 +148,7 @@ def _output_problem(error: OSError) -> str | None:
 
 def describe(error: OSError) -> str:
     """An error of the operating system in one sentence: where, what happened, and for the store what to do."""
-    from worker_node.models.sources.disk import storage_problem
+    from worker_node.models.disk import storage_problem
 
     if (problem := storage_problem(error)) is not None:
         return problem

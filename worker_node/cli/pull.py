@@ -18,8 +18,7 @@ from worker_node.cli.output import TOY_MODEL, TOY_NOTE
 
 if TYPE_CHECKING:
     from worker_node.cli.node_client import NodeClient
-    from worker_node.models.prepare import PullSpec
-    from worker_node.models.sources.check import Report
+    from worker_node.models.pull import PullSpec, Report
 
 _EXAMPLES = """examples:
   npu-node pull smollm2                                   a model of the catalog (npu-node list --all)
@@ -106,7 +105,7 @@ def _pull(args: argparse.Namespace) -> int:
 def _graph(name: str, model_id: str | None) -> str:
     """What `graph.pbtxt` in a directory of OpenVINO Model Server is in node.toml. Raises ConfigurationError."""
     from worker_node.core.errors import BadRequest
-    from worker_node.models.sources.reference import LocalReference, foreign_reference
+    from worker_node.models.sources import LocalReference, foreign_reference
     from worker_node.settings.graph import GRAPH_FILE, read_graph
 
     reference = foreign_reference(name)
@@ -135,7 +134,7 @@ def _toml(value: Any) -> str:
 def _pull_by_node(args: argparse.Namespace, node: NodeClient, names: list[str]) -> int:
     from worker_node.cli.node_client import NodeCallFailed
     from worker_node.cli.output import progress_display
-    from worker_node.models.sources.reference import is_local
+    from worker_node.models.sources import is_local
 
     print(f"pulling into the node at {node.url}", file=sys.stderr)
     for name in names:
@@ -190,7 +189,7 @@ def _report(specs: Sequence[PullSpec], store: Path, *, as_json: bool) -> int:
     from dataclasses import asdict
 
     from worker_node.cli.output import print_json
-    from worker_node.models.sources.check import check
+    from worker_node.models.pull import check
 
     reports = [check(spec, store) for spec in specs]
     if as_json:
@@ -201,9 +200,8 @@ def _report(specs: Sequence[PullSpec], store: Path, *, as_json: bool) -> int:
 
 
 def _report_text(found: Report) -> str:
-    from worker_node.models.sources.disk import in_gigabytes
+    from worker_node.models.disk import in_gigabytes
 
-    memory = "unknown" if found.memory_available is None else in_gigabytes(found.memory_available)
     largest = sorted(found.files.items(), key=lambda item: -item[1])
     lines = [
         ("model", found.model_id),
@@ -215,7 +213,7 @@ def _report_text(found: Report) -> str:
         (
             "memory",
             f"up to {in_gigabytes(found.memory_to_convert)} to convert, about {in_gigabytes(found.memory_to_run)} to "
-            f"run; {memory} available",
+            f"run; {in_gigabytes(found.memory_available)} available",
         ),
         ("context", "unknown" if found.context is None else f"{found.context} tokens"),
         ("NPU", f"{_VERDICTS[found.npu.suitable]}: {'; '.join(found.npu.reasons)}"),

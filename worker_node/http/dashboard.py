@@ -28,7 +28,7 @@ from worker_node.http import health
 from worker_node.http.replies import Health, Reply, json_response
 from worker_node.http.task import JSON, ApiOperation
 from worker_node.node import Node
-from worker_node.observability.failures import Failure
+from worker_node.observability.metrics import Failure
 
 Level = Literal["good", "warn", "bad", "off"]
 KEPT = 200
@@ -244,7 +244,7 @@ class Dashboard:
             "cores": os.cpu_count(),
             "grafana": node.settings.grafana_url,
             "events": self.events.latest_first(),
-            "failures": node.state.failures.latest_first(),
+            "failures": telemetry.failures.latest_first(),
         }
 
 

@@ -11,7 +11,7 @@ from worker_node import __version__
 from worker_node.core.types import Device
 from worker_node.devices.npu import EMULATED_NAME
 from worker_node.engines.protocol import EngineState
-from worker_node.http.access import API_KEYS
+from worker_node.http.access import ACCESS
 from worker_node.http.replies import Health, Status, json_response
 from worker_node.http.request_state import NODE
 from worker_node.http.task import JSON, ApiOperation
@@ -74,7 +74,7 @@ def report(node: Node) -> dict[str, Any]:
 async def _health(request: web.Request) -> web.Response:
     body = report(request.app[NODE])
     status = 200 if body["status"] in _SERVING else 503
-    if not request.app[API_KEYS].authorize(request):
+    if not request.app[ACCESS].authorize(request):
         # Load balancers hold no keys; what runs here, and how, is for key holders.
         body = {name: body[name] for name in ("status", "version")}
     return json_response(body, status)

@@ -9,7 +9,7 @@ death runs alone, and one that kills an engine while alone on it twice is refuse
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import (
     AsyncExitStack,
     aclosing,
@@ -345,16 +345,3 @@ async def run_selected(services: Services, run: SingleRun[S], selection: Selecti
         total=(time.monotonic() - context.arrived) * 1e3,
     )
     return Answer(result, execution.route, timing, selection.loading_s)
-
-
-async def after_first(events: AsyncIterator[T]) -> AsyncGenerator[T, None]:
-    """Await the first event, so that early errors are raised before headers are sent."""
-    first = await anext(events, None)
-    return _resumed(first, events)
-
-
-async def _resumed(first: T | None, events: AsyncIterator[T]) -> AsyncGenerator[T, None]:
-    if first is not None:
-        yield first
-        async for event in events:
-            yield event

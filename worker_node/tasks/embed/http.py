@@ -29,7 +29,8 @@ from worker_node.tasks.embed.service import (
     declare_embedding_metrics,
     embed,
 )
-from worker_node.tasks.generate.http.ollama import KeepAlive, OllamaOptions, keeping, served
+from worker_node.tasks.generate.http.ollama import OllamaOptions, keeping, served
+from worker_node.tasks.generate.http.parameters import KeepAlive
 
 
 def _headers(reply: EmbeddingReply) -> dict[str, str]:

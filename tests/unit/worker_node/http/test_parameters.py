@@ -12,8 +12,8 @@ from worker_node.core.types import NOTHING
 from worker_node.http.leniency import Ignored, sift
 from worker_node.settings import NodeSettings
 from worker_node.tasks.generate.http import parameters
-from worker_node.tasks.generate.http.fields import SamplingFields
 from worker_node.tasks.generate.http.ollama import OllamaOptions
+from worker_node.tasks.generate.http.parameters import SamplingFields
 from worker_node.tasks.generate.messages import Sampling
 
 # Each field of Sampling with a value, and what the dialects call it.

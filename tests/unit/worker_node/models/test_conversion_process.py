@@ -11,6 +11,7 @@ from worker_node.core.types import Silent
 from worker_node.models.store import ModelStore
 
 pytestmark = pytest.mark.slow
+CONVERSION = ["worker_node.models", "convert"]
 
 
 class KillAt(Silent):
@@ -22,7 +23,7 @@ class KillAt(Silent):
     def stage(self, name, total=None):
         if name == self.wanted:
             for child in psutil.Process().children():
-                if "worker_node.models.convert" in child.cmdline():
+                if child.cmdline()[-2:] == CONVERSION:
                     os.kill(child.pid, self.number)
 
 
@@ -41,5 +42,5 @@ def test_an_interruption_ends_the_process_and_leaves_nothing(store_root, make_be
 
     with pytest.raises(KeyboardInterrupt):
         ModelStore().convert(make_bert()[0], "x", Interrupt())
-    assert not [c for c in psutil.Process().children() if "worker_node.models.convert" in c.cmdline()]
+    assert not [c for c in psutil.Process().children() if c.cmdline()[-2:] == CONVERSION]
     assert {path.name for path in store_root.iterdir()} == {".locks"}

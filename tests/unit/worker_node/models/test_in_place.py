@@ -10,8 +10,7 @@ from tests.support.tiny_encoder import embed
 from tests.unit.worker_node.models.tiny_decoder import TinyDecoder
 from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import ModelKind
-from worker_node.models.in_place import open_directory
-from worker_node.models.store import ModelStore
+from worker_node.models.store import ModelStore, open_directory
 
 pytestmark = pytest.mark.slow
 

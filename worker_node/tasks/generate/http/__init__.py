@@ -1,8 +1,8 @@
 """The routes of text generation: `native`, `openai` (chat, completions), `responses`, `anthropic`, `ollama` (with its
 routes for models), and vLLM's `tokenize`.
 
-`fields` and `conversation` hold what the bodies of OpenAI's routes share, `parameters` which parameter of each dialect
-is which field of `Sampling`, `replies` how every dialect answers.
+`parameters` says which parameter of each dialect is which field of `Sampling`, and holds with `conversation` what the
+bodies of OpenAI's routes share; `replies` is how every dialect answers.
 """
 
 from __future__ import annotations

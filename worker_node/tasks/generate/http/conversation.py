@@ -12,10 +12,11 @@ from pydantic_core import PydanticCustomError
 from worker_node.core.errors import BadRequest
 from worker_node.http.body import MAX_NESTING, DialectBody, nested_deeper
 from worker_node.http.leniency import Table, Unsupported
-from worker_node.tasks.generate.chat import AnswerSchema, Image, Message, Tool, ToolCall, ToolUse
 from worker_node.tasks.generate.images import image_of_url
+from worker_node.tasks.generate.request import AnswerSchema, Image, Message, Rendering, Tool, ToolCall, ToolUse
 
 MAX_TOOLS = 128
+NO_TEMPLATE = "the model's own template cannot be replaced; send a finished prompt to /v1/completions"
 
 # Kinds of content that OpenAI's API has and this node does not: refused with the reason, not as mistakes.
 _IMAGES = frozenset({"image_url", "input_image"})
@@ -48,10 +49,12 @@ def text_or_image(part: Any) -> Any:
 
 
 class TextPart(DialectBody):
-    """A part of a message that is text."""
+    """A part of a message that is text: of chat, or of the Responses API."""
 
-    type: Literal["text"]
+    type: Literal["text", "input_text", "output_text"]
     text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
 
 
 class ImagePart(DialectBody):
@@ -63,9 +66,10 @@ class ImagePart(DialectBody):
         url: str
         detail: str | None = None
 
-    type: Literal["image_url"]
-    # Some clients, and OpenAI's own older examples, write the URL alone.
+    type: Literal["image_url", "input_image"]
+    # The Responses API, some clients, and OpenAI's own older examples write the URL alone.
     image_url: Annotated[Url, BeforeValidator(lambda given: {"url": given} if isinstance(given, str) else given)]
+    detail: str | None = None
 
 
 class RefusalPart(DialectBody):
@@ -73,28 +77,6 @@ class RefusalPart(DialectBody):
 
     type: Literal["refusal"]
     refusal: str
-
-    @property
-    def text(self) -> str:
-        """What the model said."""
-        return self.refusal
-
-
-class ResponsesTextPart(DialectBody):
-    """A part of a message."""
-
-    type: Literal["input_text", "output_text"]
-    text: str
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
-
-
-class ResponsesImagePart(DialectBody):
-    """A part of a message that is an image, as a data URL; `detail` is a hint. Files are not kept here."""
-
-    type: Literal["input_image"]
-    image_url: str
-    detail: str | None = None
 
 
 Content = str | list[Annotated[TextPart, BeforeValidator(only_text)]]
@@ -165,7 +147,7 @@ def conversation(messages: Sequence[Turn]) -> tuple[Message, ...]:
     called: dict[str, str] = {}
     turns: list[Message] = []
     for number, message in enumerate(messages):
-        text, images = text_and_images(message.content or "", f"messages[{number}].content")
+        text, images = text_and_images(message.content, f"messages[{number}].content")
         match message:
             case UserMessage():
                 turns.append(Message("user", text, images=images))
@@ -181,21 +163,21 @@ def conversation(messages: Sequence[Turn]) -> tuple[Message, ...]:
     return tuple(turns)
 
 
-AnyPart = TextPart | ImagePart | RefusalPart | ResponsesTextPart | ResponsesImagePart
-
-
-def text_and_images(content: str | Sequence[AnyPart], where: str) -> tuple[str, tuple[Image, ...]]:
-    """The text of a content, and the images in it."""
-    if isinstance(content, str):
-        return content, ()
+def text_and_images(
+    content: str | Sequence[TextPart | ImagePart | RefusalPart] | None, where: str
+) -> tuple[str, tuple[Image, ...]]:
+    """The text of a content, and the images in it. Raises BadRequest, PayloadTooLarge."""
+    if content is None or isinstance(content, str):
+        return content or "", ()
     text, images = "", []
     for number, part in enumerate(content):
         match part:
-            case ImagePart(image_url=image):
-                images.append(image_of_url(image.url, len(text), f"{where}[{number}].image_url.url"))
-            case ResponsesImagePart(image_url=url):
-                images.append(image_of_url(url, len(text), f"{where}[{number}].image_url"))
-            case _:
+            case ImagePart():
+                field = "image_url.url" if part.type == "image_url" else "image_url"
+                images.append(image_of_url(part.image_url.url, len(text), f"{where}[{number}].{field}"))
+            case RefusalPart():
+                text += part.refusal
+            case TextPart():
                 text += part.text
     return text, tuple(images)
 
@@ -342,3 +324,41 @@ def tool_use(
     if choice == "required" and not chosen:
         raise BadRequest("tool_choice: required, but there are no tools that can be called here", param="tool_choice")
     return ToolUse(chosen, forced=choice == "required", single=single) if chosen else None
+
+
+# vLLM's parameters of a conversation's rendering: the template's own variables, and where the prompt ends.
+
+_MAX_BYTES = 8192
+_MAX_NESTING = 5
+# What the node itself hands to the template.
+_RESERVED = frozenset({"add_generation_prompt", "bos_token", "chat_template", "eos_token", "messages", "tools"})
+
+
+class RenderingBody(DialectBody):
+    """How a conversation becomes a prompt."""
+
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    def rendering(self) -> Rendering:
+        """The fields as the node has them. Raises BadRequest."""
+        if self.continue_final_message and self.add_generation_prompt:
+            raise BadRequest(
+                "continue_final_message: the prompt ends either with the last message or where a new one begins; leave "
+                "add_generation_prompt out",
+                param="continue_final_message",
+            )
+        variables = self.chat_template_kwargs or {}
+        if taken := sorted(_RESERVED & variables.keys()):
+            raise BadRequest(f"chat_template_kwargs: {taken[0]} is set by the node", param="chat_template_kwargs")
+        if nested_deeper(variables, _MAX_NESTING) or len(orjson.dumps(variables)) > _MAX_BYTES:
+            raise BadRequest(
+                f"chat_template_kwargs: at most {_MAX_BYTES} bytes of JSON, nested at most {_MAX_NESTING} levels deep",
+                param="chat_template_kwargs",
+            )
+        return Rendering(
+            variables,
+            answer_prompt=self.add_generation_prompt is not False,
+            continue_last=bool(self.continue_final_message),
+        )

@@ -26,14 +26,21 @@ from worker_node.http.sse import LineStream, line
 from worker_node.http.task import JSON, LINES, ApiOperation
 from worker_node.manager.served import ServedModel
 from worker_node.models.directory import InstalledModel
-from worker_node.tasks.generate.blocks import Block, BlockKind, Closed, Finished, FinishReason, Grown, TokenLogprob
-from worker_node.tasks.generate.chat import AnswerSchema, Image, Message, Rendering, ToolCall, ToolUse
+from worker_node.tasks.generate.answer import Block, BlockKind, Closed, Finished, FinishReason, Grown, TokenLogprob
 from worker_node.tasks.generate.http import parameters
 from worker_node.tasks.generate.http.conversation import FunctionFields, past_arguments, tool_of
-from worker_node.tasks.generate.http.parameters import ContextLength, RepetitionPenalty, SamplingBody
+from worker_node.tasks.generate.http.parameters import ContextLength, KeepAlive, RepetitionPenalty, SamplingBody
 from worker_node.tasks.generate.http.replies import Ask, Renderer, chat_logprobs, generation_route, known_alternatives
 from worker_node.tasks.generate.images import image_of_base64
-from worker_node.tasks.generate.model import GenerationRequest
+from worker_node.tasks.generate.request import (
+    AnswerSchema,
+    GenerationRequest,
+    Image,
+    Message,
+    Rendering,
+    ToolCall,
+    ToolUse,
+)
 from worker_node.tasks.generate.service import ChoiceEvent, Choices
 
 # The version of Ollama's API that this dialect follows. Tools compare it to know what they may ask for.
@@ -58,8 +65,6 @@ def _not_found(name: str) -> ModelNotFound:
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|µs|ms|s|m|h)")
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _LONGEST_S = 10 * 365 * 86400.0
-
-KeepAlive = str | float
 
 
 def seconds_of(keep_alive: KeepAlive) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from secrets import token_hex
 from typing import Annotated, Any, ClassVar, Literal
@@ -21,30 +21,24 @@ from worker_node.http.errors import describe_error
 from worker_node.http.leniency import Table, Unsupported
 from worker_node.http.replies import OpenAIUsage, Reply
 from worker_node.http.sse import event_frame
-from worker_node.tasks.generate.blocks import Block, BlockKind, Event, Finished, Grown, Opened
-from worker_node.tasks.generate.chat import TokenIds, ToolUse
+from worker_node.tasks.generate.answer import Block, BlockKind, Event, Finished, Grown, Opened
 from worker_node.tasks.generate.http.conversation import (
+    NO_TEMPLATE,
     AllowedChoice,
     FunctionTool,
     Mode,
     NamedChoice,
     OtherChoice,
     OtherThanFunction,
+    RenderingBody,
     ResponseFormat,
     Turn,
     conversation,
     tool_of,
     tool_use,
 )
-from worker_node.tasks.generate.http.fields import (
-    NO_TEMPLATE,
-    SAMPLING,
-    RenderingBody,
-    SamplingFields,
-    StreamOptions,
-)
 from worker_node.tasks.generate.http.ollama import keeping
-from worker_node.tasks.generate.http.parameters import Length
+from worker_node.tasks.generate.http.parameters import SAMPLING, Length, SamplingFields, StreamOptions
 from worker_node.tasks.generate.http.replies import (
     Ask,
     Renderer,
@@ -54,23 +48,12 @@ from worker_node.tasks.generate.http.replies import (
     generation_route,
     known_alternatives,
 )
-from worker_node.tasks.generate.model import GenerationRequest
+from worker_node.tasks.generate.request import GenerationRequest, TokenIds, ToolUse
 from worker_node.tasks.generate.service import ChoiceEvent, Choices
 
 MAX_GENERATIONS = 128
 
 Json = dict[str, Any]
-
-
-def _ask(
-    request: web.Request,
-    body: SamplingFields,
-    requests: list[GenerationRequest],
-    renderer: Callable[[Choices], Renderer],
-) -> Ask:
-    if body.keep_alive is None:
-        return Ask(requests, renderer, bool(body.stream))
-    return Ask(requests, renderer, bool(body.stream), keeping(request, body.model, body.keep_alive))
 
 
 class _Rendered(Renderer):
@@ -232,7 +215,8 @@ async def _chat(request: web.Request) -> Ask:
     top = body.top_logprobs or 0
     if top:
         top = limited(request, "top_logprobs", top, known_alternatives(body.temperature))
-    return _ask(request, body, body.requests(context), partial(_Chat, body, top))
+    kept = keeping(request, body.model, body.keep_alive)
+    return Ask(body.requests(context), partial(_Chat, body, top), bool(body.stream), kept)
 
 
 class _Chat(_Rendered):
@@ -356,7 +340,8 @@ async def _completions(request: web.Request) -> Ask:
     context = request_context(request)
     body = await read_body(request, CompletionsBody)
     top = limited(request, "logprobs", body.logprobs or 0, known_alternatives(body.temperature))
-    return _ask(request, body, body.requests(context), partial(_Completion, body, top))
+    kept = keeping(request, body.model, body.keep_alive)
+    return Ask(body.requests(context), partial(_Completion, body, top), bool(body.stream), kept)
 
 
 class _Completion(_Rendered):

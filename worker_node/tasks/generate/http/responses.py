@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from secrets import token_hex
@@ -21,16 +21,15 @@ from worker_node.http.errors import describe_error
 from worker_node.http.leniency import Table, Unsupported
 from worker_node.http.replies import Reply
 from worker_node.http.sse import event_frame
-from worker_node.tasks.generate.blocks import Block, BlockKind, Closed, Finished, FinishReason, Grown, Opened
-from worker_node.tasks.generate.chat import AnswerSchema, Message, Tool, ToolCall, ToolUse
+from worker_node.tasks.generate.answer import Block, BlockKind, Closed, Finished, FinishReason, Grown, Opened
 from worker_node.tasks.generate.http import parameters
 from worker_node.tasks.generate.http.conversation import (
     FunctionFields,
+    ImagePart,
     Mode,
     OtherTool,
     RefusalPart,
-    ResponsesImagePart,
-    ResponsesTextPart,
+    TextPart,
     ToolName,
     except_types,
     past_arguments,
@@ -39,19 +38,16 @@ from worker_node.tasks.generate.http.conversation import (
     tool_of,
     tool_use,
 )
-from worker_node.tasks.generate.http.fields import SAMPLING
-from worker_node.tasks.generate.http.parameters import Length, RepetitionPenalty, SamplingBody
+from worker_node.tasks.generate.http.parameters import SAMPLING, Length, RepetitionPenalty, SamplingBody
 from worker_node.tasks.generate.http.replies import Ask, Renderer, generation_route
-from worker_node.tasks.generate.model import GenerationRequest
+from worker_node.tasks.generate.request import AnswerSchema, GenerationRequest, Message, Tool, ToolCall, ToolUse
 from worker_node.tasks.generate.service import ChoiceEvent, Choices
 
 Json = dict[str, Any]
 
 _NOT_STORED = "nothing is stored here; send the conversation so far in `input`"
 
-MessagePart = Annotated[
-    ResponsesTextPart | ResponsesImagePart | RefusalPart, Field(discriminator="type"), BeforeValidator(text_or_image)
-]
+MessagePart = Annotated[TextPart | ImagePart | RefusalPart, Field(discriminator="type"), BeforeValidator(text_or_image)]
 
 
 class InputItem(DialectBody):
@@ -78,10 +74,6 @@ class CallItem(InputItem):
     namespace: str | None = None
     arguments: str
 
-    def past_arguments(self) -> dict[str, Any]:
-        """The arguments as the model wrote them."""
-        return past_arguments(self.arguments)
-
 
 class CustomCallItem(InputItem):
     """A call that the model made of a tool that takes a text."""
@@ -92,10 +84,6 @@ class CustomCallItem(InputItem):
     namespace: str | None = None
     input: str
 
-    def past_arguments(self) -> dict[str, Any]:
-        """The arguments of the function that the tool is to the model."""
-        return {"input": self.input}
-
 
 class OutputItem(InputItem):
     """What a called tool returned."""
@@ -105,29 +93,23 @@ class OutputItem(InputItem):
     output: str | list[MessagePart]
 
 
-class ReasoningItem(InputItem):
-    """What the model thought in an earlier turn; it is not shown to the model again."""
-
-    type: Literal["reasoning"]
-    content: Any = None
-    encrypted_content: str | None = None
-    summary: Any = None
-
-
-class SearchItem(BaseModel):
-    """What another server searched the web for. It holds no result, so there is nothing to show to the model."""
+class PassedItem(BaseModel):
+    """What the model thought in an earlier turn, which it is not shown again, or a search, which holds no result."""
 
     model_config = ConfigDict(strict=True, frozen=True)
 
-    type: Literal["web_search_call"]
+    type: Literal["reasoning", "web_search_call"]
 
 
-Item = CallItem | CustomCallItem | OutputItem | ReasoningItem | SearchItem | MessageItem
-_ITEM_TYPES = frozenset(
-    {
-        *("message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"),
-        *("reasoning", "web_search_call"),
-    }
+Item = CallItem | CustomCallItem | OutputItem | PassedItem | MessageItem
+_ITEM_TYPES = (
+    "message",
+    "function_call",
+    "function_call_output",
+    "custom_tool_call",
+    "custom_tool_call_output",
+    "reasoning",
+    "web_search_call",
 )
 
 
@@ -224,18 +206,15 @@ def _model_name(name: str, namespace: str | None) -> str:
     return name if namespace is None else f"{namespace}.{name}"
 
 
-class Format(DialectBody):
-    """The form of the answer."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    name: str | None = None
-    description: str | None = None
-    json_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
-    strict: bool | None = None
-
-
 class TextOptions(DialectBody):
     """How the answer's text is to be."""
+
+    class Format(DialectBody):
+        type: Literal["text", "json_object", "json_schema"]
+        name: str | None = None
+        description: str | None = None
+        json_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+        strict: bool | None = None
 
     format: Format | None = None
 
@@ -267,13 +246,6 @@ class ResponsesBody(SamplingBody):
     truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None
 
-    @property
-    def items(self) -> list[Item]:
-        """The input; a text is a message of the user."""
-        if isinstance(self.input, str):
-            return [MessageItem(role="user", content=[ResponsesTextPart(type="input_text", text=self.input)])]
-        return self.input
-
     def request(self, context: RequestContext) -> GenerationRequest:
         """The domain request that it makes. Raises BadRequest."""
         return GenerationRequest(
@@ -292,36 +264,37 @@ class ResponsesBody(SamplingBody):
     def offered(self) -> dict[str, OfferedCall]:
         """The tools that can be offered to the model, by the names by which it calls them. Raises BadRequest."""
         found: dict[str, OfferedCall] = {}
-        for tool, where, group in self._flat_tools():
-            if isinstance(tool, OtherTool):
+        for index, one in enumerate(self.tools or []):
+            if not isinstance(one, NamespaceTool):
+                self._offer(one, f"tools[{index}]", found)
                 continue
-            namespace = None if group is None else group.name
-            name = _model_name(tool.name, namespace)
-            if name in found:
-                raise BadRequest(f"tools: two tools have the same name, {name!r}", param="tools")
-            if isinstance(tool, CustomTool):
-                made = Tool(name, tool.description or "", _TEXT_INPUT, where)
-            else:
-                made = replace(tool_of(tool, where, strict=tool.strict is True), name=name)
-            if group is not None and group.description and tool is group.tools[0]:
-                # What a namespace is for is said once, before the first of its tools.
-                made = replace(made, description=f"{group.name}: {group.description}\n{made.description}")
-            found[name] = OfferedCall(made, tool.name, namespace, isinstance(tool, CustomTool))
+            for inner, tool in enumerate(one.tools):
+                self._offer(tool, f"tools[{index}].tools[{inner}]", found, one)
         return found
 
-    def _flat_tools(self) -> Iterator[tuple[SingleTool, str, NamespaceTool | None]]:
-        """Each tool, its place, and the namespace that it is in."""
-        for index, tool in enumerate(self.tools or []):
-            if isinstance(tool, NamespaceTool):
-                for inner, one in enumerate(tool.tools):
-                    yield one, f"tools[{index}].tools[{inner}]", tool
-            else:
-                yield tool, f"tools[{index}]", None
+    def _offer(
+        self, tool: SingleTool, where: str, found: dict[str, OfferedCall], group: NamespaceTool | None = None
+    ) -> None:
+        if isinstance(tool, OtherTool):
+            return
+        namespace = None if group is None else group.name
+        name = _model_name(tool.name, namespace)
+        if name in found:
+            raise BadRequest(f"tools: two tools have the same name, {name!r}", param="tools")
+        if isinstance(tool, CustomTool):
+            made = Tool(name, tool.description or "", _TEXT_INPUT, where)
+        else:
+            made = replace(tool_of(tool, where, strict=tool.strict is True), name=name)
+        if group is not None and group.description and tool is group.tools[0]:
+            # What a namespace is for is said once, before the first of its tools.
+            made = replace(made, description=f"{group.name}: {group.description}\n{made.description}")
+        found[name] = OfferedCall(made, tool.name, namespace, isinstance(tool, CustomTool))
 
     def _tool_use(self, context: RequestContext) -> ToolUse | None:
-        for tool, _, _ in self._flat_tools():
-            if isinstance(tool, OtherTool):
-                context.note_ignored(f"tools.{tool.type}")
+        for one in self.tools or []:
+            for tool in one.tools if isinstance(one, NamespaceTool) else [one]:
+                if isinstance(tool, OtherTool):
+                    context.note_ignored(f"tools.{tool.type}")
         tools = [offered.tool for offered in self.offered.values()]
         single = self.parallel_tool_calls is False
         match self.tool_choice:
@@ -342,20 +315,24 @@ class ResponsesBody(SamplingBody):
 
     def _conversation(self, context: RequestContext) -> tuple[Message, ...]:
         turns = [Message("system", self.instructions)] if self.instructions else []
+        if isinstance(self.input, str):
+            return (*turns, Message("user", self.input))
         called: dict[str, str] = {}
-        for number, item in enumerate(self.items):
-            if isinstance(item, CallItem | CustomCallItem):
-                name = called[item.call_id] = _model_name(item.name, item.namespace)
-                turns.append(Message("assistant", "", (ToolCall(name, item.past_arguments()),)))
-            elif isinstance(item, OutputItem):
-                text, images = text_and_images(item.output, f"input[{number}].output")
-                turns.append(Message("tool", text, tool_name=called.get(item.call_id), images=images))
-            elif isinstance(item, SearchItem):
-                context.note_ignored(f"input.{item.type}")
-            elif isinstance(item, MessageItem):
-                text, images = text_and_images(item.content, f"input[{number}].content")
-                role = "system" if item.role == "developer" else item.role
-                turns.append(Message(role, text, images=images))
+        for number, item in enumerate(self.input):
+            match item:
+                case CallItem() | CustomCallItem():
+                    name = called[item.call_id] = _model_name(item.name, item.namespace)
+                    arguments = past_arguments(item.arguments) if isinstance(item, CallItem) else {"input": item.input}
+                    turns.append(Message("assistant", "", (ToolCall(name, arguments),)))
+                case OutputItem():
+                    text, images = text_and_images(item.output, f"input[{number}].output")
+                    turns.append(Message("tool", text, tool_name=called.get(item.call_id), images=images))
+                case MessageItem():
+                    text, images = text_and_images(item.content, f"input[{number}].content")
+                    role = "system" if item.role == "developer" else item.role
+                    turns.append(Message(role, text, images=images))
+                case PassedItem(type="web_search_call"):
+                    context.note_ignored("input.web_search_call")
         return tuple(turns)
 
     def _schema(self) -> AnswerSchema | None:

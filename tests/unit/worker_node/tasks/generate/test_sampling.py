@@ -7,9 +7,9 @@ import openvino_genai as genai
 import pytest
 
 from worker_node.tasks.generate.http import parameters
-from worker_node.tasks.generate.http.fields import SamplingFields
 from worker_node.tasks.generate.http.native import InferenceBody
 from worker_node.tasks.generate.http.ollama import OllamaOptions
+from worker_node.tasks.generate.http.parameters import SamplingFields
 from worker_node.tasks.generate.http.responses import ResponsesBody
 from worker_node.tasks.generate.messages import GenerateJob, Sampling
 from worker_node.tasks.generate.sampling import SamplingRefused, generation_config
