@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal, Self, cast
 
 from worker_node.core.errors import (
     ContextLengthExceeded,
@@ -26,6 +26,7 @@ from worker_node.core.errors import (
 from worker_node.core.types import NOTHING, Device, Feature, RequestContext, Route, RouteReason
 from worker_node.engines.protocol import EngineState
 from worker_node.manager.placement import Placement, first_change
+from worker_node.manager.served import ServedModel
 
 Obstacle = Literal["device_unavailable", "device_quarantined", "model_loading"]
 _OBSTACLES: dict[EngineState, Obstacle] = {
@@ -117,6 +118,13 @@ class Demand:
     min_new_tokens: int = 0
     require: Device | None = None
     needs: frozenset[Feature] = NOTHING
+
+    @classmethod
+    def of_rows(cls, model: ServedModel, rows: Sequence[Sequence[int]], context: RequestContext) -> Self:
+        """The needs of a request that takes rows of token ids and gives no text."""
+        lengths = [len(row) for row in rows]
+        longest, total = max(lengths, default=0), sum(lengths)
+        return cls(model.installed.id, model.placements, longest, total, require=context.require_device)
 
     def suits(self, status: PlacementStatus) -> bool:
         """Whether the placement could run it if its engine were up."""
