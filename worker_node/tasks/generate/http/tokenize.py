@@ -16,9 +16,10 @@ from worker_node.http.replies import Reply, json_response
 from worker_node.http.request_state import NODE
 from worker_node.http.task import JSON, ApiOperation
 from worker_node.manager.served import ServedModel
+from worker_node.tasks.generate.building import GenerationModel
 from worker_node.tasks.generate.http.conversation import NO_TEMPLATE, RenderingBody, Turn, conversation
-from worker_node.tasks.generate.model import GenerationModel, generation_model
-from worker_node.tasks.generate.tokenization import LargeTexts, large_texts
+from worker_node.tasks.generate.prompting import generation_model
+from worker_node.tasks.generate.tokenization import LargeTexts
 
 _MAX_TOKENS = 1_000_000
 _RULES: Table = {"chat_template": Unsupported(NO_TEMPLATE), "tools": Unsupported("send them with a request")}
@@ -86,7 +87,7 @@ async def _tokenize(request: web.Request) -> web.Response:
     if named is not None and not isinstance(named, GenerationModel):
         return json_response(_counted(named, await body.ids(named, deadline)))
     model = await generation_model(node.manager, body.model, deadline)
-    tokens = await body.tokens(model, node.services.parts.of(large_texts), deadline)
+    tokens = await body.tokens(model, node.services.parts.of(LargeTexts), deadline)
     reply = _counted(model, tokens)
     if body.with_pieces:
         reply["tokens"] = [{"id": token, "piece": _piece(model.tokenizer.piece(token))} for token in tokens]
