@@ -39,8 +39,7 @@ class NodeStatus:
     """One node as this client sees it.
 
     `status` is the node's own word, or "unknown" before its first probe, "unreachable" when that failed; `usable` says
-    whether requests go there; `trouble` why not. `in_flight` counts this client's requests. `faults` are the faults on
-    demand that the node was started with.
+    whether requests go there; `trouble` why not. `in_flight` counts this client's requests.
     """
 
     url: str
@@ -52,7 +51,6 @@ class NodeStatus:
     version: str | None
     models: tuple[ModelReport, ...]
     devices: tuple[DeviceReport, ...]
-    faults: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, node: Node) -> NodeStatus:
@@ -70,7 +68,6 @@ class NodeStatus:
             version=report.version if report else None,
             models=report.models if report else (),
             devices=report.devices if report else (),
-            faults=report.faults if report else (),
         )
 
 

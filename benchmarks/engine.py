@@ -11,7 +11,7 @@ from worker_node.core.types import Device, ModelKind
 from worker_node.encoders.jobs import RowResult, row_job
 from worker_node.engines.process import EngineLimits
 from worker_node.engines.protocol import TOKEN_DTYPE, EngineSpec
-from worker_node.engines.supervisor import SupervisedEngine
+from worker_node.engines.supervisor import Engine
 from worker_node.tasks.generate.messages import GenerateJob, Sampling, TokenDelta
 
 RUNNERS = {
@@ -32,7 +32,7 @@ async def running(installed, **set_options):
     spec = EngineSpec(
         installed.id, installed.kind, str(installed.path), Device.CPU, RUNNERS[installed.kind], options | set_options
     )
-    engine = SupervisedEngine(spec, _unexamined, EngineLimits())
+    engine = Engine(spec, _unexamined, EngineLimits())
     engine.wake()
     try:
         await engine.settled()

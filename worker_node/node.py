@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from worker_node.devices.npu import NpuSource, Utilisation
 from worker_node.devices.probe import Probe
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.served import Activity
-from worker_node.observability.failures import RecentFailures
 from worker_node.observability.metrics import Telemetry
 from worker_node.reload import Reloader
 from worker_node.serving.run import Services
 from worker_node.settings import NodeSettings
-from worker_node.settings.faults import Fault
 
 
 class NodeState(Activity):
@@ -25,7 +23,6 @@ class NodeState(Activity):
         self.started = started
         self.draining = False
         self.npu_utilisation = Utilisation()
-        self.failures = RecentFailures()
 
     @property
     def in_flight(self) -> int:
@@ -37,8 +34,7 @@ class NodeState(Activity):
 class Node:
     """A running node, through which request handlers reach everything.
 
-    `settings` are the current ones: a reload replaces them, and calls the `followers` with the new ones. `faults` are
-    the faults on demand that it was started with.
+    `settings` are the current ones: a reload replaces them, and calls the `followers` with the new ones.
     """
 
     settings: NodeSettings
@@ -46,7 +42,6 @@ class Node:
     probe: Probe
     npu: NpuSource
     state: NodeState = field(repr=False)
-    faults: Sequence[Fault] = ()
     reloader: Reloader | None = None
     followers: list[Callable[[NodeSettings], None]] = field(default_factory=list, repr=False)
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from aiohttp import web
 
 from worker_node.announce import announced
 from worker_node.app import make_app
-from worker_node.core.errors import ConfigurationError
+from worker_node.core.errors import ConfigurationError, NodeError
 from worker_node.core.notify import ServiceManager
 from worker_node.core.operating_system import allow_files, on_reload, own_address, stop_signals
 from worker_node.core.types import Device
@@ -27,7 +27,6 @@ from worker_node.devices.recovery import listening, uevents
 from worker_node.http.connection import ConnectionLimits, Connections
 from worker_node.http.errors import Renderer, error_response
 from worker_node.http.health import node_status
-from worker_node.http.middleware import note_refusal
 from worker_node.http.tls import ServerTls
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.served import FailedModel, ServedModel
@@ -48,7 +47,6 @@ from worker_node.serving.build import (
 from worker_node.serving.run import Services, TaskParts
 from worker_node.serving.task import served_task
 from worker_node.settings import NodeSettings
-from worker_node.settings.faults import Fault, read_faults
 from worker_node.settings.reading import SettingsSource
 
 log = logging.getLogger(__name__)
@@ -72,13 +70,13 @@ class Profile:
     node, and not only by the first request.
     """
 
-    models: Callable[[Machine], Sequence[ServedModel | FailedModel]]
-    make_app: Callable[[Node], web.Application]
+    models: Callable[[Machine], Sequence[ServedModel | FailedModel]] = configured_models
+    make_app: Callable[[Node], web.Application] = make_app
     render: Renderer = error_response
     starts_parts: bool = True
 
 
-FULL = Profile(configured_models, make_app)
+FULL = Profile()
 
 
 async def run(
@@ -86,7 +84,7 @@ async def run(
     profile: Profile = FULL,
     *,
     source: SettingsSource | None = None,
-    on_listening: Callable[[str, Node], None] = lambda url, _node: log.info("listening on %s", url),
+    on_listening: Callable[[str, Node], None],
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain and return; within 30 s of the signal everything has ended.
 
@@ -94,13 +92,20 @@ async def run(
     and when its file changes. Raises ConfigurationError when it cannot start.
     """
     manager = ServiceManager.from_environment()
-    _allow_files(settings.max_connections + _OTHER_FILES)
-    stop = asyncio.Event()
+    # At the limit, connections could not even be refused.
+    needed = settings.max_connections + _OTHER_FILES
+    if (allowed := allow_files(needed)) < needed:
+        log.warning("this process may open %d files; max_connections needs %d", allowed, needed)
+    stop, hangup = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     with stop_signals(loop, stop.set):
         # Its default action is to end the process.
         on_reload(loop, log.warning, "SIGHUP: this node's settings are read at start; restart it")
-        async with running_node(settings, profile, source) as (node, url), _reloading(node, source):
+        async with AsyncExitStack() as stack:
+            node, url = await stack.enter_async_context(running_node(settings, profile, source))
+            if node.reloader is not None and source is not None:
+                on_reload(loop, hangup.set)
+                _background(stack, "follow the settings", follow_changes(source.config, node.reloader, hangup))
             on_listening(url, node)
             async with manager.attended(lambda: _status_text(node)):
                 await stop.wait()
@@ -108,32 +113,40 @@ async def run(
                 await _drain(node)
 
 
+def _background(stack: AsyncExitStack, name: str, work: Coroutine[Any, Any, None]) -> None:
+    """Do the work until the stack is left."""
+    stack.callback(asyncio.create_task(work, name=name).cancel)
+
+
 @asynccontextmanager
 async def running_node(
     settings: NodeSettings, profile: Profile = FULL, source: SettingsSource | None = None
 ) -> AsyncIterator[tuple[Node, str]]:
     """A node that listens while the block runs; its engines load meanwhile. Yields it and its URL."""
-    async with contextlib.AsyncExitStack() as stack:
+    async with AsyncExitStack() as stack:
         socks: list[socket.socket] = []
         for port in (settings.port, settings.ollama_port):
             if port is not None:
                 socks.append(_bind(settings.host, port))
                 stack.callback(socks[-1].close)
         node = await stack.enter_async_context(hosted_node(settings, profile, source))
-        lag = asyncio.create_task(node.telemetry.watch_event_loop(), name="event loop lag")
-        stack.callback(lag.cancel)
-        runner = web.AppRunner(
-            profile.make_app(node), handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSE_TIMEOUT_S
-        )
+        telemetry = node.telemetry
+        _background(stack, "event loop lag", telemetry.watch_event_loop())
+        app = profile.make_app(node)
+        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSE_TIMEOUT_S)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         tls = _tls(settings)
         if tls is not None:
-            follower = asyncio.create_task(tls.follow(), name="TLS files")
-            stack.callback(follower.cancel)
+            _background(stack, "TLS files", tls.follow())
+
+        def note(error: NodeError) -> None:
+            telemetry.responded("-", error.status)
+            telemetry.failed("-", error)
+
         assert runner.server is not None  # noqa: S101  (setup() made it)
         limits = ConnectionLimits(settings.header_timeout_s, settings.keepalive_timeout_s, settings.max_connections)
-        connections = Connections(runner.server, limits, partial(note_refusal, node), profile.render)
+        connections = Connections(runner.server, limits, note, profile.render)
         for bound in socks:
             listener = await asyncio.get_running_loop().create_server(
                 connections.accept,
@@ -144,7 +157,8 @@ async def running_node(
                 ssl_handshake_timeout=settings.header_timeout_s if tls else None,
             )
             stack.callback(listener.close)
-        url = _url(socks[0], "https" if tls else "http")
+        host, port = socks[0].getsockname()[:2]
+        url = f"http{'s' if tls else ''}://{f'[{host}]' if ':' in host else host}:{port}"
         await stack.enter_async_context(announced(node, url))
         yield node, url
 
@@ -154,7 +168,7 @@ async def hosted_node(
     settings: NodeSettings, profile: Profile = FULL, source: SettingsSource | None = None
 ) -> AsyncIterator[Node]:
     """A node without its HTTP side: engines run while the block does."""
-    async with contextlib.AsyncExitStack() as stack:
+    async with AsyncExitStack() as stack:
         tracing = open_tracing(enabled=settings.tracing)
         stack.push_async_callback(tracing.close)
         npu = stack.enter_context(npu_source(settings.npu_sysfs, emulated=settings.npu_emulation))
@@ -164,9 +178,8 @@ async def hosted_node(
         if profile.starts_parts:
             for kind in tasks():
                 await served_task(kind).start(parts)
-        machine = Machine(settings, found, npu, faults=read_faults(settings.faults))
+        machine = Machine(settings, found, npu)
         models = profile.models(machine)
-        _check_faults(machine.faults, [model.name if isinstance(model, FailedModel) else model.id for model in models])
         budgets = memory_budgets(None, found)
         manager = ModelManager(
             models,
@@ -187,7 +200,6 @@ async def hosted_node(
             probe=found,
             npu=npu,
             state=NodeState(started=time.monotonic()),
-            faults=machine.faults,
         )
         if source is not None:
             node.reloader = Reloader(
@@ -205,15 +217,6 @@ async def hosted_node(
         yield node
 
 
-def _check_faults(faults: Sequence[Fault], served: Sequence[str]) -> None:
-    """Raise ConfigurationError for a fault that would strike nothing: a test of it would show nothing."""
-    for fault in faults:
-        if fault.model is not None and fault.model not in served:
-            raise ConfigurationError(
-                f"faults: model must be the id of a model of the settings ({', '.join(served)}), got {fault.model}"
-            )
-
-
 def _recovered(node: Node) -> None:
     """After a recovery of the NPU its engines answer their known questions again."""
     node.telemetry.npu_recoveries.inc()
@@ -225,29 +228,6 @@ def _recovered(node: Node) -> None:
         for place in model.placements:
             if place.device is Device.NPU:
                 place.engine.device_recovered()
-
-
-@asynccontextmanager
-async def _reloading(node: Node, source: SettingsSource | None) -> AsyncIterator[None]:
-    """Reload on SIGHUP and when the file changes, while the block runs."""
-    reloader = node.reloader
-    if reloader is None or source is None:
-        yield
-        return
-    hangup = asyncio.Event()
-    on_reload(asyncio.get_running_loop(), hangup.set)
-    following = asyncio.create_task(follow_changes(source.config, reloader, hangup), name="follow the settings")
-    try:
-        yield
-    finally:
-        following.cancel()
-
-
-def _allow_files(count: int) -> None:
-    """Allow `count` open files, or warn: at the limit, connections could not even be refused."""
-    allowed = allow_files(count)
-    if allowed < count:
-        log.warning("this process may open %d files; max_connections needs %d", allowed, count)
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -270,11 +250,6 @@ def _tls(settings: NodeSettings) -> ServerTls | None:
             raise ConfigurationError("tls_key and tls_client_ca need tls_cert")
         return None
     return ServerTls(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
-
-
-def _url(sock: socket.socket, scheme: str) -> str:
-    host, port = sock.getsockname()[:2]
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _status_text(node: Node) -> str:

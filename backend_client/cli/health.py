@@ -43,15 +43,13 @@ async def run(args: argparse.Namespace, settings: ClientSettings) -> int:
 
 
 def render(nodes: tuple[NodeStatus, ...]) -> str:
-    """The table, and a line for each thing to know of a node: trouble, faults on demand, what is not as certified."""
+    """The table, and a line for each thing to know of a node: trouble, what is not as certified."""
     rows = [row for node in nodes for row in _rows(node)]
     remarks = [f"{node.url}: {remark}" for node in nodes for remark in (_trouble(node), *_remarks(node)) if remark]
     return "\n".join([table(_HEAD, rows), *remarks])
 
 
 def _remarks(node: NodeStatus) -> Iterator[str]:
-    if node.faults:
-        yield f"has faults on demand: {'; '.join(node.faults)}"
     for model in node.models:
         for placed in (*model.engines, *model.excluded):
             if placed.certified in _REMARKABLE:

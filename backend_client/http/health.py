@@ -94,14 +94,10 @@ class ModelReport(_Part):
 
 
 class HealthReport(_Part):
-    """The body of /health. Raises pydantic.ValidationError for anything else.
-
-    `faults` are the faults on demand that the node was started with.
-    """
+    """The body of /health. Raises pydantic.ValidationError for anything else."""
 
     status: Literal["ready", "degraded", "starting", "draining", "failed"]
     version: Text | None = None
-    faults: tuple[Text, ...] = ()
     devices: tuple[DeviceReport, ...] = ()
     models: tuple[ModelReport, ...] = ()
 

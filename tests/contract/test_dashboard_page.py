@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from backend_client.cli import dashboard as fleet_dashboard
-from worker_node.http import dashboard
+from worker_node.http import pages
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "backend_client" / "cli" / "dashboard.html"
@@ -38,7 +38,7 @@ class Inspector(HTMLParser):
 
 @pytest.fixture(scope="module", params=["/dashboard", "/play"])
 def html(request):
-    return dashboard.read_pages()[request.param]
+    return pages.read_pages()[request.param]
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +49,9 @@ def inspected(html):
 
 
 def test_each_page_exists_once_and_the_playground_has_the_style_and_helpers_of_the_dashboard():
-    pages = [page for package in ("backend_client", "worker_node") for page in (ROOT / package).rglob("*.html")]
-    assert pages == [PAGE, PLAYGROUND]
-    page, playground = dashboard.read_pages().values()
+    found = [page for package in ("backend_client", "worker_node") for page in (ROOT / package).rglob("*.html")]
+    assert found == [PAGE, PLAYGROUND]
+    page, playground = pages.read_pages().values()
     assert fleet_dashboard.read_pages() == {"/dashboard": page, "/play": playground}
     assert page == PAGE.read_text(encoding="utf-8")
     assert "--paper: light-dark(" in playground
@@ -61,7 +61,7 @@ def test_each_page_exists_once_and_the_playground_has_the_style_and_helpers_of_t
 
 def test_the_node_finds_it_without_importing_the_client():
     program = (
-        "import sys; from worker_node.http import dashboard; dashboard.read_pages(); "
+        "import sys; from worker_node.http import pages; pages.read_pages(); "
         "print([name for name in sys.modules if name.startswith('backend_client')])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -69,14 +69,14 @@ def test_the_node_finds_it_without_importing_the_client():
 
 
 def test_both_servers_send_pages_alike(html):
-    assert dashboard.page_headers(html) == fleet_dashboard.page_headers(html)
+    assert pages.page_headers(html) == fleet_dashboard.page_headers(html)
 
 
 @pytest.mark.parametrize("kind", ["script", "style"])
 def test_the_policy_names_the_one_inline_block(html, inspected, kind):
     (text,) = inspected.inline[kind]
     digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-    policy = dashboard.page_headers(html)["Content-Security-Policy"]
+    policy = pages.page_headers(html)["Content-Security-Policy"]
     assert f"{kind}-src 'sha256-{digest}';" in policy
     assert "unsafe" not in policy
 

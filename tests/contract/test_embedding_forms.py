@@ -35,11 +35,10 @@ class Embedder(WritingEngine):
 
 @contextlib.asynccontextmanager
 async def embedding(store, cache=0, **fields):
-    (model,) = built_models(store, EMBEDDER)
+    (model,) = built_models(store, EMBEDDER, settings=NodeSettings(embedding_cache=cache))
     engine = Embedder()
     model = with_engine(replace(model, **fields), engine)
-    settings = NodeSettings(**fields.pop("settings", {}))
-    async with application([model], settings, cache) as (client, _):
+    async with application([model]) as (client, _):
         yield client, model, engine
 
 

@@ -4,7 +4,7 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from worker_node.http import dashboard
+from worker_node.http import pages
 
 HOSTILE = "<img src=x onerror=window.hit=1><script>window.hit=1</script>"
 LONG = "an-organisation/a-model-with-a-very-long-name-that-no-column-was-made-for-" + "x" * 60
@@ -93,8 +93,7 @@ class ScriptedState:
     @asynccontextmanager
     async def running(self):
         app = web.Application()
-        app[dashboard.PAGES] = dashboard.read_pages()
-        app.add_routes([web.get(path, dashboard.show_page) for path in ("/dashboard", "/play")] + self.routes)
+        app.add_routes([web.get(path, pages.show_page) for path in ("/dashboard", "/play")] + self.routes)
         app.add_routes([web.get("/dashboard/state", self.respond)])
         app.add_routes([web.get("/dashboard/history", self.look_back)])
         runner = web.AppRunner(app)

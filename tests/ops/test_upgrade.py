@@ -112,7 +112,7 @@ def test_an_upgrade_under_load_loses_no_request_and_a_bad_one_goes_back(fleet, u
     bad = release(
         tmp_path,
         "0.1.2",
-        ("worker_node/tasks/embed/building.py", '"nd,nd->n", found', '"nd,nd->n", -found'),
+        ("worker_node/tasks/embed/service.py", '"nd,nd->n", found', '"nd,nd->n", -found'),
     )
     for url in urls:
         wait_until_ready(url)

@@ -19,7 +19,7 @@ from tests.real.inference import ask
 from tests.support.nodes import run_node_command, start_node
 from worker_node.core.types import Device
 from worker_node.devices.blobs import RECORD_FILE, BlobRejected, read_record, write_record
-from worker_node.devices.emulated_npu import stand_in_counter
+from worker_node.devices.npu import stand_in_counter
 from worker_node.encoders.jobs import RowJob, RowResult
 from worker_node.encoders.static import StaticEncoder
 from worker_node.engines.protocol import EngineSpec

@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 
 from tests.support.nodes import start_node
+from tests.support.published import install
 from tests.support.task_engine import vectors_of
 from tests.support.tiny_encoder import WORDS, write_encoder
 from worker_node.core.types import Device
 from worker_node.engines.process import EngineLimits
 from worker_node.engines.protocol import EngineSpec, EngineState
-from worker_node.engines.supervisor import SupervisedEngine
+from worker_node.engines.supervisor import Engine
 from worker_node.models.store import ModelStore
-from worker_node.tasks.embed.tokenizer import EmbeddingTokenizer
+from worker_node.serving.tokenizing import RowTokenizer
 
 RUNNER = "worker_node.encoders.dynamic:DynamicEncoder"
 
@@ -44,7 +45,7 @@ def minilm(store):
 
 @pytest.fixture(scope="module")
 def tokenizer(minilm):
-    return EmbeddingTokenizer(minilm.path, minilm.context_limit)
+    return RowTokenizer(minilm.path, minilm.context_limit)
 
 
 @asynccontextmanager
@@ -53,7 +54,7 @@ async def engine_with(minilm, **options):
         pass
 
     spec = EngineSpec(minilm.id, minilm.kind, str(minilm.path), Device.CPU, RUNNER, options)
-    engine = SupervisedEngine(spec, no_canary, EngineLimits())
+    engine = Engine(spec, no_canary, EngineLimits())
     engine.wake()
     try:
         assert (await engine.settled()).state is EngineState.READY
@@ -152,7 +153,7 @@ def replace_weights(path, row):
 # A node with a tiny encoder, which is read and loaded twice.
 def test_replaced_weights_are_another_space_once_an_engine_has_loaded_them(tmp_path):
     tensors = write_encoder(tmp_path / "tiny")
-    made = ModelStore(tmp_path / "store").convert(tmp_path / "tiny")
+    made = install(ModelStore(tmp_path / "store"), tmp_path / "tiny")
     with start_node(NPU_NODE_MODELS='[{"name": "tiny"}]', NPU_NODE_MODEL_STORE=str(tmp_path / "store")) as node:
 
         def embed(text):

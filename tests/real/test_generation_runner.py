@@ -15,7 +15,7 @@ import pytest
 from worker_node.core.types import Device
 from worker_node.engines.protocol import EngineSpec, Failed, NativeCall
 from worker_node.models.store import ModelStore
-from worker_node.scheduling.steps import BLOCK_TOKENS
+from worker_node.scheduling.prompts import BLOCK_TOKENS
 from worker_node.tasks.generate import continuous
 from worker_node.tasks.generate.continuous import ContinuousRunner
 from worker_node.tasks.generate.messages import GenerateJob, Sampling, Step

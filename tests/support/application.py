@@ -18,10 +18,10 @@ from worker_node.settings import ModelSettings, NodeSettings
 
 
 @contextlib.asynccontextmanager
-async def application(models=(), settings=None, cache=0, tracing=OFF):
+async def application(models=(), settings=None, tracing=OFF):
     settings = settings or NodeSettings()
     with npu_source(None, emulated=False) as npu:
-        services = services_of(models, cache, store=ModelStore(settings.model_store), tracing=tracing)
+        services = services_of(models, store=ModelStore(settings.model_store), tracing=tracing)
         probe = Probe((DeviceInfo("CPU"),), "test")
         node = Node(settings, services, probe, npu, NodeState(time.monotonic()))
         async with TestClient(TestServer(make_app(node))) as client:
@@ -31,7 +31,7 @@ async def application(models=(), settings=None, cache=0, tracing=OFF):
 def built_models(store, *names, settings=None, **options):
     """Installed models with their tokenizers and limits, placed on the CPU. Their engines are never started."""
     with npu_source(None, emulated=False) as npu:
-        machine = Machine(settings or NodeSettings(), Probe((DeviceInfo("CPU"),), "test"), npu)
+        machine = Machine(settings or NodeSettings(embedding_cache=0), Probe((DeviceInfo("CPU"),), "test"), npu)
         return [build_model(store.get(name), ModelSettings(name=name, **options), machine) for name in names]
 
 

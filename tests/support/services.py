@@ -5,8 +5,7 @@ import pytest
 from worker_node.manager.manager import ModelManager
 from worker_node.models.store import ModelStore
 from worker_node.observability.metrics import Telemetry
-from worker_node.serving.run import Services, TaskParts
-from worker_node.settings import NodeSettings
+from worker_node.serving.run import Services
 from worker_node.tasks.generate.metrics import declare_generation_metrics
 
 
@@ -15,9 +14,8 @@ def manager_of(models=(), store=None):
     return ModelManager(models, store or ModelStore(), lambda installed: pytest.fail(f"{installed.id} was built"))
 
 
-def services_of(models=(), cache=0, store=None, **more):
-    """Services for these models; `cache` texts are kept with their vectors, `more` are fields of `Services`."""
-    parts = TaskParts(NodeSettings(embedding_cache=cache))
+def services_of(models=(), store=None, **more):
+    """Services for these models; `more` are fields of `Services`."""
     telemetry = Telemetry()
     declare_generation_metrics(telemetry)
-    return Services(manager_of(models, store), telemetry, parts=parts, **more)
+    return Services(manager_of(models, store), telemetry, **more)

@@ -13,19 +13,19 @@ from PIL import Image
 from worker_node.core.types import Device
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
-from worker_node.tasks.generate.model import GenerationModel, ImageRules
+from worker_node.serving.tokenizing import RowTokenizer
+from worker_node.tasks.generate.building import GenerationModel, ImageRules
 from worker_node.tasks.generate.tokenization import ChatTokenizer
 from worker_node.tasks.rerank.service import RerankModel
-from worker_node.tasks.rerank.tokenizer import PairTokenizer
 from worker_node.tasks.transcribe.building import TranscriptionModel
-from worker_node.tasks.transcribe.options import AudioOptions
+from worker_node.tasks.transcribe.task import AudioOptions
 
 RANKER, HEARER, SEER = "ranker", "hearer", "seer"
 
 
 def ranker(store, placements, **more):
     installed = replace(store.get("all-minilm-l6-v2"), id=RANKER, kind="rerank", aliases=(), canary=None)
-    return RerankModel(installed, PairTokenizer(installed.path, installed.context_limit), placements=placements, **more)
+    return RerankModel(installed, RowTokenizer(installed.path, installed.context_limit), placements=placements, **more)
 
 
 def hearer(store, placements, **more):

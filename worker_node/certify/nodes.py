@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import os
 import signal
 import subprocess
@@ -28,7 +29,7 @@ _VARIABLES = ("NPU_NODE_", "NPU_PROXY_", "NOTIFY_SOCKET", "WATCHDOG_")
 # Of the settings these count for the examined node too: where its files are, and how engines are run and watched. Keys,
 # addresses and what else a service does for its callers do not concern it.
 _SHARED = frozenset({
-    "model_store", "compile_cache", "npu_sysfs", "npu_emulation", "npu_token_limit", "faults", "allow_faults",
+    "model_store", "compile_cache", "npu_sysfs", "npu_emulation", "npu_token_limit",
     "load_timeout_s", "watchdog_s", "run_timeout_s", "quarantine_s", "crash_limit", "crash_window_s",
     "engine_memory_growth", "engine_nice", "max_body_bytes", "max_image_body_bytes",
 })  # fmt: skip
@@ -91,7 +92,7 @@ class RunningNode:
         try:
             if not line.startswith("listening on "):
                 raise CallFailed("the node did not start; its log above says why")
-            self._await_model()
+            self.await_ready()
         except BaseException:
             self.stop()
             raise
@@ -120,36 +121,20 @@ class RunningNode:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _await_model(self) -> None:
+    def await_ready(self, limit_s: float = math.inf) -> None:
+        """Wait until the model serves. Raises CallFailed when it does not become ready, or not within the limit."""
         began, said = time.monotonic(), 0.0
-        while True:
+        while (waited := time.monotonic() - began) < limit_s:
             model = self.model()
             if model["state"] in {"ready", "degraded"} and model["device"] is not None:
                 return
             if model["state"] in {"failed", "quarantined"}:
                 raise CallFailed(f"the model is {model['state']}: {model['reason']}")
-            if self.process.poll() is not None:
-                raise CallFailed(f"the node ended with status {self.process.returncode} while the model was loaded")
-            waited = time.monotonic() - began
             if waited - said >= _PROGRESS_S:
                 said = waited
                 self._say(f"loading and compiling for {waited:.0f} s")
             time.sleep(_POLL_S)
-
-    def await_ready(self, limit_s: float = 300.0) -> bool:
-        """Wait until the model serves again; False where it does not within the limit."""
-        until = time.monotonic() + limit_s
-        while time.monotonic() < until:
-            try:
-                model = self.model()
-            except CallFailed:
-                return False
-            if model["state"] in {"ready", "degraded"} and model["device"] is not None:
-                return True
-            if model["state"] in {"quarantined", "failed"}:
-                return False
-            time.sleep(_POLL_S)
-        return False
+        raise CallFailed(f"the model did not serve within {limit_s:.0f} s")
 
     def health(self) -> Json:
         """/health, whatever its status."""

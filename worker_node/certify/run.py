@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from worker_node import __version__
-from worker_node.certify.checks import CHECKS, Certification, Plan
+from worker_node.certify.checks import CHECKS, MARGIN, Certification, Plan
 from worker_node.certify.nodes import CallFailed, Json, RunningNode
 from worker_node.certify.reference import Reference, read_reference, shipped_reference
 from worker_node.core.errors import ConfigurationError
@@ -21,11 +21,15 @@ from worker_node.models.directory import MODEL_FILE, InstalledModel
 from worker_node.models.passports import CheckResult, Identity, Limits, Passport, Rates, Verdict, now
 from worker_node.models.store import ModelStore
 from worker_node.serving.build import installed_model
-from worker_node.serving.certified import faults_of, identity_of, known_problem
+from worker_node.serving.certified import identity_of, known_problem
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
-from worker_node.settings.faults import read_faults
 
 _DOCTOR_FACTS = (15, 17, 18, 20, 21, 22, 23)
+# What the report shows by the length of prompts.
+_FIGURES = {
+    "margins": f"how much likelier the CPU finds another token where answers part (right up to {MARGIN:g})",
+    "first_token_s": "seconds to the first token",
+}
 _CPU = PlacementSettings(device=Device.CPU, plugin_config={"INFERENCE_PRECISION_HINT": "f32"})
 
 
@@ -53,9 +57,6 @@ def certify(run: Run, say: Callable[[str], None]) -> Passport:
     say(f"{identity.model} on {device.value}{' (emulated)' if emulated else ''}")
     place = next((each for each in wanted.placements or () if each.device is device), PlacementSettings(device=device))
     place = place.model_copy(update={"load": "eager"})
-    faults = faults_of(read_faults(run.settings.faults), identity.model, device, run.settings)
-    under = [str(fault) for fault in faults]
-    under_faults = f", with faults on demand: {'; '.join(under)}" if under else ""
 
     key = _key(identity)
     stored = shipped_reference(identity.model, key) if run.reference is None else read_reference(run.reference, key)
@@ -65,14 +66,14 @@ def certify(run: Run, say: Callable[[str], None]) -> Passport:
         try:
             with RunningNode(wanted, place, run.settings, say) as node:
                 seconds = node.model()["compile"]["seconds"]
-                detail = f"loaded and compiled in {seconds} s{under_faults}"
+                detail = f"loaded and compiled in {seconds} s"
                 checks.append(_loaded("passed", detail, {"seconds": seconds}))
                 certification = Certification(node, reference, run.plan, say)
                 certification.run()
             checks += certification.checks
             limit, rates = certification.limit, Rates(**certification.rates)
         except CallFailed as error:
-            checks.append(_loaded("failed", f"{error.message}{under_faults}", {}))
+            checks.append(_loaded("failed", error.message, {}))
         origin = reference.origin
     return Passport(
         **asdict(identity),
@@ -125,8 +126,7 @@ def _key(identity: Identity) -> str:
 
 def _start_cpu(run: Run, say: Callable[[str], None]) -> RunningNode:
     say("  starting a node on the CPU for comparison")
-    without = {"npu_emulation": False, "faults": None}
-    return RunningNode(run.wanted, _CPU, run.settings.model_copy(update=without), say)
+    return RunningNode(run.wanted, _CPU, run.settings.model_copy(update={"npu_emulation": False}), say)
 
 
 def _doctor(run: Run) -> CheckResult:
@@ -142,3 +142,28 @@ def _doctor(run: Run) -> CheckResult:
         facts=list(_DOCTOR_FACTS),
         values={},
     )
+
+
+def report(passport: Passport) -> str:
+    """What a person or an issue can take of a passport, in Markdown."""
+    limit = passport.limits.max_prompt_tokens
+    lines = [f"### {passport.model} on {passport.device}: {passport.headline}", ""]
+    if passport.emulated:
+        lines += ["Emulated on a CPU: this says nothing about real hardware.", ""]
+    if limit:
+        lines += [f"Prompts up to {limit} tokens.", ""]
+    lines += [
+        f"{passport.architecture}; driver {passport.driver or '-'}, compiler {passport.compiler or '-'}, OpenVINO "
+        f"{passport.openvino}, npu-node {passport.version}, {passport.made}, compared with {passport.reference}, "
+        f"signed by {passport.signature.key if passport.signature else 'nobody'}",
+        "",
+        "| check | result | found |",
+        "|---|---|---|",
+    ]
+    lines += [f"| {check.name} | {check.status} | {check.detail.replace('|', '/')} |" for check in passport.checks]
+    for check in passport.checks:
+        for name in check.values.keys() & _FIGURES.keys():
+            rows = zip(check.values["lengths"], check.values[name], strict=True)
+            lines += ["", f"| tokens of the prompt | {_FIGURES[name]} |", "|---|---|"]
+            lines += [f"| {length} | {value:g} |" for length, value in rows]
+    return "\n".join(lines) + "\n"

@@ -1,43 +1,8 @@
-"""The errors that the node answers with.
+"""The errors that the node answers with, each with its HTTP status and its stable `code`.
 
-    NodeError
-    ├── BadRequest                  400 invalid_request     the request is wrong; sending it again will not help
-    │   ├── ContextLengthExceeded   400 context_length_exceeded
-    │   ├── RequestBreaksEngine     400 request_breaks_engine  it took an engine down each time that it ran
-    │   ├── SourceRejected          400 unusable_source     what a repository or file holds cannot be served
-    │   └── UnsupportedParameter    400 unsupported_parameter
-    ├── Unauthorized                401 invalid_api_key
-    ├── Forbidden                   403 forbidden           another name than this node's, or another site's page
-    ├── ModelNotFound               404 model_not_found
-    ├── RouteNotFound               404 not_found
-    ├── JobNotFound                 404 job_not_found       no such pull, or no longer
-    ├── MethodNotAllowed            405 method_not_allowed
-    ├── ModelInUse                  409 model_in_use        it has requests, and is to be removed
-    ├── RequestTimeout              408 request_timeout     the client was too slow in sending
-    ├── PayloadTooLarge             413 payload_too_large
-    ├── UnsupportedMediaType        415 unsupported_media_type  a body in an encoding that the node does not read
-    ├── Retryable                   (retry_after set)       another try, here or elsewhere, may succeed
-    │   ├── Overloaded              429 overloaded
-    │   ├── EngineUnavailable       503 engine_unavailable  the engine died, hung, or is not ready yet
-    │   │   └── EngineDied                                  it died while it held the request
-    │   ├── ModelLoading            503 model_loading
-    │   ├── InsufficientMemory      503 insufficient_memory  the model does not fit beside those that are loaded
-    │   ├── Draining                503 draining            this node is going away
-    │   ├── DeviceUnavailable       503 npu_unavailable     the required device cannot serve now
-    │   └── NpuNotProven            503 npu_not_proven      the NPU was required, and nothing shows that it worked
-    ├── NotOffered                  501 not_implemented     a part of a dialect that this node does not have
-    ├── DeadlineExceeded            504 deadline_exceeded
-    ├── InternalError               500 internal_error      a bug here: nothing a client sends may cause it
-    ├── ConfigurationError          (start-up)              settings or a model directory are wrong
-    └── ModelError                  502 model_error         verification or conversion failed
-        ├── DownloadFailed          424                     another host could not be reached, or refused
-        ├── HashMismatch
-        └── ConversionFailed
-
-Each error knows its HTTP status, its stable `code`, the `param` at fault where there is one, and, when another
-try may help, `retry_after` in seconds. Where an error is one of a placement, it also knows the `model` and the
-`device`. The message says what happened, on which model or device, and what to do
-next; it never holds a prompt or a key."""
+`param` is what is at fault where it is a part of the request; `retry_after` is in seconds, for a `Retryable` error. An
+error of a placement also knows its `model` and `device`. The message says what happened, on which model or device, and
+what to do next; it never holds a prompt or a key."""
 
 from __future__ import annotations
 

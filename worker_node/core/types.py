@@ -53,8 +53,7 @@ class Route:
     """The decision where a request runs, and why. `token_count` is the prompt's.
 
     `unproven`: the request requires the NPU, whose counter cannot be read, and the node lets such requests pass.
-    `parts` say where each part of the model runs, if not all of it runs on `device`. `faults` counts the faults on
-    demand of its engine.
+    `parts` say where each part of the model runs, if not all of it runs on `device`.
     """
 
     model: str
@@ -64,7 +63,6 @@ class Route:
     emulated: bool = False
     unproven: bool = False
     parts: Mapping[str, Device] = field(default_factory=dict, compare=False)
-    faults: int = 0
 
 
 class Priority(StrEnum):

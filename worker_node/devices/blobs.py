@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import openvino as ov
 
-from worker_node.devices.emulated_npu import EMULATED_NAME, NPU_ON_CPU
+from worker_node.devices.npu import EMULATED_NAME, NPU_ON_CPU
 
 NPU = "NPU"
 RECORD_FILE = "blobs.json"

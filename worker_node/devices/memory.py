@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-
-from worker_node.core.operating_system import cores
 
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -23,11 +22,10 @@ class MachineMemory:
     available: int
 
 
-def machine_memory(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> MachineMemory | None:
-    """Return the memory of the machine, or of the control group with the least left. None if it cannot be read."""
-    total, available = _sizes(f"{proc}/meminfo", b"MemTotal", b"MemAvailable")
-    if total is None or available is None:
-        return None
+def machine_memory(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> MachineMemory:
+    """Return the memory of the machine, or of the control group with the least left."""
+    memory = psutil.virtual_memory()
+    total, available = memory.total, memory.available
     for group in _groups(proc, cgroups):
         limit, used = _number(f"{group}/memory.max"), _number(f"{group}/memory.current")
         if limit is None or used is None:
@@ -38,21 +36,23 @@ def machine_memory(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> MachineMemor
     return MachineMemory(total, available)
 
 
-def own_memory(pid: int, proc: Path = _PROC) -> int | None:
+def own_memory(pid: int) -> int | None:
     """Memory of a process that only it uses, swapped out or not; None if the process has ended.
 
     Files that are mapped, such as weights, do not count: the kernel can drop those pages at any time.
     """
-    anonymous, shared, swapped = _sizes(f"{proc}/{pid}/status", b"RssAnon", b"RssShmem", b"VmSwap")
-    if anonymous is None or shared is None:
-        return None  # not there, or a zombie, which has no memory
-    return anonymous + shared + (swapped or 0)
+    try:
+        content = (_PROC / str(pid) / "status").read_bytes()
+    except OSError:
+        return None
+    sizes = re.findall(rb"^(?:RssAnon|RssShmem|VmSwap):\s*(\d+) kB$", content, re.MULTILINE)
+    # A zombie has none.
+    return 1024 * sum(map(int, sizes)) if sizes else None
 
 
-def available_memory() -> int | None:
-    """What the machine, or our control group, has left; None if it cannot be read."""
-    memory = machine_memory()
-    return None if memory is None else memory.available
+def available_memory() -> int:
+    """What the machine, or our control group, has left."""
+    return machine_memory().available
 
 
 def oom_kills(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
@@ -121,19 +121,6 @@ def _groups(proc: Path, cgroups: Path) -> Iterator[str]:
             yield str(cgroups)
 
 
-def _sizes(path: str, *names: bytes) -> list[int | None]:
-    """The lines `Name:  123 kB` of a file with these names, in bytes; None for what it does not have."""
-    try:
-        content = b"\n" + Path(path).read_bytes()
-    except OSError:
-        content = b""
-    sizes: list[int | None] = []
-    for name in names:
-        value = content.partition(b"\n" + name + b":")[2].partition(b"\n")[0].split()
-        sizes.append(int(value[0]) * 1024 if len(value) == 2 and value[1] == b"kB" else None)
-    return sizes
-
-
 def _number(path: str) -> int | None:
     try:
         return int(Path(path).read_bytes())
@@ -144,17 +131,16 @@ def _number(path: str) -> int | None:
 def _statistic(path: str, name: bytes) -> int | None:
     """The value of the line `name 123` of a file."""
     try:
-        content = b"\n" + Path(path).read_bytes()
+        found = re.search(rb"^%s (\d+)$" % name, Path(path).read_bytes(), re.MULTILINE)
     except OSError:
         return None
-    value = content.partition(b"\n" + name + b" ")[2].partition(b"\n")[0]
-    return int(value) if value else None
+    return None if found is None else int(found[1])
 
 
 def usable_cores(cpus: Path = _CPUS) -> int:
     """Cores of this process's affinity mask; threads of one core count as one, where the kernel reports them."""
     siblings = set()
-    for cpu in cores():
+    for cpu in psutil.Process().cpu_affinity():
         try:
             siblings.add((cpus / f"cpu{cpu}/topology/thread_siblings_list").read_text())
         except OSError:

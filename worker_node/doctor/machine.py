@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+import psutil
+
 from worker_node.core.environment import native_environment
-from worker_node.core.operating_system import group_name, user
+from worker_node.core.operating_system import group_name
 
 # Where distributions and Intel's packages put libraries.
 LIBRARY_DIRECTORIES = ("usr/lib/x86_64-linux-gnu", "usr/lib64", "usr/lib", "usr/local/lib", "lib/x86_64-linux-gnu")
@@ -85,7 +87,7 @@ class ExaminedMachine:
 
     def user(self) -> str:
         """The name of the user who asks."""
-        return user()
+        return str(psutil.Process().username())
 
     def group_of(self, path: str) -> str | None:
         """The name, or the number, of the group that owns a file."""

@@ -266,6 +266,7 @@ class DynamicEncoderOptions(EngineOptions):
     """
 
     devices: ClassVar[frozenset[Device]] = frozenset({Device.CPU, Device.GPU})
+    runner: ClassVar[str] = "worker_node.encoders.dynamic:DynamicEncoder"
 
     engine: str = ""
 
@@ -304,6 +305,7 @@ class StaticEncoderOptions(BlobOptions):
     """Shapes. In an engine `npu_buckets` are ascending and never empty."""
 
     devices: ClassVar[frozenset[Device]] = frozenset({Device.NPU})
+    runner: ClassVar[str] = "worker_node.encoders.static:StaticEncoder"
 
     engine: str = ""
 

@@ -3,8 +3,8 @@
 It knows which jobs the engine holds. When the process dies, its end of the link closes; its exit status and the
 kernel's count of kills for memory show the cause, and every job that it held ends at once.
 
-An engine may still compute a job whose caller has left or whose deadline has passed, because a native call cannot be
-interrupted. If the process dies in that call, this job is to blame, not the jobs that waited."""
+A native call cannot be interrupted: an engine may still compute a job whose caller has left or whose deadline has
+passed. If the process dies in that call, this job is to blame, not the jobs that waited."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ from worker_node.engines.isolation import Suspects, fingerprint
 from worker_node.engines.protocol import (
     Broken,
     Cancel,
-    Command,
     EngineSpec,
     EngineStats,
     Event,
@@ -54,7 +53,15 @@ from worker_node.engines.protocol import (
     Shutdown,
 )
 from worker_node.engines.restart import GrowthLimits, RestartLimits
-from worker_node.engines.watchdog import LOAD_TIMEOUT_S, Liveness, LivenessLimits, cause_of_death, stopped
+from worker_node.engines.watchdog import (
+    LOAD_TIMEOUT_S,
+    Blame,
+    Death,
+    Liveness,
+    LivenessLimits,
+    cause_of_death,
+    stopped,
+)
 from worker_node.engines.wire import CorruptFrame, FrameBuffer, encode, received_events, submission
 
 log = logging.getLogger(__name__)
@@ -66,6 +73,8 @@ _STATUS_WAIT_S = 1.0
 _STATUS_LOOK_S = 0.001
 _DRAIN_LOOK_S = 0.02
 _LOADING_REPORT_S = 60.0
+# Of a request that was lost with its engine.
+_LOST = "{}: {}; the request can be sent again"
 
 # Examines an engine process by a known question; raises CanaryFailed.
 Canary = Callable[[JobEngine], Awaitable[None]]
@@ -109,7 +118,9 @@ class EngineProcess(asyncio.Protocol):
         memory: MemoryReader = KERNEL,
     ) -> None:
         self._spec = spec
+        self._name = f"{spec.model_id} on {spec.device}"
         self._limits = limits
+        self._suspects = suspects
         self._liveness = Liveness(limits.liveness, time.monotonic())
         # When events came, and the latest of them: each look of the watch judges those since the one before.
         self._heard: deque[tuple[float, Event]] = deque()
@@ -118,20 +129,22 @@ class EngineProcess(asyncio.Protocol):
         self._oom_kills = [memory.oom_kills()] * 2
         self._oom_look: asyncio.TimerHandle | None = None
         self._buffer = FrameBuffer()
-        self._jobs = HeldJobs(spec, suspects)
+        self._jobs: dict[int, _Held] = {}
+        # Jobs whose callers have left, and the last native call, which may still work on them.
+        self._left: dict[int, _Held] = {}
+        self._call: NativeCall | None = None
         self._ids = itertools.count(1)
         self._transport: asyncio.Transport | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._loop = asyncio.get_running_loop()
         self._loaded: asyncio.Future[Loaded] = self._loop.create_future()
-        self._closed: asyncio.Future[str] = self._loop.create_future()
-        self._kill_reason: str | None = None
-        self._blameless = False
+        self._closed: asyncio.Future[Death] = self._loop.create_future()
+        # Why it ends, where this process ends it.
+        self._death: Death | None = None
         self._exit_cause_task: asyncio.Task[None] | None = None
         # Whether the process can still receive commands.
         self.up = False
         self.accepted = 0
-        self.killed_from_outside = False
         self.stats = EngineStats()
 
     @classmethod
@@ -162,11 +175,6 @@ class EngineProcess(asyncio.Protocol):
         return self._process.pid if self._process else None
 
     @property
-    def broken_by_request(self) -> bool:
-        """Whether one request is to blame for the end of the process."""
-        return self._jobs.broken_by_request
-
-    @property
     def in_flight(self) -> int:
         """How many jobs the engine holds."""
         return len(self._jobs)
@@ -177,18 +185,17 @@ class EngineProcess(asyncio.Protocol):
         Raises LoadRefused, EngineDied, TimeoutError; the process has been killed or ends by itself then.
         """
         self._write(encode(self._spec))
-        spec, limit = self._spec, self._limits.load_timeout_s
+        limit = self._limits.load_timeout_s
         normal = ""
-        if spec.device is Device.NPU:
+        if self._spec.device is Device.NPU:
             normal = "; a first compile for an NPU takes minutes, for a large speech model more than 11"
         began = time.monotonic()
         try:
             async with asyncio.timeout(limit):
                 while not (await asyncio.wait({self._loaded}, timeout=_LOADING_REPORT_S))[0]:
                     log.info(
-                        "engine %s on %s has been loading for %.0f s, and may for %.0f s (load_timeout_s)%s",
-                        spec.model_id,
-                        spec.device,
+                        "engine %s has been loading for %.0f s, and may for %.0f s (load_timeout_s)%s",
+                        self._name,
                         time.monotonic() - began,
                         limit,
                         normal,
@@ -200,71 +207,61 @@ class EngineProcess(asyncio.Protocol):
 
     def run(self, job: Job, result: type[R], *, suspect: bool = False) -> JobResults[R]:
         """See `Engine.run`. The job may be blamed for the death of the process if it is `suspect`: not a canary's."""
+        if not self.up:
+            raise EngineUnavailable(f"{self._name}: the engine process has ended")
         job = msgspec.structs.replace(job, id=next(self._ids))  # type: ignore[type-var]  # each task's job is a struct
-        self._send(submission(job))
+        self._write(submission(job))
         self.accepted += 1
         results = JobResults(self, job, result)
-        self._jobs.add(job, results, suspect=suspect)
+        self._jobs[job.id] = _Held(job, results, suspect)
         return results
 
-    def send(self, command: Command) -> None:
-        """Send a command. Raises EngineUnavailable when the process has ended."""
-        self._send(encode(command))
-
-    def _send(self, frame: bytes) -> None:
-        if not self.up:
-            raise EngineUnavailable(f"{self._spec.model_id} on {self._spec.device}: the engine process has ended")
-        self._write(frame)
-
     def cancel(self, job_id: int) -> None:
-        """Cancel a job if the engine still holds it."""
-        if self._jobs.leave(job_id) and self.up:
-            self._write(encode(Cancel(job_id)))
+        """Cancel a job if the engine still holds it; the engine may compute it until its native call returns."""
+        held = self._jobs.pop(job_id, None)
+        if held is None:
+            return
+        if held.suspect:
+            self._left[job_id] = held
+            if len(self._left) > _MOST_LEFT:
+                called = () if self._call is None else self._call.jobs
+                del self._left[next((other for other in self._left if other not in called), job_id)]
+        self._write(encode(Cancel(job_id)))
 
     async def drain(self, timeout: float) -> None:
         """Wait until the engine holds no job, or for `timeout` seconds."""
         until = time.monotonic() + timeout
-        while self._jobs.jobs and time.monotonic() < until:  # noqa: ASYNC110  (rare, and an event is set by each job)
+        while self._jobs and time.monotonic() < until:  # noqa: ASYNC110  (rare, and an event is set by each job)
             await asyncio.sleep(_DRAIN_LOOK_S)
 
-    def kill(self, reason: str, *, blameless: bool = False) -> None:
+    def kill(self, reason: str, blame: Blame = Blame.UNKNOWN) -> None:
         """Kill the process at once; callers and /health get `reason`.
 
-        With `blameless` no request that the engine holds becomes a suspect.
+        Only where the blame is unknown do requests that the engine holds become suspects.
         """
-        self._kill_reason = reason
-        self._blameless = blameless
+        self._death = Death(reason, blame)
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
-
-    def kill_hung(self, reason: str) -> None:
-        """As `kill`, for a process that is silent.
-
-        A process that was stopped (SIGSTOP) is treated as killed from outside.
-        """
-        self.killed_from_outside = stopped(self.pid)
-        if self.killed_from_outside:
-            reason += "; the process was stopped from outside (SIGSTOP)"
-        self.kill(reason, blameless=self.killed_from_outside)
 
     async def end(self, reason: str | None = None) -> None:
         """Ask it to end, kill it if it has not in time, and wait until it is gone.
 
         Its jobs end with the `reason` at once; without one they end with the process, and are run again.
         """
-        self._blameless = True
+        self._death = self._death or Death("the engine process died", Blame.NODE)
         if reason is not None:
-            self._jobs.end(EngineUnavailable(f"{self._spec.model_id} on {self._spec.device}: {reason}"))
-        with contextlib.suppress(EngineUnavailable):
-            self.send(Shutdown())
+            jobs, self._jobs, self._left = self._jobs, {}, {}
+            for held in jobs.values():
+                held.results.end(EngineUnavailable(f"{self._name}: {reason}"))
+        self._write(encode(Shutdown()))
         try:
             async with asyncio.timeout(self._limits.stop_timeout_s):
                 await self.wait_closed()
         except TimeoutError:
-            self.kill("did not end when asked", blameless=True)
+            self.kill("did not end when asked", Blame.NODE)
         await self.reap()
 
-    async def wait_closed(self) -> str:
+    async def wait_closed(self) -> Death:
         """Wait for the end of the process and return why it ended."""
         return await asyncio.shield(self._closed)
 
@@ -281,30 +278,30 @@ class EngineProcess(asyncio.Protocol):
         except subprocess.TimeoutExpired:
             self._process.kill()
             status = await asyncio.to_thread(self._process.wait)
-        log.info("engine %s on %s: exit status %s", self._spec.model_id, self._spec.device, status)
-
-    def _judge_heard(self) -> None:
-        while self._heard:
-            at, event = self._heard.popleft()
-            if isinstance(event, NativeCall):
-                self._liveness.called(event.stage, event.units, at)
-            else:
-                self._liveness.heard(at)
+        log.info("engine %s: exit status %s", self._name, status)
 
     async def watch(self) -> None:
         """Kill the process when it hangs; return then."""
         while True:
             now = time.monotonic()
-            self._judge_heard()
+            while self._heard:
+                at, event = self._heard.popleft()
+                if isinstance(event, NativeCall):
+                    self._liveness.called(event.stage, event.units, at)
+                else:
+                    self._liveness.heard(at)
             reason, pause = self._liveness.look(now)
             if reason is not None:
-                self.kill_hung(reason)
+                if stopped(self.pid):
+                    self.kill(f"{reason}; the process was stopped from outside (SIGSTOP)", Blame.OUTSIDE)
+                else:
+                    self.kill(reason)
                 return
             await asyncio.sleep(pause)
 
-    def _write(self, data: bytes) -> None:
-        if self._transport is not None:
-            self._transport.write(data)
+    def _write(self, frame: bytes) -> None:
+        if self._transport is not None and self.up:
+            self._transport.write(frame)
 
     # asyncio.Protocol
 
@@ -325,7 +322,7 @@ class EngineProcess(asyncio.Protocol):
                     case Results():
                         # In place, because this is done for each token.
                         for result in event.results:
-                            if (held := self._jobs.jobs.get(result.id)) is not None:
+                            if (held := self._jobs.get(result.id)) is not None:
                                 results = held.results
                                 value = msgspec.msgpack.decode(result.body, type=results.form)
                                 coming, results.coming = results.coming, self._loop.create_future()
@@ -333,11 +330,12 @@ class EngineProcess(asyncio.Protocol):
                                 if not coming.done():
                                     coming.set_result(value)
                             if result.last:
-                                self._jobs.ended(result.id)
+                                self._ended(result.id)
                     case NativeCall():
-                        self._jobs.call = event
-                        if self._jobs.left:
-                            self._jobs.keep_called()
+                        self._call = event
+                        if self._left:
+                            # The engine computes none of the others any more.
+                            self._left = {job: held for job, held in self._left.items() if job in event.jobs}
                     case _:
                         self._handle(event)
         except (CorruptFrame, msgspec.MsgspecError) as error:
@@ -350,11 +348,11 @@ class EngineProcess(asyncio.Protocol):
         match event:
             case Heartbeat():
                 if event.idle:
-                    self._jobs.idle()
+                    self._left.clear()
                 self.stats = event.stats
                 self._liveness.beat(event.stats.oldest_run, ran=event.stats.runs > 0)
             case Failed():
-                self._jobs.fail(event.id, reported_error(event.code, event.message))
+                self._ended(event.id, reported_error(event.code, event.message))
             case Loaded():
                 if not self._loaded.done():
                     self._loaded.set_result(event)
@@ -365,41 +363,64 @@ class EngineProcess(asyncio.Protocol):
             case Broken():
                 self.kill(with_remedy(event.message))
 
+    def _ended(self, job_id: int, error: NodeError | None = None) -> None:
+        """Record that a job has had its last result, or that it failed."""
+        self._left.pop(job_id, None)
+        held = self._jobs.pop(job_id, None)
+        if held is None:
+            return
+        held.results.end(error or StopAsyncIteration())
+        if error is None and self._suspects:
+            self._suspects.answered(fingerprint(held.job))
+
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._transport, self.up = None, False
         if self._oom_look is not None:
             self._oom_look.cancel()
-        reason = self._kill_reason or "the engine process died"
+        death = self._death or Death("the engine process died")
         if not self._loaded.done():
-            self._loaded.set_exception(engine_died(self._spec, reason))
+            self._loaded.set_exception(EngineDied(_LOST.format(self._name, death.reason)))
             self._loaded.exception()  # its caller may have stopped waiting for it
-        if self._kill_reason is None and not self._blameless:
+        if self._death is None:
             self._exit_cause_task = asyncio.create_task(
-                self._learn_cause(reason), name=f"cause of death {self._spec.model_id}"
+                self._learn_cause(death), name=f"cause of death {self._spec.model_id}"
             )
         else:
-            self._closed_by(reason)
+            self._closed_by(death)
 
-    def _closed_by(self, reason: str) -> None:
-        self._jobs.engine_died(reason, blameless=self._blameless)
-        self._closed.set_result(reason)
-
-    async def _learn_cause(self, reason: str) -> None:
-        """Fail the jobs once the exit status shows whether one of them, or the engine, can have caused the end."""
+    async def _learn_cause(self, death: Death) -> None:
+        """End the jobs once the exit status shows whether one of them, or the engine, can have caused the end."""
         try:
             async with asyncio.timeout(_STATUS_WAIT_S):
-                while (status := self._status()) is None:  # noqa: ASYNC110  (only SIGCHLD would say so: not ours)
+                # Only SIGCHLD would say so, which is not ours.
+                while self._process is None or (status := self._process.poll()) is None:  # noqa: ASYNC110
                     await asyncio.sleep(_STATUS_LOOK_S)
             death = cause_of_death(status, out_of_memory=self._memory.oom_kills() != self._oom_kills[0])
-            reason, self.killed_from_outside = death.reason, death.from_outside
-            self._blameless = death.from_outside
         except TimeoutError:
             pass
         finally:
-            self._closed_by(reason)
+            self._closed_by(death)
 
-    def _status(self) -> int | None:
-        return self._process.poll() if self._process is not None else None
+    def _closed_by(self, death: Death) -> None:
+        """Fail every job. Those of the last native call, or all if it named none, may have caused an unknown end."""
+        jobs, left = self._jobs, self._left
+        self._jobs, self._left = {}, {}
+        if death.blame is Blame.UNKNOWN:
+            held_jobs = jobs | left
+            named = [held_jobs[job] for job in (self._call.jobs if self._call else ()) if job in held_jobs]
+            suspects = {fingerprint(held.job) for held in named or held_jobs.values() if held.suspect}
+            # Without any, the canary's question alone was in the call.
+            if suspects and self._suspects.died(suspects):
+                death = Death(death.reason, Blame.REQUEST)
+        for held in jobs.values():
+            error: NodeError = EngineDied(_LOST.format(self._name, death.reason))
+            if held.suspect and self._suspects and self._suspects.refuses(fingerprint(held.job)):
+                error = RequestBreaksEngine(
+                    f"{self._name}: the request takes down the engine that runs it ({death.reason}); "
+                    "do not send it again"
+                )
+            held.results.end(error)
+        self._closed.set_result(death)
 
 
 class JobResults(Generic[R]):
@@ -452,100 +473,9 @@ class JobResults(Generic[R]):
         self.end(DeadlineExceeded("the deadline passed while the engine worked on the request"))
 
 
-class Held(NamedTuple):
+class _Held(NamedTuple):
     """A job that the engine holds. The canary's is never `suspect`."""
 
     job: Job
     results: JobResults[Any]
     suspect: bool
-
-
-class HeldJobs:
-    """Jobs by id; `broken_by_request` says once the process has died whether one of them is to blame.
-
-    `left` are jobs whose callers have left; `call` is the last native call.
-    """
-
-    def __init__(self, spec: EngineSpec, suspects: Suspects) -> None:
-        self._spec = spec
-        self._suspects = suspects
-        self.jobs: dict[int, Held] = {}
-        self.left: dict[int, Held] = {}
-        self.call: NativeCall | None = None
-        self.broken_by_request = False
-
-    def __len__(self) -> int:
-        return len(self.jobs)
-
-    def add(self, job: Job, results: JobResults[Any], *, suspect: bool) -> None:
-        """Record that the engine holds the job."""
-        self.jobs[job.id] = Held(job, results, suspect)
-
-    def fail(self, job_id: int, error: NodeError) -> None:
-        """End one job with an error."""
-        self.left.pop(job_id, None)
-        if (held := self.jobs.pop(job_id, None)) is not None:
-            held.results.end(error)
-
-    def leave(self, job_id: int) -> bool:
-        """Record that the caller of a job has left; return whether the engine still held the job."""
-        held = self.jobs.pop(job_id, None)
-        if held is not None and held.suspect:
-            self.left[job_id] = held
-            if len(self.left) > _MOST_LEFT:
-                called = () if self.call is None else self.call.jobs
-                del self.left[next((other for other in self.left if other not in called), job_id)]
-        return held is not None
-
-    def keep_called(self) -> None:
-        """Forget the jobs whose callers have left but those of the last call: the engine computes no others."""
-        called = () if self.call is None else self.call.jobs
-        self.left = {job_id: held for job_id, held in self.left.items() if job_id in called}
-
-    def idle(self) -> None:
-        """Record that the engine computes nothing."""
-        self.left.clear()
-
-    def ended(self, job_id: int) -> None:
-        """Record that a job has had its last result."""
-        self.left.pop(job_id, None)
-        if (held := self.jobs.pop(job_id, None)) is not None:
-            held.results.end(StopAsyncIteration())
-            if self._suspects:
-                self._suspects.answered(fingerprint(held.job))
-
-    def end(self, error: NodeError) -> None:
-        """Fail every job with an error for which no request is to blame."""
-        jobs, self.jobs, self.left = self.jobs, {}, {}
-        for held in jobs.values():
-            held.results.end(error)
-
-    def engine_died(self, reason: str, *, blameless: bool) -> None:
-        """Fail every job. Unless `blameless`, record the jobs that may have caused the end, by the last native call."""
-        jobs, self.jobs = self.jobs, {}
-        left, self.left = self.left, {}
-        if not blameless:
-            self._suspect(jobs | left)
-        for held in jobs.values():
-            held.results.end(self._error_for(held, reason))
-
-    def _suspect(self, jobs: dict[int, Held]) -> None:
-        """Suspect the jobs of the last native call, or all if it named none of them."""
-        named = [] if self.call is None else [jobs[job_id] for job_id in self.call.jobs if job_id in jobs]
-        suspects = {fingerprint(held.job) for held in named or jobs.values() if held.suspect}
-        if suspects:  # else the canary's question alone was in the call
-            self.broken_by_request = self._suspects.died(suspects)
-
-    def _error_for(self, held: Held, reason: str) -> NodeError:
-        """The error of a job that was lost with the engine."""
-        if held.suspect and self._suspects and self._suspects.refuses(fingerprint(held.job)):
-            return RequestBreaksEngine(
-                f"{self._spec.model_id} on {self._spec.device}: the request takes down the engine that runs it "
-                f"({reason}); do not send it again"
-            )
-        return engine_died(self._spec, reason)
-
-
-def engine_died(spec: EngineSpec, reason: str) -> EngineDied:
-    """The error for a request that was lost with the engine and can be sent again."""
-    return EngineDied(f"{spec.model_id} on {spec.device}: {reason}; the request can be sent again")

@@ -4,13 +4,11 @@ Jobs and commands go in, events come out (`wire` frames them). Only the task kno
 results (`tasks`): here they travel encoded, identified by the job's id. Times are `time.monotonic()` seconds, one clock
 for both processes.
 
-An `Engine` is the edge process's view: asynchronous, and independent of where the work runs; `supervisor` implements it
-by a child process, tests by a script. A `Runner` runs inside the engine process: synchronous, single-threaded, the only
-owner of a pipeline."""
+A `Runner` runs inside the engine process: synchronous, single-threaded, the only owner of a pipeline."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, Self, TypeVar, cast
@@ -341,45 +339,4 @@ class JobEngine(Protocol):
 
         The job's `id` is set by the engine. The results raise EngineUnavailable, DeadlineExceeded, Overloaded.
         """
-        ...
-
-
-class Engine(JobEngine, Protocol):
-    """An engine as the edge process sees it."""
-
-    @property
-    def status(self) -> EngineStatus: ...
-
-    @property
-    def ready(self) -> bool:
-        """Whether its state is `ready`. Every request asks, and a whole status costs many times as much."""
-        ...
-
-    def wake(self) -> None:
-        """Start to load an engine that is unloaded; does nothing for any other."""
-        ...
-
-    @property
-    def recoveries(self) -> int:
-        """How often the device was recovered: what ran meanwhile was aborted, whether or not its call failed."""
-        ...
-
-    def device_recovered(self) -> None:
-        """Count a recovery of the device: an engine with work is replaced, an idle one answers its canary again."""
-        ...
-
-    async def unload(self) -> bool:
-        """Free its memory until `wake`; False, and nothing done, while it holds jobs or is being loaded."""
-        ...
-
-    async def stop(self, reason: str = ...) -> None:
-        """End the engine for good; its requests end with the `reason`, by default that the node is shutting down."""
-        ...
-
-    async def settled(self) -> EngineStatus:
-        """Wait until the engine is ready, or known not to become ready by itself soon."""
-        ...
-
-    def next_change(self) -> Coroutine[None, None, object]:
-        """Return what to await for the first change of state after this call."""
         ...

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from worker_node.engines.protocol import EngineState
+
 # More overflow a float, and any limit is reached by then.
 _DOUBLINGS = 100
 
@@ -30,12 +32,12 @@ class RestartLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class RestartVerdict:
-    """Start again after `delay` seconds; `quarantined` says that this is a quarantine and not a backoff."""
+class Pause:
+    """What comes before the next process: the state of the engine, why, and for how many seconds."""
 
-    delay: float
-    quarantined: bool
+    state: EngineState
     reason: str
+    seconds: float
 
 
 @dataclass(slots=True)
@@ -47,52 +49,49 @@ class RestartPolicy:
     _on_probation: bool = False
     _kills: int = 0
 
-    def crashed(self, now: float, reason: str, *, served_s: float = 0.0) -> RestartVerdict:
+    def crashed(self, now: float, reason: str, *, served_s: float = 0.0) -> Pause:
         """Record a crash at `now`, `served_s` seconds after the engine became ready (0: it never did)."""
         limits = self.limits
         if served_s >= limits.crash_window_s:
             self._crashes.clear()
             self._on_probation = False
         if self._on_probation:
-            return self._quarantine(f"it crashed again after a quarantine: {reason}")
+            return self.quarantine(f"it crashed again after a quarantine: {reason}")
         self._crashes.append(now)
         while now - self._crashes[0] > limits.crash_window_s:
             self._crashes.popleft()
         count = len(self._crashes)
         if count >= limits.crash_limit:
-            return self._quarantine(f"{count} crashes within {limits.crash_window_s:.0f} s, the last: {reason}")
-        return RestartVerdict(self._backoff(count), quarantined=False, reason=reason)
+            return self.quarantine(f"{count} crashes within {limits.crash_window_s:.0f} s, the last: {reason}")
+        return Pause(EngineState.BACKING_OFF, reason, self._backoff(count))
 
-    def killed(self, reason: str, *, served_s: float) -> RestartVerdict:
+    def killed(self, reason: str, *, served_s: float) -> Pause:
         """Record a kill from outside, `served_s` seconds after the engine became ready (0: it never did).
 
         An operator killed it, or a daemon that needs memory and will kill again. Neither shows that the engine cannot
         serve.
         """
         self._kills = 1 if served_s >= self.limits.kill_window_s else self._kills + 1
-        return RestartVerdict(self._backoff(self._kills), quarantined=False, reason=reason)
+        return Pause(EngineState.BACKING_OFF, reason, self._backoff(self._kills))
 
-    def blameless(self, reason: str) -> RestartVerdict:
+    def blameless(self, reason: str) -> Pause:
         """A suspect that was alone on the engine ended it: start again soon, and count nothing.
 
         The crash that made the request a suspect is attributed to it, too.
         """
         if self._crashes:
             self._crashes.pop()
-        return RestartVerdict(self.limits.first_backoff_s, quarantined=False, reason=reason)
-
-    def failed_canary(self, reason: str) -> RestartVerdict:
-        """Quarantine at once an engine that answers wrongly: a restart would not change its answers."""
-        return self._quarantine(reason)
+        return Pause(EngineState.BACKING_OFF, reason, self.limits.first_backoff_s)
 
     def _backoff(self, count: int) -> float:
         limits = self.limits
         return min(limits.max_backoff_s, limits.first_backoff_s * 2.0 ** min(count - 1, _DOUBLINGS))
 
-    def _quarantine(self, reason: str) -> RestartVerdict:
+    def quarantine(self, reason: str) -> Pause:
+        """Quarantine at once, as for an engine that answers wrongly: a restart would not change its answers."""
         self._crashes.clear()
         self._on_probation = True
-        return RestartVerdict(self.limits.quarantine_s, quarantined=True, reason=reason)
+        return Pause(EngineState.QUARANTINED, reason, self.limits.quarantine_s)
 
 
 _GIB = 2**30

@@ -14,7 +14,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from worker_node.core.errors import DeadlineExceeded, EngineDied, EngineUnavailable, NodeError, Overloaded
@@ -39,7 +39,8 @@ from worker_node.engines.protocol import (
     R,
     ResultStream,
 )
-from worker_node.engines.restart import RestartPolicy, RestartVerdict
+from worker_node.engines.restart import Pause, RestartPolicy
+from worker_node.engines.watchdog import Blame, Death
 
 log = logging.getLogger(__name__)
 
@@ -48,20 +49,12 @@ _MB = 1e6
 _LOADED = (".xml", ".bin", ".json", ".jinja", ".onnx")
 
 
-@dataclass(frozen=True, slots=True)
-class _Pause:
-    """What comes before the next process: a state, why, and for how many seconds."""
-
-    state: EngineState
-    reason: str
-    seconds: float
-
-
-class SupervisedEngine:
-    """An `Engine` in a child process that is restarted when it dies or hangs.
+class Engine:
+    """An engine in a child process that is restarted when it dies or hangs.
 
     It stays unloaded until `wake` is called. It loads the files that were there when it was made, and no
-    others: what the node knows of the model, such as the space of its vectors, holds for those alone.
+    others: what the node knows of the model, such as the space of its vectors, holds for those alone. After
+    `recoveries` of the device, what ran meanwhile was aborted, whether or not its call failed.
     """
 
     def __init__(
@@ -130,7 +123,7 @@ class SupervisedEngine:
 
     @property
     def ready(self) -> bool:
-        """See `Engine.ready`."""
+        """Whether its state is `ready`. Every request asks, and a whole status costs many times as much."""
         return self._state is EngineState.READY and self._process is not None and self._process.up
 
     def wake(self) -> None:
@@ -148,22 +141,22 @@ class SupervisedEngine:
         return True
 
     async def stop(self, reason: str = "the node is shutting down") -> None:
-        """See `Engine.stop`."""
+        """End the engine for good; its requests end with the `reason`."""
         self._set(EngineState.STOPPED, reason)
         await self._end(reason)
 
     async def settled(self) -> EngineStatus:
-        """See `Engine.settled`."""
+        """Wait until the engine is ready, or known not to become ready by itself soon."""
         while self._state is EngineState.STARTING:
             await self.next_change()
         return self.status
 
     def next_change(self) -> Coroutine[None, None, object]:
-        """See `Engine.next_change`."""
+        """Return what to await for the first change of state after this call."""
         return self._changed.wait()
 
     def run(self, job: Job, result: type[R]) -> ResultStream[R]:
-        """See `Engine.run`."""
+        """See `JobEngine.run`."""
         process = self._process
         if process is None or not self.ready:
             status = self.status
@@ -201,14 +194,14 @@ class SupervisedEngine:
                 # A driver may come up, memory may become free, a file may be repaired while the node runs.
                 restart = self._limits.restart
                 seconds = restart.max_backoff_s if self._stale else restart.quarantine_s
-                pause = _Pause(EngineState.FAILED, reason, seconds)
+                pause = Pause(EngineState.FAILED, reason, seconds)
             except Exception as error:
                 # Whatever it was, an engine without supervision would be lost for the life of the node.
                 log.exception("engine %s: its supervision failed", self._name)
                 reason = f"its supervision failed ({type(error).__name__}; the log has more)"
                 if self._process is not None:
-                    self._process.kill(reason, blameless=True)
-                pause = self._pause_after(self._policy.crashed(time.monotonic(), reason))
+                    self._process.kill(reason, Blame.NODE)
+                pause = self._ended(self._policy.crashed(time.monotonic(), reason))
             if self._process is not None:
                 await self._process.reap()
                 self._process = None
@@ -222,7 +215,7 @@ class SupervisedEngine:
                 self._resume_at = None
                 self._set(EngineState.STARTING, "starting again after: " + pause.reason)
 
-    async def _one_process(self) -> _Pause | None:
+    async def _one_process(self) -> Pause | None:
         """Load and serve with one process until it ends; return the pause before the next one, if there is one.
 
         Raises LoadRefused.
@@ -234,27 +227,28 @@ class SupervisedEngine:
             loaded = await process.load()
             await self._require_known_files()
         except TimeoutError:
-            return self._pause_after_end(process, await process.wait_closed())
+            return self._pause_after_end(await process.wait_closed())
         except EngineDied:
             what = "" if self.spec.loads is None else f" {self.spec.loads}"
-            return self._pause_after_end(process, f"{await process.wait_closed()} while loading{what}")
+            death = await process.wait_closed()
+            return self._pause_after_end(replace(death, reason=f"{death.reason} while loading{what}"))
         watchdog = asyncio.create_task(process.watch(), name=f"watchdog {self.spec.model_id}")
         try:
             await self._canary(process)
             self._became_ready(process, loaded)
-            if await self._serve(process, loaded):
+            if await self._serve(process):
                 return None
         except CanaryFailed as error:
-            process.kill(f"its known question was answered wrongly: {error}", blameless=True)
+            process.kill(f"its known question was answered wrongly: {error}", Blame.NODE)
             self._proof = None
             self._wrong += 1
-            return self._pause_after(self._policy.failed_canary(await process.wait_closed()))
+            return self._ended(self._policy.quarantine((await process.wait_closed()).reason))
         except NodeError as error:
             how = "could not be run" if self._ready_at is None else "got no answer"
-            process.kill(f"its known question {how}: {error.message}", blameless=True)
+            process.kill(f"its known question {how}: {error.message}", Blame.NODE)
         finally:
             watchdog.cancel()
-        return self._pause_after_end(process, await process.wait_closed())
+        return self._pause_after_end(await process.wait_closed())
 
     async def _require_known_files(self) -> None:
         """Raise LoadRefused if the model's files are not those that the node read."""
@@ -265,25 +259,24 @@ class SupervisedEngine:
                 "a restart"
             )
 
-    def _pause_after_end(self, process: EngineProcess, reason: str) -> _Pause:
+    def _pause_after_end(self, death: Death) -> Pause:
         """Count the end of a process that was not asked to end."""
         served_s = 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
-        if process.broken_by_request:
-            return self._pause_after(self._policy.blameless(reason))
-        if process.killed_from_outside:
-            return self._pause_after(self._policy.killed(reason, served_s=served_s))
-        return self._pause_after(self._policy.crashed(time.monotonic(), reason, served_s=served_s))
+        if death.blame is Blame.REQUEST:
+            return self._ended(self._policy.blameless(death.reason))
+        if death.blame is Blame.OUTSIDE:
+            return self._ended(self._policy.killed(death.reason, served_s=served_s))
+        return self._ended(self._policy.crashed(time.monotonic(), death.reason, served_s=served_s))
 
-    def _pause_after(self, verdict: RestartVerdict) -> _Pause:
-        if verdict.quarantined:
+    def _ended(self, pause: Pause) -> Pause:
+        if pause.state is EngineState.QUARANTINED:
             self._suspects.clear()
-        log.warning("engine %s ended: %s; next start in %.1f s", self._name, verdict.reason, verdict.delay)
-        state = EngineState.QUARANTINED if verdict.quarantined else EngineState.BACKING_OFF
-        return _Pause(state, verdict.reason, verdict.delay)
+        log.warning("engine %s ended: %s; next start in %.1f s", self._name, pause.reason, pause.seconds)
+        return pause
 
     def _became_ready(self, process: EngineProcess, loaded: Loaded) -> None:
         self._loaded = loaded
-        self._proof = _proof(loaded)
+        self._proof = CanaryProof(time.time(), loaded.device_name, loaded.driver, loaded.runtime)
         self._ready_at = time.monotonic()
         self._memory_when_ready = self._own_memory(process)
         self._shapes.update(compiled=loaded.compiled, imported=loaded.imported)
@@ -292,7 +285,7 @@ class SupervisedEngine:
         self._set(EngineState.READY, None)
 
     def device_recovered(self) -> None:
-        """See `Engine.device_recovered`."""
+        """Count a recovery of the device: an engine with work is replaced, an idle one answers its canary again."""
         self.recoveries += 1
         process = self._process
         if process is not None and process.in_flight:
@@ -301,17 +294,7 @@ class SupervisedEngine:
         else:
             self._doubted.set()
 
-    async def _closed_or_doubted(self, process: EngineProcess) -> bool:
-        """Wait until the process ends, or its device is doubted; whether it has ended."""
-        closed, doubted = asyncio.ensure_future(process.wait_closed()), asyncio.ensure_future(self._doubted.wait())
-        try:
-            await asyncio.wait({closed, doubted}, return_when=asyncio.FIRST_COMPLETED)
-            return closed.done()
-        finally:
-            closed.cancel()
-            doubted.cancel()
-
-    async def _serve(self, process: EngineProcess, loaded: Loaded) -> bool:
+    async def _serve(self, process: EngineProcess) -> bool:
         """Look after a ready process until it ends; return whether it was ended because its memory had grown.
 
         Raises CanaryFailed, and NodeError for an unanswered canary.
@@ -321,26 +304,32 @@ class SupervisedEngine:
         canary_at = since_boot() + interval
         # What was doubted before it was loaded has been examined by that.
         self._doubted.clear()
-        while True:
-            look_s = math.inf if growth.growth is None else growth.look_s
-            # A busy process is examined later; before a canary is due there is nothing to look for.
-            canary_s = max(min(1.0, interval), canary_at - since_boot())
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(look_s, canary_s)):
-                    if await self._closed_or_doubted(process):
-                        return False
-                    self._doubted.clear()
-                    canary_at = since_boot()
-            if process.in_flight == 0 and process.up and since_boot() >= canary_at:
-                await self._examine_again(process, loaded)
-                canary_at = since_boot() + interval
-            grown = (self._own_memory(process) or 0) - (self._memory_when_ready or 0)
-            form = growth.replacement(grown, idle=not process.in_flight)
-            if form is not None and process.up:
-                await self._replace(process, form, grown)
-                return True
+        closed = asyncio.ensure_future(process.wait_closed())
+        closed.add_done_callback(lambda _: self._doubted.set())
+        try:
+            while True:
+                look_s = math.inf if growth.growth is None else growth.look_s
+                # A busy process is examined later; before a canary is due there is nothing to look for.
+                canary_s = max(min(1.0, interval), canary_at - since_boot())
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(min(look_s, canary_s)):
+                        await self._doubted.wait()
+                        if closed.done():
+                            return False
+                        self._doubted.clear()
+                        canary_at = since_boot()
+                if process.in_flight == 0 and process.up and since_boot() >= canary_at:
+                    await self._examine_again(process)
+                    canary_at = since_boot() + interval
+                grown = (self._own_memory(process) or 0) - (self._memory_when_ready or 0)
+                form = growth.replacement(grown, idle=not process.in_flight)
+                if form is not None and process.up:
+                    await self._replace(process, form, grown)
+                    return True
+        finally:
+            closed.cancel()
 
-    async def _examine_again(self, process: EngineProcess, loaded: Loaded) -> None:
+    async def _examine_again(self, process: EngineProcess) -> None:
         accepted = process.accepted
         try:
             await self._canary(process)
@@ -352,7 +341,7 @@ class SupervisedEngine:
                 raise
             log.info("the known question of %s is asked later: %s", self._name, error.message)
         else:
-            self._proof = _proof(loaded)
+            self._proof = self._proof and replace(self._proof, passed_at=time.time())
 
     async def _replace(self, process: EngineProcess, form: str, grown: int) -> None:
         """End a process that has grown too large; requests wait for the next one."""
@@ -363,7 +352,7 @@ class SupervisedEngine:
         self._set(EngineState.STARTING, reason)
         await process.drain(self._limits.growth.drain_s)
         if process.in_flight:
-            process.kill("its memory had grown too much and it is replaced", blameless=True)
+            process.kill("its memory had grown too much and it is replaced", Blame.NODE)
         await process.end()
 
     def _own_memory(self, process: EngineProcess) -> int | None:
@@ -387,7 +376,3 @@ async def _failing(error: NodeError) -> AsyncGenerator[Any, None]:
     """Results that end with an error at once."""
     raise error
     yield  # an asynchronous generator has one
-
-
-def _proof(loaded: Loaded) -> CanaryProof:
-    return CanaryProof(time.time(), loaded.device_name, loaded.driver, loaded.runtime)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 import psutil
 
@@ -122,12 +123,21 @@ def stopped(pid: int | None) -> bool:
         return False
 
 
+class Blame(Enum):
+    """Who ended a process: `NODE` itself, somebody `OUTSIDE` of it, or one `REQUEST` that was alone on the engine."""
+
+    UNKNOWN = auto()
+    NODE = auto()
+    OUTSIDE = auto()
+    REQUEST = auto()
+
+
 @dataclass(frozen=True, slots=True)
 class Death:
-    """Why a process ended, for people; `from_outside`: somebody else ended it, and not for its memory."""
+    """Why a process ended, for people, and who is to blame."""
 
     reason: str
-    from_outside: bool = False
+    blame: Blame = Blame.UNKNOWN
 
 
 def cause_of_death(status: int | None, *, out_of_memory: bool) -> Death:
@@ -140,7 +150,7 @@ def cause_of_death(status: int | None, *, out_of_memory: bool) -> Death:
         return Death("the engine process died" + _how(status))
     if out_of_memory:
         return Death(f"the engine process was killed{_how(status)}: the kernel has killed for lack of memory")
-    return Death("the engine process was killed from outside" + _how(status), from_outside=True)
+    return Death("the engine process was killed from outside" + _how(status), Blame.OUTSIDE)
 
 
 def _how(status: int | None) -> str:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from aiohttp import web
 
@@ -33,124 +31,98 @@ _DEFAULT_PORTS = {"http": "80", "https": "443"}
 _METHODS = "GET, HEAD, POST, DELETE"
 _EXPOSED = (
     "Retry-After, retry-after-ms, X-Model, X-NPU-Busy-Delta-Us, X-NPU-Busy-Exclusive, X-NPU-Emulated, "
-    "X-NPU-Node-Cache, X-NPU-Node-Device, X-NPU-Node-Devices, X-NPU-Node-Faults, X-NPU-Node-Ignored, "
+    "X-NPU-Node-Cache, X-NPU-Node-Device, X-NPU-Node-Devices, X-NPU-Node-Ignored, "
     "X-NPU-Node-Route-Reason, X-NPU-Node-Token-Count, X-Request-ID, X-Shape, X-Space"
 )
 
 
-class ApiKeys:
-    """The node's keys, as digests; without any, every request is authorized."""
+class Access:
+    """The keys, names and pages that the settings of a node admit, and nothing else.
 
-    def __init__(self, keys: Iterable[str]) -> None:
-        self._digests: list[bytes] = []
-        self.replace(keys)
+    Where it has keys these decide, and only malformed headers are refused; without keys, foreign names and origins are.
+    """
 
-    def replace(self, keys: Iterable[str]) -> None:
-        """Replace the keys, from the next request on."""
+    def __init__(self, settings: NodeSettings) -> None:
+        self.adopt(settings)
+
+    def adopt(self, settings: NodeSettings) -> None:
+        """Follow these settings, from the next request on."""
+        keys = [key.get_secret_value() for key in settings.api_keys]
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+        self._bind = settings.host.lower()
+        self._hosts = frozenset(name.lower() for name in settings.allowed_hosts)
+        self._origins = frozenset(origin.lower() for origin in settings.cors_origins)
 
-    def check(self, request: web.Request) -> None:
+    def authorize(self, request: web.Request) -> bool:
+        """Whether the request may do what key holders may; Anthropic's clients send the key as x-api-key."""
+        if not self._digests:
+            return True
+        given = request.headers.get("x-api-key", "")
+        if (authorization := request.headers.get("Authorization")) is not None:
+            scheme, _, given = authorization.partition(" ")
+            if scheme.lower() != "bearer":
+                return False
+        digest = hashlib.sha256(given.strip().encode("utf-8", "surrogateescape")).digest()
+        # All are compared, in constant time, so that the time tells neither which key matched nor whether one did.
+        matches = [hmac.compare_digest(digest, known) for known in self._digests]
+        return any(matches)
+
+    def check_key(self, request: web.Request) -> None:
         """Raise Unauthorized for a request without one of the keys, except on the paths that are open to all."""
         if request.path not in OPEN_PATHS and not self.authorize(request):
             raise Unauthorized("send one of this node's API keys as Authorization: Bearer KEY, or as x-api-key: KEY")
 
-    def authorize(self, request: web.Request) -> bool:
-        """Whether the request may do what key holders may. Compared in constant time, by digest."""
-        if not self._digests:
-            return True
-        digest = _given(request)
-        # All are compared, so that the time tells neither which key matched nor whether one did.
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        return any(matches)
-
-
-def _given(request: web.Request) -> bytes:
-    """The digest of the key that a request carries; Anthropic's clients send it as x-api-key."""
-    given = request.headers.get("x-api-key", "")
-    if (authorization := request.headers.get("Authorization")) is not None:
-        scheme, _, given = authorization.partition(" ")
-        if scheme.lower() != "bearer":
-            return b""
-    return hashlib.sha256(given.strip().encode("utf-8", "surrogateescape")).digest()
-
-
-API_KEYS = web.AppKey("api_keys", ApiKeys)
-
-
-@dataclass(slots=True)
-class OriginPolicy:
-    """`bind` is the address that the node listens on; `hosts` and `origins` are as in `NodeSettings`.
-
-    With `guarded`, foreign names and origins are refused; without, keys decide and only malformed headers are refused.
-    """
-
-    bind: str
-    hosts: frozenset[str] = frozenset()
-    origins: frozenset[str] = frozenset()
-    guarded: bool = True
-
-    @classmethod
-    def of(cls, settings: NodeSettings) -> OriginPolicy:
-        """The policy of a node with these settings."""
-        return cls(
-            settings.host,
-            frozenset(name.lower() for name in settings.allowed_hosts),
-            frozenset(origin.lower() for origin in settings.cors_origins),
-            guarded=not settings.api_keys,
-        )
-
-    def replace(self, other: OriginPolicy) -> None:
-        """Replace the policy, from the next request on."""
-        self.bind, self.hosts, self.origins, self.guarded = other.bind, other.hosts, other.origins, other.guarded
-
-    def opens_to(self, origin: str | None) -> bool:
-        """Whether `cors_origins` names the origin."""
-        if origin is None:
-            return False
-        scheme, _, rest = origin.lower().partition("://")
-        match = _AUTHORITY.fullmatch(rest)
-        any_port = "" if match is None else f"{scheme}://{match[1]}:*"
-        return not self.origins.isdisjoint({"*", origin.lower(), any_port})
-
-    def check(self, request: web.Request) -> web.StreamResponse | None:
+    def check_origin(self, request: web.Request) -> web.StreamResponse | None:
         """Answer the preflight requests of browsers for the origins that are let in.
 
         Raises BadRequest for a malformed Host or Origin, Forbidden for a foreign one.
         """
-        authority = _authority(request)
-        if authority is not None and self.guarded and not self._is_ours(authority[0], request):
+        authority, guarded = _authority(request), not self._digests
+        if authority is not None and guarded and not self._is_ours(authority[0], request):
             raise Forbidden(
                 "the Host header does not name this node; use its address, or add the name to allowed_hosts"
             )
-        origin = origin_of(request)
-        if origin is not None and self.guarded and not self.opens_to(origin) and not _same(origin, authority):
+        origins = request.headers.getall("Origin", [])
+        if len(origins) > 1:
+            raise BadRequest("the request has more than one Origin header")
+        if not origins:
+            return None
+        opened = self.opens_to(origins[0])
+        if guarded and not opened and not _same(origins[0], authority):
             raise Forbidden("requests from pages of other sites are refused; add the site to cors_origins to allow it")
         asks = request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers
-        return _preflight(request) if asks and self.opens_to(origin) else None
+        return _preflight(request) if asks and opened else None
+
+    def opens_to(self, origin: str) -> bool:
+        """Whether `cors_origins` names the origin."""
+        scheme, _, rest = origin.lower().partition("://")
+        match = _AUTHORITY.fullmatch(rest)
+        any_port = "" if match is None else f"{scheme}://{match[1]}:*"
+        return not self._origins.isdisjoint({"*", origin.lower(), any_port})
 
     async def add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
         """For `on_response_prepare`: pages of the origins that are let in may read every reply, errors included."""
         origin = request.headers.get("Origin")
-        if self.origins:
+        if self._origins:
             response.headers.add("Vary", "Origin")
         if origin is not None and self.opens_to(origin):
             response.headers["Access-Control-Allow-Origin"] = origin
             response.headers["Access-Control-Expose-Headers"] = _EXPOSED
 
     def _is_ours(self, host: str, request: web.Request) -> bool:
-        if is_loopback(host) or host == self.bind.lower() or "*" in self.hosts or host in self.hosts:
+        if is_loopback(host) or host == self._bind or "*" in self._hosts or host in self._hosts:
             return True
-        if any(host.endswith(name[1:]) for name in self.hosts if name.startswith("*.")):
+        if any(host.endswith(name[1:]) for name in self._hosts if name.startswith("*.")):
             return True
-        return _is_wildcard(self.bind) and host == _local_address(request)
+        # A node on all addresses has the one on which this very connection was accepted: no page can have a name for
+        # it that a browser sends.
+        name = None if request.transport is None else request.transport.get_extra_info("sockname")
+        if self._bind not in {"", "0.0.0.0", "::"} or not isinstance(name, tuple):  # noqa: S104  (compared, not bound)
+            return False
+        return host == str(name[0]).partition("%")[0].lower().removeprefix("::ffff:")
 
 
-def origin_of(request: web.Request) -> str | None:
-    """The Origin header. Raises BadRequest if there are several."""
-    given = request.headers.getall("Origin", [])
-    if len(given) > 1:
-        raise BadRequest("the request has more than one Origin header")
-    return given[0] if given else None
+ACCESS = web.AppKey("access", Access)
 
 
 def _preflight(request: web.Request) -> web.Response:
@@ -201,19 +173,3 @@ def _same(origin: str, authority: tuple[str, str | None] | None) -> bool:
         return False
     port = _DEFAULT_PORTS[scheme]
     return _plain(match[1]) == authority[0] and (match[2] or port) == (authority[1] or port)
-
-
-def _is_wildcard(bind: str) -> bool:
-    try:
-        return ipaddress.ip_address(bind).is_unspecified
-    except ValueError:
-        return bind == ""
-
-
-def _local_address(request: web.Request) -> str | None:
-    """The address on which this very connection was accepted: no page can have a name for it that a browser sends."""
-    name = None if request.transport is None else request.transport.get_extra_info("sockname")
-    if not isinstance(name, tuple):
-        return None
-    address = str(name[0]).partition("%")[0].lower()
-    return address.removeprefix("::ffff:")

@@ -1,4 +1,4 @@
-"""The built-in dashboard: a page, the state that it fetches every second, the history in that state, and events.
+"""What the built-in dashboard shows: the state that it fetches every second, with its history, and events.
 
 History and events are in memory and bounded: differences of the node's counters in rings of two minutes, 15 minutes and
 a day. Nothing here holds a word of any request.
@@ -7,17 +7,13 @@ a day. Nothing here holds a word of any request.
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
-import hashlib
-import importlib.util
 import os
 import socket
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -25,16 +21,14 @@ from aiohttp import web
 from prometheus_client.registry import Collector
 
 from worker_node import __version__
-from worker_node.core.errors import BadRequest, ConfigurationError
+from worker_node.core.errors import BadRequest
 from worker_node.devices.memory import process_use
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.http import health
 from worker_node.http.replies import Health, Reply, json_response
-from worker_node.http.request_state import NODE
-from worker_node.http.task import HTML, JSON, ApiOperation
+from worker_node.http.task import JSON, ApiOperation
 from worker_node.node import Node
-from worker_node.observability.failures import Failure
-from worker_node.observability.metrics import Telemetry
+from worker_node.observability.metrics import Failure
 
 Level = Literal["good", "warn", "bad", "off"]
 KEPT = 200
@@ -93,13 +87,6 @@ class EventLog:
     def latest_first(self) -> list[NodeEvent]:
         """The events, the last one first."""
         return list(reversed(self._events))
-
-
-def engines_of(node: Node) -> Iterable[tuple[str, EngineStatus]]:
-    """Every engine of the node by the name that events have."""
-    for model in node.manager.models:
-        for placement in model.placements:
-            yield f"{model.id} on {placement.device}", placement.engine.status
 
 
 PERIOD_S = 1.0
@@ -161,104 +148,107 @@ def _rate(before: float | None, after: float | None, seconds: float) -> float | 
     return (after - before) / seconds
 
 
-Histories = dict[str, History]
-
-
-def histories() -> Histories:
-    """The history of two minutes, which the state holds, and the longer ones, by name."""
-    return {name: History(samples, period_s) for name, (period_s, samples) in RANGES.items()}
-
-
 def read(node: Node) -> tuple[Numbers, Numbers]:
     """The node's counters since it started (of time: seconds), and its gauges; None where one cannot be read."""
-    telemetry = node.telemetry
-    placements = [placement for model in node.manager.models for placement in model.placements]
+    telemetry, models = node.telemetry, node.manager.models
+    placements = [placement for model in models for placement in model.placements]
     pids = [pid for placement in placements if (pid := placement.engine.status.pid) is not None]
     uses = [use for pid in (os.getpid(), *pids) if (use := process_use(pid)) is not None]
-    cpu_s = sum(use.cpu_s for use in uses) if uses else None
-    memory = sum(use.resident for use in uses) if uses else None
-    embeddings, embedding_s = _embedding_time(node)
     npu_us = node.npu.busy_time_us()
+    made = {what: total(counter) for what, counter in telemetry.made.items()}
+    embedders = {model.id for model in models if model.installed.dimensions is not None}
     counters: Numbers = {
         "requests": total(telemetry.routes),
         "prompt_tokens": total(telemetry.prompt_tokens),
-        "output_tokens": _made(telemetry, "tokens"),
-        "texts": _made(telemetry, "texts"),
+        "output_tokens": made.get("tokens", 0.0),
+        "texts": made.get("texts", 0.0),
         "errors": total(telemetry.errors),
         "npu": None if npu_us is None else npu_us / 1e6,
-        "cpu": cpu_s,
-        "embeddings": embeddings,
-        "embedding_s": embedding_s,
+        "cpu": sum(use.cpu_s for use in uses) if uses else None,
+        "embeddings": total(telemetry.latency, "_count", embedders),
+        "embedding_s": total(telemetry.latency, "_sum", embedders),
     }
     queued = sum(placement.admission.queue_depth for placement in placements)
+    memory = sum(use.resident for use in uses) if uses else None
     return counters, {"in_flight": node.state.in_flight, "queued": queued, "memory": memory}
 
 
-def _made(telemetry: Telemetry, what: str) -> float:
-    """The sum of this product over all models; 0 where no task makes any."""
-    counter = telemetry.made.get(what)
-    return 0.0 if counter is None else total(counter)
+def total(metric: Collector, end: str = "_total", models: Collection[str] | None = None) -> float:
+    """The sum of a metric's samples whose names have this `end`, over all labels or those of these models."""
+    return sum(value for labels, value in _samples(metric, end) if models is None or labels["model"] in models)
 
 
-def _embedding_time(node: Node) -> tuple[float, float]:
-    """Embedding requests that were answered, and the seconds that they took in all."""
-    embedders = {model.id for model in node.manager.models if model.installed.dimensions is not None}
-    count = seconds = 0.0
-    for metric in node.telemetry.latency.collect():
-        for sample in metric.samples:
-            if sample.labels.get("model") in embedders:
-                count += sample.value if sample.name.endswith("_count") else 0.0
-                seconds += sample.value if sample.name.endswith("_sum") else 0.0
-    return count, seconds
+def _samples(metric: Collector, end: str = "_total") -> Iterator[tuple[dict[str, str], float]]:
+    for family in metric.collect():
+        for sample in family.samples:
+            if sample.name == f"{family.name}{end}":
+                yield sample.labels, sample.value
 
 
-def total(counter: Collector) -> float:
-    """A counter's sum over all of its labels."""
-    return sum(
-        sample.value
-        for metric in counter.collect()
-        for sample in metric.samples
-        if sample.name == f"{metric.name}_total"
-    )
+class Dashboard:
+    """The history and the events of one node."""
 
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.events = EventLog()
+        self.histories = {name: History(samples, period_s) for name, (period_s, samples) in RANGES.items()}
 
-async def keep(node: Node, histories: Histories, events: EventLog) -> None:
-    """Take a reading every second, and record what changed, until cancelled."""
-    while True:
-        counters, gauges = read(node)
-        for history in histories.values():
-            history.add(counters, gauges, time.monotonic())
-        events.observe(engines_of(node))
-        await asyncio.sleep(PERIOD_S)
+    async def running(self, _app: web.Application) -> AsyncIterator[None]:
+        """For `app.cleanup_ctx`: the history is kept while the application runs."""
+        self.events.add("the node", f"started, version {__version__}", "good")
+        self._node.followers.append(lambda _settings: self.events.add("the node", "settings reloaded", "good"))
+        keeper = asyncio.create_task(self._keep(), name="dashboard history")
+        yield
+        keeper.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await keeper
+
+    async def _keep(self) -> None:
+        """Take a reading every second, and record what changed, until cancelled."""
+        while True:
+            counters, gauges = read(self._node)
+            for history in self.histories.values():
+                history.add(counters, gauges, time.monotonic())
+            self.events.observe(
+                (f"{model.id} on {placement.device}", placement.engine.status)
+                for model in self._node.manager.models
+                for placement in model.placements
+            )
+            await asyncio.sleep(PERIOD_S)
+
+    def state(self) -> dict[str, Any]:
+        """What /health says, and besides it the history, the routes, the recent failures, the times to first token, the
+        events and what each model has made since the start (`made`: tokens, texts, documents or seconds of audio).
+
+        `at`, and the times of failures, are Unix times by the node's clock.
+        """
+        node, telemetry, history = self._node, self._node.telemetry, self.histories[_RECENT]
+        made: dict[str, dict[str, int]] = {}
+        for what, counter in telemetry.made.items():
+            for labels, value in _samples(counter):
+                counts = made.setdefault(labels["model"], {})
+                counts[what] = counts.get(what, 0) + int(value)
+        routes = [{**labels, "count": int(value)} for labels, value in _samples(telemetry.routes)]
+        return {
+            "kind": "node",
+            "name": socket.gethostname(),
+            "at": round(time.time(), 3),
+            **health.report(node),
+            "in_flight": node.state.in_flight,
+            "requests": int(total(telemetry.routes)),
+            "recent_requests": history.requests,
+            "history": {"period_s": PERIOD_S, **history.series()},
+            "first_token_ms": first_token_ms(telemetry.first_tokens, time.monotonic()),
+            "routes": sorted(routes, key=lambda route: -route["count"]),
+            "made": made,
+            "cores": os.cpu_count(),
+            "grafana": node.settings.grafana_url,
+            "events": self.events.latest_first(),
+            "failures": telemetry.failures.latest_first(),
+        }
 
 
 FIRST_TOKEN_WINDOW_S = 900.0
-
-
-def node_state(node: Node, history: History, events: EventLog) -> dict[str, Any]:
-    """What /health says, and besides it the history, the routes, the recent failures, the times to first token, the
-    events and what each model has made since the start (`made`: tokens, texts, documents or seconds of audio by model).
-
-    `at`, and the times of failures, are Unix times by the node's clock.
-    """
-    telemetry = node.telemetry
-    return {
-        "kind": "node",
-        "name": socket.gethostname(),
-        "at": round(time.time(), 3),
-        **health.report(node),
-        "in_flight": node.state.in_flight,
-        "requests": int(total(telemetry.routes)),
-        "recent_requests": history.requests,
-        "history": {"period_s": PERIOD_S, **history.series()},
-        "first_token_ms": first_token_ms(telemetry.first_tokens, time.monotonic()),
-        "routes": _routes(node),
-        "made": _state_made(node),
-        "cores": os.cpu_count(),
-        "grafana": node.settings.grafana_url,
-        "events": events.latest_first(),
-        "failures": node.state.failures.latest_first(),
-    }
 
 
 def first_token_ms(latest: deque[tuple[float, float]], now: float) -> dict[str, float | int | None]:
@@ -273,103 +263,19 @@ def first_token_ms(latest: deque[tuple[float, float]], now: float) -> dict[str, 
     }
 
 
-def _state_made(node: Node) -> dict[str, dict[str, int]]:
-    made: dict[str, dict[str, int]] = {}
-    for what, counter in node.telemetry.made.items():
-        for metric in counter.collect():
-            for sample in metric.samples:
-                if sample.name.endswith("_total"):
-                    counts = made.setdefault(sample.labels["model"], {})
-                    counts[what] = counts.get(what, 0) + int(sample.value)
-    return made
-
-
-def _routes(node: Node) -> list[dict[str, Any]]:
-    """Finished requests by placement and reason, the most frequent first."""
-    routes = [
-        {**sample.labels, "count": int(sample.value)}
-        for metric in node.telemetry.routes.collect()
-        for sample in metric.samples
-    ]
-    return sorted(routes, key=lambda route: -route["count"])
-
-
-HISTORIES = web.AppKey("histories", dict[str, History])
-EVENTS = web.AppKey("events", EventLog)
-PAGES = web.AppKey("the pages by path", dict[str, str])
+DASHBOARD = web.AppKey("dashboard", Dashboard)
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
-async def show_page(request: web.Request) -> web.Response:
-    """GET /dashboard and /play: the pages, which are the same everywhere."""
-    html = request.app[PAGES][request.path]
-    return web.Response(text=html, content_type="text/html", headers=page_headers(html))
-
-
-async def keep_history(app: web.Application) -> AsyncIterator[None]:
-    """For `app.cleanup_ctx`: the history is kept while the application runs."""
-    node, events = app[NODE], app[EVENTS]
-    events.add("the node", f"started, version {__version__}", "good")
-    node.followers.append(lambda _settings: events.add("the node", "settings reloaded", "good"))
-    keeper = asyncio.create_task(keep(node, app[HISTORIES], events), name="dashboard history")
-    yield
-    keeper.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await keeper
-
-
 async def _state(request: web.Request) -> web.Response:
-    app = request.app
-    return json_response(node_state(app[NODE], app[HISTORIES][_RECENT], app[EVENTS]), headers=_HEADERS)
+    return json_response(request.app[DASHBOARD].state(), headers=_HEADERS)
 
 
 async def _history(request: web.Request) -> web.Response:
-    name = request.query.get("range", "15m")
-    history = request.app[HISTORIES].get(name)
+    history = request.app[DASHBOARD].histories.get(request.query.get("range", "15m"))
     if history is None:
         raise BadRequest("range: 15m or 24h", param="range")
     return json_response({"period_s": history.period_s, **history.series()}, headers=_HEADERS)
-
-
-def page_headers(html: str) -> dict[str, str]:
-    """The browser runs the page's own script and style, known by their hashes, and talks to nobody but us."""
-    script, style = inline_digest(html, "script"), inline_digest(html, "style")
-    policy = (
-        f"default-src 'none'; script-src '{script}'; style-src '{style}'; "
-        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-        "require-trusted-types-for 'script'"
-    )
-    return {
-        "Content-Security-Policy": policy,
-        "X-Content-Type-Options": "nosniff",
-        "Referrer-Policy": "no-referrer",
-        "Cache-Control": "no-cache",
-    }
-
-
-def inline_digest(html: str, tag: str) -> str:
-    """What a content security policy calls the inline script or style of a page."""
-    inline = html.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
-    return "sha256-" + base64.b64encode(hashlib.sha256(inline.encode()).digest()).decode()
-
-
-def read_pages() -> dict[str, str]:
-    """The dashboard and the playground, by path: files of the client, which shows a whole fleet with them.
-
-    The playground has the dashboard's style, and the part of its script that both need. The files are found by their
-    place and read as text: nothing of the client is imported. Raises ConfigurationError when one is missing.
-    """
-    spec = importlib.util.find_spec("backend_client")
-    places = spec.submodule_search_locations if spec is not None else None
-    directory = Path(next(iter(places or ()), "."), "cli")
-    files = [directory / name for name in ("dashboard.html", "playground.html")]
-    if missing := [file for file in files if not file.is_file()]:
-        raise ConfigurationError(f"a page is missing from this installation: {missing[0]}; install npu-node again")
-    page, playground = (file.read_text(encoding="utf-8") for file in files)
-    for tag, end in (("style", "</style>"), ("script", "// --- ")):
-        shared = page.partition(f"<{tag}>")[2].partition(end)[0]
-        playground = playground.replace(f"<{tag}>", f"<{tag}>{shared}", 1)
-    return {"/dashboard": page, "/play": playground}
 
 
 class DashboardState(Health):
@@ -399,8 +305,6 @@ class DashboardHistory(Reply):
 
 
 OPERATIONS = (
-    ApiOperation("get", "/dashboard", show_page, "The dashboard's page", {HTML: None}, open=True),
-    ApiOperation("get", "/play", show_page, "The playground's page", {HTML: None}, open=True),
     ApiOperation("get", "/dashboard/state", _state, "What the dashboard shows", {JSON: DashboardState}),
     ApiOperation("get", "/dashboard/history", _history, "Its longer history", {JSON: DashboardHistory}),
 )

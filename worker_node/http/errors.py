@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from worker_node.core.errors import ContextLengthExceeded, ModelNotFound, NodeError, Overloaded
+from worker_node.core.errors import ContextLengthExceeded, NodeError, Overloaded
 from worker_node.http.replies import json_response
 
 Renderer = Callable[[NodeError], web.Response]
@@ -65,11 +65,6 @@ BUSY = "server busy, please try again. maximum pending requests exceeded"
 def message(error: NodeError) -> str:
     """The text of an error; clients know a full queue by its wording."""
     return BUSY if isinstance(error, Overloaded) else error.message
-
-
-def not_found(name: str) -> ModelNotFound:
-    """The error for a name that no model has, in the words that clients look for before they pull."""
-    return ModelNotFound(f"model {name[:200]!r} not found", param="model")
 
 
 def ollama_error_response(error: NodeError) -> web.Response:

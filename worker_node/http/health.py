@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
 from typing import Any
 
 from aiohttp import web
 
 from worker_node import __version__
 from worker_node.core.types import Device
-from worker_node.devices.emulated_npu import EMULATED_NAME
-from worker_node.engines.protocol import CanaryProof, EngineState
-from worker_node.http.access import API_KEYS
-from worker_node.http.replies import Devices, Health, Status, json_response
+from worker_node.devices.npu import EMULATED_NAME
+from worker_node.engines.protocol import EngineState
+from worker_node.http.access import ACCESS
+from worker_node.http.replies import Health, Status, json_response
 from worker_node.http.request_state import NODE
 from worker_node.http.task import JSON, ApiOperation
 from worker_node.manager.placement import ExcludedPlacement, Placement
@@ -62,7 +61,6 @@ def report(node: Node) -> dict[str, Any]:
         "status": node_status(node),
         "reason": status_reason(node),
         "version": __version__,
-        "faults": [str(fault) for fault in node.faults],
         "uptime_s": round(time.monotonic() - node.state.started, 1),
         "devices": device_list(node),
         "models": [
@@ -76,7 +74,7 @@ def report(node: Node) -> dict[str, Any]:
 async def _health(request: web.Request) -> web.Response:
     body = report(request.app[NODE])
     status = 200 if body["status"] in _SERVING else 503
-    if not request.app[API_KEYS].authorize(request):
+    if not request.app[ACCESS].authorize(request):
         # Load balancers hold no keys; what runs here, and how, is for key holders.
         body = {name: body[name] for name in ("status", "version")}
     return json_response(body, status)
@@ -91,43 +89,18 @@ async def _ready(request: web.Request) -> web.Response:
     return json_response({"status": status}, status=200 if status in _SERVING else 503)
 
 
-async def _devices(request: web.Request) -> web.Response:
-    node = request.app[NODE]
-    probe = node.probe
-    devices = []
-    for device in probe.devices:
-        properties = {
-            key: {"value": value} if value is not None else {"value": None, "reason": device.unreadable.get(key)}
-            for key, value in device.properties.items()
-        }
-        devices.append({"name": device.name, "properties": properties})
-    counters = asdict(node.npu.read()) | {"emulated": node.npu.emulated}
-    return json_response(
-        {"openvino": probe.openvino, "error": probe.error, "devices": devices, "npu_counters": counters}
-    )
-
-
 def _npu(node: Node) -> dict[str, Any]:
     """The counters of the NPU; `reasons` names why each null value is null."""
     counters = node.npu.read()
+    read = {name: getattr(counters, name) for name in ("busy_time_us", "memory_bytes", "frequency_mhz")}
+    reasons = {name: reading.reason for name, reading in read.items() if reading.value is None}
     busy = counters.busy_time_us
     share = node.state.npu_utilisation.sample(busy.value, time.monotonic())
-    reasons = {
-        name: reading.reason
-        for name, reading in (
-            ("busy_time_us", busy),
-            ("memory_bytes", counters.memory_bytes),
-            ("frequency_mhz", counters.frequency_mhz),
-        )
-        if reading.value is None
-    }
     if share is None:
         reasons["utilisation"] = busy.reason or "the counter was read only once"
     return {
         "emulated": node.npu.emulated,
-        "busy_time_us": busy.value,
-        "memory_bytes": counters.memory_bytes.value,
-        "frequency_mhz": counters.frequency_mhz.value,
+        **{name: reading.value for name, reading in read.items()},
         "utilisation": None if share is None else round(share, 4),
         "reasons": reasons,
     }
@@ -137,18 +110,14 @@ def device_list(node: Node) -> list[dict[str, Any]]:
     """Every device that a model can be placed on, as /health lists it."""
     devices: list[dict[str, Any]] = []
     for device in Device:
-        if device is Device.NPU and node.npu.emulated:
-            devices.append(
-                {"name": device, "available": True, "emulated": True, "full_name": EMULATED_NAME, "driver": None}
-            )
-            continue
-        info = node.probe.find(device)
-        properties = info.properties if info else {}
+        emulated = device is Device.NPU and node.npu.emulated
+        found = None if emulated else node.probe.find(device)
+        properties = {"FULL_DEVICE_NAME": EMULATED_NAME} if emulated else found.properties if found else {}
         devices.append(
             {
                 "name": device,
-                "available": info is not None,
-                "emulated": False,
+                "available": emulated or found is not None,
+                "emulated": emulated,
                 "full_name": properties.get("FULL_DEVICE_NAME"),
                 "driver": properties.get("NPU_DRIVER_VERSION"),
             }
@@ -173,7 +142,7 @@ def _model(model: ServedModel, aliases: list[str]) -> dict[str, Any]:
         "context_limit": model.installed.context_limit,
         "queue_depth": sum(p.admission.queue_depth for p in model.placements),
         "in_flight": sum(p.admission.outstanding for p in model.placements),
-        "ready_in_s": _rounded(model.ready_in()),
+        "ready_in_s": rounded(model.ready_in()),
         "compile": {
             "state": "running" if status.state is EngineState.STARTING else "done",
             "seconds": None if status.load_seconds is None else round(status.load_seconds, 2),
@@ -204,6 +173,14 @@ def _failed(model: FailedModel) -> dict[str, Any]:
 def describe_placement(placement: Placement) -> dict[str, Any]:
     """All that replies say of a placement."""
     status = placement.engine.status
+    proof = status.proof
+    canary = proof and {
+        "passed_at": round(proof.passed_at, 3),
+        "age_s": round(time.time() - proof.passed_at, 1),
+        "device": proof.device_name,
+        "driver": proof.driver,
+        "openvino": proof.runtime,
+    }
     return {
         "device": placement.device,
         "state": placement.state,
@@ -213,12 +190,11 @@ def describe_placement(placement: Placement) -> dict[str, Any]:
         "total_limit": placement.total_limit,
         "pid": status.pid,
         "restarts": status.restarts,
-        "canary": _canary(status.proof),
+        "canary": canary,
         **_certification(placement),
         "notes": placement.notes,
-        "faults": placement.faults,
         "options": placement.options,
-        "retry_after_s": _rounded(status.retry_after),
+        "retry_after_s": rounded(status.retry_after),
     }
 
 
@@ -240,20 +216,8 @@ def excluded_placements(model: ServedModel | FailedModel) -> list[dict[str, Any]
     ]
 
 
-def _canary(proof: CanaryProof | None) -> dict[str, Any] | None:
-    """What the canary proved last, and when."""
-    if proof is None:
-        return None
-    return {
-        "passed_at": round(proof.passed_at, 3),
-        "age_s": round(time.time() - proof.passed_at, 1),
-        "device": proof.device_name,
-        "driver": proof.driver,
-        "openvino": proof.runtime,
-    }
-
-
-def _rounded(seconds: float | None) -> float | None:
+def rounded(seconds: float | None) -> float | None:
+    """To a tenth of a second."""
     return None if seconds is None else round(seconds, 1)
 
 
@@ -261,5 +225,4 @@ OPERATIONS = (
     ApiOperation("get", "/health", _health, "What the node can do now", {JSON: Health}, open=True),
     ApiOperation("get", "/health/live", _live, "Whether the process is up", {JSON: Status}, open=True),
     ApiOperation("get", "/health/ready", _ready, "Whether the node can serve", {JSON: Status}, open=True),
-    ApiOperation("get", "/health/devices", _devices, "All that is known of each device", {JSON: Devices}),
 )

@@ -39,13 +39,6 @@ class Unsupported:
 
 Table = Mapping[str, Unsupported]
 
-# The `options` that Ollama's documents had once, that would change an answer, and are not implemented here. What they
-# have now and this engine lacks (`typical_p`, `repeat_last_n`) is passed over: clients send Ollama's own example.
-OPTIONS: Table = {
-    "mirostat": Unsupported("this engine has no Mirostat sampling"),
-    "tfs_z": Unsupported("this engine has no tail-free sampling", (1,)),
-}
-
 
 @dataclass(slots=True)
 class Ignored:

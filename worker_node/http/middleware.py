@@ -6,6 +6,7 @@ import logging
 import random
 import re
 import time
+import traceback
 from collections.abc import Callable
 from weakref import WeakSet
 
@@ -23,17 +24,15 @@ from worker_node.core.errors import (
     RouteNotFound,
 )
 from worker_node.http.access import OPEN_PATHS, Check
-from worker_node.http.context import FAULTS, SERVER
+from worker_node.http.context import SERVER
 from worker_node.http.errors import ANTHROPIC_VERSION, Renderer
 from worker_node.http.leniency import labels
 from worker_node.http.request_state import NODE, STATE, RequestState
 from worker_node.http.task import Handler
-from worker_node.node import Node
 from worker_node.observability.tracing import Tracing, set_response_status
 
 log = logging.getLogger(__name__)
 access_log = logging.getLogger("worker_node.access")
-_ACCESS_LINE = "%s %s %s %.1f ms %s"
 
 _WATCHED = OPEN_PATHS | {"/dashboard/state"}
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -107,26 +106,14 @@ def log_requests(identify: Callable[[web.Request], str] = request_id) -> Middlew
             if access_log.isEnabledFor(level):
                 method = request.method if request.method in METH_ALL else "-"
                 milliseconds = (time.monotonic() - arrived) * 1e3
-                values = (method, route, status, milliseconds, state.id)
-                access_log.log(level, _ACCESS_LINE, *values)
+                access_log.log(level, "%s %s %s %.1f ms %s", method, route, status, milliseconds, state.id)
 
     return log_request
 
 
 def note_failure(request: web.Request, error: NodeError) -> None:
     """Count an error that a request ends with, and keep it among the recent ones."""
-    _count(request.app[NODE], error, route_template(request))
-
-
-def note_refusal(node: Node, error: NodeError) -> None:
-    """Count an error that a connection ends with before there is a request, and keep it among the recent ones."""
-    node.telemetry.responded("-", error.status)
-    _count(node, error, "-")
-
-
-def _count(node: Node, error: NodeError, route: str) -> None:
-    node.telemetry.errors.labels(error.code).inc()
-    node.state.failures.add(error, route)
+    request.app[NODE].telemetry.failed(route_template(request), error)
 
 
 def errors_as(form: Callable[[web.Request], Renderer], *checks: Check) -> Middleware:
@@ -142,18 +129,11 @@ def errors_as(form: Callable[[web.Request], Renderer], *checks: Check) -> Middle
                 if (answer := check(request)) is not None:
                     return answer
             return await handler(request)
-        except NodeError as error:
-            failure = error
-            allow = None
-        except web.HTTPException as error:
-            failure = _from_aiohttp(request, error)
-            allow = ", ".join(sorted(error.allowed_methods)) if isinstance(error, web.HTTPMethodNotAllowed) else None
         except (ConnectionError, TimeoutError):
             raise
         except Exception as error:  # noqa: BLE001  (the last line of defence; CancelledError passes)
-            log.error("%s in %s at %s", type(error).__name__, request[STATE].id, _place(error))
-            failure = InternalError("the node failed to answer; its log says where")
-            allow = None
+            failure = _as_node_error(request, error)
+            allowed = error.allowed_methods if isinstance(error, web.HTTPMethodNotAllowed) else ()
         note_failure(request, failure)
         if (state := request.get(STATE)) is not None and state.begun:
             # A second reply would arrive inside the first one, and an end would make that look complete.
@@ -161,10 +141,8 @@ def errors_as(form: Callable[[web.Request], Renderer], *checks: Check) -> Middle
                 request.transport.abort()
             raise ConnectionResetError("the reply had begun when it failed") from None
         response = form(request)(failure)
-        if failure.device is not None and (faults := _faults(request.app[NODE], failure)):
-            response.headers[FAULTS] = str(faults)
-        if allow is not None:
-            response.headers["Allow"] = allow
+        if allowed:
+            response.headers["Allow"] = ", ".join(sorted(allowed))
         if "Expect" in request.headers and not request.content.is_eof():
             # The client need not send the body any more, so what follows on this connection may be either.
             response.force_close()
@@ -173,38 +151,24 @@ def errors_as(form: Callable[[web.Request], Renderer], *checks: Check) -> Middle
     return render
 
 
-def _faults(node: Node, error: NodeError) -> int:
-    """How many faults on demand the engine has that a request failed on."""
-    placements = (place for model in node.manager.models if model.id == error.model for place in model.placements)
-    return next((len(place.faults) for place in placements if place.device == error.device), 0)
-
-
-def _place(error: BaseException) -> str:
-    frames = []
-    traceback = error.__traceback__
-    while traceback is not None:
-        code = traceback.tb_frame.f_code
-        frames.append(f"{code.co_filename.rsplit('/', 1)[-1]}:{traceback.tb_lineno}")
-        traceback = traceback.tb_next
-    return " > ".join(frames[-5:])
-
-
-def _from_aiohttp(request: web.Request, error: web.HTTPException) -> NodeError:
+def _as_node_error(request: web.Request, error: Exception) -> NodeError:
+    if isinstance(error, NodeError):
+        return error
     if isinstance(error, web.HTTPMethodNotAllowed):
         return MethodNotAllowed(f"{request.path[:200]} takes {', '.join(sorted(error.allowed_methods))}")
     if isinstance(error, web.HTTPNotFound):
         return RouteNotFound(f"there is no {request.path[:200]} here")
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         return PayloadTooLarge("the body is over the limit")
-    return BadRequest(f"the request was refused: {error.reason}")
+    if isinstance(error, web.HTTPException):
+        return BadRequest(f"the request was refused: {error.reason}")
+    frames = traceback.extract_tb(error.__traceback__)[-5:]
+    place = " > ".join(f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno}" for frame in frames)
+    log.error("%s in %s at %s", type(error).__name__, request[STATE].id, place)
+    return InternalError("the node failed to answer; its log says where")
 
 
-_INFERENCE: WeakSet[Handler] = WeakSet()
-
-
-def is_inference(handler: object) -> bool:
-    """Whether a handler was made by `inference`."""
-    return handler in _INFERENCE
+_INFERENCE: WeakSet[object] = WeakSet()
 
 
 def inference(handler: Handler) -> Handler:
@@ -227,7 +191,7 @@ def traced(tracing: Tracing) -> Middleware:
     @web.middleware
     async def trace(request: web.Request, handler: Handler) -> web.StreamResponse:
         route = request.match_info.route
-        if route.resource is None or not is_inference(route.handler):
+        if route.resource is None or route.handler not in _INFERENCE:
             return await handler(request)
         state, template = request[STATE], route.resource.canonical
         with tracing.request(request.method, template, request.headers, state.id, state.arrived) as span:

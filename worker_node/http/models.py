@@ -9,7 +9,6 @@ import asyncio
 import itertools
 import secrets
 from collections.abc import AsyncIterator, Iterable, Mapping
-from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from aiohttp import web
@@ -27,26 +26,26 @@ from worker_node.core.errors import (
 from worker_node.engines.protocol import EngineState
 from worker_node.http.body import Body, deadline_of, read_body
 from worker_node.http.errors import ANTHROPIC_VERSION, describe
-from worker_node.http.health import describe_placement, excluded_placements
-from worker_node.http.replies import ErrorFields, OpenAIModel, OpenAIModels, Reply, json_response
+from worker_node.http.health import describe_placement, excluded_placements, rounded
+from worker_node.http.replies import ErrorFields, OpenAIModel, OpenAIModels, Reply, json_response, utc
 from worker_node.http.request_state import NODE
 from worker_node.http.sse import EventStream
 from worker_node.http.task import EVENTS, JSON, ApiOperation
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.replacement import WhileInUse
-from worker_node.manager.served import ModelState, ServedModel
+from worker_node.manager.served import FailedModel, ModelState, ServedModel
 from worker_node.models.directory import InstalledModel
-from worker_node.models.sources.reference import is_below, is_local
-from worker_node.registry import Task, task_of, tasks
+from worker_node.models.sources import is_below, is_local
+from worker_node.registry import task_of, tasks
 from worker_node.reload import ReloadReport
 
 # As Anthropic documents them.
 _PAGE, _LARGEST_PAGE = 20, 1000
 _OF_A_PLACEMENT = (
-    "device", "state", "emulated", "certified", "certified_reason", "certified_limit", "prompt_limit", "faults",
+    "device", "state", "emulated", "certified", "certified_reason", "certified_limit", "prompt_limit",
 )  # fmt: skip
-# How many ended pulls are kept.
-_KEPT = 100
+# How many ended pulls are kept, and how often those who follow one hear of its progress.
+_KEPT, _PROGRESS_S = 100, 0.2
 
 
 async def _list(request: web.Request) -> web.Response:
@@ -56,9 +55,9 @@ async def _list(request: web.Request) -> web.Response:
     return json_response(
         {
             "models": [
-                *(describe_served(manager, model) for model in manager.models),
-                *(_failed(manager, index) for index in range(len(manager.failed))),
-                *(describe_installed(manager, model) for model in on_disk if model.id not in served),
+                *(_describe_served(manager, model) for model in manager.models),
+                *map(_describe_failed, manager.failed),
+                *(_describe_installed(manager, model) for model in on_disk if model.id not in served),
             ]
         }
     )
@@ -67,29 +66,33 @@ async def _list(request: web.Request) -> web.Response:
 async def _one(request: web.Request) -> web.Response:
     manager = request.app[NODE].manager
     name = request.match_info["id"]
-    for index, failed in enumerate(manager.failed):
-        if failed.answers_to(name):
-            return json_response(_failed(manager, index))
-    return json_response(describe_served(manager, await manager.resolve(name, deadline_of(request))))
+    failed = next((failed for failed in manager.failed if failed.answers_to(name)), None)
+    if failed is not None:
+        return json_response(_describe_failed(failed))
+    return json_response(_describe_served(manager, await manager.resolve(name, deadline_of(request))))
 
 
 async def _load(request: web.Request) -> web.Response:
     manager = request.app[NODE].manager
     model = await manager.resolve(request.match_info["id"], deadline_of(request))
     await manager.force_load(model)
-    # The manager decides in its next turn whether it fits at all.
-    await manager.decided()
-    if (refusal := model.placements[0].refusal) is not None:
-        raise InsufficientMemory(refusal)
-    return _changed(manager, model)
+    return await _changed(manager, model)
 
 
 async def _unload(request: web.Request) -> web.Response:
     manager = request.app[NODE].manager
     model = await manager.resolve(request.match_info["id"], deadline_of(request))
     manager.unload(model)
+    return await _changed(manager, model, loading=False)
+
+
+async def _changed(manager: ModelManager, model: ServedModel, *, loading: bool = True) -> web.Response:
+    # The manager decides in its next turn whether a model fits at all.
     await manager.decided()
-    return _changed(manager, model)
+    if loading and (refusal := model.placements[0].refusal) is not None:
+        raise InsufficientMemory(refusal)
+    described = _describe_served(manager, model)
+    return json_response({key: described[key] for key in ("id", "state", "reason", "ready_in_s", "memory")}, 202)
 
 
 async def _delete(request: web.Request) -> web.Response:
@@ -100,25 +103,6 @@ async def _delete(request: web.Request) -> web.Response:
     in_use = WhileInUse.FORCE if force in {"true", "1"} else WhileInUse.REFUSE
     await request.app[NODE].manager.delete(name, in_use, deadline=deadline_of(request))
     return json_response({"id": name, "deleted": True})
-
-
-def _changed(manager: ModelManager, model: ServedModel) -> web.Response:
-    described = describe_served(manager, model)
-    return json_response({key: described[key] for key in ("id", "state", "reason", "ready_in_s", "memory")}, 202)
-
-
-def _failed(manager: ModelManager, index: int) -> dict[str, Any]:
-    failed = manager.failed[index]
-    task = tasks().get(failed.kind or "")
-    return {
-        "id": failed.name,
-        "aliases": list(failed.aliases),
-        "task": failed.kind if task is None else task.verb,
-        "state": "failed",
-        "reason": failed.reason,
-        "devices": [],
-        "excluded": excluded_placements(failed),
-    }
 
 
 async def _reload(request: web.Request) -> web.Response:
@@ -177,7 +161,7 @@ def _anthropic_model(model: InstalledModel) -> dict[str, Any]:
         "lifecycle": "active",
         "deprecated_at": None,
         "retires_at": None,
-        "created_at": datetime.fromtimestamp(int(model.installed_at), UTC).isoformat().replace("+00:00", "Z"),
+        "created_at": utc(int(model.installed_at)),
         "max_input_tokens": model.context_limit,
     }
 
@@ -213,17 +197,17 @@ def chat_first(models: Iterable[InstalledModel]) -> list[InstalledModel]:
     return sorted(models, key=lambda model: "completion" not in capabilities(model))
 
 
-def describe_served(manager: ModelManager, model: ServedModel) -> dict[str, Any]:
+def _describe_served(manager: ModelManager, model: ServedModel) -> dict[str, Any]:
     """A model that has engines, loaded or not."""
     preferred, serving = model.placements[0], model.serving()
     left = manager.expires_in(model)
-    state = _state(model)
-    return _installed(model.installed) | {
+    described = _describe(model.installed)
+    return described | {
         "aliases": manager.names.aliases(model),
-        "state": state,
+        "state": _state(model),
         "loaded": serving is not None,
         "reason": None if serving is not None else preferred.reason,
-        "ready_in_s": None if (ready_in := model.ready_in()) is None else round(ready_in, 1),
+        "ready_in_s": rounded(model.ready_in()),
         "memory": {
             "bytes": sum(placement.held or 0 for placement in model.placements) or None,
             "estimate": preferred.memory,
@@ -232,15 +216,15 @@ def describe_served(manager: ModelManager, model: ServedModel) -> dict[str, Any]
         "excluded": excluded_placements(model),
         "pinned": preferred.pinned,
         "in_use": model.activity.idle_since is None,
-        "expires_in_s": None if left is None else round(left, 1),
-        "capabilities": [*_capabilities(model.installed), *model.abilities()],
+        "expires_in_s": rounded(left),
+        "capabilities": [*described["capabilities"], *model.abilities()],
     }
 
 
-def describe_installed(manager: ModelManager, model: InstalledModel) -> dict[str, Any]:
+def _describe_installed(manager: ModelManager, model: InstalledModel) -> dict[str, Any]:
     """A model that is only in the store."""
     entry = manager.store.catalog.find(model.id)
-    return _installed(model) | {
+    return _describe(model) | {
         "aliases": sorted(entry.aliases) if entry is not None and entry.id == model.id else [],
         "state": "installed",
         "loaded": False,
@@ -249,20 +233,36 @@ def describe_installed(manager: ModelManager, model: InstalledModel) -> dict[str
         "excluded": [],
         "pinned": False,
         "in_use": False,
-        "capabilities": _capabilities(model),
         **dict.fromkeys(("reason", "ready_in_s", "expires_in_s")),
     }
 
 
-def _installed(model: InstalledModel) -> dict[str, Any]:
-    task = _task(model)
-    return model.describe() | {"task": model.kind if task is None else task.verb}
+def _describe_failed(failed: FailedModel) -> dict[str, Any]:
+    task = tasks().get(failed.kind or "")
+    return {
+        "id": failed.name,
+        "aliases": list(failed.aliases),
+        "task": failed.kind if task is None else task.verb,
+        "state": "failed",
+        "reason": failed.reason,
+        "devices": [],
+        "excluded": excluded_placements(failed),
+    }
+
+
+def _describe(model: InstalledModel) -> dict[str, Any]:
+    # A model may outlive the installation of its task.
+    task = tasks().get(model.kind)
+    return model.describe() | {
+        "task": model.kind if task is None else task.verb,
+        "capabilities": [] if task is None else [task.capability],
+    }
 
 
 def _state(model: ServedModel) -> str:
     """`installed` before the first load, `unloaded` after one."""
     state = model.state()
-    states = {placement.engine.status.state for placement in model.placements}
+    states = {placement.state for placement in model.placements}
     if state is ModelState.FAILED and EngineState.QUARANTINED in states:
         return "quarantined"
     if state is ModelState.UNLOADED and not any(placement.loads for placement in model.placements):
@@ -274,16 +274,6 @@ def _devices(model: ServedModel) -> list[dict[str, Any]]:
     """What lists of models say of the placements: parts of what /health says."""
     described = map(describe_placement, model.placements)
     return [{name: placement[name] for name in _OF_A_PLACEMENT} for placement in described]
-
-
-def _task(model: InstalledModel) -> Task | None:
-    """The task that serves it; None for a model whose task is no longer installed."""
-    return tasks().get(model.kind)
-
-
-def _capabilities(model: InstalledModel) -> list[str]:
-    task = _task(model)
-    return [] if task is None else [task.capability]
 
 
 class PullBody(Body):
@@ -298,38 +288,33 @@ class PullJob:
     `state` is running, done or failed.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, manager: ModelManager, name: str) -> None:
         self.id = "pull_" + secrets.token_hex(8)
         self.name = name
         self.state = "running"
+        self.error: NodeError | None = None
         self._stage: str | None = None
         self._total: int | None = None
         self._done = 0
-        self.error: NodeError | None = None
-        self._changed = asyncio.Event()
+        self._task = asyncio.create_task(self._pull(manager), name=self.id)
 
-    def stage(self, name: str, total: int | None = None) -> None:
-        """See `core.types.Progress`."""
-        self._stage, self._total, self._done = name, total, 0
-        self._notify()
-
-    def update(self, done: int) -> None:
-        """See `core.types.Progress`."""
-        self._done = done
-        self._notify()
-
-    async def run(self, manager: ModelManager) -> None:
-        """Pull, and remember how it ended."""
+    async def _pull(self, manager: ModelManager) -> None:
         try:
             await manager.pull(self.name, self)
             self.state = "done"
         except NodeError as error:
             self.state, self.error = "failed", error
-        except Exception:
+        except BaseException:
             self.state, self.error = "failed", InternalError("the pull failed; the node's log says where")
             raise
-        finally:
-            self._notify()
+
+    def stage(self, name: str, total: int | None = None) -> None:
+        """See `core.types.Progress`."""
+        self._stage, self._total, self._done = name, total, 0
+
+    def update(self, done: int) -> None:
+        """See `core.types.Progress`."""
+        self._done = done
 
     def describe(self) -> dict[str, Any]:
         """The job as replies have it."""
@@ -344,17 +329,14 @@ class PullJob:
         }
 
     async def changes(self) -> AsyncIterator[dict[str, Any]]:
-        """The job now and after each change, until it has ended; of several changes the reader gets the latest."""
-        while True:
-            changed = self._changed
-            yield self.describe()
-            if self.state != "running":
-                return
-            await changed.wait()
-
-    def _notify(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        """The job now and when it has changed, until it has ended."""
+        before: dict[str, Any] = {}
+        while before.get("state") != self.state or self.state == "running":
+            now = self.describe()
+            if now != before:
+                yield now
+            before = now
+            await asyncio.wait([self._task], timeout=_PROGRESS_S)
 
 
 class PullJobs:
@@ -362,7 +344,6 @@ class PullJobs:
 
     def __init__(self) -> None:
         self._jobs: dict[str, PullJob] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, manager: ModelManager, name: str) -> PullJob:
         """Begin to pull, unless a pull of that name is under way."""
@@ -372,11 +353,8 @@ class PullJobs:
         ended = [job.id for job in self._jobs.values() if job.state != "running"]
         for old in itertools.islice(ended, max(0, len(self._jobs) - _KEPT + 1)):
             del self._jobs[old]
-        job = PullJob(name)
+        job = PullJob(manager, name)
         self._jobs[job.id] = job
-        task = asyncio.create_task(job.run(manager), name=job.id)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
         return job
 
     def find(self, job_id: str) -> PullJob:

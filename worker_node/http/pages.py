@@ -1,17 +1,24 @@
-"""Pages for people with a browser: what the node is, and its API. They show nothing of this node's models or work."""
+"""Pages for people with a browser: what the node is, its API, the dashboard and the playground.
+
+The pages themselves show nothing of this node's models or work.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import functools
+import hashlib
+import importlib.util
 from collections.abc import Mapping
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import orjson
 from aiohttp import web
 
-from worker_node.http.dashboard import inline_digest
+from worker_node.core.errors import ConfigurationError
 from worker_node.http.openapi import DESCRIBED, document
 from worker_node.http.task import HTML, TEXT, ApiOperation
 
@@ -39,26 +46,59 @@ summary{cursor:pointer}.method{display:inline-block;min-width:4.2rem;font-weight
 """
 
 
-def layout_document(title: str, body: str) -> web.Response:
+def _layout(title: str, body: str) -> web.Response:
     """A page; `body` is HTML. The browser runs no script and loads nothing from elsewhere."""
     html = (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         '<meta name="viewport" content="width=device-width,initial-scale=1"><link rel="icon" href="/favicon.ico">'
         f"<style>{_STYLE}</style></head><body>{body}</body></html>"
     )
-    return web.Response(
-        text=html,
-        content_type="text/html",
-        headers={
-            "Content-Security-Policy": (
-                f"default-src 'none'; style-src '{inline_digest(html, 'style')}'; img-src 'self'; base-uri 'none'; "
-                "form-action 'none'; frame-ancestors 'none'"
-            ),
-            "X-Content-Type-Options": "nosniff",
-            "Referrer-Policy": "no-referrer",
-            "Cache-Control": "no-cache",
-        },
+    return web.Response(text=html, content_type="text/html", headers=page_headers(html, "'self'"))
+
+
+def page_headers(html: str, images: str = "data:") -> dict[str, str]:
+    """The browser runs the page's own script and style, known by their hashes, and talks to nobody but us."""
+    digests = []
+    for tag in ("script", "style"):
+        inline = html.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
+        digests.append(base64.b64encode(hashlib.sha256(inline.encode()).digest()).decode())
+    policy = (
+        f"default-src 'none'; script-src 'sha256-{digests[0]}'; style-src 'sha256-{digests[1]}'; "
+        f"connect-src 'self'; img-src {images}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'"
     )
+    return {
+        "Content-Security-Policy": policy,
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cache-Control": "no-cache",
+    }
+
+
+@functools.cache
+def read_pages() -> dict[str, str]:
+    """The dashboard and the playground, by path: files of the client, which shows a whole fleet with them.
+
+    The playground has the dashboard's style, and the part of its script that both need. The files are found by their
+    place and read as text: nothing of the client is imported. Raises ConfigurationError when one is missing.
+    """
+    spec = importlib.util.find_spec("backend_client")
+    places = spec.submodule_search_locations if spec is not None else None
+    directory = Path(next(iter(places or ()), "."), "cli")
+    files = [directory / name for name in ("dashboard.html", "playground.html")]
+    if missing := [file for file in files if not file.is_file()]:
+        raise ConfigurationError(f"a page is missing from this installation: {missing[0]}; install npu-node again")
+    page, playground = (file.read_text(encoding="utf-8") for file in files)
+    for tag, end in (("style", "</style>"), ("script", "// --- ")):
+        shared = page.partition(f"<{tag}>")[2].partition(end)[0]
+        playground = playground.replace(f"<{tag}>", f"<{tag}>{shared}", 1)
+    return {"/dashboard": page, "/play": playground}
+
+
+async def show_page(request: web.Request) -> web.Response:
+    """GET /dashboard and /play: the pages, which are the same everywhere."""
+    html = read_pages()[request.path]
+    return web.Response(text=html, content_type="text/html", headers=page_headers(html))
 
 
 @functools.cache
@@ -112,25 +152,20 @@ Where the node has API keys, send one as <code>Authorization: Bearer KEY</code>.
 
 
 async def _front(request: web.Request) -> web.Response:
-    if not _is_browser(request):
-        # Ollama's clients look for this.
+    accepted = request.headers.get("Accept", "").lower().replace(";", ",").split(",")
+    if "text/html" not in [item.strip() for item in accepted]:
+        # Programs send `*/*` or nothing. Ollama's clients look for this text.
         return web.Response(text="Ollama is running", headers={"Vary": "Accept"})
     origin = escape(f"{request.scheme}://{request.host}")
-    response = layout_document("npu-node", _FRONT.replace("ORIGIN", origin))
+    response = _layout("npu-node", _FRONT.replace("ORIGIN", origin))
     response.headers["Vary"] = "Accept"
     return response
-
-
-def _is_browser(request: web.Request) -> bool:
-    """Whether the request asks for HTML by name: programs send `*/*` or nothing."""
-    accepted = (item.partition(";")[0].strip().lower() for item in request.headers.get("Accept", "").split(","))
-    return "text/html" in accepted
 
 
 async def _docs(request: web.Request) -> web.Response:
     # The first time it takes the event loop too long.
     body = await asyncio.to_thread(_reference, request.app[DESCRIBED])
-    return layout_document("npu-node: API reference", body)
+    return _layout("npu-node: API reference", body)
 
 
 async def _icon(_request: web.Request) -> web.Response:
@@ -138,6 +173,8 @@ async def _icon(_request: web.Request) -> web.Response:
 
 
 OPERATIONS = (
+    ApiOperation("get", "/dashboard", show_page, "The dashboard's page", {HTML: None}, open=True),
+    ApiOperation("get", "/play", show_page, "The playground's page", {HTML: None}, open=True),
     ApiOperation("get", "/", _front, "Ollama: it is running; to a browser: links", {TEXT: None, HTML: None}, open=True),
     ApiOperation("get", "/docs", _docs, "This description, for people", {HTML: None}, open=True),
     ApiOperation("get", "/favicon.ico", _icon, "The icon of the pages", {_SVG: None}, open=True),

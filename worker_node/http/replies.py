@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 import orjson
@@ -15,6 +16,11 @@ def json_response(data: object, status: int = 200, headers: Mapping[str, str] | 
     return web.Response(
         body=orjson.dumps(data), status=status, content_type="application/json", charset="utf-8", headers=headers
     )
+
+
+def utc(time: float) -> str:
+    """A time in seconds since the epoch, as RFC 3339 in UTC."""
+    return datetime.fromtimestamp(time, UTC).isoformat().replace("+00:00", "Z")
 
 
 class Reply(BaseModel):
@@ -55,16 +61,15 @@ class OllamaError(Reply):
 class Health(Reply):
     """GET /health. Where the node has keys, a caller without one gets only `status` and `version`.
 
-    `faults` are the faults on demand that it was started with. Each of a model's `engines` has what its passport says,
-    `certified` (certified, limited, failed, expired or not certified), `certified_reason`, and `certified_limit` in
-    tokens of a prompt; `excluded` are the devices that the model may not run on, and why.
+    Each of a model's `engines` has what its passport says, `certified` (certified, limited, failed, expired or not
+    certified), `certified_reason`, and `certified_limit` in tokens of a prompt; `excluded` are the devices that the
+    model may not run on, and why.
     """
 
     status: Literal["ready", "degraded", "starting", "draining", "failed"]
     reason: str | None = None
     version: str
     uptime_s: float | None = None
-    faults: list[str] | None = None
     devices: list[dict[str, Any]] | None = None
     models: list[dict[str, Any]] | None = None
     npu: dict[str, Any] | None = None
@@ -74,14 +79,6 @@ class Status(Reply):
     """GET /health/live and /health/ready."""
 
     status: str
-
-
-class Devices(Reply):
-    """GET /health/devices."""
-
-    openvino: str | None
-    devices: list[dict[str, Any]]
-    npu_counters: dict[str, Any]
 
 
 class OpenAIModel(Reply):
@@ -108,30 +105,3 @@ class OpenAIUsage(Reply):
     prompt_tokens: int
     total_tokens: int
     completion_tokens: int = 0
-
-
-class OllamaVersion(Reply):
-    """GET /api/version."""
-
-    version: str
-
-
-class OllamaModels(Reply):
-    """GET /api/tags and /api/ps."""
-
-    models: list[dict[str, Any]]
-
-
-class OllamaShow(Reply):
-    """POST /api/show."""
-
-    details: dict[str, Any]
-    model_info: dict[str, Any]
-    capabilities: list[str]
-    modified_at: str
-
-
-class OllamaStatus(Reply):
-    """POST /api/pull."""
-
-    status: str

@@ -7,57 +7,62 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TypeVar
 
 from worker_node.core.errors import (
     BadRequest,
     ConfigurationError,
     DownloadFailed,
+    EngineUnavailable,
     ModelError,
     ModelInUse,
     ModelNotFound,
     NodeError,
-    Overloaded,
 )
 from worker_node.core.types import Progress
 from worker_node.devices.memory import resident_memory
-from worker_node.manager.on_demand import Build, OnDemand
 from worker_node.manager.reconciler import Reconciler
 from worker_node.manager.replacement import Replacement, WhileInUse
 from worker_node.manager.served import FailedModel, KeepAlive, Names, ServedModel
+from worker_node.manager.work import BoundedWork
+from worker_node.models.catalog import normalise_name
 from worker_node.models.directory import InstalledModel
-from worker_node.models.prepare import PullSpec
-from worker_node.models.pull import pull
+from worker_node.models.pull import PullSpec, pull
 from worker_node.models.store import ModelStore
-from worker_node.registry import tasks
+from worker_node.registry import task_of, tasks
 
 R = TypeVar("R")
+M = TypeVar("M", bound=ServedModel)
 
 _UNLIMITED: Mapping[str, int | None] = {}
 # Each is a process that downloads and converts.
 _MOST_PULLS = 8
 _PULL_RETRY_S = 30.0
+# A disk may be slow, or never respond (a network file system): threads that other work needs stay free.
+_READING_THREADS = 4
+_MOST_READINGS = 32
+_READING_RETRY_S = 5.0
+# Between two attempts to build a failed model.
+_REBUILD_S = 10.0
 
 log = logging.getLogger(__name__)
-
-Pull = Callable[[str, Progress], Coroutine[None, None, None]]
 
 
 class ModelManager:
     """Serves the configured `models`, and models of the `store` from when they are first asked for.
 
     `build` makes a served model of an installed one; nothing of it is loaded yet. `budgets` are bytes by memory pool,
-    None for no limit. Models are loaded and unloaded from `start` on.
+    None for no limit. Models are loaded and unloaded from `start` on. Deadlines are monotonic seconds of `clock`.
     """
 
     def __init__(
         self,
         models: Iterable[ServedModel | FailedModel],
         store: ModelStore,
-        build: Build,
+        build: Callable[[InstalledModel], ServedModel],
         budgets: Mapping[str, int | None] = _UNLIMITED,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -65,12 +70,30 @@ class ModelManager:
     ) -> None:
         self.store = store
         self.names = Names(store.catalog, models)
+        self._build = build
+        self._clock = clock
         self._reconciler = Reconciler(self.names, budgets, clock=clock, measure=measure)
         self.replacement = Replacement(self.names, self._reconciler, store)
-        self._on_demand = OnDemand(self.names, store, build, self.replacement, self._reconciler, clock)
-        self._clock = clock
         self._renewing: asyncio.Task[None] | None = None
-        self._pulls = Pulls(partial(pull, store.root))
+        self._pulls = BoundedWork(
+            _MOST_PULLS,
+            f"{_MOST_PULLS} models are being pulled, which is the bound here; pull again later",
+            _PULL_RETRY_S,
+            lambda: DownloadFailed("the node is shutting down; pull again when it is back"),
+        )
+        self._readings = BoundedWork(
+            _MOST_READINGS,
+            f"the files of models are being read for {_MOST_READINGS} other requests, which is the bound; the disk of "
+            "this node is slow",
+            _READING_RETRY_S,
+            lambda: EngineUnavailable("the node is shutting down; use another node"),
+            clock,
+        )
+        self._threads = ThreadPoolExecutor(_READING_THREADS, thread_name_prefix="read-models")
+        # Look-ups under way by name, which later callers share; locks, so that no model is built twice at once.
+        self._lookups: dict[str, asyncio.Task[ServedModel]] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._rebuilt_at: dict[str, float] = {}
 
     @property
     def models(self) -> tuple[ServedModel, ...]:
@@ -78,19 +101,11 @@ class ModelManager:
         return self.names.models
 
     @property
-    def failed(self) -> Sequence[FailedModel]:
+    def failed(self) -> list[FailedModel]:
         """The models of the settings that cannot be served, as it is."""
         return self.names.failed
 
-    @property
-    def budgets(self) -> dict[str, int | None]:
-        """Bytes that models may take, by memory pool; None for no limit."""
-        return self._reconciler.budgets
-
-    def set_budget(self, pool: str, size: int | None) -> None:
-        """Change the budget: idle models are unloaded if it is exceeded."""
-        self._reconciler.budgets[pool] = size
-        self._reconciler.poke()
+    # Finding models
 
     async def default(self, kind: str, deadline: float) -> ServedModel:
         """The first model of that kind, for requests that name none. Raises as `resolve`, too, if it has failed."""
@@ -102,20 +117,36 @@ class ModelManager:
                 raise
             return await self.resolve(failed.name, deadline)
 
-    def add(self, model: ServedModel) -> None:
-        """Serve one more model."""
-        self._reconciler.add(model)
-
     async def resolve(self, name: str, deadline: float) -> ServedModel:
         """The model of that name; a model that is installed but not served yet is served from now on.
 
-        `deadline` is monotonic seconds. Raises ModelNotFound, also when it is installed but damaged; EngineUnavailable
-        for a configured one that failed; DeadlineExceeded and Overloaded where its files must be read first.
+        Raises ModelNotFound, also when it is installed but damaged; EngineUnavailable for a configured one that failed;
+        DeadlineExceeded and Overloaded where its files must be read first.
         """
-        try:
+        with contextlib.suppress(ModelNotFound):
             return self.names.find(name)
-        except ModelNotFound:
-            return await self._on_demand.find(name, deadline)
+        key = normalise_name(name)
+        if key not in self._lookups:
+            lookup = self._lookups[key] = self._readings.start(self._look_up(name), f"look up {key}")
+            lookup.add_done_callback(lambda ended: self._lookups.get(key) is ended and self._lookups.pop(key))
+        return await self._read(self._lookups[key], deadline)
+
+    async def model_of(self, kind: str, form: type[M], name: str | None, deadline: float) -> M:
+        """The model of that name, or the default one of that kind; `form` is its class.
+
+        Raises BadRequest for a model of another kind, with the names of the right kind, and as `resolve`.
+        """
+        model = await (self.default(kind, deadline) if name is None else self.resolve(name, deadline))
+        if isinstance(model, form):
+            return model
+        suitable = ", ".join(other.id for other in self.models if other.installed.kind == kind)
+        instead = (
+            f"use one of these: {suitable}" if suitable else f"this node has no {kind} model: npu-node pull adds one"
+        )
+        raise BadRequest(
+            f"model {model.id} is for {task_of(model.installed.kind).verb}, not for {task_of(kind).verb}; {instead}",
+            param="model",
+        )
 
     async def installed(self, deadline: float) -> list[InstalledModel]:
         """Every model that requests can name, without those whose task is no longer installed.
@@ -129,16 +160,75 @@ class ModelManager:
 
     async def in_store(self, deadline: float) -> list[InstalledModel]:
         """Every undamaged model of the store. Raises DeadlineExceeded, Overloaded."""
-        return await self.query_store(_installed, deadline)
+        return await self.query_store(lambda store: store.installed(), deadline)
 
     async def query_store(self, query: Callable[[ModelStore], R], deadline: float) -> R:
         """Run a query of the store in a thread. Raises DeadlineExceeded, Overloaded."""
-        reading = self._on_demand.reading
+        return await self._read(self._readings.start(self._in_thread(query, self.store), "query the store"), deadline)
 
-        async def run() -> R:
-            return await reading.in_thread(query, self.store)
+    async def _read(self, reading: asyncio.Task[R], deadline: float) -> R:
+        late = (
+            "the deadline passed while the files of models were read; the disk is slow, or many models are asked for "
+            "at once"
+        )
+        return await self._readings.result(reading, deadline, late)
 
-        return await reading.result(reading.start(run()), deadline)
+    async def _in_thread(self, call: Callable[..., R], *arguments: object) -> R:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
+
+    async def _look_up(self, name: str) -> ServedModel:
+        while True:
+            if (failed := next((f for f in self.failed if f.answers_to(name)), None)) is not None:
+                return await self._rebuilt(failed)
+            removals = self.replacement.removals
+            served = [model.id for model in self.models]
+            installed = await _usable(name, self._in_thread(self.store.get, name, served))
+            async with self._lock(installed.id):
+                if (known := self._known(installed.id)) is not None:
+                    return known
+                if installed.path in self.replacement.removing:
+                    raise ModelNotFound(f"model {name[:100]!r} is being removed", param="model")
+                model = await _usable(name, self._in_thread(self._build, installed))
+                # A reload may have added it meanwhile.
+                if (known := self._known(installed.id)) is not None:
+                    return known
+                if removals == self.replacement.removals:
+                    self.add(model)
+                    return model
+            # Files were removed meanwhile: perhaps those of this model.
+
+    async def _rebuilt(self, failed: FailedModel) -> ServedModel:
+        """A configured model that failed, if its files have been repaired."""
+        async with self._lock(failed.name):
+            if failed not in self.failed:
+                return self.names.find(failed.name)
+            reason = failed.reason
+            if self._clock() >= self._rebuilt_at.get(failed.name, -math.inf) + _REBUILD_S:
+                self._rebuilt_at[failed.name] = self._clock()
+                try:
+                    model = await self._in_thread(failed.build)
+                except Exception as error:  # noqa: BLE001  (whatever is wrong with the files)
+                    reason = error.message if isinstance(error, NodeError) else f"{type(error).__name__}: {error}"
+                else:
+                    if failed not in self.failed:  # a reload has changed it meanwhile
+                        return self.names.find(failed.name)
+                    self.failed.remove(failed)
+                    self.add(model)
+                    return model
+        raise EngineUnavailable(f"model {failed.name} cannot be served: {reason}", retry_after=_REBUILD_S)
+
+    def _known(self, model_id: str) -> ServedModel | None:
+        return next((model for model in self.models if model.id == model_id), None)
+
+    def _lock(self, name: str) -> asyncio.Lock:
+        return self._locks.setdefault(normalise_name(name), asyncio.Lock())
+
+    def _look_again(self) -> None:
+        """Files have changed: the next request looks for its model again, also for one that failed."""
+        self._rebuilt_at.clear()
+        self._lookups.clear()
+
+    # Loading and unloading
 
     async def load(self, model: ServedModel, deadline: float) -> float:
         """Load the model; return the seconds that it took. Raises DeadlineExceeded, InsufficientMemory.
@@ -157,14 +247,14 @@ class ModelManager:
         preferred = model.placements[0]
         if model.serving() is not None or not preferred.state.loadable:
             return False
-        preferred.wake(insist=True)
+        preferred.request_load(on_request=True)
         return True
 
     async def force_load(self, model: ServedModel) -> None:
-        """Start to load the model's preferred engine, even one that failed or backs off and would be retried later."""
-        engine = model.placements[0].engine
-        if engine.status.state.down:
-            await engine.unload()
+        """As `request_load`, also for an engine that failed or backs off and would be retried later."""
+        preferred = model.placements[0]
+        if preferred.state.down:
+            await preferred.engine.unload()
         self.request_load(model)
 
     async def decided(self) -> None:
@@ -190,31 +280,52 @@ class ModelManager:
             placement.unload_when_idle = True
         self._reconciler.poke()
 
+    def set_budget(self, pool: str, size: int | None) -> None:
+        """Change the budget: idle models are unloaded if it is exceeded."""
+        self._reconciler.budgets[pool] = size
+        self._reconciler.poke()
+
+    # Adding and removing
+
+    def add(self, model: ServedModel) -> None:
+        """Serve one more model."""
+        self._reconciler.add(model)
+
     def fail(self, model: ServedModel, failed: FailedModel) -> None:
         """Serve the model no longer after its last request: `failed` says why, and what to do."""
-        self.names.failed.append(failed)
+        self.failed.append(failed)
         self.replacement.retire_later(model)
-
-    async def pull(self, name: str, progress: Progress) -> None:
-        """Install the model that `name` stands for. Raises as `pull_spec`, and what the pull ends with."""
-        spec = await self.pull_spec(name, math.inf)
-        if spec.model_id in {model.id for model in self.models}:
-            return
-        try:
-            installed = await self.query_store(lambda store: store.is_installed(spec), math.inf)
-        except (OSError, ConfigurationError) as error:
-            # What is there is damaged, or may no longer be looked into: no mistake of the settings, nor a bug.
-            raise ModelError(f"{spec.model_id} cannot be looked up in the store: {error}") from error
-        if not installed:
-            await self._pulls.run(spec.name, progress)
-            self._on_demand.retry_soon()
-            for failed in [model for model in self.failed if model.answers_to(spec.model_id)]:
-                with contextlib.suppress(NodeError):
-                    await self.resolve(failed.name, math.inf)
 
     async def pull_spec(self, name: str, deadline: float) -> PullSpec:
         """What a request to pull `name` asks for. Raises as `ModelStore.pull_spec` and `query_store`."""
         return await self.query_store(lambda store: store.pull_spec(name), deadline)
+
+    async def pull(self, name: str, progress: Progress) -> None:
+        """Install the model that `name` stands for; continues when its caller leaves.
+
+        Raises as `pull_spec`, what the pull ends with, Overloaded when many are under way, and DownloadFailed when the
+        node stops. The store's lock has a second pull of a model wait for the first.
+        """
+        spec = await self.pull_spec(name, math.inf)
+        if spec.model_id in {model.id for model in self.models}:
+            return
+        try:
+            installed = await self.query_store(lambda store: store.find(spec) is not None, math.inf)
+        except (OSError, ConfigurationError) as error:
+            # What is there is damaged, or may no longer be looked into: no mistake of the settings, nor a bug.
+            raise ModelError(f"{spec.model_id} cannot be looked up in the store: {error}") from error
+        if installed:
+            return
+        try:
+            await self._pulls.result(self._pulls.start(pull(self.store.root, spec.name, progress), f"pull {spec.name}"))
+        except NodeError as error:
+            # Its caller may answer nobody any more.
+            log.warning("the pull of %s failed: %s", spec.name, error.message)
+            raise
+        self._look_again()
+        for failed in [model for model in self.failed if model.answers_to(spec.model_id)]:
+            with contextlib.suppress(NodeError):
+                await self.resolve(failed.name, math.inf)
 
     async def delete(self, name: str, in_use: WhileInUse = WhileInUse.DRAIN, *, deadline: float = math.inf) -> None:
         """Stop serving a model and remove its files, damaged or not. Raises ModelNotFound, ModelInUse, BadRequest.
@@ -235,6 +346,8 @@ class ModelManager:
             raise ModelInUse(f"model {directory.name} has requests in flight; add ?force=true to end them")
         await self.replacement.remove(directory, models, drain=in_use is not WhileInUse.FORCE)
 
+    # The node's life
+
     def start(self) -> None:
         """Load the models that are to be loaded at start-up, and others from now on: returns at once."""
         self._reconciler.start()
@@ -245,15 +358,16 @@ class ModelManager:
         while True:
             model = await self._reconciler.stale.get()
             # A profile's own choice is made again by a restart alone.
-            renewable = model.without_files is not None or not self.names.configured(model)
+            renewable = model.if_failed is not None or not self.names.configured(model)
             if not renewable or not any(known is model for known in self.models):
                 continue
             log.warning("model %s: its files have changed; it is read again", model.id)
-            if model.without_files is None:
+            if model.if_failed is None:
                 self.replacement.retire_later(model)
             else:
-                self.fail(model, model.without_files("its files have changed, and could not be read again"))
-            self._on_demand.retry_soon()
+                reason = "its files have changed, and could not be read again"
+                self.fail(model, replace(model.if_failed, reason=reason))
+            self._look_again()
             with contextlib.suppress(NodeError):
                 await self.resolve(model.id, math.inf)
 
@@ -265,53 +379,24 @@ class ModelManager:
         """End all engines."""
         if self._renewing is not None:
             self._renewing.cancel()
-        self._on_demand.reading.close()
+        # Threads end with the call that they are in.
+        await self._readings.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
         await self.replacement.close()
         await self._reconciler.close()
         await asyncio.gather(*(place.engine.stop() for model in self.models for place in model.placements))
 
 
-def _installed(store: ModelStore) -> list[InstalledModel]:
-    return store.installed()
-
-
-@dataclass(slots=True)
-class Pulls:
-    """Runs pulls, each of which continues when its caller leaves; `close` ends all.
-
-    The store's lock has a second pull of a model wait for the first.
-    """
-
-    pull: Pull
-    _running: set[asyncio.Task[None]] = field(default_factory=set)
-    _closed: bool = False
-
-    async def run(self, name: str, progress: Progress) -> None:
-        """Pull. Raises DownloadFailed, also when the node is stopped, and Overloaded when many are under way."""
-        if self._closed:
-            raise DownloadFailed("the node is shutting down; pull again when it is back")
-        if len(self._running) >= _MOST_PULLS:
-            raise Overloaded(
-                f"{len(self._running)} models are being pulled, which is the bound here; pull again later",
-                retry_after=_PULL_RETRY_S,
-            )
-        task = asyncio.create_task(self.pull(name, progress), name=f"pull {name}")
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        await asyncio.wait([task])
-        if task.cancelled():
-            raise DownloadFailed("the node is shutting down; pull again when it is back")
-        try:
-            task.result()
-        except NodeError as error:
-            # Its caller may answer nobody any more.
-            log.warning("the pull of %s failed: %s", name, error.message)
-            raise
-
-    async def close(self) -> None:
-        """End every pull, with the processes that it started."""
-        self._closed = True
-        tasks = list(self._running)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+async def _usable(name: str, read: Awaitable[R]) -> R:
+    """What is read of a model's files. Damage to them is never the fault of the request."""
+    try:
+        return await read
+    except ModelNotFound:
+        raise
+    except Exception as error:  # tokenizers and OpenVINO raise types of their own for damaged files
+        log.warning("model %s cannot be served: %s: %s", name[:100], type(error).__name__, error)
+        raise ModelNotFound(
+            f"model {name[:100]!r} is installed here but damaged (the node's log says how); delete it and pull it "
+            "again",
+            param="model",
+        ) from error

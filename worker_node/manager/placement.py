@@ -1,4 +1,15 @@
-"""A placement is a model on a device: the engine that runs it, its limits, its admission control, its memory."""
+"""A placement is a model on a device: the engine that runs it, its limits, its admission control, its memory.
+
+Its life, which `Placement.state` and `Placement.request` tell:
+
+    excluded      an `ExcludedPlacement`: never has an engine
+    unloaded      `request_load` begins a load request, which waits for its turn or for memory: `starting` to callers
+    starting      the manager lets the engine load; until `observe` sees the end of the load
+    ready         serves; `unload_when_idle` and the keep-alive end it: `unloading`, then unloaded
+    backing off, quarantined, failed
+                  the engine's process has ended, and its supervisor starts the next one
+    stopped       the model was removed, or the node ends
+"""
 
 from __future__ import annotations
 
@@ -13,7 +24,8 @@ from typing import Any
 from worker_node.core.errors import DeadlineExceeded, InsufficientMemory
 from worker_node.core.types import NOTHING, Device, Feature
 from worker_node.engines.isolation import Isolation, Suspects
-from worker_node.engines.protocol import Engine, EngineState
+from worker_node.engines.protocol import EngineState
+from worker_node.engines.supervisor import Engine
 from worker_node.models.passports import Standing
 from worker_node.scheduling.admission import Admission
 
@@ -32,6 +44,20 @@ class ExcludedPlacement:
     reason: str
 
 
+@dataclass(slots=True)
+class LoadRequest:
+    """The engine is to be loaded, `since` when.
+
+    `on_request`: it began for a request, and others wait for it too. `insisted`: it stays when nobody waits for it.
+    `shortage` says why it waits for memory.
+    """
+
+    since: float
+    on_request: bool = False
+    insisted: bool = False
+    shortage: str | None = None
+
+
 _UNKNOWN = Standing("not certified", "no passport was looked for")
 
 
@@ -40,10 +66,10 @@ class Placement:
     """`prompt_limit` and `total_limit` are tokens, for the prompt, and for prompt and answer together.
 
     `lacks` is what its engine cannot do. An `on_demand` engine is loaded for the requests that need it, an `eager` one
-    at start-up. `standing` is what the passports said of it when it was built, `notes` what else was found then,
-    `faults` the faults on demand of its engine, in words. `options` are what the settings set for its engine.
-    `suspects` are those of the model, shared by its placements. `parts` say where each part of the model runs, if not
-    all of it runs on `device`. All times are monotonic seconds of `clock`, all sizes bytes.
+    at start-up. `standing` is what the passports said of it when it was built, `notes` what else was found then.
+    `options` are what the settings set for its engine. `suspects` are those of the model, shared by its placements.
+    `parts` say where each part of the model runs, if not all of it runs on `device`. All times are monotonic seconds of
+    `clock`, all sizes bytes.
     """
 
     device: Device
@@ -56,7 +82,6 @@ class Placement:
     eager: bool = False
     standing: Standing = _UNKNOWN
     notes: tuple[str, ...] = ()
-    faults: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     lacks: frozenset[Feature] = NOTHING
     parts: Mapping[str, Device] = field(default_factory=dict)
@@ -75,16 +100,11 @@ class Placement:
     on_change: Callable[[], None] | None = None
     after_load: int | None = None
     held: int | None = None
-    wanted_since: float | None = None
-    # The load was begun for a request, and others wait for it too.
-    on_request: bool = False
+    request: LoadRequest | None = None
+    # Why the last load request was refused.
+    refusal: str | None = None
     unload_when_idle: bool = False
     unloading: bool = False
-    # It is wanted whether or not a request waits for it.
-    insisted: bool = False
-    # Why the last load request was refused, and why the present one waits for memory.
-    refusal: str | None = None
-    shortage: str | None = None
     waiters: int = 0
     loading_since: float | None = None
     load_s: float | None = None
@@ -94,21 +114,26 @@ class Placement:
 
     @property
     def state(self) -> EngineState:
-        """The engine's state; one whose load is wanted and waits for its turn counts as starting."""
+        """The engine's state; one whose load request waits for its turn counts as starting."""
         return EngineState.STARTING if self.queued else self.engine.status.state
 
     @property
     def queued(self) -> bool:
-        """Whether its load is wanted and has not begun."""
-        return self.wanted_since is not None and self.engine.status.state is EngineState.UNLOADED
+        """Whether its load was requested and has not begun."""
+        return self.request is not None and self.engine.status.state is EngineState.UNLOADED
 
     @property
     def reason(self) -> str | None:
         """Why the engine is not ready; None when it is."""
-        if self.queued:
-            return self.shortage or "it waits for its turn"
         status = self.engine.status
-        return (self.refusal if status.state is EngineState.UNLOADED else None) or status.reason
+        if status.state is not EngineState.UNLOADED:
+            return status.reason
+        return self.shortage or ("it waits for its turn" if self.queued else status.reason)
+
+    @property
+    def shortage(self) -> str | None:
+        """Why its load waits for memory, or was refused for the lack of it."""
+        return self.refusal if self.request is None else self.request.shortage
 
     @property
     def memory(self) -> int:
@@ -116,27 +141,19 @@ class Placement:
         return self.after_load if self.after_load is not None else self.estimate
 
     def request_load(self, *, on_request: bool = False, insist: bool = True) -> None:
-        """Load the engine as soon as possible."""
+        """Load the engine as soon as possible; returns at once (`settled` waits).
+
+        Unless `insist`, the load begins only while a request waits. Without a manager it begins now.
+        """
+        if self.on_change is None:
+            self.engine.wake()
+            return
         self.unload_when_idle = False
         self.refusal = None
-        self.on_request = self.on_request or on_request
-        self.insisted = self.insisted or insist
-        if self.wanted_since is None:
-            self.wanted_since = self.clock()
-        if self.on_change is not None:
-            self.on_change()
-
-    def cancel_load_request(self) -> None:
-        """Nothing waits for the load: it has ended or was refused, or its callers have left."""
-        self.wanted_since = self.shortage = None
-        self.on_request = self.insisted = False
-
-    def wake(self, *, insist: bool = False) -> None:
-        """Start to load the engine; return at once (`settled` waits). Unless `insist`, only while a request waits."""
-        self.request_load(on_request=True, insist=insist)
-        if self.on_change is None:
-            self.cancel_load_request()
-            self.engine.wake()
+        self.request = self.request or LoadRequest(self.clock())
+        self.request.on_request |= on_request
+        self.request.insisted |= insist
+        self.on_change()
 
     def observe(self, memory: int | None) -> None:
         """Record the engine's state. `memory` is what its process takes, None if it has none."""
@@ -148,8 +165,7 @@ class Placement:
             if state is EngineState.READY:
                 self.load_s, self.ready_at, self.after_load = now - self.loading_since, now, memory
                 self.loads += 1
-            self.loading_since = None
-            self.cancel_load_request()
+            self.loading_since = self.request = None
             self.changed()
 
     @contextmanager
@@ -160,8 +176,8 @@ class Placement:
             yield
         finally:
             self.waiters -= 1
-            if self.queued and not self.waiters and not self.insisted:
-                self.cancel_load_request()
+            if self.request is not None and self.queued and not self.waiters and not self.request.insisted:
+                self.request = None
             if self.on_change is not None:
                 self.on_change()
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from worker_node.devices.memory import resident_memory
@@ -14,6 +14,7 @@ from worker_node.engines.protocol import EngineState
 from worker_node.manager.placement import Placement
 from worker_node.manager.policy import Key, Plan, Refusal, Unit, UnitState, Why, decide
 from worker_node.manager.served import Names, ServedModel
+from worker_node.manager.work import BackgroundTasks
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class Reconciler:
         self._started = False
         self._poked = asyncio.Event()
         self._decided = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         self._watches: dict[Placement, asyncio.Task[None]] = {}
         # Whether a request waits for memory, or for a model to leave.
         self._awaited = True
@@ -74,7 +75,7 @@ class Reconciler:
     def start(self) -> None:
         """Start the loop, which from then on is the only one to load the served models."""
         self._started = True
-        self._start(self._run(), "model manager")
+        self._tasks.start(self._run(), "model manager")
         for model in self._names.models:
             self.manage(model)
 
@@ -90,7 +91,9 @@ class Reconciler:
         for placement, following in zip(model.placements, [*model.placements[1:], None], strict=True):
             placement.on_change = self.poke
             if placement not in self._watches:
-                self._watches[placement] = self._start(self._watch(model, placement, following), f"watch {model.id}")
+                self._watches[placement] = self._tasks.start(
+                    self._watch(model, placement, following), f"watch {model.id}"
+                )
                 if placement.eager:
                     placement.request_load()
         self.poke()
@@ -98,8 +101,7 @@ class Reconciler:
     def release(self, model: ServedModel) -> None:
         """Stop managing a model."""
         for placement in model.placements:
-            placement.on_change = None
-            placement.cancel_load_request()
+            placement.on_change = placement.request = None
             placement.changed()
             if (watch := self._watches.pop(placement, None)) is not None:
                 watch.cancel()
@@ -107,21 +109,12 @@ class Reconciler:
 
     async def close(self) -> None:
         """End the loop; engines stay as they are."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
 
     def _went_idle(self) -> None:
         # Else the next decision is soon enough, and successive requests of one caller cause none.
         if self._awaited:
             self.poke()
-
-    def _start(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     async def _watch(self, model: ServedModel, placement: Placement, following: Placement | None) -> None:
         """Decide again at each change of the engine; when it goes down, load the placement after it.
@@ -133,9 +126,9 @@ class Reconciler:
             await placement.engine.next_change()
             if placement.engine.status.stale:
                 self.stale.put_nowait(model)
-            was_down, down = down, _STATES[placement.engine.status.state] is UnitState.DOWN
-            went_down = down and not was_down
-            if went_down and following is not None and following.engine.status.state is EngineState.UNLOADED:
+            was_down, down = down, _STATES[placement.state] is UnitState.DOWN
+            loadable = following is not None and (following.queued or following.state is EngineState.UNLOADED)
+            if down and not was_down and following is not None and loadable:
                 following.request_load()
             self.poke()
 
@@ -175,8 +168,8 @@ class Reconciler:
             self._unload(*units[key], why)
         short = {refusal.key for refusal in plan.refusals}
         for key, (_, placement) in units.items():
-            if key not in short:
-                placement.shortage = None
+            if placement.request is not None and key not in short:
+                placement.request.shortage = None
         for refusal in plan.refusals:
             self._refuse(units[refusal.key][1], refusal, _text(refusal, snapshot, units, plan))
         loaded = any(unit.state in {UnitState.LOADING, UnitState.READY} for unit in snapshot)
@@ -198,8 +191,10 @@ class Reconciler:
 
     def _observe(self, model: ServedModel, placement: Placement) -> Unit:
         status = placement.engine.status
-        state = UnitState.UNLOADING if placement.unloading else _STATES[status.state]
-        if status.state is EngineState.STOPPED and status.pid is None:
+        state = UnitState.UNLOADED if placement.queued else _STATES[placement.state]
+        if placement.unloading:
+            state = UnitState.UNLOADING
+        elif placement.state is EngineState.STOPPED and status.pid is None:
             state = UnitState.UNLOADED
         memory = None if status.pid is None else self._measure(status.pid)
         placement.observe(memory)
@@ -208,10 +203,10 @@ class Reconciler:
             key=(model.id, placement.device.value),
             device=placement.device.value,
             pool=placement.pool,
-            memory=0 if status.state.given_up else held,
+            memory=0 if placement.state.given_up else held,
             state=state,
             last_use=max(model.activity.idle_since or 0.0, placement.ready_at),
-            wanted_since=placement.wanted_since,
+            wanted_since=None if placement.request is None else placement.request.since,
             busy=model.may_need(placement),
             pinned=placement.pinned,
             keep_until=model.unloads_at(),
@@ -230,7 +225,7 @@ class Reconciler:
     def _unload(self, model: ServedModel, placement: Placement, why: Why) -> None:
         if not placement.unloading:
             placement.unloading = True
-            self._start(self._unload_idle(model, placement, why), f"unload {model.id}")
+            self._tasks.start(self._unload_idle(model, placement, why), f"unload {model.id}")
 
     async def _unload_idle(self, model: ServedModel, placement: Placement, why: Why) -> None:
         try:
@@ -250,11 +245,11 @@ class Reconciler:
 
     @staticmethod
     def _refuse(placement: Placement, refusal: Refusal, text: str) -> None:
-        if refusal.waits:
-            new, placement.shortage = placement.shortage is None, text
+        request, new = placement.request, True
+        if refusal.waits and request is not None:
+            new, request.shortage = request.shortage is None, text
         else:
-            new, placement.refusal = True, text
-            placement.cancel_load_request()
+            placement.refusal, placement.request = text, None
         if new:
             log.warning("%s", text)
             placement.changed()

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import logging
 import os
-from collections.abc import Coroutine
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from worker_node.engines.protocol import EngineState
 from worker_node.manager.placement import first_change
 from worker_node.manager.reconciler import Reconciler
 from worker_node.manager.served import Names, ServedModel
+from worker_node.manager.work import BackgroundTasks
 from worker_node.models.store import ModelStore
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ class Replacement:
         self._names = names
         self._reconciler = reconciler
         self._store = store
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     async def replace(self, old: ServedModel, new: ServedModel) -> str | None:
         """Serve `new` in place of `old`, which serves until its last request. Returns why `new` could not be loaded.
@@ -63,12 +64,12 @@ class Replacement:
         finally:
             self._reconciler.unserved.remove(new)
         if first.state.down:
-            reason = first.engine.status.reason
-            await self._stop(new)
-            return (
+            problem = (
                 f"{new.id} could not be loaded on {first.device} with its new settings, and serves with the earlier "
-                f"ones: {reason}"
+                f"ones: {first.reason}"
             )
+            await self._stop(new)
+            return problem
         if not any(model is old for model in self._names.models):
             await self._stop(new)
             return f"{new.id} was removed while it was loaded with its new settings"
@@ -103,27 +104,20 @@ class Replacement:
                 "file system is read-only",
                 param="model",
             )
-        await asyncio.shield(self._start(self._remove(directory, models, drain=drain), f"remove {directory.name}"))
+        await asyncio.shield(
+            self._tasks.start(self._remove(directory, models, drain=drain), f"remove {directory.name}")
+        )
 
     async def close(self) -> None:
         """End the models that are being retired, with their remaining requests."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
         unserved = self._reconciler.unserved
         await asyncio.gather(*(self._stop(model, "the node is shutting down") for model in unserved))
-
-    def _start(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     def _start_to_retire(self, model: ServedModel) -> None:
         # Managed on from now, not only when the task begins.
         self._reconciler.unserved.append(model)
-        self._start(self._end(model, drain=True), f"retire {model.id}")
+        self._tasks.start(self._end(model, drain=True), f"retire {model.id}")
 
     async def _remove(self, directory: Path, models: list[ServedModel], *, drain: bool) -> None:
         self.removing.add(directory)
@@ -131,8 +125,9 @@ class Replacement:
         try:
             await asyncio.gather(*(self.retire(model, drain=drain) for model in models))
             await asyncio.to_thread(self._store.remove, directory.name)
-            text = f"it was deleted; to serve it, install it again: npu-node pull {directory.name}"
-            self._names.failed += [model.without_files(text) for model in models if model.without_files is not None]
+            reason = f"it was deleted; to serve it, install it again: npu-node pull {directory.name}"
+            failed = [model.if_failed for model in models if model.if_failed is not None]
+            self._names.failed += [replace(model, reason=reason) for model in failed]
         finally:
             self.removing.discard(directory)
 

@@ -90,7 +90,7 @@ class ServedModel:
     """A model with its placements in order of preference. Each task adds what its requests need, as a tokenizer.
 
     `idle_unload_s`: its engines are unloaded when it was idle for so long, unless a request says otherwise.
-    `without_files`: what becomes of a model of the settings when its files are deleted; None for any other model.
+    `if_failed` is what a model of the settings becomes when it can be served no longer; None for any other model.
     `excluded` are the devices that it may not run on.
     """
 
@@ -98,7 +98,7 @@ class ServedModel:
     placements: Sequence[Placement] = field(default=(), kw_only=True)
     aliases: Sequence[str] = field(default=(), kw_only=True)
     idle_unload_s: float | None = field(default=None, kw_only=True)
-    without_files: Callable[[str], FailedModel] | None = field(default=None, kw_only=True, repr=False)
+    if_failed: FailedModel | None = field(default=None, kw_only=True, repr=False)
     excluded: Sequence[ExcludedPlacement] = field(default=(), kw_only=True)
     activity: Activity = field(default_factory=Activity, kw_only=True, repr=False)
 

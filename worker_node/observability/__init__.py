@@ -1,4 +1,4 @@
-"""Metrics, spans of OpenTelemetry, and the recent failures of a node.
+"""Metrics and recent failures, and spans of OpenTelemetry.
 
 Imports `core` and the messages of `engines`. Read `metrics` first.
 """

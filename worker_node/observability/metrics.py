@@ -1,4 +1,4 @@
-"""The metrics that all tasks share. Times in seconds, sizes in bytes; names as vLLM has them."""
+"""The metrics that all tasks share, and the latest failures. Times in seconds, sizes in bytes; names as vLLM's."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 
+from worker_node.core.errors import NodeError
 from worker_node.core.types import NOT_MEASURED, Busy, Route, Timing, Usage
 
 M = TypeVar("M")
@@ -24,8 +26,52 @@ _FIRST_TOKENS_KEPT = 256
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Failures of one sort. `route` is the HTTP route as declared; `first` and `last` are `time.time()`.
+
+    `model` and `device` are None for a request that was refused before it had a placement.
+    """
+
+    code: str
+    status: int
+    route: str
+    model: str | None
+    device: str | None
+    count: int
+    first: float
+    last: float
+
+
+@dataclass(slots=True)
+class RecentFailures:
+    """Bounded: equal failures are one entry with a count, and of the others the oldest is forgotten.
+
+    So a caller who repeats a mistake hides no other failure.
+    """
+
+    clock: Callable[[], float] = time.time
+    kept: int = 50
+    _entries: dict[tuple[str, str, str | None, str | None], Failure] = field(default_factory=dict)
+
+    def add(self, error: NodeError, route: str) -> None:
+        """A request to `route` ended with `error`."""
+        now = self.clock()
+        key = (error.code, route, error.model, error.device)
+        known = self._entries.pop(key, None)
+        if known is None:
+            known = Failure(error.code, error.status, route, error.model, error.device, 0, now, now)
+        self._entries[key] = replace(known, count=known.count + 1, last=now)
+        if len(self._entries) > self.kept:
+            del self._entries[next(iter(self._entries))]
+
+    def latest_first(self) -> list[Failure]:
+        """The entries, the one that failed last before the others."""
+        return list(reversed(self._entries.values()))
+
+
 class Telemetry:
-    """The metrics of one node, in a registry of their own.
+    """The metrics of one node, in a registry of their own, and its latest failures.
 
     `first_tokens` are the latest times to first token, as (monotonic time of the answer's end, seconds), because a
     histogram gives no accurate quantiles for few samples. `made` are counters of what requests produced, by the
@@ -33,6 +79,7 @@ class Telemetry:
     """
 
     def __init__(self) -> None:
+        self.failures = RecentFailures()
         self.registry = CollectorRegistry(auto_describe=True)
         # process_*: memory, descriptors, CPU and start time of the edge process, by Prometheus' own names.
         ProcessCollector(registry=self.registry)
@@ -111,6 +158,11 @@ class Telemetry:
     def responded(self, route: str, status: int | str) -> None:
         """Count an HTTP request by its route, as it was declared, and its status."""
         self.http_requests.labels(route, str(status)).inc()
+
+    def failed(self, route: str, error: NodeError) -> None:
+        """Count an error that a request ended with, and keep it among the latest."""
+        self.errors.labels(error.code).inc()
+        self.failures.add(error, route)
 
     async def watch_event_loop(self) -> None:
         """Measure, until cancelled, how late the loop wakes a sleeper: that is how long something blocked it."""

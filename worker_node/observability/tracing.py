@@ -21,7 +21,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
+from itertools import pairwise
 
 from opentelemetry import trace
 from opentelemetry.trace import INVALID_SPAN, NoOpTracer, Span, SpanKind, Status, StatusCode, Tracer
@@ -31,13 +32,12 @@ from opentelemetry.util.types import AttributeValue
 from worker_node import __version__
 from worker_node.core.errors import INSTALL_EXTRA, ConfigurationError, NodeError
 from worker_node.core.types import NOT_MEASURED, Busy, Route, Usage
-from worker_node.engines.protocol import Engine
+from worker_node.engines.supervisor import Engine
 
 Attributes = dict[str, AttributeValue]
 
 _PROPAGATOR = TraceContextTextMapPropagator()
-# Attributes of a route that the engine's span repeats.
-_ENGINE_ATTRIBUTES = ("gen_ai.response.model", "npu.device", "npu.emulated")
+_OF_THE_ENGINE = frozenset({"engine", "prefill", "decode"})
 # A collector that accepts and never answers must not hold up the node's end.
 _FLUSH_S = 2.0
 
@@ -72,20 +72,9 @@ def open_tracing(*, enabled: bool) -> Tracing:
     return Tracing(provider.get_tracer("worker_node", __version__), flush)
 
 
-class WallClock:
-    """Nanoseconds since the epoch. The spans of a request are dated by the offset that holds when it begins, since the
-    wall clock may be set, and a laptop that sleeps stops the monotonic one."""
-
-    def __init__(self) -> None:
-        self.follow()
-
-    def follow(self) -> None:
-        """Follow the wall clock."""
-        self._offset = time.time_ns() - time.monotonic_ns()
-
-    def at(self, monotonic: float) -> int:
-        """The wall time at `time.monotonic()` seconds."""
-        return self._offset + round(monotonic * 1e9)
+def _wall_offset() -> int:
+    """What `time.monotonic_ns()` lacks to nanoseconds since the epoch, which spans are dated by."""
+    return time.time_ns() - time.monotonic_ns()
 
 
 class Tracing:
@@ -95,7 +84,7 @@ class Tracing:
         self.enabled = tracer is not None
         self._tracer = NoOpTracer() if tracer is None else tracer
         self._flush = flush
-        self._clock = WallClock()
+        self._offset = _wall_offset()
 
     @contextmanager
     def request(
@@ -105,36 +94,38 @@ class Tracing:
 
         The route is its pattern, not the path that was asked for.
         """
-        self._clock.follow()
+        # The wall clock may have been set, and a laptop that sleeps stops the monotonic one.
+        self._offset = _wall_offset()
         span = self._tracer.start_span(
             f"{method} {route}",
             _PROPAGATOR.extract(headers),
             SpanKind.SERVER,
             {"http.request.method": method, "http.route": route, "npu.request_id": request_id},
-            start_time=self._clock.at(arrived),
+            start_time=self._offset + round(arrived * 1e9),
         )
         # A failure has become a response before it gets here, and a caller who leaves is not an error.
         try:
             with trace.use_span(span, record_exception=False, set_status_on_exception=False):
                 yield span
         finally:
-            span.end(self._clock.at(time.monotonic()))
-
-    def operation(self, name: str, attributes: Mapping[str, AttributeValue]) -> AbstractContextManager[Operation]:
-        """Trace an operation, by the name that its task gives it, while the block runs."""
-        if not self.enabled:
-            return nullcontext(UNTRACED)
-        return self._operation(name, attributes)
+            span.end(time.monotonic_ns() + self._offset)
 
     @contextmanager
-    def _operation(self, name: str, attributes: Mapping[str, AttributeValue]) -> Iterator[Operation]:
+    def operation(self, name: str, attributes: Mapping[str, AttributeValue]) -> Iterator[Operation]:
+        """Trace an operation, by the name that its task gives it, while the block runs."""
+        if not self.enabled:
+            yield UNTRACED
+            return
         named = {"gen_ai.operation.name": name, "gen_ai.provider.name": "npu-node"}
-        began = self._clock.at(time.monotonic())
-        span = self._tracer.start_span(name, attributes=named | dict(attributes), start_time=began)
-        operation = Operation(self._tracer, self._clock, span, name)
+        span = self._tracer.start_span(
+            name, attributes=named | dict(attributes), start_time=time.monotonic_ns() + self._offset
+        )
+        operation = Operation(self._tracer, name, span, self._offset)
         try:
-            with operation.watch():
-                yield operation
+            yield operation
+        except Exception as error:
+            operation.failed(error)
+            raise
         finally:
             operation.end()
 
@@ -155,77 +146,51 @@ def set_response_status(span: Span, status: int) -> None:
 
 
 class Operation:
-    """One inference, from its tokens to its answer. Each stage is reported when it is over; `end` closes an open one.
+    """One inference, from its tokens to its answer. Its spans are made when it ends, from the stages that began.
 
     Nothing is recorded where the span is not: without tracing, and for requests that are not sampled. A caller may ask
     for `recording` first.
     """
 
-    def __init__(self, tracer: Tracer, clock: WallClock, span: Span, name: str) -> None:
-        self._tracer = tracer
-        self._clock = clock
-        self._span = span
-        self._name = name
+    def __init__(self, tracer: Tracer, name: str, span: Span, offset: int) -> None:
         self.recording = span.is_recording()
-        self._engine: Span | None = None
+        self._tracer = tracer
+        self._name = name
+        self._span = span
+        self._offset = offset
         self._engine_attributes: Attributes = {}
-        self._stage = "tokenize"
-        self._since = time.monotonic()
+        self._stages = [("tokenize", time.monotonic())]
         self._known_end = False
 
-    def tokenized(self, began: float) -> None:
-        """The prompt was tokenized, from `began` until now."""
+    def begin(self, stage: str, at: float | None = None) -> None:
+        """The stage before ends, and this one begins, now or `at`; the empty name begins none.
+
+        `engine`, or `prefill` and `decode`, are times by the clock of the engine process.
+        """
         if self.recording:
-            self._since = began
-            self._next("route", time.monotonic())
+            self._stages.append((stage, time.monotonic() if at is None else at))
 
     def routed(self, route: Route) -> None:
         """The placement is chosen; that took from the tokens until now, the wait for its load included."""
         if self.recording:
-            # The requested model is named by the id that its name stands for: the name itself is the user's text.
-            attributes: Attributes = {
-                "gen_ai.request.model": route.model,
+            repeated: Attributes = {
                 "gen_ai.response.model": route.model,
-                "gen_ai.usage.input_tokens": route.token_count,
                 "npu.device": route.device.value,
                 "npu.emulated": route.emulated,
-                "npu.route_reason": route.reason,
             }
-            self._engine_attributes = {name: attributes[name] for name in _ENGINE_ATTRIBUTES}
-            self._span.set_attributes(attributes)
+            self._engine_attributes = repeated
+            # The requested model is named by the id that its name stands for: the name itself is the user's text.
+            of_route: Attributes = {"gen_ai.request.model": route.model, "gen_ai.usage.input_tokens": route.token_count}
+            self._span.set_attributes({**repeated, **of_route, "npu.route_reason": route.reason})
             self._span.update_name(f"{self._name} {route.model}")
-            self._next("", time.monotonic())
+            self.begin("")
 
     def submitted(self, engine: Engine) -> None:
         """The engine is given the job now."""
         if self.recording:
-            pid = engine.status.pid
-            if pid is not None:
+            if (pid := engine.status.pid) is not None:
                 self._engine_attributes["process.pid"] = pid
-            self._next("queue", time.monotonic())
-
-    def started(self, at: float) -> None:
-        """The engine process started the job, by its own clock."""
-        if self.recording:
-            self._next("prefill", at)
-            self._engine = self._tracer.start_span(
-                "engine",
-                trace.set_span_in_context(self._span),
-                attributes=self._engine_attributes,
-                start_time=self._clock.at(at),
-            )
-
-    def ran(self, began: float, ended: float) -> None:
-        """The engine process ran a job without tokens from then to then, by its own clock."""
-        if self.recording:
-            self.started(began)
-            self._stage = ""
-            self._finish(ended)
-
-    def first_token(self, at: float) -> None:
-        """The engine process had the first token."""
-        if self.recording:
-            self._next("decode", at)
+            self.begin("queue")
 
     def answered(
         self,
@@ -254,27 +219,10 @@ class Operation:
             if busy.shared:
                 found["npu.busy_exclusive"] = False
         self._span.set_attributes(found)
-        self._finish(time.monotonic() if ended is None else ended)
-
-    @contextmanager
-    def watch(self) -> Iterator[None]:
-        """A failure in the block is the operation's, also where the caller makes an answer of it."""
-        try:
-            yield
-        except Exception as error:
-            self.failed(error)
-            raise
-
-    def end(self) -> None:
-        """Stop recording."""
-        if self.recording:
-            if not self._known_end:
-                self._span.set_attribute("npu.abandoned", True)
-            self._finish(time.monotonic())
-            self._span.end(self._clock.at(time.monotonic()))
+        self.begin("", ended)
 
     def failed(self, error: Exception) -> None:
-        """The operation ends with an error."""
+        """The operation ends with an error, also where the caller makes an answer of it."""
         if self.recording:
             self._known_end = True
             code = error.code if isinstance(error, NodeError) else type(error).__name__
@@ -282,19 +230,33 @@ class Operation:
             self._span.set_attribute("error.type", code)
             self._span.set_status(Status(StatusCode.ERROR, code))
 
-    def _finish(self, at: float) -> None:
-        self._next("", at)
-        if self._engine is not None:
-            self._engine.end(self._clock.at(at))
-            self._engine = None
+    def end(self) -> None:
+        """Send the spans of the operation and its stages."""
+        if not self.recording:
+            return
+        if not self._known_end:
+            self._span.set_attribute("npu.abandoned", True)
+        self.begin("")
+        engine: Span | None = None
+        engine_end = 0
+        for (stage, since), (_, until) in pairwise(self._stages):
+            begins, ends = self._wall(since), self._wall(max(since, until))
+            if stage in _OF_THE_ENGINE:
+                engine = engine or self._child("engine", self._span, begins, self._engine_attributes)
+                engine_end = ends
+            if stage not in {"", "engine"}:
+                self._child(stage, engine or self._span, begins).end(ends)
+        if engine is not None:
+            engine.end(engine_end)
+        self._span.end(self._wall(self._stages[-1][1]))
 
-    def _next(self, stage: str, at: float) -> None:
-        """The stage that is under way ends at `at`, and another one begins."""
-        if self._stage:
-            parent = trace.set_span_in_context(self._engine or self._span)
-            span = self._tracer.start_span(self._stage, parent, start_time=self._clock.at(self._since))
-            span.end(self._clock.at(max(at, self._since)))
-        self._stage, self._since = stage, at
+    def _child(self, name: str, parent: Span, begins: int, attributes: Attributes | None = None) -> Span:
+        return self._tracer.start_span(
+            name, trace.set_span_in_context(parent), attributes=attributes, start_time=begins
+        )
+
+    def _wall(self, at: float) -> int:
+        return self._offset + round(at * 1e9)
 
 
-UNTRACED = Operation(NoOpTracer(), WallClock(), INVALID_SPAN, "")
+UNTRACED = Operation(NoOpTracer(), "", INVALID_SPAN, 0)

@@ -1,13 +1,17 @@
-"""The order in which prompts are computed: two priorities, and a share for the oldest. No device, no clock of its own.
+"""The order in which prompts are computed, and which of them a pipeline gets next. No device, no clock of its own.
 
 Interactive work goes first. Within a priority the prompt with the fewest pieces left goes first, so that a short one
 never waits for a long one to end. A piece is what one step computes; prompts with equally many pieces go in order of
 arrival. That alone would starve batch work and long prompts under endless short work, so the oldest prompt of all is
-guaranteed a share of the tokens."""
+guaranteed a share of the tokens.
+
+A continuous-batching pipeline computes prompts in the order in which it gets them, and one step holds a limited number
+of tokens. So it gets no more prompts than fill its next steps."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -130,3 +134,81 @@ class JobQueue(Generic[J]):
 
     def _oldest(self) -> Prompt[J] | None:
         return next(iter(self._prompts.values()), None)
+
+
+# What is handed over ahead: prompts of two steps' tokens and at least two of them, so that a step which ends one prompt
+# has another to be filled up with.
+_STEPS_AHEAD = 2
+_PROMPTS_AHEAD = 2
+# A multiple of the tokens of a block of the KV cache, whatever the device.
+BLOCK_TOKENS = 32
+
+
+def choose_prompts(ranked: Iterable[Prompt[J]], step_tokens: int, *, places: int, batch_places: int) -> list[Prompt[J]]:
+    """Return the prompts for the next steps, in order; at most `places`, and `batch_places` of batch work.
+
+    One step computes `step_tokens` tokens.
+
+    A prompt that has been begun stays in the pipeline, behind the others: there it keeps its part of the KV cache.
+    """
+    chosen: list[Prompt[J]] = []
+    ahead = 0
+    for prompt in ranked:
+        if len(chosen) == places:
+            break
+        if not prompt.job.interactive and not batch_places:
+            continue
+        enough = len(chosen) >= _PROMPTS_AHEAD and ahead >= _STEPS_AHEAD * step_tokens
+        if enough and prompt.begun is None:
+            continue
+        chosen.append(prompt)
+        ahead += prompt.left
+        batch_places -= not prompt.job.interactive
+    return chosen
+
+
+def computed_in_step(lefts: Sequence[int], decoding: int, step_tokens: int) -> list[int]:
+    """How many tokens of each prompt, in order, a step computes that generates one token for each of `decoding`."""
+    free = max(0, step_tokens - decoding)
+    taken = []
+    for left in lefts:
+        tokens = min(free, left)
+        taken.append(tokens)
+        free -= tokens
+    return taken
+
+
+def end_of_part(prompt: Prompt[J], step_tokens: int, free: int) -> int:
+    """How many tokens of a prompt the pipeline gets if the next step has room for `free` more: all, or whole blocks."""
+    if prompt.left <= step_tokens:
+        return prompt.job.prompt_tokens
+    computed = prompt.job.prompt_tokens - prompt.left
+    return (computed + max(free, BLOCK_TOKENS)) // BLOCK_TOKENS * BLOCK_TOKENS
+
+
+@dataclass(slots=True)
+class PrefillMeter:
+    """The prompt tokens that were computed since `take`, and the seconds of the steps that they took.
+
+    A step also generates a token for each running answer, which counts like one of a prompt.
+    """
+
+    tokens: int = 0
+    seconds: float = 0.0
+
+    def stepped(self, seconds: float, prompt_tokens: int, decoding: int) -> None:
+        """A step of `prompt_tokens` and one token for each of `decoding` answers took `seconds`."""
+        if not prompt_tokens:
+            return
+        self.tokens += prompt_tokens
+        self.seconds += seconds * prompt_tokens / (prompt_tokens + decoding)
+
+    def spared(self, prompt_tokens: int) -> None:
+        """`prompt_tokens` need not be computed: they count as progress that took no time."""
+        self.tokens += prompt_tokens
+
+    def take(self) -> tuple[int, float]:
+        """Return tokens and seconds, and reset both."""
+        taken = self.tokens, self.seconds
+        self.tokens, self.seconds = 0, 0.0
+        return taken

@@ -33,22 +33,19 @@ from worker_node.engines.options import (
 from worker_node.engines.process import Canary, EngineLimits
 from worker_node.engines.protocol import EngineSpec
 from worker_node.engines.restart import GrowthLimits, RestartLimits, default_growth
-from worker_node.engines.supervisor import SupervisedEngine
+from worker_node.engines.supervisor import Engine
 from worker_node.engines.watchdog import LivenessLimits
 from worker_node.manager.placement import ExcludedPlacement, Placement
 from worker_node.manager.served import FailedModel, ServedModel
 from worker_node.models.catalog import normalise_name
 from worker_node.models.directory import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel
-from worker_node.models.in_place import apparent_kind, open_directory
 from worker_node.models.passports import Standing
-from worker_node.models.store import ModelStore
+from worker_node.models.store import ModelStore, apparent_kind, open_directory
 from worker_node.registry import tasks
 from worker_node.scheduling.admission import Admission
-from worker_node.serving.certified import faults_of, known_problem, refusal, standing_of
-from worker_node.serving.faults import faulty
+from worker_node.serving.certified import known_problem, refusal, standing_of
 from worker_node.serving.task import EnginePlan, ServedTask, Target, served_task
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
-from worker_node.settings.faults import Fault
 from worker_node.settings.model import VectorOptions
 
 log = logging.getLogger(__name__)
@@ -66,14 +63,13 @@ _TOTAL_MEMORY = "GPU_DEVICE_TOTAL_MEM_SIZE"
 class Machine:
     """The node's settings and the devices that it found.
 
-    Engines write what they compile to `export_blobs`, for `npu-node compile`; their `faults` are those on demand.
+    Engines write what they compile to `export_blobs`, for `npu-node compile`.
     """
 
     settings: NodeSettings
     probe: Probe
     npu: NpuSource
     export_blobs: Path | None = None
-    faults: tuple[Fault, ...] = ()
 
     def devices(self) -> tuple[Device, ...]:
         """The devices that a model may be placed on, in order of preference."""
@@ -130,7 +126,7 @@ def _build(wanted: ModelSettings, machine: Machine) -> ServedModel:
         raise UnusableFiles(
             f"{installed.path}: its files are damaged ({type(error).__name__}: {_brief(error)}); pull or copy it again"
         ) from error
-    model.without_files = lambda reason: _failed(wanted, machine, reason, installed.kind)
+    model.if_failed = _failed(wanted, machine, "", installed.kind)
     return model
 
 
@@ -249,7 +245,6 @@ class PlacementPlan:
     emulated: bool
     eager: bool
     standing: Standing
-    faults: tuple[Fault, ...]
     notes: tuple[str, ...]
     chosen: Mapping[str, Any]
 
@@ -282,7 +277,6 @@ def plan_model(
             excluded.append(ExcludedPlacement(device, emulated, standing, problem))
             continue
         engine = plan_engine(task, installed, wanted, place, machine)
-        faults = tuple(faults_of(machine.faults, installed.id, device, machine.settings))
         unused = sorted(_unused(installed.kind, wanted, device, devices))
         known = options_of(type(engine.options)).keys()
         plans.append(
@@ -293,11 +287,9 @@ def plan_model(
                 # Unless the settings say otherwise, only the first is loaded at start: the others serve what it cannot.
                 eager=place.load == "eager" or (place.load is None and not plans),
                 standing=standing,
-                faults=faults,
                 notes=(
                     *(f"{name} is ignored: the engine for {device} has no use for it" for name in unused),
                     *engine.notes,
-                    *(f"fault on demand: {fault}" for fault in faults),
                 ),
                 chosen={name: getattr(engine.options, name) for name in known if name in wanted.options},
             )
@@ -355,11 +347,9 @@ def _placement(
         loads=None if blobs is None else f"the blobs in {blobs}",
         nice=machine.settings.engine_nice + (_NICE_BESIDE_CHATS if yields else 0),
     )
-    if plan.faults:
-        spec = faulty(spec, plan.faults)
     return Placement(
         device=device,
-        engine=SupervisedEngine(spec, canary, _engine_limits(machine.settings), suspects=suspects),
+        engine=Engine(spec, canary, _engine_limits(machine.settings), suspects=suspects),
         admission=admission,
         prompt_limit=limit,
         total_limit=engine.total_limit,
@@ -367,7 +357,6 @@ def _placement(
         emulated=plan.emulated,
         on_demand=not plan.eager or wanted.idle_unload_s is not None,
         notes=notes,
-        faults=tuple(map(str, plan.faults)),
         options=plan.chosen,
         lacks=engine.lacks,
         parts=engine.parts,
@@ -444,8 +433,7 @@ def _cache_key(installed: InstalledModel, plan: PlacementPlan, machine: Machine)
 def _memory(settings: NodeSettings) -> int | None:
     if settings.memory_budget is not None:
         return settings.memory_budget
-    machine = machine_memory()
-    return None if machine is None else machine.total
+    return machine_memory().total
 
 
 def _unused(kind: str, wanted: ModelSettings, device: Device, beside: Collection[Device]) -> set[str]:
@@ -471,8 +459,7 @@ def check_options(installed: InstalledModel, wanted: ModelSettings) -> None:
 
 def growth_limits(growth: int | None) -> GrowthLimits:
     """Return how far an engine process may grow, in bytes; `growth` None is a share of the machine's memory."""
-    memory = machine_memory()
-    return GrowthLimits(growth if growth or memory is None else default_growth(memory.total))
+    return GrowthLimits(growth or default_growth(machine_memory().total))
 
 
 def memory_pool(probe: Probe, device: Device) -> str:
@@ -482,8 +469,7 @@ def memory_pool(probe: Probe, device: Device) -> str:
 
 def memory_budgets(wanted: int | None, probe: Probe) -> dict[str, int | None]:
     """Bytes that the engines together may take, by pool. `wanted` None is 80 % of what the host has free now."""
-    memory = machine_memory()
-    host = wanted if wanted is not None or memory is None else int(memory.available * _SHARE)
+    host: int | None = int(machine_memory().available * _SHARE) if wanted is None else wanted
     own = _own_memory(probe, Device.GPU)
     return {HOST: host} | ({} if own is None else {Device.GPU.value: int(own * _SHARE)})
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from worker_node.core.types import Device
@@ -13,7 +12,6 @@ from worker_node.models.directory import InstalledModel, content_hash
 from worker_node.models.npu_rules import problem_on_npu
 from worker_node.models.passports import NOT_CERTIFIED, Identity, PassportStore, Standing, standing
 from worker_node.settings import ModelSettings, NodeSettings
-from worker_node.settings.faults import Fault, read_faults
 
 
 def passport_store(settings: NodeSettings) -> PassportStore:
@@ -25,16 +23,12 @@ def passport_store(settings: NodeSettings) -> PassportStore:
 def identity_of(
     installed: InstalledModel, wanted: ModelSettings, device: Device, probe: Probe, settings: NodeSettings
 ) -> Identity:
-    """What a passport for the model on the device is bound to. Reads all of the model's weights, once in a process.
-
-    With faults on demand it is another one: what is found under them says nothing of the device without.
-    """
+    """What a passport for the model on the device is bound to. Reads all of the model's weights, once in a process."""
     emulated = device is Device.NPU and settings.npu_emulation
     info = probe.find("CPU" if emulated else device.value)
     properties = info.properties if info is not None else {}
     place = next((place for place in wanted.placements or () if place.device is device), None)
     given: list[Any] = [dict(wanted.options), {} if place is None else dict(place.plugin_config or {})]
-    given += [str(fault) for fault in faults_of(read_faults(settings.faults), installed.id, device, settings)]
     named = properties.get("DEVICE_ARCHITECTURE") if device is Device.NPU else properties.get("FULL_DEVICE_NAME")
     return Identity(
         model=installed.id,
@@ -47,12 +41,6 @@ def identity_of(
         settings_hash=hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode()).hexdigest(),
         emulated=emulated,
     )
-
-
-def faults_of(faults: Sequence[Fault], model: str, device: Device, settings: NodeSettings) -> list[Fault]:
-    """Those that strike the model's engine on the device: real devices have none unless `allow_faults` is set."""
-    may = settings.allow_faults or (device is Device.NPU and settings.npu_emulation)
-    return [fault for fault in faults if may and fault.applies(model, device)]
 
 
 def standing_of(

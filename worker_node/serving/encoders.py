@@ -1,21 +1,26 @@
-"""What the tasks on encoder engines (embedding, reranking) share: their plans, admission and canaries."""
+"""What the tasks on encoder engines (embedding, reranking) share: models, requests, plans and canaries."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from worker_node.encoders.jobs import DynamicEncoderOptions, RowJob, RowResult, StaticEncoderOptions
+from worker_node.core.types import RequestContext
+from worker_node.encoders.jobs import DynamicEncoderOptions, RowJob, RowResult, StaticEncoderOptions, row_job
 from worker_node.engines.options import EngineOptions
 from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
 from worker_node.engines.protocol import JobEngine
-from worker_node.scheduling.admission import AdmissionLimits
+from worker_node.manager.served import ServedModel
+from worker_node.scheduling.admission import AdmissionLimits, Work
+from worker_node.serving.routing import Demand
+from worker_node.serving.run import SingleRun
 from worker_node.serving.task import EnginePlan, M, ServedTask, Target
+from worker_node.serving.tokenizing import RowTokenizer, text_ids
 from worker_node.settings import ModelSettings
 
 MAX_OUTSTANDING_TEXTS = 8192
@@ -26,6 +31,34 @@ _KNOWN_TEXTS = 2
 # Questions have 8 to 24 tokens. Above 32 each further length would spare less than the memory of its copy of the model.
 _SHORT = (16, 24)
 _DOUBLED = 32
+
+
+@dataclass(eq=False, slots=True)
+class EncoderModel(ServedModel):
+    """A served model that takes texts as rows of token ids."""
+
+    tokenizer: RowTokenizer
+
+    async def token_ids(self, text: str, *, special: bool, deadline: float) -> list[int]:
+        return await text_ids(self.tokenizer.whole, text, self.tokenizer.limit, special=special, deadline=deadline)
+
+
+def rows_run(
+    rows: Sequence[Sequence[int]],
+    demand: Demand,
+    context: RequestContext,
+    began: float,
+    prepared: float,
+    *,
+    second: Sequence[int] = (),
+) -> SingleRun[RowResult]:
+    """The run of one job with these rows; `second` as in `RowJob`, the times as in `SingleRun`."""
+    job = row_job(rows, context.deadline, interactive=context.interactive, second=second)
+
+    def work(limits: AdmissionLimits) -> Work:
+        return Work(sum(map(limits.computed_tokens, job.lengths)))
+
+    return SingleRun(demand, context, job, RowResult, len(rows), work, began, prepared)
 
 
 def known_that_fit(lengths: Sequence[int], limit: int, wanted: ModelSettings) -> list[int]:

@@ -6,12 +6,14 @@ is read from its beginning, only until it is known to be too long."""
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import tokenizers
 
@@ -168,4 +170,142 @@ def check_ids(ids: Sequence[int], vocabulary: int, param: str | None = None) -> 
     if min(ids) < 0 or max(ids) >= vocabulary:
         raise BadRequest(
             f"a token id is not in the model's vocabulary of {vocabulary}; use the model's own tokenizer", param=param
+        )
+
+
+class Pair(NamedTuple):
+    """Two texts as token ids, special ones included; the first `query` of them are of token type 0."""
+
+    ids: list[int]
+    query: int
+
+
+# Encodings hold much more than ids: those of a large request are not all kept.
+_TEXTS_AT_ONCE = 64
+
+
+class RowTokenizer:
+    """Texts and pairs of texts to rows of at most `limit` token ids, special ones included, counted exactly.
+
+    `whole` is the tokenizer itself, which cuts nothing.
+    """
+
+    def __init__(self, directory: Path, limit: int) -> None:
+        self.limit = limit
+        self.whole = load_tokenizer(directory)
+
+    async def encode(
+        self, texts: Sequence[str | tuple[int, ...]], *, truncate: bool, deadline: float = math.inf
+    ) -> list[list[int]]:
+        """Return the token ids of each text; all may be token ids already, which are used unchanged.
+
+        A longer text is cut at its end if `truncate`, else ContextLengthExceeded names it and its length. `deadline` is
+        monotonic seconds. Raises BadRequest for ids outside of the vocabulary, Overloaded, DeadlineExceeded.
+        """
+        words = [text for text in texts if isinstance(text, str)]
+        if len(words) < len(texts):
+            return [self._given(ids, place, truncate) for place, ids in enumerate(texts) if not isinstance(ids, str)]
+        work = partial(self.rows, words, truncate)
+        return await tokenize(work, sum(map(len, words)), deadline)
+
+    def rows(
+        self, texts: Sequence[str], truncate: bool, go_on: Callable[[], None] = never_abandoned
+    ) -> list[list[int]]:
+        """The token ids of each text; see `encode`."""
+        return [row.ids for row in self._encodings(texts, go_on, truncate=truncate)]
+
+    async def encode_pairs(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        truncate: bool,
+        max_document_tokens: int | None = None,
+        field: str = "documents",
+        deadline: float = math.inf,
+    ) -> list[Pair]:
+        """Return the pair of the query with each document.
+
+        A document is cut at its end to `max_document_tokens`, and, with `truncate`, to what the limit leaves it beside
+        the query. Raises ContextLengthExceeded, naming the document as one of `field`, for a pair that is still too
+        long, and for a query that leaves no room for a document; else as `encode`.
+        """
+        work = partial(self.pairs, query, documents, truncate, max_document_tokens, field)
+        return await tokenize(work, len(query) + sum(map(len, documents)), deadline)
+
+    def pairs(
+        self,
+        query: str,
+        documents: Sequence[str],
+        truncate: bool,
+        most: int | None = None,
+        field: str = "documents",
+        go_on: Callable[[], None] = never_abandoned,
+    ) -> list[Pair]:
+        """The pair of the query with each document; see `encode_pairs`."""
+        asked = beginning(self.whole, query, self.limit, COUNTED_CHARACTERS, go_on)
+        # Once: a long query would be tokenized again for each document.
+        question = self.whole.encode_batch_fast([asked], add_special_tokens=False)[0]
+        fixed = len(question) + self.whole.num_special_tokens_to_add(is_pair=True)
+        if fixed >= self.limit:
+            count = str(fixed) if asked is query else f"more than {self.limit}"
+            raise ContextLengthExceeded(
+                f"the query takes {count} of the model's {self.limit} tokens and leaves no room for a document; "
+                "shorten it",
+                param="query",
+            )
+        encodings = self._encodings(documents, go_on, truncate=truncate, most=most, field=field, question=question)
+        return [Pair(pair.ids, (*pair.type_ids, 1).index(1)) for pair in encodings]
+
+    def _given(self, ids: tuple[int, ...], place: int, truncate: bool) -> list[int]:
+        check_ids(ids, self.whole.get_vocab_size(with_added_tokens=True))
+        if len(ids) > self.limit and not truncate:
+            raise self._too_long(f"texts[{place}]", f"{len(ids)} tokens")
+        return list(ids[: self.limit])
+
+    def _encodings(
+        self,
+        texts: Sequence[str],
+        go_on: Callable[[], None],
+        *,
+        truncate: bool,
+        most: int | None = None,
+        field: str = "texts",
+        question: tokenizers.Encoding | None = None,
+    ) -> Iterator[tokenizers.Encoding]:
+        """The row of each text, after the `question` where there is one; `most` tokens are kept of each text."""
+        fixed = self.whole.num_special_tokens_to_add(is_pair=question is not None)
+        fixed += 0 if question is None else len(question)
+        wanted = self.limit if most is None else min(most, self.limit)
+        cut = truncate or (most is not None and most <= self.limit)
+        kept_tokens = min(wanted, self.limit - fixed) if truncate else wanted
+        first = CHARACTERS_A_TOKEN * wanted if cut else COUNTED_CHARACTERS
+        some: list[str] = []
+        for place, text in enumerate(texts):
+            kept = beginning(self.whole, text, wanted, first, go_on)
+            if kept is not text and not cut:
+                raise self._too_long(f"{field}[{place}]", f"more than {self.limit} tokens")
+            some.append(kept)
+            last = place + 1 == len(texts)
+            if not last and len(some) < _TEXTS_AT_ONCE and sum(map(len, some)) <= CHARACTERS_AT_ONCE:
+                continue
+            encodings = self.whole.encode_batch_fast(some, add_special_tokens=False)
+            for number, encoding in enumerate(encodings, place + 1 - len(some)):
+                if cut:
+                    encoding.truncate(kept_tokens)
+                # The length first: the ids of a text that is too long are many numbers to make.
+                if (total := fixed + len(encoding)) > self.limit:
+                    tokens = (
+                        f"{total} tokens" if question is None else f"{len(encoding)} tokens, {total} with the query"
+                    )
+                    raise self._too_long(f"{field}[{number}]", tokens)
+                parts = (encoding,) if question is None else (question, encoding)
+                yield self.whole.post_process(*parts)
+            go_on()
+            some = []
+
+    def _too_long(self, where: str, tokens: str) -> ContextLengthExceeded:
+        return ContextLengthExceeded(
+            f"{where} has {tokens}, and the model takes at most {self.limit}; shorten it or send truncate: true",
+            param=where,
         )

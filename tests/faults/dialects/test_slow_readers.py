@@ -19,12 +19,12 @@ from worker_node.app import make_app
 from worker_node.core.types import Device
 from worker_node.engines.process import EngineLimits
 from worker_node.engines.protocol import EngineSpec, EngineState
-from worker_node.engines.supervisor import SupervisedEngine
+from worker_node.engines.supervisor import Engine
 from worker_node.http.connection import ConnectionLimits
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.settings import NodeSettings
-from worker_node.tasks.generate.model import GenerationModel
+from worker_node.tasks.generate.building import GenerationModel
 from worker_node.tasks.generate.tokenization import ChatTokenizer
 
 ECHO = "tests.support.scripted_runner:ScriptedRunner"
@@ -63,7 +63,7 @@ async def echoing_node(store, monkeypatch, stall_timeout_s):
 
     installed = store.get("smollm2-135m-instruct")
     spec = EngineSpec(installed.id, installed.kind, str(installed.path), Device.CPU, ECHO, {})
-    engine = SupervisedEngine(spec, no_canary, EngineLimits())
+    engine = Engine(spec, no_canary, EngineLimits())
     placement = Placement(Device.CPU, engine, Admission("echo", AdmissionLimits(64)), 8192, 8192, eager=True)
     model = GenerationModel(installed, ChatTokenizer(installed.path, installed.context_limit), placements=(placement,))
     monkeypatch.setattr(server, "_bind", with_small_buffers)

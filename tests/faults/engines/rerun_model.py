@@ -15,7 +15,7 @@ from worker_node.encoders.jobs import RowResult, row_job
 from worker_node.engines.isolation import Suspects
 from worker_node.engines.process import EngineLimits
 from worker_node.engines.protocol import EngineSpec, EngineState
-from worker_node.engines.supervisor import SupervisedEngine
+from worker_node.engines.supervisor import Engine
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.serving.routing import Demand, select_placement
@@ -32,7 +32,7 @@ class Model:
         suspects = Suspects()
         self._hold = Path(options.get("hold", os.devnull))
         self.engines = [
-            SupervisedEngine(
+            Engine(
                 EngineSpec("m", ModelKind.GENERATION, "/", device, RUNNER, options),
                 canary,
                 limits,

@@ -12,7 +12,7 @@ from worker_node.core.types import Device, ModelKind
 from worker_node.engines.process import CanaryFailed, EngineLimits
 from worker_node.engines.protocol import EngineSpec, EngineState
 from worker_node.engines.restart import RestartLimits
-from worker_node.engines.supervisor import SupervisedEngine
+from worker_node.engines.supervisor import Engine
 
 QUESTION = (5, 6, 7)
 
@@ -26,7 +26,7 @@ async def canary(engine):
 def make(canary=canary, *, limits=None, device=Device.CPU, after=0, **options):
     options["garbage_after"] = after
     spec = EngineSpec("garbage", ModelKind.GENERATION, "/", device, RUNNER, options)
-    return SupervisedEngine(spec, canary, limits or EngineLimits())
+    return Engine(spec, canary, limits or EngineLimits())
 
 
 async def test_garbage_quarantines_at_once():

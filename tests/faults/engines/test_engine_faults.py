@@ -27,7 +27,7 @@ from worker_node.encoders.jobs import row_job
 from worker_node.engines.process import EngineLimits, EngineProcess
 from worker_node.engines.protocol import EngineSpec, EngineState
 from worker_node.engines.restart import GrowthLimits, RestartLimits
-from worker_node.engines.supervisor import SupervisedEngine
+from worker_node.engines.supervisor import Engine
 from worker_node.engines.watchdog import LivenessLimits
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
 
@@ -49,7 +49,7 @@ def spec(**options):
 @asynccontextmanager
 async def running(canary=no_canary, limits=None, nice=0, **options):
     limits = limits or EngineLimits(liveness=LivenessLimits(20.0), restart=QUICK)
-    engine = SupervisedEngine(msgspec.structs.replace(spec(**options), nice=nice), canary, limits)
+    engine = Engine(msgspec.structs.replace(spec(**options), nice=nice), canary, limits)
     engine.wake()
     try:
         yield engine
@@ -174,7 +174,7 @@ async def test_the_log_tells_that_a_model_still_loads_and_what_is_normal(monkeyp
     order = tmp_path / "order"
     order.write_text("wait")
     npu = msgspec.structs.replace(spec(on_load=str(order)), device=Device.NPU)
-    engine = SupervisedEngine(npu, no_canary, EngineLimits())
+    engine = Engine(npu, no_canary, EngineLimits())
     engine.wake()
     try:
         async with asyncio.timeout(30):

@@ -17,7 +17,7 @@ from worker_node.engines.isolation import Suspects
 from worker_node.engines.process import EngineLimits
 from worker_node.engines.protocol import EngineSpec, EngineState
 from worker_node.engines.restart import RestartLimits, RestartPolicy
-from worker_node.engines.supervisor import SupervisedEngine
+from worker_node.engines.supervisor import Engine
 from worker_node.server import Profile, running_node
 from worker_node.settings import NodeSettings
 
@@ -33,7 +33,7 @@ async def serving(store, names=tuple(MODELS), **settings):
         for name in names:
             suspects = Suspects()
             spec = EngineSpec(name, "scripted", "/", Device.CPU, RUNNER, {"step_s": 0.01})
-            engines[name] = SupervisedEngine(spec, no_canary, EngineLimits(restart=QUICK), suspects=suspects)
+            engines[name] = Engine(spec, no_canary, EngineLimits(restart=QUICK), suspects=suspects)
         return [MODELS[name](store, [placement(name, engines[name])]) for name in names]
 
     profile = Profile(models, make_app, starts_parts=False)

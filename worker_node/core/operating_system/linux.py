@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
-import getpass
-import grp
 import os
 import resource
 import signal
 import socket
 import sys
-import time
-from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from worker_node.core.environment import native_environment
 
@@ -108,25 +103,6 @@ def on_reload(loop: asyncio.AbstractEventLoop, reload: Callable[..., object], *a
     loop.add_signal_handler(signal.SIGHUP, reload, *arguments)
 
 
-def lock(file: IO[str] | int) -> None:
-    """Lock a file against other processes, waiting for them. Ends when the file is closed."""
-    fcntl.flock(file, fcntl.LOCK_EX)
-
-
-def try_lock(file: IO[str] | int) -> bool:
-    """Lock a file unless another process has it locked. Returns whether it is ours now."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def unlock(file: IO[str] | int) -> None:
-    """Unlock a file before it is closed."""
-    fcntl.flock(file, fcntl.LOCK_UN)
-
-
 def limit_memory(count: int) -> None:
     """Limit the address space of this process to `count` bytes; it leaves no core file."""
     resource.setrlimit(resource.RLIMIT_AS, (count, count))
@@ -136,76 +112,3 @@ def limit_memory(count: int) -> None:
 def limit_cpu(seconds: float) -> None:
     """End this process with `OUT_OF_TIME` after CPU seconds, even inside native code; 0: never."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
-
-
-def allow_files(count: int) -> int:
-    """Raise our own limit of open files to `count`, as far as we may. Returns how many of these can be open."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return wanted
-
-
-def lower_priority(nice: int) -> None:
-    """Add to the nice value of every thread of this process; threads that are made later have it from their maker."""
-    for task in Path("/proc/self/task").iterdir():
-        thread = int(task.name)
-        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + nice)
-
-
-def since_boot() -> float:
-    """Seconds that go on while the machine sleeps, unlike `time.monotonic`."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def cores() -> set[int]:
-    """The processors that this process may use."""
-    return os.sched_getaffinity(0)
-
-
-def user() -> str:
-    """The name, or the number, of the user who asks."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())
-
-
-def group_name(number: int) -> str:
-    """The name, or the number, of a group."""
-    try:
-        return grp.getgrgid(number).gr_name
-    except KeyError:
-        return str(number)
-
-
-def flush(path: Path) -> None:
-    """Have a file or directory written to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def own_address(sock: socket.socket) -> None:
-    """Before `bind`: also where connections of a process before us linger, and shared with no other process."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-
-
-def send_datagram(address: str, data: bytes) -> None:
-    """Send to a socket of the file system, without waiting. Raises OSError."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-        sock.setblocking(False)
-        sock.sendto(data, address)
-
-
-@contextlib.contextmanager
-def shared_file() -> Iterator[Path]:
-    """An empty file that this process's children can open while the block runs; nothing is left if it is killed."""
-    descriptor = os.memfd_create("shared", os.MFD_CLOEXEC)
-    try:
-        yield Path(f"/proc/{os.getpid()}/fd/{descriptor}")
-    finally:
-        os.close(descriptor)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import functools
-import getpass
 import hmac
 import os
 import secrets
@@ -16,13 +15,11 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from worker_node.core.environment import native_environment
 
@@ -33,7 +30,6 @@ if TYPE_CHECKING:
 ENDED_BY_OTHERS = frozenset({1, 0xC000013A})
 OUT_OF_TIME = 1
 _STOPS = [signal.SIGINT, signal.SIGTERM]
-_LOCK_LOOK_S = 0.005
 _LINK_S, _LINK_LOOK_S = 60.0, 0.05
 _NO_WINDOW = 0
 # Wall time in place of CPU time, which a busy machine stretches.
@@ -41,7 +37,6 @@ _WALL_PER_CPU = 4
 
 if sys.platform == "win32":
     import ctypes
-    import msvcrt
 
     _STOPS.append(signal.SIGBREAK)
     # A console of its own: none appears, and Ctrl-C is for the node, which decides when its children end.
@@ -60,12 +55,6 @@ if sys.platform == "win32":
             ("job_memory_and_peaks", ctypes.c_size_t * 3),
         )
 
-    def _lock_byte(file: IO[str] | int, how: int) -> None:
-        descriptor = file if isinstance(file, int) else file.fileno()
-        # Behind what any file holds: no other process can read a byte that is locked.
-        os.lseek(descriptor, 1 << 30, os.SEEK_SET)
-        msvcrt.locking(descriptor, how, 1)
-
     def _enter_job(memory: int = 0) -> None:
         """Put this process and what it starts into a new job: they end when it does, however that happens."""
         kernel = ctypes.WinDLL("kernel32", use_last_error=True)
@@ -81,8 +70,6 @@ if sys.platform == "win32":
             raise ctypes.WinError(ctypes.get_last_error())
 
 else:
-    import fcntl
-
     ENDED_BY_OTHERS = frozenset({-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT})
 
     def _enter_job(memory: int = 0) -> None:
@@ -100,7 +87,8 @@ def start_module(module: str, *arguments: object) -> tuple[subprocess.Popen[byte
     _tie_children()
     token = secrets.token_hex(32).encode()
     listener = socket.socket()
-    own_address(listener)
+    if sys.platform == "win32":
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
     listener.bind(("127.0.0.1", 0))
     listener.listen()
     listener.setblocking(False)
@@ -190,32 +178,6 @@ def on_reload(loop: asyncio.AbstractEventLoop, reload: Callable[..., object], *a
     """Nothing: POST /admin/reload and a changed file reload."""
 
 
-def lock(file: IO[str] | int) -> None:
-    """See `linux`."""
-    while not try_lock(file):
-        time.sleep(_LOCK_LOOK_S)
-
-
-def try_lock(file: IO[str] | int) -> bool:
-    """See `linux`."""
-    try:
-        if sys.platform == "win32":
-            _lock_byte(file, msvcrt.LK_NBLCK)
-        else:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
-def unlock(file: IO[str] | int) -> None:
-    """See `linux`."""
-    if sys.platform == "win32":
-        _lock_byte(file, msvcrt.LK_UNLCK)
-    else:
-        fcntl.flock(file, fcntl.LOCK_UN)
-
-
 def limit_memory(count: int) -> None:
     """Limit the memory of this process to `count` bytes, on Windows alone."""
     _enter_job(count)
@@ -226,67 +188,3 @@ def limit_cpu(seconds: float) -> None:
     faulthandler.cancel_dump_traceback_later()
     if seconds:
         faulthandler.dump_traceback_later(seconds * _WALL_PER_CPU, exit=True)
-
-
-def allow_files(count: int) -> int:
-    """Windows has no limit of sockets to raise."""
-    return count
-
-
-def lower_priority(nice: int) -> None:
-    """Nothing: all threads have the priority that they were started with."""
-
-
-def since_boot() -> float:
-    """Monotonic seconds; whether they go on while the machine sleeps is the system's affair."""
-    return time.monotonic()
-
-
-def cores() -> set[int]:
-    """See `linux`."""
-    return set(range(os.cpu_count() or 1))
-
-
-def user() -> str:
-    """See `linux`."""
-    try:
-        return getpass.getuser()
-    except (ImportError, KeyError, OSError):
-        return "of this process"
-
-
-def group_name(number: int) -> str:
-    """The number of a group: Windows has no names for them."""
-    return str(number)
-
-
-def flush(path: Path) -> None:
-    """See `linux`. Directories cannot be flushed."""
-    if path.is_file():
-        with path.open("r+b") as file:
-            os.fsync(file)
-
-
-def own_address(sock: socket.socket) -> None:
-    """See `linux`. On Windows SO_REUSEADDR would let another process take the connections."""
-    if sys.platform == "win32":
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
-    else:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-
-
-def send_datagram(address: str, data: bytes) -> None:
-    """Raises OSError: Python for Windows has no sockets of the file system."""
-    raise OSError(f"{address}: this system has no such sockets for {len(data)} bytes")
-
-
-@contextlib.contextmanager
-def shared_file() -> Iterator[Path]:
-    """See `linux`. A temporary file stays if this process is killed."""
-    descriptor, name = tempfile.mkstemp()
-    os.close(descriptor)
-    try:
-        yield Path(name)
-    finally:
-        with contextlib.suppress(OSError):
-            Path(name).unlink()

@@ -7,18 +7,15 @@ import base64
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal
 
-import numpy as np
-import numpy.typing as npt
 import orjson
 from aiohttp import web
 from pydantic import Field
 
 from worker_node.core.errors import BadRequest, UnsupportedParameter
-from worker_node.core.types import RequestContext
+from worker_node.core.types import ModelKind, RequestContext
 from worker_node.http.body import Body, DialectBody, OneOrMany, note_ignored, read_body
 from worker_node.http.context import busy_fields, request_context, route_headers, timing_ms
 from worker_node.http.leniency import Table, Unsupported
-from worker_node.http.ollama import KeepAlive, keeping, served
 from worker_node.http.replies import OpenAIUsage, Reply
 from worker_node.http.request_state import NODE, STATE
 from worker_node.http.task import BINARY, JSON, ApiOperation, TaskApi
@@ -28,14 +25,15 @@ from worker_node.tasks.embed.service import (
     EmbeddingModel,
     EmbeddingReply,
     EmbeddingRequest,
+    Vectors,
     declare_embedding_metrics,
     embed,
-    embedding_model,
 )
-from worker_node.tasks.generate.http.ollama import OllamaOptions
+from worker_node.tasks.generate.http.ollama import OllamaOptions, keeping, served
+from worker_node.tasks.generate.http.parameters import KeepAlive
 
 
-def embedding_headers(reply: EmbeddingReply) -> dict[str, str]:
+def _headers(reply: EmbeddingReply) -> dict[str, str]:
     """The headers of every embedding reply: its route and cost, its vector space, and whether the cache had it."""
     headers = route_headers(reply.route, reply.busy)
     headers["X-Space"] = reply.space
@@ -50,51 +48,38 @@ def _check_count(node: Node, count: int, param: str) -> None:
 
 
 def _json(body: bytes, reply: EmbeddingReply) -> web.Response:
-    return web.Response(body=body, content_type="application/json", charset="utf-8", headers=embedding_headers(reply))
+    return web.Response(body=body, content_type="application/json", charset="utf-8", headers=_headers(reply))
 
 
 # Rendering this many numbers as JSON takes about a millisecond; between chunks other requests get their turn.
 _NUMBERS_PER_CHUNK = 32_768
 
 
-async def rows_json(vectors: npt.NDArray[np.float32]) -> bytes:
-    """Return the inside of a JSON list of the rows of `vectors` (n, d)."""
-
-    def render(_start: int, rows: npt.NDArray[np.float32]) -> bytes:
-        return orjson.dumps(rows, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
-
-    return await _in_chunks(vectors, render)
-
-
-async def embedding_objects(vectors: npt.NDArray[np.float32], *, as_base64: bool) -> bytes:
-    """Return the inside of OpenAI's list of embedding objects; base64 is that of little-endian float32."""
-
-    def render(start: int, rows: npt.NDArray[np.float32]) -> bytes:
-        items = [
-            {
-                "object": "embedding",
-                "index": start + offset,
-                "embedding": base64.b64encode(row.astype("<f4", copy=False).tobytes()).decode() if as_base64 else row,
-            }
-            for offset, row in enumerate(rows)
-        ]
-        return orjson.dumps(items, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
-
-    return await _in_chunks(vectors, render)
-
-
-async def _in_chunks(
-    vectors: npt.NDArray[np.float32], render: Callable[[int, npt.NDArray[np.float32]], bytes]
-) -> bytes:
-    """What `render` makes of the rows, given with the number of the first of them, joined by commas."""
+async def json_items(vectors: Vectors, item: Callable[[int, Vectors], object]) -> bytes:
+    """Return the inside of a JSON list with what `item` makes of each row of `vectors` (n, d) and its index."""
     count, dimensions = vectors.shape
     step = max(1, _NUMBERS_PER_CHUNK // max(1, dimensions))
     parts = []
     for start in range(0, count, step):
         if start:
             await asyncio.sleep(0)
-        parts.append(render(start, vectors[start : start + step]))
+        items = [item(index, row) for index, row in enumerate(vectors[start : start + step], start)]
+        parts.append(orjson.dumps(items, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1])
     return b",".join(parts)
+
+
+def _plain(_index: int, row: Vectors) -> object:
+    return row
+
+
+def _embedding(index: int, row: Vectors) -> object:
+    return {"object": "embedding", "index": index, "embedding": row}
+
+
+def _embedding_base64(index: int, row: Vectors) -> object:
+    """As OpenAI has it: base64 of little-endian float32."""
+    encoded = base64.b64encode(row.astype("<f4", copy=False).tobytes()).decode()
+    return {"object": "embedding", "index": index, "embedding": encoded}
 
 
 class EmbeddingsBody(Body):
@@ -126,7 +111,7 @@ async def _embeddings(request: web.Request) -> web.StreamResponse:
         return web.Response(
             body=reply.vectors.astype("<f4", copy=False).tobytes(),
             content_type="application/octet-stream",
-            headers=embedding_headers(reply) | {"X-Shape": f"{count},{dimensions}"},
+            headers=_headers(reply) | {"X-Shape": f"{count},{dimensions}"},
         )
     head: dict[str, Any] = {
         "model": reply.route.model,
@@ -140,7 +125,7 @@ async def _embeddings(request: web.Request) -> web.StreamResponse:
     }
     if reply.route.emulated:
         head["emulated"] = True
-    rows = await rows_json(reply.vectors)
+    rows = await json_items(reply.vectors, _plain)
     return _json(orjson.dumps(head)[:-1] + b',"embeddings":[' + rows + b"]}", reply)
 
 
@@ -189,7 +174,7 @@ async def _openai_embeddings(request: web.Request) -> web.Response:
     body = await read_body(request, OpenAIEmbeddingsBody)
     texts = body.texts()
     _check_count(node, len(texts), "input")
-    model = await embedding_model(node.manager, body.model, context.deadline)
+    model = await node.manager.model_of(ModelKind.EMBEDDING, EmbeddingModel, body.model, context.deadline)
     if body.normalize is False:
         raise UnsupportedParameter(
             f"normalize: the vectors of {model.id} are as it was trained to give them; leave it out", param="normalize"
@@ -205,7 +190,8 @@ async def _openai_embeddings(request: web.Request) -> web.Response:
     reply = await embed(node.services, wanted)
     usage = {"prompt_tokens": reply.usage.prompt_tokens, "total_tokens": reply.usage.prompt_tokens}
     head = orjson.dumps({"object": "list", "model": reply.route.model, "usage": usage})[:-1]
-    items = await embedding_objects(reply.vectors, as_base64=body.encoding_format == "base64")
+    item = _embedding_base64 if body.encoding_format == "base64" else _embedding
+    items = await json_items(reply.vectors, item)
     return _json(head + b',"data":[' + items + b"]}", reply)
 
 
@@ -255,7 +241,7 @@ async def _embed(request: web.Request) -> web.Response:
         "load_duration": round(reply.loading_s * 1e9),
         "prompt_eval_count": reply.usage.prompt_tokens,
     }
-    rows = await rows_json(reply.vectors)
+    rows = await json_items(reply.vectors, _plain)
     return _json(orjson.dumps(head)[:-1] + b',"embeddings":[' + rows + b"]}", reply)
 
 

@@ -1,40 +1,50 @@
-"""Embed texts: tokenize, choose a placement, look into the cache, run, and count. Every dialect calls `embed`."""
+"""Embed texts: tokenize, choose a placement, look into the cache, run, and count. Every dialect calls `embed`.
+
+Also how embedding models are opened, and the canary that an engine must pass before it is ready.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 from prometheus_client import CollectorRegistry, Counter
 
-from worker_node.core.errors import BadRequest, UnsupportedParameter
+from worker_node.core.errors import BadRequest, ConfigurationError, UnsupportedParameter
 from worker_node.core.types import NOT_MEASURED, Busy, Device, ModelKind, RequestContext, Route, Timing, Usage
 from worker_node.encoders.jobs import RowResult, row_job
-from worker_node.manager.manager import ModelManager
-from worker_node.manager.served import ServedModel
+from worker_node.engines.process import Canary
+from worker_node.models.directory import EmbeddingCanary, InstalledModel
 from worker_node.observability.metrics import Telemetry
 from worker_node.observability.tracing import Operation
-from worker_node.scheduling.admission import Work
+from worker_node.serving.encoders import (
+    EncoderModel,
+    EncoderTask,
+    Floats,
+    known_answers_canary,
+    known_that_fit,
+    rows_run,
+)
 from worker_node.serving.routing import Demand, reject_if_full, select_placement
-from worker_node.serving.run import Proof, Services, SingleRun, model_of, run_selected
-from worker_node.serving.tokenizing import text_ids
-from worker_node.settings import NodeSettings
-from worker_node.tasks.embed.tokenizer import EmbeddingTokenizer
+from worker_node.serving.run import Answer, Services, run_selected
+from worker_node.serving.task import EnginePlan
+from worker_node.serving.tokenizing import RowTokenizer
+from worker_node.settings import ModelSettings, NodeSettings
 
 Vectors = npt.NDArray[np.float32]
-Rows = list[list[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRequest:
     """Texts to embed with one model; `model` None means the node's default embedding model.
 
-    A text may be given as token ids of the model's own tokenizer, special tokens included, and is used unchanged.
+    They may be given as token ids of the model's own tokenizer, special tokens included, and are used unchanged.
     `input_type` (`query` or `document`) puts the model's own prompt before each text. `dimensions` None is as many as
     the model's vectors have.
     """
@@ -52,8 +62,8 @@ class EmbeddingReply:
     """`vectors`: float32 (n, dimensions); comparable only to vectors of an equal `space`.
 
     `device_tokens` are those that the device computed, padding included, where the engine counts them;
-    `computed_tokens` are those of the texts that it computed. `cached` says that all vectors (hit) or some (partial)
-    were computed for an earlier request. The request waited for `loading_s` seconds for its model to be loaded.
+    `computed_tokens` are those of the `computed` texts. `cached` says that all vectors (hit) or some (partial) were
+    computed for an earlier request. The request waited for `loading_s` seconds for its model to be loaded.
     """
 
     route: Route
@@ -63,6 +73,7 @@ class EmbeddingReply:
     timing: Timing
     busy: Busy = NOT_MEASURED
     device_tokens: int | None = None
+    computed: int = 0
     computed_tokens: int = 0
     cached: Literal["hit", "partial"] | None = None
     loading_s: float = 0.0
@@ -77,119 +88,134 @@ async def embed(services: Services, request: EmbeddingRequest) -> EmbeddingReply
     context = request.context
     with services.tracing.operation("embeddings", {"npu.texts": len(request.texts)}) as operation:
         began = time.monotonic()
-        model = await embedding_model(services.manager, request.model, context.deadline)
+        model = await services.manager.model_of(ModelKind.EMBEDDING, EmbeddingModel, request.model, context.deadline)
         with model.activity.working():
-            reply = await _embed(services, model, request, operation, began)
+            check_dimensions(model, request.dimensions)
+            texts = with_prompt(model, request.texts, request.input_type)
+            reject_if_full(model.placements, len(texts), context)
+            rows = await model.tokenizer.encode(texts, truncate=request.truncate, deadline=context.deadline)
+            operation.begin("route")
+            reply = await _embed_rows(services, model, request, rows, operation, began)
+        if rows:
+            count_embedding(services.telemetry, reply)
         operation.answered(reply.usage, busy=reply.busy, cached=reply.cached)
         return reply
 
 
-async def _embed(
-    services: Services, model: EmbeddingModel, request: EmbeddingRequest, operation: Operation, began: float
+async def _embed_rows(
+    services: Services,
+    model: EmbeddingModel,
+    request: EmbeddingRequest,
+    rows: list[list[int]],
+    operation: Operation,
+    began: float,
 ) -> EmbeddingReply:
-    context = request.context
-    rows = await _tokenize(model, request)
-    prepared = time.monotonic()
-    operation.tokenized(began)
-    space, usage = space_of(model, request.dimensions), Usage(sum(map(len, rows)))
-    demand = Demand(
-        model.id,
-        model.placements,
-        prompt_tokens=max(map(len, rows), default=0),
-        token_count=usage.prompt_tokens,
-        require=context.require_device,
-    )
+    """Take what the cache has of the rows, and compute the others in one job."""
+    context, prepared = request.context, time.monotonic()
+    demand = Demand.of_rows(model, rows, context)
     selection = await select_placement(demand, context, units=len(rows))
     operation.routed(selection.route)
-    if not rows:
-        empty = np.empty((0, request.dimensions or model.dimensions), np.float32)
-        return EmbeddingReply(selection.route, empty, space, usage, _timing_without_run(context))
-    cache = services.parts.of(embedding_cache)
-    # A vector that was computed for an earlier request proves nothing for this one.
-    proof = Proof.of(selection.route, context, strict=services.require_proof)
-    # Nor are vectors from before a recovery of the device used: it is announced a moment after what it aborted.
-    kept_as = f"{model.space} {sum(placement.engine.recoveries for placement in model.placements)}"
-    known = [None] * len(rows) if proof.required else cache.look_up(kept_as, selection.route.device, rows)
+    # A recovery of the device is announced a moment after what it aborted: vectors from before it are not used.
+    origin = (selection.route.device, selection.placement.engine.recoveries)
+    # Nor does a vector that was computed for an earlier request prove anything for this one.
+    known = model.cache.look_up(origin, rows, usable=context.require_device is not Device.NPU)
     missing = [index for index, vector in enumerate(known) if vector is None]
-    _count_cached(services.telemetry, selection.route, hits=len(rows) - len(missing), misses=len(missing))
-    if not missing:
-        vectors = cut(np.stack([vector for vector in known if vector is not None]), request.dimensions)
-        times = _timing_without_run(context)
-        reply = EmbeddingReply(
-            selection.route, vectors, space, usage, times, cached="hit", loading_s=selection.loading_s
-        )
-        count_embedding(services.telemetry, reply)
-        return reply
-    wanted = [rows[index] for index in missing]
-    run = SingleRun(
-        demand,
-        context,
-        row_job(wanted, context.deadline, interactive=context.interactive),
-        RowResult,
-        len(wanted),
-        lambda limits: Work(sum(limits.computed_tokens(len(row)) for row in wanted)),
-        began,
-        prepared,
+    answer: Answer[RowResult] | None = None
+    if missing:
+        wanted = [rows[index] for index in missing]
+        run = rows_run(wanted, demand, context, began, prepared)
+        answer = await run_selected(services, run, selection, operation)
+        computed = answer.result.rows(len(wanted))
+        if answer.route.device is selection.route.device:
+            model.cache.keep(origin, wanted, computed)
+        for index, vector in zip(missing, computed, strict=True):
+            known[index] = vector
+    vectors = (
+        np.stack([vector for vector in known if vector is not None])
+        if known
+        else np.empty((0, model.dimensions), np.float32)
     )
-    answer = await run_selected(services, run, selection, operation)
-    result = answer.result
-    computed = result.rows(len(wanted))
-    cache.keep(kept_as, answer.route.device, wanted, computed)
     reply = EmbeddingReply(
-        answer.route,
-        cut(_merge(known, missing, computed), request.dimensions),
-        space,
-        usage,
-        answer.timing,
-        result.busy,
-        result.device_tokens,
-        computed_tokens=sum(map(len, wanted)),
-        cached="partial" if len(missing) < len(rows) else None,
+        selection.route,
+        cut(vectors, request.dimensions),
+        space_of(model, request.dimensions),
+        Usage(demand.token_count),
+        Timing(queue=0.0, tokenize=0.0, inference=0.0, total=(time.monotonic() - context.arrived) * 1e3),
+        cached="hit" if rows else None,
         loading_s=selection.loading_s,
     )
-    count_embedding(services.telemetry, reply)
-    return reply
+    if answer is None:
+        return reply
+    return replace(
+        reply,
+        route=answer.route,
+        timing=answer.timing,
+        busy=answer.result.busy,
+        device_tokens=answer.result.device_tokens,
+        computed=len(missing),
+        cached="partial" if len(missing) < len(rows) else None,
+        computed_tokens=sum(len(rows[index]) for index in missing),
+    )
 
 
-async def _tokenize(model: EmbeddingModel, request: EmbeddingRequest) -> Rows:
-    """The token ids of the texts, with the model's prompts. Raises as `embed`."""
-    check_dimensions(model, request.dimensions)
-    texts = with_prompt(model, request.texts, request.input_type)
-    reject_if_full(model.placements, len(texts), request.context)
-    return await model.tokenizer.encode(texts, truncate=request.truncate, deadline=request.context.deadline)
+def count_embedding(telemetry: Telemetry, reply: EmbeddingReply) -> None:
+    """Count a finished request."""
+    own, labels, count = telemetry.own(EmbeddingMetrics), (reply.route.model, reply.route.device), len(reply.vectors)
+    own.texts.labels(*labels).inc(count)
+    own.hits.labels(*labels).inc(count - reply.computed)
+    own.misses.labels(*labels).inc(reply.computed)
+    if reply.device_tokens is not None:
+        own.device_tokens.labels(*labels).inc(reply.device_tokens)
+        own.computed_tokens.labels(*labels).inc(reply.computed_tokens)
+    telemetry.finished(reply.route, reply.usage, reply.timing, busy=reply.busy, ran=reply.computed > 0)
 
 
-def _merge(known: Sequence[Vectors | None], missing: list[int], computed: Vectors) -> Vectors:
-    """The vectors of all texts in order: `known` ones from the cache, those of `missing` indices as `computed`."""
-    if len(missing) == len(known):
-        return computed
-    vectors = np.empty((len(known), computed.shape[1]), np.float32)
-    vectors[missing] = computed
-    for index, vector in enumerate(known):
-        if vector is not None:
-            vectors[index] = vector
-    return vectors
+class EmbeddingCache:
+    """The vectors of the `capacity` most recently used texts, so that embedding a text again costs nothing.
 
+    A vector is only returned for the same token ids and `origin`: what computed it, which the reply names.
+    """
 
-def _timing_without_run(context: RequestContext) -> Timing:
-    return Timing(queue=0.0, tokenize=0.0, inference=0.0, total=(time.monotonic() - context.arrived) * 1e3)
+    def __init__(self, capacity: int = 0) -> None:
+        self.capacity = capacity
+        self._vectors: OrderedDict[tuple[Hashable, tuple[int, ...]], Vectors] = OrderedDict()
+
+    def look_up(self, origin: Hashable, rows: Sequence[Sequence[int]], *, usable: bool = True) -> list[Vectors | None]:
+        """Return the vector of each row of token ids; None where it is not kept, or none is `usable`."""
+        if not (self.capacity and usable):
+            return [None] * len(rows)
+        found: list[Vectors | None] = []
+        for row in rows:
+            key = (origin, tuple(row))
+            found.append(self._vectors.get(key))
+            if found[-1] is not None:
+                self._vectors.move_to_end(key)
+        return found
+
+    def keep(self, origin: Hashable, rows: Sequence[Sequence[int]], vectors: Vectors) -> None:
+        """Store the vectors, one a row, and evict the least recently used ones."""
+        # Of a request larger than the cache only the last rows, or its own first rows would be evicted by them.
+        for row, vector in list(zip(rows, vectors, strict=True))[-self.capacity :] if self.capacity else ():
+            self._vectors[origin, tuple(row)] = vector.copy()
+        while len(self._vectors) > self.capacity:
+            self._vectors.popitem(last=False)
+
+    def __len__(self) -> int:
+        return len(self._vectors)
 
 
 @dataclass(eq=False, slots=True)
-class EmbeddingModel(ServedModel):
+class EmbeddingModel(EncoderModel):
     """A served embedding model; `space` names its vector space.
 
     `prompts` and `matryoshka` as in `InstalledModel`.
     """
 
-    tokenizer: EmbeddingTokenizer
     space: str
     dimensions: int
     prompts: Mapping[str, str] = field(default_factory=dict)
     matryoshka: tuple[int, ...] = ()
-
-    async def token_ids(self, text: str, *, special: bool, deadline: float) -> list[int]:
-        return await text_ids(self.tokenizer.whole, text, self.tokenizer.limit, special=special, deadline=deadline)
+    cache: EmbeddingCache = field(default_factory=EmbeddingCache)
 
     def facts(self) -> Mapping[str, Any]:
         facts: dict[str, Any] = {"dimensions": self.dimensions, "space": self.space}
@@ -198,11 +224,6 @@ class EmbeddingModel(ServedModel):
         if self.matryoshka:
             facts["matryoshka"] = list(self.matryoshka)
         return facts
-
-
-async def embedding_model(manager: ModelManager, name: str | None, deadline: float) -> EmbeddingModel:
-    """The embedding model of that name, or the default one. Raises as `model_of`."""
-    return await model_of(manager, ModelKind.EMBEDDING, EmbeddingModel, name, deadline)
 
 
 # What a text is, by the names that callers use for it.
@@ -271,58 +292,20 @@ def cut(vectors: Vectors, dimensions: int | None) -> Vectors:
     return (head / np.where(norms > 0, norms, 1)).astype(np.float32, copy=False)
 
 
-class EmbeddingCache:
-    """The vectors of the `capacity` most recently used texts, so that embedding a text again costs nothing.
-
-    A vector is only returned for the same tokens, vector space and device: the reply names the device that computed it.
-    """
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self._vectors: OrderedDict[tuple[str, Device, tuple[int, ...]], Vectors] = OrderedDict()
-
-    def look_up(self, space: str, device: Device, rows: Sequence[Sequence[int]]) -> list[Vectors | None]:
-        """Return the vector of each row of token ids, or None where it is not kept."""
-        found: list[Vectors | None] = []
-        for row in rows if self.capacity else ():
-            key = (space, device, tuple(row))
-            found.append(self._vectors.get(key))
-            if found[-1] is not None:
-                self._vectors.move_to_end(key)
-        return found or [None] * len(rows)
-
-    def keep(self, space: str, device: Device, rows: Sequence[Sequence[int]], vectors: Vectors) -> None:
-        """Store the vectors, one a row, and evict the least recently used ones."""
-        # Of a request larger than the cache only the last rows, or its own first rows would be evicted by them.
-        for row, vector in list(zip(rows, vectors, strict=True))[-self.capacity :] if self.capacity else ():
-            self._vectors[space, device, tuple(row)] = vector.copy()
-        while len(self._vectors) > self.capacity:
-            self._vectors.popitem(last=False)
-
-    async def close(self) -> None:
-        self._vectors.clear()
-
-    def __len__(self) -> int:
-        return len(self._vectors)
-
-
-def embedding_cache(settings: NodeSettings) -> EmbeddingCache:
-    """The cache of a node."""
-    return EmbeddingCache(settings.embedding_cache)
-
-
 class EmbeddingMetrics:
-    def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, text: str) -> Counter:
-            return Counter(f"npu_node_{name}", text, ("model", "device"), registry=registry)
+    """The task's own metrics, in the node's registry."""
 
-        self.texts = counter("embedded_texts", "Texts embedded")
-        self.device_tokens = counter("embedding_device_tokens", "Tokens computed for embeddings, padding included")
-        self.computed_tokens = counter(
-            "embedding_computed_tokens", "Tokens of the texts computed for embeddings, without padding"
+    def __init__(self, registry: CollectorRegistry) -> None:
+        counter = partial(Counter, labelnames=("model", "device"), registry=registry)
+        self.texts = counter("npu_node_embedded_texts", "Texts embedded")
+        self.device_tokens = counter(
+            "npu_node_embedding_device_tokens", "Tokens computed for embeddings, padding included"
         )
-        self.cache_hits = counter("embedding_cache_hits", "Texts whose vector was in the cache")
-        self.cache_misses = counter("embedding_cache_misses", "Texts whose vector was not")
+        self.computed_tokens = counter(
+            "npu_node_embedding_computed_tokens", "Tokens of the texts computed for embeddings, without padding"
+        )
+        self.hits = counter("npu_node_embedding_cache_hits", "Texts whose vector was in the cache")
+        self.misses = counter("npu_node_embedding_cache_misses", "Texts whose vector was not")
 
 
 def declare_embedding_metrics(telemetry: Telemetry) -> None:
@@ -330,16 +313,42 @@ def declare_embedding_metrics(telemetry: Telemetry) -> None:
     telemetry.made["texts"] = telemetry.own(EmbeddingMetrics).texts
 
 
-def _count_cached(telemetry: Telemetry, route: Route, hits: int, misses: int) -> None:
-    own = telemetry.own(EmbeddingMetrics)
-    own.cache_hits.labels(route.model, route.device).inc(hits)
-    own.cache_misses.labels(route.model, route.device).inc(misses)
+def embedding_canary(rows: Sequence[Sequence[int]], vectors: Sequence[Sequence[float]], min_cosine: float) -> Canary:
+    """The check that the engine's vectors of known texts, given as token ids, point where the CPU's did."""
+    expected = np.asarray(vectors, np.float32)
+
+    def fault(found: Floats) -> str | None:
+        norms = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
+        cosines = np.einsum("nd,nd->n", found, expected) / norms
+        worst = float(np.nan_to_num(cosines, nan=-1.0).min())
+        if worst < min_cosine:
+            return f"cosine {worst:.4f} to the known vectors, at least {min_cosine} is right"
+        return None
+
+    return known_answers_canary(lambda deadline: row_job(rows, deadline), expected.shape, fault)
 
 
-def count_embedding(telemetry: Telemetry, reply: EmbeddingReply) -> None:
-    telemetry.finished(reply.route, reply.usage, reply.timing, busy=reply.busy, ran=reply.cached != "hit")
-    own, model, device = telemetry.own(EmbeddingMetrics), reply.route.model, reply.route.device
-    own.texts.labels(model, device).inc(len(reply.vectors))
-    if reply.device_tokens is not None:
-        own.device_tokens.labels(model, device).inc(reply.device_tokens)
-        own.computed_tokens.labels(model, device).inc(reply.computed_tokens)
+class _Embed(EncoderTask[EmbeddingModel]):
+    def open(self, installed: InstalledModel, wanted: ModelSettings, settings: NodeSettings) -> EmbeddingModel:  # noqa: ARG002
+        if installed.space is None or installed.dimensions is None:
+            raise ConfigurationError(f"{installed.path}: an embedding model without dimensions or space; pull it again")
+        return EmbeddingModel(
+            installed,
+            RowTokenizer(installed.path, installed.context_limit),
+            installed.space,
+            installed.dimensions,
+            installed.prompts,
+            installed.matryoshka,
+            EmbeddingCache(settings.embedding_cache),
+        )
+
+    def canary(self, model: EmbeddingModel, wanted: ModelSettings, plan: EnginePlan) -> Canary | None:
+        known = model.installed.canary
+        if not isinstance(known, EmbeddingCanary):
+            return None
+        rows = model.tokenizer.rows(known.texts, truncate=False)
+        fitting = known_that_fit(list(map(len, rows)), plan.prompt_limit, wanted)
+        return embedding_canary([rows[i] for i in fitting], [known.vectors[i] for i in fitting], known.min_cosine)
+
+
+EMBED = _Embed()

@@ -36,10 +36,12 @@ from worker_node.engines.protocol import (
     NativeCall,
     Outbox,
 )
-from worker_node.scheduling.prompts import JobQueue, Prompt, batch_sequences
-from worker_node.scheduling.steps import (
+from worker_node.scheduling.prompts import (
     BLOCK_TOKENS,
+    JobQueue,
     PrefillMeter,
+    Prompt,
+    batch_sequences,
     choose_prompts,
     computed_in_step,
     end_of_part,

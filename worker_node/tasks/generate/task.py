@@ -12,5 +12,5 @@ TASK = Task(
     listed=("completion", "tools"),
     options=("worker_node.tasks.generate.options",),
     serving="worker_node.tasks.generate.building:GENERATE",
-    api="worker_node.tasks.generate.http.registration:API",
+    api="worker_node.tasks.generate.http:API",
 )

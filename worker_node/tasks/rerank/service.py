@@ -1,10 +1,14 @@
-"""Rerank documents: tokenize, choose a placement, run, and count. Every dialect calls `rerank`."""
+"""Rerank documents: tokenize, choose a placement, run, and count. Every dialect calls `rerank`.
+
+Also how reranking models are opened, and the canary that an engine must pass before it is ready.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,28 +17,32 @@ from prometheus_client import CollectorRegistry, Counter
 
 from worker_node.core.errors import BadRequest, EngineUnavailable
 from worker_node.core.types import NOT_MEASURED, Busy, RequestContext, Route, Timing, Usage
-from worker_node.encoders.jobs import RowJob, RowResult, row_job
-from worker_node.manager.served import ServedModel
+from worker_node.encoders.jobs import row_job
+from worker_node.engines.process import Canary
+from worker_node.models.directory import InstalledModel, read_canary
 from worker_node.observability.metrics import Telemetry
 from worker_node.observability.tracing import Operation
-from worker_node.scheduling.admission import AdmissionLimits, Work
+from worker_node.serving.encoders import (
+    EncoderModel,
+    EncoderTask,
+    Floats,
+    known_answers_canary,
+    known_that_fit,
+    rows_run,
+)
 from worker_node.serving.routing import Demand, reject_if_full
-from worker_node.serving.run import Services, SingleRun, model_of, run_single
-from worker_node.serving.tokenizing import text_ids
-from worker_node.tasks.rerank.options import RerankOptions
-from worker_node.tasks.rerank.task import RERANK
-from worker_node.tasks.rerank.tokenizer import Pair, PairTokenizer
+from worker_node.serving.run import Services, run_single
+from worker_node.serving.task import EnginePlan
+from worker_node.serving.tokenizing import Pair, RowTokenizer
+from worker_node.settings import ModelSettings, NodeSettings
+from worker_node.tasks.rerank.task import RERANK, RerankCanary, RerankOptions
 
 
 @dataclass(eq=False, slots=True)
-class RerankModel(ServedModel):
+class RerankModel(EncoderModel):
     """A served reranking model; a request may have `documents_limit` documents."""
 
-    tokenizer: PairTokenizer
     documents_limit: int = RerankOptions().documents_limit
-
-    async def token_ids(self, text: str, *, special: bool, deadline: float) -> list[int]:
-        return await text_ids(self.tokenizer.whole, text, self.tokenizer.limit, special=special, deadline=deadline)
 
     def facts(self) -> Mapping[str, Any]:
         return {"documents_limit": self.documents_limit}
@@ -70,7 +78,6 @@ class RerankReply:
     timing: Timing
     busy: Busy = NOT_MEASURED
     device_tokens: int | None = None
-    loading_s: float = 0.0
 
     @property
     def scores(self) -> npt.NDArray[np.float64]:
@@ -80,12 +87,6 @@ class RerankReply:
     def ranking(self) -> list[int]:
         """The documents' places in the request, best first; equal ones stay in the request's order."""
         return [int(index) for index in np.argsort(-self.logits, kind="stable")]
-
-
-def pair_job(pairs: Sequence[Pair], deadline: float, *, interactive: bool = True) -> RowJob:
-    """The job for pairs."""
-    ids, second = [pair.ids for pair in pairs], [pair.query for pair in pairs]
-    return row_job(ids, deadline, interactive=interactive, second=second)
 
 
 def log_odds(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
@@ -102,20 +103,12 @@ class RerankMetrics:
     """The task's own metrics, in the node's registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, text: str) -> Counter:
-            return Counter(f"npu_node_{name}", text, ("model", "device"), registry=registry)
-
-        self.documents = counter("reranked_documents", "Documents scored")
-        self._device_tokens = counter("rerank_device_tokens", "Tokens computed for reranking, padding included")
-        self._tokens = counter("rerank_computed_tokens", "Tokens of the pairs computed for reranking, without padding")
-
-    def reranked(self, reply: RerankReply) -> None:
-        """Count a finished request."""
-        labels = (reply.route.model, reply.route.device)
-        self.documents.labels(*labels).inc(len(reply.logits))
-        if reply.device_tokens is not None:
-            self._device_tokens.labels(*labels).inc(reply.device_tokens)
-            self._tokens.labels(*labels).inc(reply.usage.prompt_tokens)
+        counter = partial(Counter, labelnames=("model", "device"), registry=registry)
+        self.documents = counter("npu_node_reranked_documents", "Documents scored")
+        self.device_tokens = counter("npu_node_rerank_device_tokens", "Tokens computed for reranking, padding included")
+        self.computed_tokens = counter(
+            "npu_node_rerank_computed_tokens", "Tokens of the pairs computed for reranking, without padding"
+        )
 
 
 def declare_rerank_metrics(telemetry: Telemetry) -> None:
@@ -131,12 +124,16 @@ async def rerank(services: Services, request: RerankRequest) -> RerankReply:
     """
     with services.tracing.operation("rerank", {"npu.texts": len(request.documents)}) as operation:
         began = time.monotonic()
-        model = await model_of(services.manager, RERANK, RerankModel, request.model, request.context.deadline)
+        model = await services.manager.model_of(RERANK, RerankModel, request.model, request.context.deadline)
         with model.activity.working():
             reply = await _rerank(services, model, request, operation, began)
         operation.answered(reply.usage, busy=reply.busy)
     services.telemetry.finished(reply.route, reply.usage, reply.timing, busy=reply.busy)
-    services.telemetry.own(RerankMetrics).reranked(reply)
+    own, labels = services.telemetry.own(RerankMetrics), (reply.route.model, reply.route.device)
+    own.documents.labels(*labels).inc(len(reply.logits))
+    if reply.device_tokens is not None:
+        own.device_tokens.labels(*labels).inc(reply.device_tokens)
+        own.computed_tokens.labels(*labels).inc(reply.usage.prompt_tokens)
     return reply
 
 
@@ -151,7 +148,7 @@ async def _rerank(
             param=request.field,
         )
     reject_if_full(model.placements, count, context)
-    pairs = await model.tokenizer.encode(
+    pairs = await model.tokenizer.encode_pairs(
         request.query,
         request.documents,
         truncate=request.truncate,
@@ -159,36 +156,54 @@ async def _rerank(
         field=request.field,
         deadline=context.deadline,
     )
-    lengths = [len(pair.ids) for pair in pairs]
-    operation.tokenized(began)
-    usage = Usage(sum(lengths))
-    demand = Demand(
-        model.id,
-        model.placements,
-        prompt_tokens=max(lengths),
-        token_count=usage.prompt_tokens,
-        require=context.require_device,
-    )
-
-    def work(limits: AdmissionLimits) -> Work:
-        return Work(sum(map(limits.computed_tokens, lengths)))
-
-    job = pair_job(pairs, context.deadline, interactive=context.interactive)
-    run = SingleRun(demand, context, job, RowResult, count, work, began, time.monotonic())
+    operation.begin("route")
+    rows = [pair.ids for pair in pairs]
+    demand = Demand.of_rows(model, rows, context)
+    run = rows_run(rows, demand, context, began, time.monotonic(), second=[pair.query for pair in pairs])
     answer = await run_single(services, run, operation)
-    result, route = answer.result, answer.route
-    logits = log_odds(result.rows(count))
+    logits = log_odds(answer.result.rows(count))
     if not np.isfinite(logits).all():
         raise EngineUnavailable(
-            f"{model.id} on {route.device} computed scores that are not numbers; try again or examine the device",
+            f"{model.id} on {answer.route.device} computed scores that are not numbers; try again or examine the "
+            "device",
             retry_after=1.0,
         )
     return RerankReply(
-        route,
+        answer.route,
         logits,
-        usage,
+        Usage(demand.token_count),
         answer.timing,
-        result.busy,
-        result.device_tokens,
-        answer.loading_s,
+        answer.result.busy,
+        answer.result.device_tokens,
     )
+
+
+def rerank_canary(pairs: Sequence[Pair], logits: Sequence[Sequence[float]], tolerance: float) -> Canary:
+    """The check that the engine's logits of known pairs are what the CPU gave, within a tolerance."""
+    expected = np.asarray(logits, np.float32)
+    ids, second = [pair.ids for pair in pairs], [pair.query for pair in pairs]
+
+    def fault(found: Floats) -> str | None:
+        worst = float(np.nan_to_num(np.abs(found - expected), nan=np.inf).max())
+        if worst > tolerance:
+            return f"a logit is {worst:.4f} from the known one, at most {tolerance:.4f} is right"
+        return None
+
+    return known_answers_canary(lambda deadline: row_job(ids, deadline, second=second), expected.shape, fault)
+
+
+class _Rerank(EncoderTask[RerankModel]):
+    yields_to_chats = True
+
+    def open(self, installed: InstalledModel, wanted: ModelSettings, settings: NodeSettings) -> RerankModel:  # noqa: ARG002
+        tokenizer = RowTokenizer(installed.path, installed.context_limit)
+        return RerankModel(installed, tokenizer, wanted.of(RerankOptions).documents_limit)
+
+    def canary(self, model: RerankModel, wanted: ModelSettings, plan: EnginePlan) -> Canary:
+        known = read_canary(model.installed.path, RerankCanary)
+        pairs = [model.tokenizer.pairs(query, [document], truncate=True)[0] for query, document in known.pairs]
+        fitting = known_that_fit([len(pair.ids) for pair in pairs], plan.prompt_limit, wanted)
+        return rerank_canary([pairs[i] for i in fitting], [known.logits[i] for i in fitting], known.tolerance)
+
+
+SERVING = _Rerank()

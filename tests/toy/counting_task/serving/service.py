@@ -9,7 +9,7 @@ from worker_node.core.errors import ContextLengthExceeded
 from worker_node.core.types import RequestContext, Route, Usage
 from worker_node.scheduling.admission import Work
 from worker_node.serving.routing import Demand, reject_if_full
-from worker_node.serving.run import SingleRun, model_of, run_single
+from worker_node.serving.run import SingleRun, run_single
 
 
 class CountingMetrics:
@@ -25,14 +25,14 @@ async def count(services, context: RequestContext, texts: list[str], name: str |
     """Count the vowels of texts; a character is a token."""
     with services.tracing.operation("count", {"npu.texts": len(texts)}) as operation:
         began = time.monotonic()
-        model = await model_of(services.manager, KIND, CountingModel, name, context.deadline)
+        model = await services.manager.model_of(KIND, CountingModel, name, context.deadline)
         with model.activity.working():
             reject_if_full(model.placements, len(texts), context)
             longest = max(map(len, texts), default=0)
             if longest > model.installed.context_limit:
                 raise ContextLengthExceeded(f"a text has {longest} letters; at most 64 are counted", param="texts")
             letters = sum(map(len, texts))
-            operation.tokenized(began)
+            operation.begin("route")
             demand = Demand(model.id, model.placements, longest, letters, require=context.require_device)
             job = CountJob(0, texts, context.deadline, context.interactive)
             run = SingleRun(

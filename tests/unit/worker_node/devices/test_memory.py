@@ -2,21 +2,26 @@
 
 import os
 
+import psutil
 import pytest
 
-from worker_node.devices.memory import machine_memory, oom_kills, own_memory, resident_memory, usable_cores
+from worker_node.devices.memory import (
+    MachineMemory,
+    machine_memory,
+    oom_kills,
+    own_memory,
+    resident_memory,
+    usable_cores,
+)
 
 MIB = 2**20
 GONE = 2**22 + 1
 
 
-def machine(root, *, total=16_000, available=8_000, group=None, limits=None):
-    """Write the files of a machine, in MiB; `limits` are (limit, used, cached) by control group."""
+def groups(root, group=None, limits=None):
+    """Write the files of control groups, in MiB; `limits` are (limit, used, cached) by group."""
     proc, cgroups = root / "proc", root / "cgroup"
     (proc / "self").mkdir(parents=True)
-    (proc / "meminfo").write_text(
-        f"MemTotal:       {total * 1024} kB\nMemFree: 1 kB\nMemAvailable:   {available * 1024} kB\n"
-    )
     if group is not None:
         (proc / "self" / "cgroup").write_text(f"0::{group}\n")
     for name, (limit, used, cached) in (limits or {}).items():
@@ -25,8 +30,7 @@ def machine(root, *, total=16_000, available=8_000, group=None, limits=None):
         (directory / "memory.max").write_text("max\n" if limit is None else f"{limit * MIB}\n")
         (directory / "memory.current").write_text(f"{used * MIB}\n")
         (directory / "memory.stat").write_text(f"anon 1\ninactive_file {cached * MIB}\n")
-    memory = machine_memory(proc, cgroups)
-    return memory.total // MIB, memory.available // MIB
+    return proc, cgroups
 
 
 @pytest.mark.parametrize(
@@ -41,12 +45,15 @@ def machine(root, *, total=16_000, available=8_000, group=None, limits=None):
         ("/a", {}, (16_000, 8_000)),
     ],
 )
-def test_the_narrowest_limit_counts(tmp_path, group, limits, expected):
-    assert machine(tmp_path, group=group, limits=limits) == expected
+def test_the_narrowest_limit_counts(tmp_path, monkeypatch, group, limits, expected):
+    machine = MachineMemory(16_000 * MIB, 8_000 * MIB)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: machine)
+    memory = machine_memory(*groups(tmp_path, group, limits))
+    assert (memory.total // MIB, memory.available // MIB) == expected
 
 
-def test_what_cannot_be_read_is_none(tmp_path):
-    assert machine_memory(tmp_path, tmp_path) is None
+def test_the_memory_of_a_process_that_has_ended_is_none():
+    assert own_memory(os.getpid()) > MIB
     assert own_memory(GONE) is None
     assert resident_memory(GONE) is None
 
@@ -77,7 +84,7 @@ def test_kills_for_want_of_memory_are_counted_by_the_machine_and_by_our_control_
     ],
 )
 def test_threads_of_a_core_are_one_and_cores_outside_of_the_mask_none(tmp_path, monkeypatch, mask, siblings, cores):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: mask)
+    monkeypatch.setattr(psutil.Process, "cpu_affinity", lambda _process: sorted(mask))
     for cpu, shared in siblings.items():
         directory = tmp_path / f"cpu{cpu}" / "topology"
         directory.mkdir(parents=True)

@@ -5,17 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from worker_node.devices.emulated_npu import StandInWriter, stand_in_counter
 from worker_node.devices.npu import (
     TOLERANCE_US,
     Busy,
     BusyMeter,
     NpuSource,
     Reading,
+    StandInWriter,
     Utilisation,
     busy_meter,
     find_npu,
     npu_source,
+    stand_in_counter,
     version_in,
 )
 

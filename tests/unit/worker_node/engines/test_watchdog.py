@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_node.engines.watchdog import Death, Liveness, LivenessLimits, cause_of_death, stopped
+from worker_node.engines.watchdog import Blame, Death, Liveness, LivenessLimits, cause_of_death, stopped
 
 LIMITS = LivenessLimits(watchdog_s=30.0, run_timeout_s=180.0)
 
@@ -99,8 +99,8 @@ def test_a_stopped_process_is_told_from_one_that_runs():
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_that_others_send_comes_from_outside_unless_memory_ran_out(number):
-    assert cause_of_death(-number, out_of_memory=False).from_outside
-    assert not cause_of_death(-number, out_of_memory=True).from_outside
+    assert cause_of_death(-number, out_of_memory=False).blame is Blame.OUTSIDE
+    assert cause_of_death(-number, out_of_memory=True).blame is Blame.UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -115,4 +115,4 @@ def test_a_signal_that_others_send_comes_from_outside_unless_memory_ran_out(numb
     ],
 )
 def test_a_crash_is_named_by_its_signal_or_exit_status(status, reason):
-    assert cause_of_death(status, out_of_memory=False) == Death(reason, from_outside=False)
+    assert cause_of_death(status, out_of_memory=False) == Death(reason)

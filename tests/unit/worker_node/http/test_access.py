@@ -9,7 +9,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer, make_mocked_request
 
 from worker_node.core.errors import BadRequest, Forbidden
-from worker_node.http.access import OriginPolicy
+from worker_node.http.access import Access
 from worker_node.http.middleware import errors_as
 from worker_node.settings import NodeSettings
 
@@ -29,7 +29,7 @@ async def serving(policy, monkeypatch):
     async def refuse(_request):
         raise BadRequest("wrong")
 
-    app = web.Application(middlewares=[errors_as(lambda _request: _plain_error, policy.check)])
+    app = web.Application(middlewares=[errors_as(lambda _request: _plain_error, policy.check_origin)])
     app.on_response_prepare.append(policy.add_headers)
     app.add_routes([web.get("/", answer), web.post("/", answer), web.post("/wrong", refuse)])
     server = TestServer(app, host="127.0.0.1")
@@ -51,7 +51,7 @@ async def serving(policy, monkeypatch):
         await server.close()
 
 
-OWN = OriginPolicy("127.0.0.1")
+OWN = Access(NodeSettings(api_keys=()))
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ async def test_the_target_of_a_request_may_be_a_whole_url_of_this_node_only(monk
 
 async def test_allowed_hosts_are_names_of_the_node(monkeypatch):
     settings = NodeSettings(allowed_hosts=("npu.example", "*.lan"), api_keys=())
-    async with serving(OriginPolicy.of(settings), monkeypatch) as ask:
+    async with serving(Access(settings), monkeypatch) as ask:
         for host, status in (
             ("npu.example", 200),
             ("NPU.Example:1", 200),
@@ -110,7 +110,7 @@ async def test_allowed_hosts_are_names_of_the_node(monkeypatch):
             ("x.npu.example", 403),
         ):
             assert (await ask(f"Host: {host}"))[0] == status, host
-    async with serving(OriginPolicy("h", frozenset({"*"})), monkeypatch) as ask:
+    async with serving(Access(NodeSettings(allowed_hosts=("*",), api_keys=())), monkeypatch) as ask:
         assert (await ask("Host: any.example"))[0] == 200
 
 
@@ -128,12 +128,12 @@ def test_a_node_bound_to_every_address_has_the_one_that_was_used_for_a_name(bind
     transport.get_extra_info.side_effect = {"sockname": ("::ffff:192.0.2.7", 8081, 0, 0)}.get
     request = make_mocked_request("GET", "/", headers={"Host": host}, transport=transport)
     with contextlib.nullcontext() if accepted else pytest.raises(Forbidden):
-        OriginPolicy(bind).check(request)
+        Access(NodeSettings(host=bind, api_keys=(), allow_unauthenticated=True)).check_origin(request)
 
 
 async def test_with_keys_any_name_will_do_but_not_two(monkeypatch):
     settings = NodeSettings(api_keys=("secret-0123456789",))
-    async with serving(OriginPolicy.of(settings), monkeypatch) as ask:
+    async with serving(Access(settings), monkeypatch) as ask:
         assert (await ask("Host: npu.example", "Origin: https://app.example"))[0] == 200
         assert (await ask("Host: a", "Host: b"))[0] == 400
 
@@ -153,7 +153,7 @@ async def test_with_keys_any_name_will_do_but_not_two(monkeypatch):
 )
 def test_an_origin_may_stand_for_all_ports_of_its_host(origin, opens):
     settings = NodeSettings(cors_origins=("http://localhost:*", "http://[::1]:*"), api_keys=())
-    assert OriginPolicy.of(settings).opens_to(origin) == opens
+    assert Access(settings).opens_to(origin) == opens
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_an_origin_that_no_page_can_have_stops_the_node(origin):
 
 async def test_cors_origins_may_send_and_read(monkeypatch):
     settings = NodeSettings(cors_origins=("https://app.example",), api_keys=())
-    async with serving(OriginPolicy.of(settings), monkeypatch) as ask:
+    async with serving(Access(settings), monkeypatch) as ask:
         for target, status in (("/", 200), ("/wrong", 400), ("/nowhere", 404)):
             got, headers = await ask("Host: localhost", "Origin: https://app.example", target=target)
             assert (got, headers["access-control-allow-origin"]) == (status, "https://app.example")

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.application import application
-from worker_node.http.dashboard import RANGES, History, histories
+from worker_node.http.dashboard import RANGES, Dashboard, History
 from worker_node.settings import NodeSettings
 
 COUNTERS = dict.fromkeys(("requests", "prompt_tokens", "output_tokens", "texts", "errors", "embeddings"), 0) | {
@@ -29,7 +29,7 @@ def test_the_npu_share_is_of_wall_time_and_unknown_when_the_counter_falls():
 
 @given(st.lists(st.integers(0, 1000), min_size=2, max_size=2000))
 def test_histories_are_bounded_and_hold_the_means_of_their_periods(steps):
-    kept = histories()
+    kept = Dashboard(None).histories
     counted = 0
     for at, step in enumerate(steps):
         counted += step

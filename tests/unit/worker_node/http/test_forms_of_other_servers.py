@@ -187,6 +187,14 @@ async def test_responses_take_the_sampling_of_local_servers(store):
     assert job.sampling == Sampling(top_k=3, min_p=0.1, seed=7, repetition_penalty=1.5, presence_penalty=0.5)
 
 
+@pytest.mark.parametrize(("fields", "length"), [({}, 16), ({"max_tokens": None}, 16), ({"n_predict": 20}, 20)])
+async def test_a_completion_has_16_tokens_unless_its_length_is_named(store, fields, length):
+    async with writing(store) as (client, _, engine):
+        reply, body = await post(client, COMPLETIONS, **fields)
+    assert reply.status == 200, body
+    assert engine.jobs[-1].max_new_tokens == length
+
+
 async def test_tokens_as_llama_cpp_tells_them(store):
     async with writing(store) as (client, *_):
         _, body = await post(client, "/tokenize", content="Hello wörld", with_pieces=True)

@@ -10,8 +10,9 @@ import pytest
 from tests.support.writing import EMBEDDER, WRITER, writing
 from worker_node.settings import NodeSettings
 from worker_node.tasks.embed.http import EMBEDDINGS
-from worker_node.tasks.generate.http import fields as openai
-from worker_node.tasks.generate.http import ollama
+from worker_node.tasks.generate.http.ollama import GenerateBody
+from worker_node.tasks.generate.http.openai import ChatBody, CompletionsBody
+from worker_node.tasks.generate.http.responses import ResponsesBody
 
 HEADER = "X-NPU-Node-Ignored"
 TURN = {"role": "user", "content": "Hello"}
@@ -25,11 +26,11 @@ BODIES = {
     "/api/embed": {"model": EMBEDDER, "input": "Hello"},
 }
 TABLES = {
-    "/v1/chat/completions": openai.CHAT,
-    "/v1/completions": openai.COMPLETIONS,
+    "/v1/chat/completions": ChatBody.rules,
+    "/v1/completions": CompletionsBody.rules,
     "/v1/embeddings": EMBEDDINGS,
-    "/v1/responses": openai.RESPONSES,
-    "/api/generate": ollama.GENERATE,
+    "/v1/responses": ResponsesBody.rules,
+    "/api/generate": GenerateBody.rules,
 }
 ROWS = [(path, name) for path, table in TABLES.items() for name in table]
 

@@ -8,7 +8,7 @@ from prometheus_client.registry import Collector
 
 from worker_node.core.types import Device
 from worker_node.engines.protocol import CanaryProof, EngineState, EngineStats, EngineStatus
-from worker_node.http.metrics import EngineMetrics
+from worker_node.http.metrics import Readings, read_models
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 
@@ -25,7 +25,9 @@ class Reading(Collector):
         self._registry = SimpleNamespace(models=[model], failed=())
 
     def collect(self):
-        return EngineMetrics(self._registry).families()
+        found = Readings()
+        read_models(found, self._registry)
+        return found.values()
 
 
 def value(status, name, **labels):

@@ -15,7 +15,7 @@ from worker_node.http.middleware import begin_reply, describe_request, log_reque
 from worker_node.http.openapi import DESCRIBED
 from worker_node.http.request_state import NODE
 from worker_node.http.sse import EventStream
-from worker_node.observability.failures import RecentFailures
+from worker_node.observability.metrics import RecentFailures
 from worker_node.settings import NodeSettings
 
 SECRET = "zanzibar-7f3a9c"

@@ -12,56 +12,53 @@ from worker_node.core.types import NOTHING
 from worker_node.http.leniency import Ignored, sift
 from worker_node.settings import NodeSettings
 from worker_node.tasks.generate.http import parameters
-from worker_node.tasks.generate.http.fields import SamplingFields
 from worker_node.tasks.generate.http.ollama import OllamaOptions
+from worker_node.tasks.generate.http.parameters import SamplingFields
 from worker_node.tasks.generate.messages import Sampling
 
 # Each field of Sampling with a value, and what the dialects call it.
 NAMES = [
-    ("max_new_tokens", 7, {"OPENAI": "max_tokens", "OLLAMA": "num_predict", "NATIVE": "max_new_tokens"}),
-    ("temperature", 0.5, "temperature"),
-    ("top_p", 0.5, "top_p"),
-    ("top_k", 5, "top_k"),
-    ("min_p", 0.1, "min_p"),
-    ("seed", 3, "seed"),
-    ("stop", ["a", "b"], "stop"),
-    ("ignore_eos", True, "ignore_eos"),
-    ("presence_penalty", 0.5, "presence_penalty"),
-    ("frequency_penalty", 0.5, "frequency_penalty"),
-    ("repetition_penalty", 1.5, {"OPENAI": "repetition_penalty", "OLLAMA": "repeat_penalty"}),
-    ("min_tokens", 4, {"OPENAI": "min_tokens"}),
-    ("stop_token_ids", [7, 8], {"OPENAI": "stop_token_ids"}),
+    ("max_new_tokens", 7, ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict", "num_predict")),
+    ("temperature", 0.5, ("temperature",)),
+    ("top_p", 0.5, ("top_p",)),
+    ("top_k", 5, ("top_k",)),
+    ("min_p", 0.1, ("min_p",)),
+    ("seed", 3, ("seed",)),
+    ("stop", ["a", "b"], ("stop", "stop_sequences")),
+    ("ignore_eos", True, ("ignore_eos",)),
+    ("presence_penalty", 0.5, ("presence_penalty",)),
+    ("frequency_penalty", 0.5, ("frequency_penalty",)),
+    ("repetition_penalty", 1.5, ("repetition_penalty", "repeat_penalty")),
+    ("min_tokens", 4, ("min_tokens",)),
+    ("stop_token_ids", [7, 8], ("stop_token_ids",)),
 ]
 
 
 @pytest.mark.parametrize(("field", "value", "names"), NAMES, ids=[row[0] for row in NAMES])
-def test_a_parameter_means_the_same_in_every_dialect(field, value, names):
-    names = dict.fromkeys(("OPENAI", "OLLAMA", "NATIVE"), names) if isinstance(names, str) else names
-    read = {parameters.sampling(getattr(parameters, dialect), {name: value}) for dialect, name in names.items()}
-    (sampling,) = read
+def test_a_parameter_means_the_same_under_each_of_its_names(field, value, names):
+    (sampling,) = {parameters.sampling({name: value}) for name in names}
     assert getattr(sampling, field) == (tuple(value) if isinstance(value, list) else value)
 
 
-def sampled(table, **given):
-    return structs.replace(parameters.sampling(table, given), open_fields=())
+def sampled(**given):
+    return structs.replace(parameters.sampling(given), open_fields=())
 
 
 def test_the_words_for_no_limit_and_no_seed():
-    assert sampled(parameters.OLLAMA, num_predict=-1, seed=-1) == Sampling()
-    assert parameters.sampling(parameters.OPENAI, {"seed": -5}).seed == 2**63 - 5
+    assert sampled(num_predict=-1, seed=-1) == Sampling()
+    assert parameters.sampling({"seed": -5}).seed == 2**63 - 5
 
 
 def test_no_tokens_are_no_limit_for_ollama_and_refused_for_llama_cpp():
-    assert sampled(parameters.OLLAMA, num_predict=0) == Sampling()
-    assert sampled(parameters.OPENAI, n_predict=-1) == Sampling()
+    assert sampled(num_predict=0) == Sampling()
+    assert sampled(n_predict=-1) == Sampling()
     with pytest.raises(BadRequest, match="n_predict: 0 asks for no token"):
-        parameters.sampling(parameters.OPENAI, {"n_predict": 0})
+        parameters.sampling({"n_predict": 0})
 
 
-@pytest.mark.parametrize("table", [parameters.OPENAI, parameters.OLLAMA, parameters.NATIVE])
 @pytest.mark.parametrize("min_p", [0.99999999, 1 - 2**-53])
-def test_a_min_p_that_is_one_in_float32_stays_below_it(table, min_p):
-    assert np.float32(0.99) < np.float32(parameters.sampling(table, {"min_p": min_p}).min_p) < np.float32(1)
+def test_a_min_p_that_is_one_in_float32_stays_below_it(min_p):
+    assert np.float32(0.99) < np.float32(parameters.sampling({"min_p": min_p}).min_p) < np.float32(1)
 
 
 @pytest.mark.parametrize("penalty", [5e-324, 1e-40, 1e-30, 0.009, 10.1])
@@ -78,25 +75,24 @@ def test_a_repetition_penalty_is_neither_tiny_nor_huge(penalty):
 
 
 def test_top_p_of_zero_is_greedy():
-    assert sampled(parameters.OPENAI, top_p=0, temperature=1.0) == Sampling(temperature=0.0)
+    assert sampled(top_p=0, temperature=1.0) == Sampling(temperature=0.0)
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-44, 1e-39, 1e-37, 1e-8])
-@pytest.mark.parametrize("table", [parameters.OPENAI, parameters.OLLAMA, parameters.NATIVE])
-def test_a_temperature_by_which_an_engine_cannot_divide_is_greedy(table, temperature):
-    assert sampled(table, temperature=temperature) == Sampling(temperature=0.0)
+def test_a_temperature_by_which_an_engine_cannot_divide_is_greedy(temperature):
+    assert sampled(temperature=temperature) == Sampling(temperature=0.0)
 
 
 def test_two_names_of_one_field_must_agree():
-    assert parameters.sampling(parameters.OPENAI, {"max_tokens": 5, "max_completion_tokens": 5}).max_new_tokens == 5
+    assert parameters.sampling({"max_tokens": 5, "max_completion_tokens": 5}).max_new_tokens == 5
     with pytest.raises(BadRequest):
-        parameters.sampling(parameters.OPENAI, {"max_tokens": 5, "max_completion_tokens": 6})
+        parameters.sampling({"max_tokens": 5, "max_completion_tokens": 6})
 
 
 @pytest.mark.parametrize("stop", ["", ["a", ""], ["x"] * 17, "x" * 257])
 def test_stop_sequences_have_limits(stop):
     with pytest.raises(BadRequest):
-        parameters.sampling(parameters.OPENAI, {"stop": stop})
+        parameters.sampling({"stop": stop})
 
 
 TURNS = [{"role": "user", "content": "Hello"}]
@@ -203,12 +199,12 @@ DEFAULTS = {
 def read(**options):
     options = OllamaOptions.model_validate(options)
     sift(options, Ignored(), "ignore")
-    return options
+    return parameters.sampling(vars(options))
 
 
 @pytest.mark.parametrize("given", [DEFAULTS, *({name: value} for name, value in DEFAULTS.items())], ids=str)
 def test_defaults_ask_for_nothing(given):
-    assert read(**given).sampling(logprobs=False).for_engine() == Sampling()
+    assert read(**given).for_engine() == Sampling()
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ async def test_what_fails_after_the_head_ends_the_connection(stream, error, tmp_
         finally:
             writer.close()
             await server.close()
-        [failure] = node.state.failures.latest_first()
+        [failure] = node.telemetry.failures.latest_first()
         assert failure.code == "internal_error"
 
 

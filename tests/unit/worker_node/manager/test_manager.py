@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -15,12 +16,13 @@ from worker_node.core.errors import (
 )
 from worker_node.core.types import ModelKind
 from worker_node.http.models import PullJobs
-from worker_node.manager.manager import Pulls
 from worker_node.manager.served import Names
+from worker_node.manager.work import BoundedWork
 from worker_node.models.catalog import Catalog
 from worker_node.models.store import ModelStore
-from worker_node.tasks.embed.service import EmbeddingModel, embedding_model
-from worker_node.tasks.generate.model import GenerationModel, generation_model
+from worker_node.tasks.embed.service import EmbeddingModel
+from worker_node.tasks.generate.building import GenerationModel
+from worker_node.tasks.generate.prompting import generation_model
 
 DAMAGES = {
     "not JSON": {"npu-node.json": b"{"},
@@ -95,44 +97,35 @@ async def test_callers_of_one_name_share_one_pull_which_goes_on_without_them():
     assert jobs.start(manager, "m") is not job, "one that has ended is begun again"
 
 
-async def test_more_than_so_many_pulls_at_once_are_refused():
-    begun, go = [], asyncio.Event()
+def bounded(most=8):
+    stopped = partial(DownloadFailed, "the node is shutting down")
+    return BoundedWork(most, "8 models are being pulled", 30.0, stopped)
 
-    async def pull(name, _progress):
-        begun.append(name)
-        await go.wait()
 
-    pulls = Pulls(pull)
-    running = [asyncio.create_task(pulls.run(f"model-{n}", Listener())) for n in range(8)]
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+async def test_more_work_than_the_bound_is_refused():
+    go, work = asyncio.Event(), bounded()
+    running = [work.start(go.wait(), f"model {n}") for n in range(8)]
     with pytest.raises(Overloaded, match="8 models are being pulled"):
-        await pulls.run("one-more", Listener())
+        work.start(go.wait(), "one more")
     go.set()
     await asyncio.gather(*running)
-    assert begun == [f"model-{n}" for n in range(8)]
-    await pulls.run("one-more", Listener())
+    assert await work.result(work.start(go.wait(), "one more"))
 
 
 async def test_a_failure_reaches_the_caller_and_closing_ends_what_runs():
-    async def fail(_name, _progress):
+    async def fail():
         raise DownloadFailed("no network")
 
+    work = bounded()
     with pytest.raises(DownloadFailed, match="no network"):
-        await Pulls(fail).run("m", Listener())
-
-    async def hang(_name, _progress):
-        await asyncio.Event().wait()
-
-    pulls = Pulls(hang)
-    waiting = asyncio.create_task(pulls.run("m", Listener()))
+        await work.result(work.start(fail(), "fail"))
+    waiting = asyncio.create_task(work.result(work.start(asyncio.Event().wait(), "hang")))
     await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    await pulls.close()
+    await work.close()
     with pytest.raises(DownloadFailed, match="shutting down"):
         await waiting
     with pytest.raises(DownloadFailed, match="shutting down"):
-        await pulls.run("m", Listener())
+        work.start(asyncio.Event().wait(), "late")
 
 
 def generation(model_id, *aliases, sources=()):
@@ -175,13 +168,13 @@ async def test_a_model_of_another_kind_than_the_request_needs_is_refused_by_name
         == "writer"
     )
     assert (
-        (await embedding_model(manager, None, math.inf)).id
-        == (await embedding_model(manager, "t", math.inf)).id
+        (await manager.model_of(ModelKind.EMBEDDING, EmbeddingModel, None, math.inf)).id
+        == (await manager.model_of(ModelKind.EMBEDDING, EmbeddingModel, "t", math.inf)).id
         == "texts"
     )
     with pytest.raises(BadRequest, match="texts is for embed, not for generate; use one of these: writer"):
         await generation_model(manager, "t", math.inf)
     with pytest.raises(BadRequest, match="writer is for generate, not for embed; use one of these: texts"):
-        await embedding_model(manager, "w", math.inf)
+        await manager.model_of(ModelKind.EMBEDDING, EmbeddingModel, "w", math.inf)
     with pytest.raises(ModelNotFound, match="serves no embedding model"):
-        await embedding_model(manager_of([generation("writer")]), None, math.inf)
+        await manager_of([generation("writer")]).model_of(ModelKind.EMBEDDING, EmbeddingModel, None, math.inf)

@@ -65,7 +65,7 @@ def simulate(scenario, disk, failed=()):
         loop.run_until_complete(scenario(loop, manager))
     finally:
         disk.go.set()
-        manager._on_demand.reading.close()
+        loop.run_until_complete(manager.stop())
         loop.close()
 
 

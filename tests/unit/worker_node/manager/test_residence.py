@@ -41,7 +41,7 @@ class Case:
 
     async def load(self, model, seconds=60.0):
         placement = model.placements[0]
-        placement.wake()
+        placement.request_load(on_request=True, insist=False)
         await placement.settled(self.clock() + seconds)
 
 

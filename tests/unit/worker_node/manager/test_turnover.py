@@ -62,7 +62,7 @@ class World:
         with model.activity.working():
             placement = model.placements[0]
             while placement.engine.state is not EngineState.READY:
-                placement.wake()
+                placement.request_load(on_request=True, insist=False)
                 await placement.settled(self.clock() + 60)
             await asyncio.sleep(work_s)
             assert placement.engine.state is EngineState.READY, "the engine was taken from a request"

@@ -10,8 +10,9 @@ from worker_node.core.types import Busy, Device, Route, Timing, Usage
 from worker_node.http.task import task_apis
 from worker_node.observability.metrics import Telemetry
 from worker_node.tasks.embed.service import EmbeddingReply, count_embedding
-from worker_node.tasks.generate.blocks import Finished, FinishReason
-from worker_node.tasks.generate.metrics import count_generation, declare_generation_metrics
+from worker_node.tasks.generate.answer import Finished, FinishReason
+from worker_node.tasks.generate.metrics import declare_generation_metrics
+from worker_node.tasks.generate.service import count_generation
 
 LABELS = {"model": "m", "device": "NPU"}
 
@@ -37,7 +38,9 @@ def test_busy_time_that_others_are_known_to_share_is_kept_apart(telemetry):
     route = Route("m", Device.NPU, "preferred", 12)
     timing = Timing(queue=0.0, tokenize=0.0, inference=1.0, total=1.0)
     for busy_us, shared in ((1_000_000, False), (2_000_000, True)):
-        reply = EmbeddingReply(route, np.zeros((1, 2), np.float32), "s", Usage(1), timing, Busy(busy_us, shared))
+        reply = EmbeddingReply(
+            route, np.zeros((1, 2), np.float32), "s", Usage(1), timing, Busy(busy_us, shared), computed=1
+        )
         count_embedding(telemetry, reply)
     count_generation(telemetry, route, Finished(FinishReason.STOP, Usage(1, 1), timing, Busy(4_000_000, True)))
     assert busy(telemetry) == {("false", "unknown"): 1, ("false", "false"): 6}

@@ -14,9 +14,8 @@ from tests.unit.worker_node.observability.recorded_spans import Recorded
 from worker_node.core.errors import ConfigurationError, EngineUnavailable
 from worker_node.core.types import Busy, Device, RequestContext, Route, Usage
 from worker_node.observability.tracing import open_tracing, set_response_status
-from worker_node.tasks.generate.chat import Message
 from worker_node.tasks.generate.messages import Sampling
-from worker_node.tasks.generate.model import GenerationRequest
+from worker_node.tasks.generate.request import GenerationRequest, Message
 from worker_node.tasks.generate.service import trace_generation
 
 SECRET = "an unlikely secret"
@@ -39,11 +38,11 @@ def test_a_generation_is_one_trace_with_its_caller(recorded):
         recorded.tracing.request("POST", "/inference", {"traceparent": PARENT}, "req_1", began) as served,
         trace_generation(recorded.tracing, ASKED) as operation,
     ):
-        operation.tokenized(time.monotonic())
+        operation.begin("route")
         operation.routed(ROUTE)
         operation.submitted(ENGINE)
-        operation.started(time.monotonic())
-        operation.first_token(time.monotonic())
+        operation.begin("prefill", time.monotonic())
+        operation.begin("decode", time.monotonic())
         operation.answered(Usage(7, 5), finish_reason="stop", busy=Busy(12), ended=time.monotonic())
         set_response_status(served, 200)
     spans = recorded.spans
@@ -75,10 +74,10 @@ def test_a_generation_is_one_trace_with_its_caller(recorded):
 
 def test_a_failure_ends_the_open_stages_and_names_only_its_code(recorded):
     with pytest.raises(EngineUnavailable), trace_generation(recorded.tracing, ASKED) as operation:
-        operation.tokenized(time.monotonic())
+        operation.begin("route")
         operation.routed(ROUTE)
         operation.submitted(ENGINE)
-        operation.started(time.monotonic())
+        operation.begin("prefill", time.monotonic())
         raise EngineUnavailable(SECRET)
     spans = recorded.spans
     assert recorded.tree()["prefill"] == "engine"
@@ -90,7 +89,7 @@ def test_a_failure_ends_the_open_stages_and_names_only_its_code(recorded):
 
 def test_a_caller_who_leaves_is_no_error(recorded):
     with trace_generation(recorded.tracing, ASKED) as operation:
-        operation.tokenized(time.monotonic())
+        operation.begin("route")
         operation.routed(ROUTE)
         operation.submitted(ENGINE)
     span = recorded.spans["chat m"]

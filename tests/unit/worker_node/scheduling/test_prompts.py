@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_node.scheduling.prompts import JobQueue, Prompt
-from worker_node.scheduling.steps import (
+from worker_node.scheduling.prompts import (
+    JobQueue,
     PrefillMeter,
+    Prompt,
     choose_prompts,
     computed_in_step,
 )

@@ -23,7 +23,6 @@ from worker_node.models.store import ModelStore
 from worker_node.serving import build
 from worker_node.serving.build import Machine, build_model, installed_model
 from worker_node.settings import ModelSettings, NodeSettings
-from worker_node.settings.faults import read_faults
 from worker_node.tasks.generate import building
 
 SMOLLM = {"num_hidden_layers": 30, "hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3}
@@ -136,15 +135,3 @@ def test_admission_expects_the_rates_that_a_passport_has_measured(built, tmp_pat
     assert on_npu.admission.prefill_rate.seconds(1000) == pytest.approx(5)
     assert on_npu.admission.decode_rate.seconds(10) == pytest.approx(1)
     assert on_cpu.admission.prefill_rate.seconds(1000) is None
-
-
-def test_faults_strike_real_devices_only_where_they_are_allowed(built, tmp_path):
-    (tmp_path / "faults.toml").write_text("[[fault]]\nkind = 'crash'\n")
-    for allowed in (False, True):
-        settings = NodeSettings(
-            compile_cache=built.root, npu_emulation=True, allow_faults=allowed, faults=tmp_path / "faults.toml"
-        )
-        npu = NpuSource(emulated=True, busy_counter=COUNTER, stand_in=True)
-        built.machine = Machine(settings, built.machine.probe, npu, faults=read_faults(settings.faults))
-        on_npu, on_cpu = built.placements()
-        assert (on_npu.faults, on_cpu.faults) == (("crash",), ("crash",) if allowed else ())

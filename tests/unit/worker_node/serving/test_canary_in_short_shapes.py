@@ -27,7 +27,8 @@ class Engine(TaskEngine):
     def __init__(self, model, off):
         known = model.installed.canary
         self.vectors = {
-            len(row): vector for row, vector in zip(model.tokenizer.rows(known.texts), known.vectors, strict=True)
+            len(row): vector
+            for row, vector in zip(model.tokenizer.rows(known.texts, truncate=False), known.vectors, strict=True)
         }
         self.off, self.lengths = off, []
 

@@ -10,8 +10,7 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from worker_node.core.errors import BadRequest, ContextLengthExceeded, DeadlineExceeded, Overloaded
 from worker_node.serving import tokenizing
-from worker_node.serving.tokenizing import TokenizingThreads, beginning
-from worker_node.tasks.embed.tokenizer import EmbeddingTokenizer
+from worker_node.serving.tokenizing import RowTokenizer, TokenizingThreads, beginning
 
 LIMIT = 16
 
@@ -58,7 +57,7 @@ def whole():
 def embedder(whole, tmp_path_factory):
     directory = tmp_path_factory.mktemp("tokenizer")
     whole.save(str(directory / "tokenizer.json"))
-    return EmbeddingTokenizer(directory, LIMIT)
+    return RowTokenizer(directory, LIMIT)
 
 
 @pytest.mark.parametrize("text", ["ab" * 4_000_000, " " * 8_000_000 + "a"], ids=["one word", "white space"])
@@ -81,9 +80,9 @@ async def test_ordinary_requests_do_not_wait_for_very_large_ones():
 
 
 async def test_tokens_are_counted_up_to_a_size_and_beyond_it_only_found_too_many(embedder):
-    with pytest.raises(ContextLengthExceeded, match="text 1 has 20002 tokens") as counted:
+    with pytest.raises(ContextLengthExceeded, match=r"texts\[1\] has 20002 tokens") as counted:
         await embedder.encode(["a", "a " * 20_000], truncate=False)
-    with pytest.raises(ContextLengthExceeded, match="text 1 has more than 16 tokens") as found:
+    with pytest.raises(ContextLengthExceeded, match=r"texts\[1\] has more than 16 tokens") as found:
         await embedder.encode(["a", "a " * 2_000_000], truncate=False)
     assert (counted.value.param, found.value.param) == ("texts[1]", "texts[1]")
 

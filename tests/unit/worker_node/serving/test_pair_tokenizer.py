@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from tests.support.cross_encoders import write_tiny
 from worker_node.core.errors import ContextLengthExceeded
-from worker_node.tasks.rerank.tokenizer import PairTokenizer
+from worker_node.serving.tokenizing import RowTokenizer
 
 LIMIT = 16
 
@@ -26,11 +26,11 @@ def directory(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pairs(directory):
-    return PairTokenizer(directory, LIMIT)
+    return RowTokenizer(directory, LIMIT)
 
 
 async def test_a_pair_has_the_templates_tokens_and_the_place_where_the_document_begins(pairs, directory):
-    [pair] = await pairs.encode("a b", ["c d e"], truncate=False)
+    [pair] = await pairs.encode_pairs("a b", ["c d e"], truncate=False)
     known = Tokenizer.from_file(str(directory / "tokenizer.json")).encode("a b", "c d e")
     assert pair.ids == known.ids
     assert [int(place >= pair.query) for place in range(len(pair.ids))] == known.type_ids
@@ -42,26 +42,26 @@ def test_documents_are_cut_as_only_second_does(directory, query, document):
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     tokenizer.enable_truncation(LIMIT, strategy="only_second")
     known = tokenizer.encode(query, document)
-    pairs = PairTokenizer(directory, LIMIT)
-    pair = pairs.pair(query, document)
+    pairs = RowTokenizer(directory, LIMIT)
+    [pair] = pairs.pairs(query, [document], truncate=True)
     assert (pair.ids, pair.query) == (known.ids, known.type_ids.index(1))
 
 
 async def test_a_document_is_cut_to_its_own_limit_before_the_models(pairs):
-    [short] = await pairs.encode("a", ["b c d e"], truncate=False, max_document_tokens=2)
-    [same] = await pairs.encode("a", ["b c"], truncate=False)
+    [short] = await pairs.encode_pairs("a", ["b c d e"], truncate=False, max_document_tokens=2)
+    [same] = await pairs.encode_pairs("a", ["b c"], truncate=False)
     assert short == same
 
 
 async def test_a_document_that_is_too_long_is_named_with_its_lengths(pairs):
-    [longest] = await pairs.encode("a", [" ".join("c" * (LIMIT - 4))], truncate=False)
+    [longest] = await pairs.encode_pairs("a", [" ".join("c" * (LIMIT - 4))], truncate=False)
     assert len(longest.ids) == LIMIT
     with pytest.raises(ContextLengthExceeded, match=r"has 13 tokens, 17 with the query"):
-        await pairs.encode("a", [" ".join("c" * (LIMIT - 3))], truncate=False)
+        await pairs.encode_pairs("a", [" ".join("c" * (LIMIT - 3))], truncate=False)
     with pytest.raises(
         ContextLengthExceeded, match=r"texts\[1\] has 20 tokens, 24 with the query.* at most 16"
     ) as error:
-        await pairs.encode("a", ["b", " ".join("c" * 20)], truncate=False, field="texts")
+        await pairs.encode_pairs("a", ["b", " ".join("c" * 20)], truncate=False, field="texts")
     assert error.value.param == "texts[1]"
 
 
@@ -69,5 +69,5 @@ async def test_a_document_that_is_too_long_is_named_with_its_lengths(pairs):
 @pytest.mark.parametrize("words", [13, 14, 5000])
 async def test_a_query_that_leaves_no_room_is_refused_whatever_is_cut(pairs, truncate, words):
     with pytest.raises(ContextLengthExceeded, match=r"the query takes .* leaves no room for a document") as error:
-        await pairs.encode(" ".join("a" * words), ["b", ""], truncate=truncate)
+        await pairs.encode_pairs(" ".join("a" * words), ["b", ""], truncate=truncate)
     assert error.value.param == "query"

@@ -6,21 +6,55 @@ from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from worker_node.core.errors import BadRequest
 from worker_node.http.body import MAX_NESTING, DialectBody, nested_deeper
-from worker_node.http.leniency import Table
-from worker_node.tasks.generate.chat import AnswerSchema, Image, Message, Tool, ToolCall, ToolUse
-from worker_node.tasks.generate.http.fields import MESSAGE, only_text, text_or_image
+from worker_node.http.leniency import Table, Unsupported
 from worker_node.tasks.generate.images import image_of_url
+from worker_node.tasks.generate.request import AnswerSchema, Image, Message, Rendering, Tool, ToolCall, ToolUse
+
+MAX_TOOLS = 128
+NO_TEMPLATE = "the model's own template cannot be replaced; send a finished prompt to /v1/completions"
+
+# Kinds of content that OpenAI's API has and this node does not: refused with the reason, not as mistakes.
+_IMAGES = frozenset({"image_url", "input_image"})
+_MEDIA = {
+    "input_audio": "sound",
+    "audio_url": "sound",
+    "video_url": "films",
+    "input_video": "films",
+    "file": "files",
+    "input_file": "files",
+}
+
+
+def only_text(part: Any) -> Any:
+    """The part of a message that may hold text only, as it was sent. Raises PydanticCustomError."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(kind, str) and kind in _IMAGES:
+        reason = "{kind}: images are read in messages of the user only"
+        raise PydanticCustomError("unsupported_part", reason, {"kind": kind})
+    return text_or_image(part)
+
+
+def text_or_image(part: Any) -> Any:
+    """The part of a message as it was sent. Raises PydanticCustomError for one that no model here reads."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(kind, str) and kind in _MEDIA:
+        reason = "{kind}: {media} are not supported; the models here read text and images"
+        raise PydanticCustomError("unsupported_part", reason, {"kind": kind, "media": _MEDIA[kind]})
+    return part
 
 
 class TextPart(DialectBody):
-    """A part of a message that is text."""
+    """A part of a message that is text: of chat, or of the Responses API."""
 
-    type: Literal["text"]
+    type: Literal["text", "input_text", "output_text"]
     text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
 
 
 class ImagePart(DialectBody):
@@ -32,9 +66,10 @@ class ImagePart(DialectBody):
         url: str
         detail: str | None = None
 
-    type: Literal["image_url"]
-    # Some clients, and OpenAI's own older examples, write the URL alone.
+    type: Literal["image_url", "input_image"]
+    # The Responses API, some clients, and OpenAI's own older examples write the URL alone.
     image_url: Annotated[Url, BeforeValidator(lambda given: {"url": given} if isinstance(given, str) else given)]
+    detail: str | None = None
 
 
 class RefusalPart(DialectBody):
@@ -43,46 +78,29 @@ class RefusalPart(DialectBody):
     type: Literal["refusal"]
     refusal: str
 
-    @property
-    def text(self) -> str:
-        """What the model said."""
-        return self.refusal
-
-
-class ResponsesTextPart(DialectBody):
-    """A part of a message."""
-
-    type: Literal["input_text", "output_text"]
-    text: str
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
-
-
-class ResponsesImagePart(DialectBody):
-    """A part of a message that is an image, as a data URL; `detail` is a hint. Files are not kept here."""
-
-    type: Literal["input_image"]
-    image_url: str
-    detail: str | None = None
-
 
 Content = str | list[Annotated[TextPart, BeforeValidator(only_text)]]
 Part = Annotated[TextPart | ImagePart, Field(discriminator="type"), BeforeValidator(text_or_image)]
 
 
-class SystemMessage(DialectBody):
-    """Instructions; `developer` is OpenAI's newer word for `system`."""
+class ChatMessage(DialectBody):
+    """A message of a conversation."""
 
-    rules: ClassVar[Table] = MESSAGE
+    rules: ClassVar[Table] = {
+        "audio": Unsupported("audio is not supported"),
+        "function_call": Unsupported("this is the form before 2023-11; use tool_calls"),
+    }
+
+
+class SystemMessage(ChatMessage):
+    """Instructions; `developer` is OpenAI's newer word for `system`."""
 
     role: Literal["system", "developer"]
     content: Content
 
 
-class UserMessage(DialectBody):
+class UserMessage(ChatMessage):
     """What the user said."""
-
-    rules: ClassVar[Table] = MESSAGE
 
     role: Literal["user"]
     content: str | list[Part]
@@ -100,10 +118,8 @@ class PastCall(DialectBody):
     function: CalledFunction
 
 
-class AssistantMessage(DialectBody):
+class AssistantMessage(ChatMessage):
     """What the model answered."""
-
-    rules: ClassVar[Table] = MESSAGE
 
     role: Literal["assistant"]
     content: (
@@ -114,10 +130,8 @@ class AssistantMessage(DialectBody):
     reasoning_content: str | None = None
 
 
-class ToolMessage(DialectBody):
+class ToolMessage(ChatMessage):
     """What a called function returned."""
-
-    rules: ClassVar[Table] = MESSAGE
 
     role: Literal["tool"]
     content: Content
@@ -125,48 +139,45 @@ class ToolMessage(DialectBody):
     name: str | None = None
 
 
-ChatMessage = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
+Turn = SystemMessage | UserMessage | AssistantMessage | ToolMessage
 
 
-def conversation(
-    messages: Sequence[SystemMessage | UserMessage | AssistantMessage | ToolMessage],
-) -> tuple[Message, ...]:
+def conversation(messages: Sequence[Turn]) -> tuple[Message, ...]:
     """The messages as the node has them. Raises BadRequest, PayloadTooLarge for an image."""
     called: dict[str, str] = {}
     turns: list[Message] = []
     for number, message in enumerate(messages):
-        if isinstance(message, UserMessage):
-            text, images = text_and_images(message.content, f"messages[{number}].content")
-            turns.append(Message("user", text, images=images))
-            continue
-        text = text_of(message.content)
-        if isinstance(message, AssistantMessage):
-            calls = message.tool_calls or []
-            called |= {call.id: call.function.name for call in calls}
-            past = tuple(ToolCall(call.function.name, past_arguments(call.function.arguments)) for call in calls)
-            turns.append(Message("assistant", text, past))
-        elif isinstance(message, ToolMessage):
-            turns.append(Message("tool", text, tool_name=message.name or called.get(message.tool_call_id)))
-        else:
-            turns.append(Message("system", text))
+        text, images = text_and_images(message.content, f"messages[{number}].content")
+        match message:
+            case UserMessage():
+                turns.append(Message("user", text, images=images))
+            case AssistantMessage():
+                calls = [call.function for call in message.tool_calls or []]
+                called |= {call.id: call.function.name for call in message.tool_calls or []}
+                past = tuple(ToolCall(call.name, past_arguments(call.arguments)) for call in calls)
+                turns.append(Message("assistant", text, past))
+            case ToolMessage():
+                turns.append(Message("tool", text, tool_name=message.name or called.get(message.tool_call_id)))
+            case SystemMessage():
+                turns.append(Message("system", text))
     return tuple(turns)
 
 
-AnyPart = TextPart | ImagePart | RefusalPart | ResponsesTextPart | ResponsesImagePart
-
-
-def text_and_images(content: str | Sequence[AnyPart], where: str) -> tuple[str, tuple[Image, ...]]:
-    """The text of a content, and the images in it."""
-    if isinstance(content, str):
-        return content, ()
+def text_and_images(
+    content: str | Sequence[TextPart | ImagePart | RefusalPart] | None, where: str
+) -> tuple[str, tuple[Image, ...]]:
+    """The text of a content, and the images in it. Raises BadRequest, PayloadTooLarge."""
+    if content is None or isinstance(content, str):
+        return content or "", ()
     text, images = "", []
     for number, part in enumerate(content):
         match part:
-            case ImagePart(image_url=image):
-                images.append(image_of_url(image.url, len(text), f"{where}[{number}].image_url.url"))
-            case ResponsesImagePart(image_url=url):
-                images.append(image_of_url(url, len(text), f"{where}[{number}].image_url"))
-            case _:
+            case ImagePart():
+                field = "image_url.url" if part.type == "image_url" else "image_url"
+                images.append(image_of_url(part.image_url.url, len(text), f"{where}[{number}].{field}"))
+            case RefusalPart():
+                text += part.refusal
+            case TextPart():
                 text += part.text
     return text, tuple(images)
 
@@ -181,16 +192,8 @@ def past_arguments(text: str | None) -> dict[str, Any]:
     return arguments if usable else {"INVALID_JSON": text}
 
 
-def text_of(content: str | Sequence[TextPart | RefusalPart] | None) -> str:
-    """The text of a content that holds nothing else."""
-    if content is None:
-        return ""
-    return content if isinstance(content, str) else "".join(part.text for part in content)
-
-
 # Tools, the choice among them, and the form of the answer, as OpenAI's bodies write them.
 
-MAX_TOOLS = 128
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
@@ -222,26 +225,20 @@ class OtherTool(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True)
 
     type: str
-    usable: ClassVar[bool] = False
 
 
-def by_type(*known: str) -> Discriminator:
-    """Chooses the form of a tool, or of a choice among tools: by its type if that is `known`, else `other`."""
+def except_types(*known: str) -> AfterValidator:
+    """For `OtherTool`: its type is none of the `known` ones, so that their own models report what is wrong."""
 
-    def tag(given: Any) -> str:
-        if isinstance(given, str) and "word" in known:
-            return "a word"
-        kind = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
-        if not isinstance(kind, str):
-            kind = known[0]
-        return f"a {kind}" if kind in known else "other"
+    def check(tool: OtherTool) -> OtherTool:
+        if tool.type in known:
+            raise PydanticCustomError("known_type", "Input should be of another type")
+        return tool
 
-    return Discriminator(tag)
+    return AfterValidator(check)
 
 
-OfferedTool = Annotated[
-    Annotated[FunctionTool, Tag("a function")] | Annotated[OtherTool, Tag("other")], by_type("function")
-]
+OtherThanFunction = Annotated[OtherTool, except_types("function")]
 
 
 class NamedChoice(DialectBody):
@@ -259,79 +256,42 @@ class AllowedChoice(DialectBody):
 
     class Allowed(DialectBody):
         mode: Literal["auto", "required"]
-        tools: Annotated[
-            list[
-                Annotated[
-                    Annotated[NamedChoice, Tag("a function")] | Annotated[OtherTool, Tag("other")], by_type("function")
-                ]
-            ],
-            Field(min_length=1),
-        ]
+        tools: Annotated[list[NamedChoice | OtherThanFunction], Field(min_length=1)]
 
     type: Literal["allowed_tools"]
     allowed_tools: Allowed
 
 
-Choice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("a word")]
-    | Annotated[NamedChoice, Tag("a function")]
-    | Annotated[AllowedChoice, Tag("a allowed_tools")]
-    | Annotated[OtherTool, Tag("other")],
-    by_type("function", "allowed_tools", "word"),
-]
+Mode = Literal["none", "auto", "required"]
+OtherChoice = Annotated[OtherTool, except_types("function", "allowed_tools")]
 
 
-class TextFormat(DialectBody):
-    """The answer is free text."""
+class ResponseFormat(DialectBody):
+    """The form of the answer. A schema is always enforced; where it is not strict, without what cannot be enforced."""
 
-    type: Literal["text"]
+    class JsonSchema(DialectBody):
+        name: ToolName
+        description: str | None = None
+        json_schema: Annotated[dict[str, Any], Field(alias="schema")]
+        strict: bool | None = None
 
-
-class JsonObjectFormat(DialectBody):
-    """The answer is a JSON object, or JSON that matches a schema, which llama.cpp's server takes here."""
-
-    type: Literal["json_object"]
-    json_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
-
-
-class JsonSchema(DialectBody):
-    """A schema, under the field name that OpenAI gives it."""
-
-    name: ToolName
-    description: str | None = None
-    json_schema: Annotated[dict[str, Any], Field(alias="schema")]
-    strict: bool | None = None
-
-
-class JsonSchemaFormat(DialectBody):
-    """The answer is JSON that is valid against the schema, which is always enforced.
-
-    Where it is not strict, as it is by default, keywords that cannot be enforced are dropped.
-    """
-
-    type: Literal["json_schema"]
+    type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
     # Where llama.cpp's server takes it.
     bare_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
 
-
-ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
-
-
-def schema_of(wanted: TextFormat | JsonObjectFormat | JsonSchemaFormat | None) -> AnswerSchema | None:
-    """What the answer must match. Raises BadRequest where the schema is missing."""
-    if wanted is None or isinstance(wanted, TextFormat):
-        return None
-    if isinstance(wanted, JsonSchemaFormat) and wanted.json_schema is not None:
-        return AnswerSchema(
-            wanted.json_schema.json_schema, "response_format.json_schema.schema", wanted.json_schema.strict is True
-        )
-    bare = wanted.bare_schema if isinstance(wanted, JsonSchemaFormat) else wanted.json_schema
-    if bare is not None:
-        return AnswerSchema(bare, "response_format.schema", strict=False)
-    if isinstance(wanted, JsonSchemaFormat):
-        raise BadRequest("response_format.json_schema: it is missing", param="response_format.json_schema")
-    return AnswerSchema({"type": "object"}, "response_format")
+    def schema_of_answer(self) -> AnswerSchema | None:
+        """What the answer must match. Raises BadRequest where the schema is missing."""
+        if self.type == "text":
+            return None
+        if self.type == "json_schema" and self.json_schema is not None:
+            given, where = self.json_schema, "response_format.json_schema.schema"
+            return AnswerSchema(given.json_schema, where, given.strict is True)
+        if self.bare_schema is not None:
+            return AnswerSchema(self.bare_schema, "response_format.schema", strict=False)
+        if self.type == "json_schema":
+            raise BadRequest("response_format.json_schema: it is missing", param="response_format.json_schema")
+        return AnswerSchema({"type": "object"}, "response_format")
 
 
 def tool_of(fields: FunctionFields, where: str, *, strict: bool) -> Tool:
@@ -364,3 +324,41 @@ def tool_use(
     if choice == "required" and not chosen:
         raise BadRequest("tool_choice: required, but there are no tools that can be called here", param="tool_choice")
     return ToolUse(chosen, forced=choice == "required", single=single) if chosen else None
+
+
+# vLLM's parameters of a conversation's rendering: the template's own variables, and where the prompt ends.
+
+_MAX_BYTES = 8192
+_MAX_NESTING = 5
+# What the node itself hands to the template.
+_RESERVED = frozenset({"add_generation_prompt", "bos_token", "chat_template", "eos_token", "messages", "tools"})
+
+
+class RenderingBody(DialectBody):
+    """How a conversation becomes a prompt."""
+
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    def rendering(self) -> Rendering:
+        """The fields as the node has them. Raises BadRequest."""
+        if self.continue_final_message and self.add_generation_prompt:
+            raise BadRequest(
+                "continue_final_message: the prompt ends either with the last message or where a new one begins; leave "
+                "add_generation_prompt out",
+                param="continue_final_message",
+            )
+        variables = self.chat_template_kwargs or {}
+        if taken := sorted(_RESERVED & variables.keys()):
+            raise BadRequest(f"chat_template_kwargs: {taken[0]} is set by the node", param="chat_template_kwargs")
+        if nested_deeper(variables, _MAX_NESTING) or len(orjson.dumps(variables)) > _MAX_BYTES:
+            raise BadRequest(
+                f"chat_template_kwargs: at most {_MAX_BYTES} bytes of JSON, nested at most {_MAX_NESTING} levels deep",
+                param="chat_template_kwargs",
+            )
+        return Rendering(
+            variables,
+            answer_prompt=self.add_generation_prompt is not False,
+            continue_last=bool(self.continue_final_message),
+        )

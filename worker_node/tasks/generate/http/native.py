@@ -14,12 +14,11 @@ from worker_node.http.context import busy_fields, request_context, timing_ms
 from worker_node.http.errors import describe
 from worker_node.http.replies import Reply
 from worker_node.http.sse import event_frame
-from worker_node.http.task import EVENTS, JSON, ApiOperation
-from worker_node.tasks.generate.blocks import Finished, Grown
-from worker_node.tasks.generate.chat import Message
+from worker_node.tasks.generate.answer import Finished, Grown
 from worker_node.tasks.generate.http import parameters
-from worker_node.tasks.generate.http.replies import Ask, Renderer, answering
-from worker_node.tasks.generate.model import GenerationRequest
+from worker_node.tasks.generate.http.parameters import Length, Temperature
+from worker_node.tasks.generate.http.replies import Ask, Renderer, generation_route
+from worker_node.tasks.generate.request import GenerationRequest, Message
 from worker_node.tasks.generate.service import ChoiceEvent, Choices
 
 
@@ -28,8 +27,8 @@ class InferenceBody(Body):
 
     prompt: str
     model: str | None = None
-    max_new_tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    max_new_tokens: Length | None = None
+    temperature: Temperature | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     stop: Annotated[list[Annotated[str, Field(min_length=1, max_length=256)]], OneOrMany, Field(max_length=16)] = Field(
@@ -44,7 +43,7 @@ class InferenceBody(Body):
 async def _parse(request: web.Request) -> Ask:
     context = request_context(request)
     body = await read_body(request, InferenceBody)
-    sampling = parameters.sampling(parameters.NATIVE, body.model_dump(exclude_unset=True))
+    sampling = parameters.sampling({name: getattr(body, name) for name in body.model_fields_set})
     prompt = body.prompt if body.raw else (Message("user", body.prompt),)
     return Ask([GenerationRequest(context, prompt, sampling, body.model)], _Native, body.stream)
 
@@ -99,14 +98,4 @@ class Inference(Reply):
     npu_busy_delta_us: int | None
 
 
-OPERATIONS = (
-    ApiOperation(
-        "post",
-        "/inference",
-        answering(_parse),
-        "Generate text",
-        {JSON: Inference, EVENTS: None},
-        InferenceBody,
-        inference=True,
-    ),
-)
+OPERATIONS = (generation_route("/inference", _parse, "Generate text", Inference, InferenceBody),)

@@ -1,89 +1,301 @@
-"""Ollama's POST /api/generate and /api/chat: the answer in frames, one for each piece, or as one whole."""
+"""Ollama's routes: its models, and POST /api/generate and /api/chat with the answer in frames or as one whole."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Sequence
-from datetime import UTC, datetime
+import math
+import re
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from aiohttp import web
 from pydantic import Field
 
-from worker_node.core.errors import BadRequest, NodeError
-from worker_node.core.types import RequestContext
-from worker_node.http.body import DialectBody, limited, read_body
+from worker_node.core.errors import BadRequest, ModelNotFound, NodeError, NotOffered
+from worker_node.core.types import Device, RequestContext
+from worker_node.http.body import DialectBody, deadline_of, limited, read_body
 from worker_node.http.context import busy_fields, request_context
 from worker_node.http.errors import message
-from worker_node.http.leniency import OPTIONS, Table, Unsupported
-from worker_node.http.ollama import (
-    KeepAlive,
-    keeping,
-    seconds_of,
-    served,
-)
-from worker_node.http.replies import Reply, json_response
+from worker_node.http.leniency import Table, Unsupported
+from worker_node.http.models import capabilities, chat_first, start_pull
+from worker_node.http.replies import Reply, json_response, utc
 from worker_node.http.request_state import NODE
 from worker_node.http.sse import LineStream, line
 from worker_node.http.task import JSON, LINES, ApiOperation
 from worker_node.manager.served import ServedModel
-from worker_node.tasks.generate.blocks import Block, BlockKind, Closed, Finished, FinishReason, Grown, TokenLogprob
-from worker_node.tasks.generate.chat import AnswerSchema, Image, Message, Rendering, ToolCall, ToolUse
+from worker_node.models.directory import InstalledModel
+from worker_node.tasks.generate.answer import Block, BlockKind, Closed, Finished, FinishReason, Grown, TokenLogprob
 from worker_node.tasks.generate.http import parameters
 from worker_node.tasks.generate.http.conversation import FunctionFields, past_arguments, tool_of
-from worker_node.tasks.generate.http.parameters import RepetitionPenalty, SamplingBody
-from worker_node.tasks.generate.http.replies import (
-    Ask,
-    Renderer,
-    answering,
-    chat_logprobs,
-    known_alternatives,
-)
+from worker_node.tasks.generate.http.parameters import ContextLength, KeepAlive, RepetitionPenalty, SamplingBody
+from worker_node.tasks.generate.http.replies import Ask, Renderer, chat_logprobs, generation_route, known_alternatives
 from worker_node.tasks.generate.images import image_of_base64
-from worker_node.tasks.generate.messages import Sampling
-from worker_node.tasks.generate.model import GenerationRequest
+from worker_node.tasks.generate.request import (
+    AnswerSchema,
+    GenerationRequest,
+    Image,
+    Message,
+    Rendering,
+    ToolCall,
+    ToolUse,
+)
 from worker_node.tasks.generate.service import ChoiceEvent, Choices
 
+# The version of Ollama's API that this dialect follows. Tools compare it to know what they may ask for.
+OLLAMA_API_VERSION = "0.12.6"
+_NS_PER_MS = 1e6
+_NEVER = "2318-01-01T00:00:00Z"
 
-def now() -> str:
-    """The time as RFC 3339 in UTC."""
-    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+async def served(request: web.Request, name: str) -> ServedModel:
+    """The model of that name. Raises as `ModelManager.resolve`, ModelNotFound in Ollama's words."""
+    try:
+        return await request.app[NODE].manager.resolve(name, deadline_of(request))
+    except ModelNotFound:
+        raise _not_found(name) from None
+
+
+def _not_found(name: str) -> ModelNotFound:
+    """The error for a name that no model has, in the words that clients look for before they pull."""
+    return ModelNotFound(f"model {name[:200]!r} not found", param="model")
+
+
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|µs|ms|s|m|h)")
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_LONGEST_S = 10 * 365 * 86400.0
+
+
+def seconds_of(keep_alive: KeepAlive) -> float | None:
+    """How long a model stays in memory; None for good. Raises BadRequest if it is not a duration."""
+    if isinstance(keep_alive, int | float):
+        seconds = float(keep_alive)
+    else:
+        sign, text = (-1.0, keep_alive[1:]) if keep_alive.startswith("-") else (1.0, keep_alive)
+        if text.isdecimal() and len(text) < 12:
+            seconds = sign * float(text)
+        elif len(text) < 64 and _DURATION.sub("", text) == "" and text:
+            seconds = sign * sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(text))
+        else:
+            raise BadRequest("keep_alive is a number of seconds or a duration as 5m or 1h30m", param="keep_alive")
+    return None if seconds < 0 or math.isinf(seconds) or seconds > _LONGEST_S else seconds
+
+
+@asynccontextmanager
+async def keeping(request: web.Request, model: ServedModel | str, keep_alive: KeepAlive | None) -> AsyncIterator[None]:
+    """Keep the model in memory for that long after the block, however it ends.
+
+    Raises BadRequest, and what `ModelManager.resolve` raises, before it.
+    """
+    if keep_alive is None:
+        yield
+        return
+    seconds = seconds_of(keep_alive)
+    if isinstance(model, str):
+        model = await request.app[NODE].manager.resolve(model, deadline_of(request))
+    try:
+        yield
+    finally:
+        request.app[NODE].manager.keep(model, seconds)
+
+
+# Models.
+
+
+class NamedBody(DialectBody):
+    """A body that names a model; `name` is the older word for it."""
+
+    model: str | None = None
+    name: str | None = None
+
+    def wanted(self) -> str:
+        """The name. Raises BadRequest if there is none."""
+        name = self.model or self.name
+        if not name:
+            raise BadRequest("model: its name is missing", param="model")
+        return name
+
+
+class ShowBody(NamedBody):
+    """Body of POST /api/show."""
+
+    verbose: bool | None = None
+
+
+class OllamaPullBody(NamedBody):
+    """Body of POST /api/pull: a name of the catalog, or any source that `npu-node pull` takes.
+
+    Every download is verified, so `insecure` changes nothing.
+    """
+
+    insecure: bool | None = None
+    stream: bool | None = None
+
+
+async def _version(_request: web.Request) -> web.Response:
+    return json_response({"version": OLLAMA_API_VERSION})
+
+
+async def _tags(request: web.Request) -> web.Response:
+    manager = request.app[NODE].manager
+    served_here = {model.id: model for model in manager.models}
+    models = []
+    for model in chat_first(await manager.installed(deadline_of(request))):
+        more = {
+            "modified_at": utc(model.installed_at),
+            "capabilities": capabilities(model, served_here.get(model.id)),
+        }
+        models.append(_entry(model) | more)
+    return json_response({"models": models})
+
+
+async def _ps(request: web.Request) -> web.Response:
+    manager = request.app[NODE].manager
+    loaded: list[dict[str, Any]] = []
+    for model in manager.models:
+        placement = model.serving()
+        if placement is None:
+            continue
+        left = manager.expires_in(model)
+        until = _NEVER if left is None else utc(time.time() + left)
+        loaded.append(
+            _entry(model.installed)
+            | {
+                "expires_at": until,
+                # What of it is on an accelerator: all or nothing.
+                "size_vram": 0 if placement.device is Device.CPU else model.installed.size,
+                "context_length": placement.total_limit,
+                "device": placement.device,
+            }
+        )
+    return json_response({"models": loaded})
+
+
+async def _show(request: web.Request) -> web.Response:
+    body = await read_body(request, ShowBody)
+    model = await served(request, body.wanted())
+    installed = model.installed
+    info = {
+        "general.architecture": installed.family,
+        "general.name": installed.id,
+        f"{installed.family}.context_length": installed.context_limit,
+    }
+    if installed.dimensions is not None:
+        info[f"{installed.family}.embedding_length"] = installed.dimensions
+    return json_response(
+        {
+            "license": installed.licence,
+            "modelfile": f"# {installed.source}\nFROM {installed.id}\n",
+            "parameters": "",
+            "template": model.template(),
+            "details": _entry(installed)["details"],
+            "model_info": info,
+            "capabilities": capabilities(installed, model),
+            "modified_at": utc(installed.installed_at),
+        }
+    )
+
+
+async def _pull(request: web.Request) -> web.StreamResponse:
+    body = await read_body(request, OllamaPullBody)
+    job = await start_pull(request, body.wanted())
+    if body.stream is False:
+        async for _ in job.changes():
+            pass
+        if job.error is not None:
+            raise job.error
+        return json_response({"status": "success"})
+    async with LineStream(request, {}) as stream:
+        await stream.send({"status": "pulling manifest"})
+        async for state in job.changes():
+            if state["stage"] is not None and state["state"] == "running":
+                size = {name: state[name] for name in ("total", "completed")} if state["total"] is not None else {}
+                await stream.send({"status": state["stage"], **size})
+        if job.error is None:
+            await stream.send({"status": "success"})
+        else:
+            stream.failed(job.error)
+            await stream.send({"error": message(job.error)})
+    return stream.response
+
+
+async def _delete(request: web.Request) -> web.Response:
+    body = await read_body(request, NamedBody)
+    name = body.wanted()
+    try:
+        await request.app[NODE].manager.delete(name, deadline=deadline_of(request))
+    except ModelNotFound:
+        raise _not_found(name) from None
+    return web.Response()
+
+
+async def _not_offered(request: web.Request) -> web.Response:
+    raise NotOffered(f"{request.path} is not offered: models come from the node's catalog (npu-node pull)")
+
+
+def _entry(model: InstalledModel) -> dict[str, Any]:
+    return {
+        "name": f"{model.id}:latest",
+        "model": f"{model.id}:latest",
+        "size": model.size,
+        "digest": model.digest,
+        "details": {
+            "parent_model": "",
+            "format": "openvino",
+            "family": model.family,
+            "families": [model.family],
+            # Not told by the files: empty rather than guessed.
+            "parameter_size": "",
+            "quantization_level": model.quantization,
+        },
+    }
+
+
+# Answers.
 
 
 def frame(model: str, **fields: Any) -> dict[str, Any]:
     """A frame; `model` is the name that the client used."""
-    return {"model": model, "created_at": now(), **fields}
+    return {"model": model, "created_at": utc(time.time()), **fields}
 
 
-class Frames(Renderer):
-    """Renders one answer. `model` is the name that the client used.
+class _Frames(Renderer):
+    """Renders one answer of /api/chat, or of /api/generate. `model` is the name that the client used.
 
     `top_logprobs` is how many alternatives each token has; None where log probabilities were not asked for.
     """
 
     frames = LineStream
 
-    def __init__(self, model: str, top_logprobs: int | None, choices: Choices) -> None:
+    def __init__(self, model: str, top_logprobs: int | None, choices: Choices, *, chat: bool) -> None:
         self._model = model
         self._top = top_logprobs
         self._run = choices.runs[0]
+        self._chat = chat
 
-    @abstractmethod
-    def _fields(self, text: str, thinking: str, calls: Sequence[Block]) -> dict[str, Any]:
+    def _fields(self, text: str, thinking: str = "", calls: Sequence[Block] = ()) -> dict[str, Any]:
         """The fields that hold a part of the answer."""
+        thought = {"thinking": thinking} if thinking else {}
+        if not self._chat:
+            return {"response": text, **thought}
+        turn: dict[str, Any] = {"role": "assistant", "content": text, **thought}
+        if calls:
+            turn["tool_calls"] = [
+                {"function": {"name": call.name, "arguments": past_arguments(call.text)}} for call in calls
+            ]
+        return {"message": turn}
 
     def event(self, event: ChoiceEvent) -> bytes:
         """A call makes a frame when it is complete."""
         match event.event:
             case Grown(block, text, logprobs) if block.kind is not BlockKind.CALL:
-                said = (text, "") if block.kind is BlockKind.TEXT else ("", text)
-                part = self._fields(*said, []) | {"done": False} | self._logprobs(logprobs)
-                return line(frame(self._model, **part))
+                said = self._fields(text) if block.kind is BlockKind.TEXT else self._fields("", text)
+                return line(frame(self._model, **said, done=False, **self._logprobs(logprobs)))
             case Closed(block) if block.kind is BlockKind.CALL and not block.cut:
-                return line(frame(self._model, **self._fields("", "", [block]), done=False))
+                return line(frame(self._model, **self._fields("", calls=[block]), done=False))
             case Finished() as finished:
-                return line(self._last(finished, "", "", []))
+                return line(self._last(finished, self._fields("")))
         return b""
 
     def failure(self, error: NodeError) -> bytes:
@@ -91,72 +303,35 @@ class Frames(Renderer):
 
     def whole(self, ends: Sequence[Finished]) -> dict[str, Any]:
         [finished] = ends
-        last = self._last(finished, finished.text(), finished.text(BlockKind.REASONING), finished.calls)
-        return last | self._logprobs(finished.logprobs)
+        said = self._fields(finished.text(), finished.text(BlockKind.REASONING), finished.calls)
+        return self._last(finished, said) | self._logprobs(finished.logprobs)
 
     def _logprobs(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
         return {"logprobs": chat_logprobs(tokens, self._top)["content"]} if tokens and self._top is not None else {}
 
-    def _last(self, finished: Finished, text: str, thinking: str, calls: Sequence[Block]) -> dict[str, Any]:
-        facts = {**_ending(finished, self._run.loading_s), "device": str(self._run.route.device)}
-        return frame(self._model, **self._fields(text, thinking, calls), **facts)
+    def _last(self, finished: Finished, said: dict[str, Any]) -> dict[str, Any]:
+        """The last frame. Reading the prompt lasts from the start in the engine to the first token, writing from there
+        to the end."""
+        timing = finished.timing
+        started = timing.total - timing.inference
+        reading = timing.inference if timing.first_token is None else max(0.0, timing.first_token - started)
+        return frame(
+            self._model,
+            **said,
+            done=True,
+            done_reason="length" if finished.finish_reason is FinishReason.LENGTH else "stop",
+            total_duration=round(timing.total * _NS_PER_MS),
+            load_duration=round(self._run.loading_s * 1e9),
+            prompt_eval_count=finished.usage.prompt_tokens,
+            prompt_eval_duration=round(reading * _NS_PER_MS),
+            eval_count=finished.usage.completion_tokens,
+            eval_duration=round(max(0.0, timing.inference - reading) * _NS_PER_MS),
+            **busy_fields(finished.busy),
+            device=str(self._run.route.device),
+        )
 
 
-class Generated(Frames):
-    """Frames of /api/generate."""
-
-    def _fields(self, text: str, thinking: str, calls: Sequence[Block]) -> dict[str, Any]:  # noqa: ARG002
-        return {"response": text, **({"thinking": thinking} if thinking else {})}
-
-
-class Chatted(Frames):
-    """Frames of /api/chat."""
-
-    def _fields(self, text: str, thinking: str, calls: Sequence[Block]) -> dict[str, Any]:
-        turn: dict[str, Any] = {"role": "assistant", "content": text}
-        if thinking:
-            turn["thinking"] = thinking
-        if calls:
-            turn["tool_calls"] = [
-                {"function": {"name": call.name, "arguments": past_arguments(call.text)}} for call in calls
-            ]
-        return {"message": turn}
-
-
-_NS_PER_MS = 1e6
-
-
-def _ending(finished: Finished, loading_s: float) -> dict[str, Any]:
-    """The fields of the last frame, after a wait of `loading_s` seconds for the model to be loaded.
-
-    Reading the prompt lasts from the start in the engine to the first token, writing from there to the end.
-    """
-    timing = finished.timing
-    started = timing.total - timing.inference
-    reading = timing.inference if timing.first_token is None else max(0.0, timing.first_token - started)
-    return {
-        "done": True,
-        "done_reason": "length" if finished.finish_reason is FinishReason.LENGTH else "stop",
-        "total_duration": round(timing.total * _NS_PER_MS),
-        "load_duration": round(loading_s * 1e9),
-        "prompt_eval_count": finished.usage.prompt_tokens,
-        "prompt_eval_duration": round(reading * _NS_PER_MS),
-        "eval_count": finished.usage.completion_tokens,
-        "eval_duration": round(max(0.0, timing.inference - reading) * _NS_PER_MS),
-        **busy_fields(finished.busy),
-    }
-
-
-# The fields of Ollama's generation routes that this node does not implement.
-
-GENERATE: Table = {
-    "context": Unsupported("earlier tokens cannot be handed back; use /api/chat with the earlier messages"),
-    "suffix": Unsupported("text cannot be filled in before a suffix: the models here only continue a prompt"),
-    "template": Unsupported("the model's own template cannot be replaced; send raw: true and a finished prompt"),
-}
-
-
-Format = Literal["", "json"] | dict[str, Any]
+# Bodies.
 
 
 class OllamaOptions(SamplingBody):
@@ -165,31 +340,23 @@ class OllamaOptions(SamplingBody):
     Clients send Ollama's defaults along: a refused option at its default is passed over.
     """
 
-    rules: ClassVar[Table] = OPTIONS
+    # Ollama's documents had them once. What they have now and this engine lacks (`typical_p`, `repeat_last_n`) is
+    # passed over: clients send Ollama's own example.
+    rules: ClassVar[Table] = {
+        "mirostat": Unsupported("this engine has no Mirostat sampling"),
+        "tfs_z": Unsupported("this engine has no tail-free sampling", (1,)),
+    }
 
     num_predict: Annotated[int, Field(ge=-2, le=1_000_000)] | None = None
-    num_ctx: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    num_ctx: ContextLength | None = None
     repeat_penalty: RepetitionPenalty | None = None
     ignore_eos: bool | None = None
-
-    def sampling(self, *, logprobs: bool) -> Sampling:
-        """How to sample. Raises BadRequest."""
-        defaults = parameters.OLLAMA_DEFAULTS
-        return parameters.sampling(parameters.OLLAMA, self.model_dump(), dialect_defaults=defaults, logprobs=logprobs)
-
-
-def schema_of(wanted: Format | None) -> AnswerSchema | None:
-    """What the answer must match."""
-    if not wanted:
-        return None
-    # Ollama passes over what it cannot enforce, and has no word for strict.
-    return AnswerSchema({"type": "object"} if isinstance(wanted, str) else wanted, "format", strict=False)
 
 
 class _Common(DialectBody):
     model: str
     stream: bool | None = None
-    format: Format | None = None
+    format: Literal["", "json"] | dict[str, Any] | None = None
     options: OllamaOptions | None = None
     keep_alive: KeepAlive | None = None
     think: bool | Literal["low", "medium", "high", "max"] | None = None
@@ -203,26 +370,34 @@ class _Common(DialectBody):
         if self.shift:
             # False is what always happens here: an answer ends where the context does.
             context.note_ignored("shift")
+        form = None
+        if self.format:
+            # Ollama passes over what it cannot enforce, and has no word for strict.
+            schema = {"type": "object"} if isinstance(self.format, str) else self.format
+            form = AnswerSchema(schema, "format", strict=False)
         return GenerationRequest(
             context,
-            sampling=options.sampling(logprobs=bool(self.logprobs)),
+            sampling=parameters.sampling(
+                vars(options), dialect_defaults=parameters.OLLAMA_DEFAULTS, logprobs=bool(self.logprobs)
+            ),
             model=model,
-            grammar=schema_of(self.format),
+            grammar=form,
             think=bool(self.think) if isinstance(self.think, str) else self.think,
-            rendering=self._rendering(),
+            # A level of thinking is a variable of the templates that know levels; others think or do not.
+            rendering=Rendering({"reasoning_effort": self.think} if isinstance(self.think, str) else {}),
             context_limit=options.num_ctx,
             **more,
         )
-
-    def _rendering(self) -> Rendering:
-        """A level of thinking is a variable of the templates that know levels; others think or do not."""
-        return Rendering({"reasoning_effort": self.think}) if isinstance(self.think, str) else Rendering()
 
 
 class GenerateBody(_Common):
     """Body of POST /api/generate."""
 
-    rules: ClassVar[Table] = GENERATE
+    rules: ClassVar[Table] = {
+        "context": Unsupported("earlier tokens cannot be handed back; use /api/chat with the earlier messages"),
+        "suffix": Unsupported("text cannot be filled in before a suffix: the models here only continue a prompt"),
+        "template": Unsupported("the model's own template cannot be replaced; send raw: true and a finished prompt"),
+    }
     takes_images: ClassVar[bool] = True
 
     prompt: str | None = None
@@ -275,14 +450,6 @@ class OllamaChatBody(_Common):
     tools: list[OllamaTool] | None = None
     truncate: bool | None = None
 
-    def tool_use(self) -> ToolUse | None:
-        """The tools that the model may call."""
-        tools = tuple(
-            tool_of(tool.function, f"tools[{index}].function", strict=False)
-            for index, tool in enumerate(self.tools or [])
-        )
-        return ToolUse(tools) if tools else None
-
 
 def _conversation(messages: Sequence[OllamaMessage]) -> tuple[Message, ...]:
     return tuple(
@@ -317,7 +484,7 @@ async def _generate(request: web.Request) -> Ask | web.StreamResponse:
     elif body.system:
         raise BadRequest("system: a raw prompt has no place for it", param="system")
     wanted = body.request(context, model.id, prompt=prompt, split_reasoning=not body.raw)
-    return _ask(request, body, model, wanted, Generated)
+    return _ask(request, body, model, wanted)
 
 
 async def _chat(request: web.Request) -> Ask | web.StreamResponse:
@@ -327,17 +494,19 @@ async def _chat(request: web.Request) -> Ask | web.StreamResponse:
         empty = {"message": {"role": "assistant", "content": ""}}
         return await _load_or_unload(request, context, body, empty)
     model = await served(request, body.model)
-    prompt = _conversation(body.messages)
+    tools = [
+        tool_of(tool.function, f"tools[{index}].function", strict=False) for index, tool in enumerate(body.tools or [])
+    ]
     wanted = body.request(
         context,
         model.id,
-        prompt=prompt,
-        tool_use=body.tool_use(),
+        prompt=_conversation(body.messages),
+        tool_use=ToolUse(tuple(tools)) if tools else None,
         split_reasoning=True,
         # Ollama's own default.
         drop_oldest=body.truncate is not False,
     )
-    return _ask(request, body, model, wanted, Chatted)
+    return _ask(request, body, model, wanted)
 
 
 async def _load_or_unload(
@@ -345,17 +514,15 @@ async def _load_or_unload(
 ) -> web.StreamResponse:
     """A request that asks for no text loads its model, or unloads it with `keep_alive` 0."""
     manager = request.app[NODE].manager
-    reason = "load"
+    model = await served(request, body.model)
     seconds = None if body.keep_alive is None else seconds_of(body.keep_alive)
     if seconds == 0:
-        reason = "unload"
-        manager.unload(await served(request, body.model))
+        manager.unload(model)
     else:
-        model = await served(request, body.model)
         await manager.load(model, context.deadline)
         if body.keep_alive is not None:
             manager.keep(model, seconds)
-    done = frame(body.model, **empty, done=True, done_reason=reason)
+    done = frame(body.model, **empty, done=True, done_reason="unload" if seconds == 0 else "load")
     if body.stream is False:
         return json_response(done)
     async with LineStream(request, {}) as stream:
@@ -363,7 +530,7 @@ async def _load_or_unload(
     return stream.response
 
 
-def _ask(request: web.Request, body: _Common, model: ServedModel, wanted: GenerationRequest, form: type[Frames]) -> Ask:
+def _ask(request: web.Request, body: _Common, model: ServedModel, wanted: GenerationRequest) -> Ask:
     kept = keeping(request, model, body.keep_alive)
     top = None
     if body.logprobs:
@@ -373,7 +540,8 @@ def _ask(request: web.Request, body: _Common, model: ServedModel, wanted: Genera
         top = limited(request, "top_logprobs", body.top_logprobs or 0, known)
     elif body.top_logprobs:
         wanted.context.note_ignored("top_logprobs")
-    return Ask([wanted], partial(form, body.model, top), body.stream is not False, kept)
+    renderer = partial(_Frames, body.model, top, chat=isinstance(body, OllamaChatBody))
+    return Ask([wanted], renderer, body.stream is not False, kept)
 
 
 class OllamaFrame(Reply):
@@ -386,23 +554,46 @@ class OllamaFrame(Reply):
     device: str | None = Field(default=None, description="what ran it; at the end of an answer")
 
 
+class OllamaVersion(Reply):
+    """GET /api/version."""
+
+    version: str
+
+
+class OllamaModels(Reply):
+    """GET /api/tags and /api/ps."""
+
+    models: list[dict[str, Any]]
+
+
+class OllamaShow(Reply):
+    """POST /api/show."""
+
+    details: dict[str, Any]
+    model_info: dict[str, Any]
+    capabilities: list[str]
+    modified_at: str
+
+
+class OllamaStatus(Reply):
+    """POST /api/pull."""
+
+    status: str
+
+
 OPERATIONS = (
+    generation_route("/api/generate", _generate, "Ollama: continue a prompt", OllamaFrame, GenerateBody, LINES),
+    generation_route("/api/chat", _chat, "Ollama: answer a conversation", OllamaFrame, OllamaChatBody, LINES),
+    ApiOperation("get", "/api/version", _version, "Ollama: version of the API", {JSON: OllamaVersion}),
+    ApiOperation("get", "/api/tags", _tags, "Ollama: list models", {JSON: OllamaModels}),
+    ApiOperation("get", "/api/ps", _ps, "Ollama: models in memory", {JSON: OllamaModels}),
+    ApiOperation("post", "/api/show", _show, "Ollama: one model", {JSON: OllamaShow}, ShowBody),
     ApiOperation(
-        "post",
-        "/api/generate",
-        answering(_generate),
-        "Ollama: continue a prompt",
-        {JSON: OllamaFrame, LINES: None},
-        GenerateBody,
-        inference=True,
+        "post", "/api/pull", _pull, "Ollama: install a model", {JSON: OllamaStatus, LINES: None}, OllamaPullBody
     ),
-    ApiOperation(
-        "post",
-        "/api/chat",
-        answering(_chat),
-        "Ollama: answer a conversation",
-        {JSON: OllamaFrame, LINES: None},
-        OllamaChatBody,
-        inference=True,
+    ApiOperation("delete", "/api/delete", _delete, "Ollama: remove a model", {}, NamedBody),
+    *(
+        ApiOperation("post", f"/api/{name}", _not_offered, "Ollama: not offered", {})
+        for name in ("create", "copy", "push")
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from secrets import token_hex
 from typing import Annotated, Any, ClassVar, Literal
@@ -18,69 +18,42 @@ from worker_node.core.types import RequestContext
 from worker_node.http.body import limited, read_body
 from worker_node.http.context import busy_fields, request_context
 from worker_node.http.errors import describe_error
-from worker_node.http.leniency import Table
-from worker_node.http.ollama import keeping
+from worker_node.http.leniency import Table, Unsupported
 from worker_node.http.replies import OpenAIUsage, Reply
 from worker_node.http.sse import event_frame
-from worker_node.http.task import EVENTS, JSON, ApiOperation
-from worker_node.tasks.generate.blocks import Block, BlockEvent, BlockKind, Finished, Grown, Opened
-from worker_node.tasks.generate.chat import TokenIds, ToolUse
+from worker_node.tasks.generate.answer import Block, BlockKind, Event, Finished, Grown, Opened
 from worker_node.tasks.generate.http.conversation import (
+    NO_TEMPLATE,
     AllowedChoice,
-    ChatMessage,
-    Choice,
     FunctionTool,
+    Mode,
     NamedChoice,
-    OfferedTool,
+    OtherChoice,
+    OtherThanFunction,
+    RenderingBody,
     ResponseFormat,
+    Turn,
     conversation,
-    schema_of,
     tool_of,
     tool_use,
 )
-from worker_node.tasks.generate.http.fields import CHAT, COMPLETIONS, NumberOf, SamplingFields, StreamOptions, rendering
+from worker_node.tasks.generate.http.ollama import keeping
+from worker_node.tasks.generate.http.parameters import SAMPLING, Length, SamplingFields, StreamOptions
 from worker_node.tasks.generate.http.replies import (
     Ask,
     Renderer,
-    answering,
     busy_of,
     chat_logprobs,
     completion_logprobs,
+    generation_route,
     known_alternatives,
 )
-from worker_node.tasks.generate.model import GenerationRequest
-from worker_node.tasks.generate.service import ChoiceEvent, Choices, repeated
+from worker_node.tasks.generate.request import GenerationRequest, TokenIds, ToolUse
+from worker_node.tasks.generate.service import ChoiceEvent, Choices
 
-# What OpenAI does with a completion that names no length, and what its clients count on.
-DEFAULT_MAX_TOKENS = 16
 MAX_GENERATIONS = 128
 
-
-async def _chat(request: web.Request) -> Ask:
-    context = request_context(request)
-    body = await read_body(request, ChatBody)
-    top = body.top_logprobs or 0
-    if top:
-        top = limited(request, "top_logprobs", top, known_alternatives(body.temperature))
-    return _ask(request, body, body.requests(context), partial(_Chat, body, top))
-
-
-async def _completions(request: web.Request) -> Ask:
-    context = request_context(request)
-    body = await read_body(request, CompletionsBody)
-    top = limited(request, "logprobs", body.logprobs or 0, known_alternatives(body.temperature))
-    return _ask(request, body, body.requests(context), partial(_Completion, body, top))
-
-
-def _ask(
-    request: web.Request,
-    body: SamplingFields,
-    requests: list[GenerationRequest],
-    renderer: Callable[[Choices], Renderer],
-) -> Ask:
-    if body.keep_alive is None:
-        return Ask(requests, renderer, bool(body.stream))
-    return Ask(requests, renderer, bool(body.stream), keeping(request, body.model, body.keep_alive))
+Json = dict[str, Any]
 
 
 class _Rendered(Renderer):
@@ -106,57 +79,50 @@ class _Rendered(Renderer):
         self._head = b"data: " + orjson.dumps(self._object(self.chunk_kind, []))[:-2]
         self._ends: list[Finished] = []
 
-    def opening(self) -> bytes:
-        indices = range(len(self._choices.runs))
-        return b"".join(self._chunk(part, 0) for index in indices if (part := self._opening(index)) is not None)
-
     def event(self, event: ChoiceEvent) -> bytes:
-        if not isinstance(event.event, Finished):
-            part = self._part(event.choice, event.event)
-            return b"" if part is None else self._chunk(part, event.tokens)
-        self._ends.append(event.event)
-        complete = len(self._ends) == len(self._choices.runs)
-        busy = busy_fields(busy_of(self._ends)) if complete else {}
-        last = self._chunk(self._closing(event.choice, event.event), event.tokens, busy)
-        if not complete:
-            return last
-        if self._with_usage:
-            last += event_frame(self._object(self.chunk_kind, []) | {"usage": self._usage(self._ends)} | busy)
-        return last + b"data: [DONE]\n\n"
+        busy: Json = {}
+        if isinstance(event.event, Finished):
+            self._ends.append(event.event)
+            if complete := len(self._ends) == len(self._choices.runs):
+                busy = busy_fields(busy_of(self._ends))
+        else:
+            complete = False
+        part = self._part(event.choice, event.event)
+        frames = b"" if part is None else self._chunk(part, event.tokens, busy)
+        if complete and self._with_usage:
+            frames += event_frame(self._object(self.chunk_kind, []) | {"usage": self._usage(self._ends)} | busy)
+        return frames + b"data: [DONE]\n\n" if complete else frames
 
     def failure(self, error: NodeError) -> bytes:
         """There is no `[DONE]` after it."""
         return event_frame({"error": describe_error(error)})
 
-    def whole(self, ends: Sequence[Finished]) -> dict[str, Any]:
-        kept = _best(ends, self._choices_per_prompt, self._returned)
-        choices = [self._whole(index, ends[best]) for index, best in enumerate(kept)]
+    def whole(self, ends: Sequence[Finished]) -> Json:
+        choices = []
+        for index, best in enumerate(_best(ends, self._choices_per_prompt, self._returned)):
+            choice = self._choice(index, ends[best])
+            choices.append(choice | {"token_ids": ends[best].token_ids} if self._with_ids else choice)
         return self._object(self.kind, choices) | {"usage": self._usage(ends)}
 
-    def _opening(self, index: int) -> dict[str, Any] | None:  # noqa: ARG002
-        return None
+    @abstractmethod
+    def _part(self, index: int, event: Event) -> Json | None:
+        """What a chunk says of a choice; None for no chunk."""
 
     @abstractmethod
-    def _part(self, index: int, event: BlockEvent) -> dict[str, Any] | None: ...
-    @abstractmethod
-    def _closing(self, index: int, finished: Finished) -> dict[str, Any]: ...
-    @abstractmethod
-    def _whole(self, index: int, finished: Finished) -> dict[str, Any]: ...
+    def _choice(self, index: int, finished: Finished) -> Json:
+        """A choice of a whole reply."""
 
-    def _token_ids(self, finished: Finished) -> dict[str, Any]:
-        return {"token_ids": finished.token_ids} if self._with_ids else {}
-
-    def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    def _object(self, kind: str, choices: list[Json]) -> Json:
         return self._fields | {"object": kind, "choices": choices}
 
-    def _chunk(self, part: dict[str, Any], tokens: int, busy: dict[str, Any] | None = None) -> bytes:
+    def _chunk(self, part: Json, tokens: int, busy: Json) -> bytes:
         if not self._with_usage and not busy:
             return self._head + orjson.dumps(part) + b"]}\n\n"
         body = self._object(self.chunk_kind, [part])
         if self._with_usage:
             prompt = self._choices.routes[part["index"]].token_count
             body["usage"] = _token_usage(prompt, tokens) if self._usage_in_chunks else None
-        return event_frame(body | (busy or {}))
+        return event_frame(body | busy)
 
     def _usage(self, finished: Sequence[Finished]) -> dict[str, int]:
         """Tokens in and out, of all choices; a prompt counts once, however many choices continue it."""
@@ -179,48 +145,48 @@ def _token_usage(prompt: int, completion: int) -> dict[str, int]:
 # Chat.
 
 
-class ChatBody(SamplingFields):
+class ChatBody(SamplingFields, RenderingBody):
     """Body of POST /v1/chat/completions."""
 
-    rules: ClassVar[Table] = CHAT
+    rules: ClassVar[Table] = {
+        **SAMPLING,
+        "add_special_tokens": Unsupported("the chat template writes the special tokens"),
+        "audio": Unsupported("audio is not supported"),
+        "chat_template": Unsupported(NO_TEMPLATE),
+        "documents": Unsupported("the templates here take no documents; write them into a message"),
+        "echo": Unsupported("a conversation is not sent back"),
+        "function_call": Unsupported("this is the form before 2023-11; use tool_choice", ("auto", "none")),
+        "functions": Unsupported("this is the form before 2023-11; use tools"),
+        "plugins": Unsupported("this node has no plug-ins"),
+        "web_search_options": Unsupported("this node searches nothing; offer a tool that does"),
+    }
     takes_images: ClassVar[bool] = True
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    max_completion_tokens: NumberOf | None = None
+    messages: Annotated[list[Annotated[Turn, Field(discriminator="role")]], Field(min_length=1)]
+    max_completion_tokens: Length | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
-    tools: list[OfferedTool] | None = None
-    tool_choice: Choice | None = None
+    tools: list[FunctionTool | OtherThanFunction] | None = None
+    tool_choice: Mode | NamedChoice | AllowedChoice | OtherChoice | None = None
     parallel_tool_calls: bool | None = None
     modalities: list[str] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
 
     def requests(self, context: RequestContext) -> list[GenerationRequest]:
-        """One domain request for each choice."""
+        """One domain request for each choice. Raises BadRequest."""
         if self.top_logprobs is not None and not self.logprobs:
             raise BadRequest("top_logprobs: only with logprobs: true", param="top_logprobs")
         if self.modalities is not None and self.modalities != ["text"]:
             raise BadRequest('modalities: must be ["text"]; nothing else is supported', param="modalities")
-        request = GenerationRequest(
+        return self.requests_for(
+            context,
+            conversation(self.messages),
+            logprobs=bool(self.logprobs),
+            form=self.response_format.schema_of_answer() if self.response_format else None,
             tool_use=self._tool_use(context),
-            prompt=conversation(self.messages),
-            model=self.model,
-            grammar=self.held_to(schema_of(self.response_format)),
             split_reasoning=True,
-            context_limit=self.num_ctx,
-            rendering=rendering(
-                self.chat_template_kwargs,
-                add_generation_prompt=self.add_generation_prompt,
-                continue_final_message=self.continue_final_message,
-            ),
-            context=self.urgency(context),
-            sampling=self.sampling(logprobs=bool(self.logprobs)),
-            sent_as=self.names | {"prompt": "messages"},
+            rendering=self.rendering(),
         )
-        return repeated(request, self.generations) if self.generations > 1 else [request]
 
     def _tool_use(self, context: RequestContext) -> ToolUse | None:
         if self.tools is None and self.tool_choice is None:
@@ -243,6 +209,16 @@ class ChatBody(SamplingFields):
                 return tool_use(tools, mode, single=single)
 
 
+async def _chat(request: web.Request) -> Ask:
+    context = request_context(request)
+    body = await read_body(request, ChatBody)
+    top = body.top_logprobs or 0
+    if top:
+        top = limited(request, "top_logprobs", top, known_alternatives(body.temperature))
+    kept = keeping(request, body.model, body.keep_alive)
+    return Ask(body.requests(context), partial(_Chat, body, top), bool(body.stream), kept)
+
+
 class _Chat(_Rendered):
     kind, chunk_kind, id_prefix = "chat.completion", "chat.completion.chunk", "chatcmpl-"
 
@@ -251,55 +227,47 @@ class _Chat(_Rendered):
         self._top = top_logprobs
         self._logprobs = bool(body.logprobs)
 
-    def _opening(self, index: int) -> dict[str, Any]:
-        return _delta(index, {"role": "assistant", "content": ""})
+    def opening(self) -> bytes:
+        first = {"role": "assistant", "content": ""}
+        return b"".join(self._chunk(_delta(index, first), 0, {}) for index in range(len(self._choices.runs)))
 
-    def _part(self, index: int, event: BlockEvent) -> dict[str, Any] | None:
-        block = event.block
-        if isinstance(event, Grown):
-            match block.kind:
-                case BlockKind.CALL:
-                    call = {"index": block.call, "function": {"arguments": event.text}}
-                    return _delta(index, {"tool_calls": [call]})
-                case BlockKind.REASONING:
-                    return _delta(index, {"reasoning_content": event.text})
-            part = _delta(index, {"content": event.text})
-            if event.logprobs:
-                part["logprobs"] = chat_logprobs(event.logprobs, self._top)
-            return part
-        if isinstance(event, Opened) and block.kind is BlockKind.CALL:
-            return _delta(index, {"tool_calls": [{"index": block.call, **_call(block, "")}]})
+    def _part(self, index: int, event: Event) -> Json | None:
+        match event:
+            case Finished():
+                return _delta(index, {}, event.finish_reason)
+            case Opened(block) if block.kind is BlockKind.CALL:
+                return _delta(index, {"tool_calls": [{"index": block.call, **_call(block, "")}]})
+            case Grown(block, text, logprobs):
+                match block.kind:
+                    case BlockKind.CALL:
+                        return _delta(index, {"tool_calls": [{"index": block.call, "function": {"arguments": text}}]})
+                    case BlockKind.REASONING:
+                        return _delta(index, {"reasoning_content": text})
+                part = _delta(index, {"content": text})
+                return part | {"logprobs": chat_logprobs(logprobs, self._top)} if logprobs else part
         return None
 
-    def _closing(self, index: int, finished: Finished) -> dict[str, Any]:
-        return _delta(index, {}, finished.finish_reason)
-
-    def _whole(self, index: int, finished: Finished) -> dict[str, Any]:
+    def _choice(self, index: int, finished: Finished) -> Json:
+        text, reasoning, calls = finished.text(), finished.text(BlockKind.REASONING), finished.calls
+        # With calls and no words there is no content, not an empty one.
+        message: Json = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        if calls:
+            message["tool_calls"] = [_call(block, block.text) for block in calls]
         return {
             "index": index,
-            "message": _message(finished),
+            "message": message,
             "logprobs": chat_logprobs(finished.logprobs, self._top) if self._logprobs else None,
             "finish_reason": finished.finish_reason,
-            **self._token_ids(finished),
         }
 
 
-def _message(finished: Finished) -> dict[str, Any]:
-    text, reasoning, calls = finished.text(), finished.text(BlockKind.REASONING), finished.calls
-    # With calls and no words there is no content, not an empty one.
-    message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
-    if reasoning:
-        message["reasoning_content"] = reasoning
-    if calls:
-        message["tool_calls"] = [_call(block, block.text) for block in calls]
-    return message
-
-
-def _call(block: Block, arguments: str) -> dict[str, Any]:
+def _call(block: Block, arguments: str) -> Json:
     return {"id": f"call_{block.id}", "type": "function", "function": {"name": block.name, "arguments": arguments}}
 
 
-def _delta(index: int, delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
+def _delta(index: int, delta: Json, finish: str | None = None) -> Json:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
 
 
@@ -332,58 +300,48 @@ Ids = Annotated[list[int], Field(min_length=1)]
 class CompletionsBody(SamplingFields):
     """Body of POST /v1/completions."""
 
-    rules: ClassVar[Table] = COMPLETIONS
+    rules: ClassVar[Table] = {
+        **SAMPLING,
+        "add_special_tokens": Unsupported("send token ids for a prompt without special tokens", (True,)),
+        "echo": Unsupported("a prompt is not sent back; put it before the text"),
+        "response_format": Unsupported("use /v1/chat/completions", ({"type": "text"},)),
+        "suffix": Unsupported("text cannot be filled in before a suffix: the models here only continue a prompt"),
+    }
+    # What OpenAI does, and what its clients count on.
+    default_length: ClassVar[int | None] = 16
 
     prompt: str | Annotated[list[str], Field(min_length=1)] | Ids | Annotated[list[Ids], Field(min_length=1)]
     # 0 is refused with what to do.
     max_tokens: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
-    def prompts(self) -> list[str | TokenIds]:
-        """The prompts; a single one need not be in a list."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        prompts: list[str | TokenIds] = []
-        ids: list[int] = []
-        for item in self.prompt:
-            if isinstance(item, int):
-                ids.append(item)
-            else:
-                prompts.append(item if isinstance(item, str) else TokenIds(tuple(item)))
-        return [TokenIds(tuple(ids))] if ids else prompts
-
     def requests(self, context: RequestContext) -> list[GenerationRequest]:
-        """One domain request for each prompt and choice, those of a prompt together."""
-        count = self.generations
+        """One domain request for each prompt and choice, those of a prompt together. Raises BadRequest."""
         if self.max_tokens == 0:
             raise BadRequest(
                 "max_tokens: must be 1 or more, got 0; /tokenize counts the tokens of a prompt", param="max_tokens"
             )
-        most = self.max_tokens or DEFAULT_MAX_TOKENS
-        sampling = self.sampling(logprobs=self.logprobs is not None, max_tokens=most)
-        prompts = self.prompts()
-        grammar = self.held_to(None)
-        if len(prompts) * count > MAX_GENERATIONS:
+        # A single prompt need not be in a list.
+        single = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        given: Any = [self.prompt] if single else self.prompt
+        prompts = [one if isinstance(one, str) else TokenIds(tuple(one)) for one in given]
+        if len(prompts) * self.generations > MAX_GENERATIONS:
             raise BadRequest(
-                f"{len(prompts)} prompts of {count} choices; a request may have {MAX_GENERATIONS} in all",
+                f"{len(prompts)} prompts of {self.generations} choices; a request may have {MAX_GENERATIONS} in all",
                 param="prompt",
             )
-        return [
-            one
-            for prompt in prompts
-            for one in repeated(
-                GenerationRequest(
-                    self.urgency(context),
-                    prompt,
-                    sampling,
-                    self.model,
-                    grammar=grammar,
-                    context_limit=self.num_ctx,
-                    sent_as=self.names,
-                ),
-                count,
-            )
-        ]
+        requests: list[GenerationRequest] = []
+        for prompt in prompts:
+            requests += self.requests_for(context, prompt, logprobs=self.logprobs is not None)
+        return requests
+
+
+async def _completions(request: web.Request) -> Ask:
+    context = request_context(request)
+    body = await read_body(request, CompletionsBody)
+    top = limited(request, "logprobs", body.logprobs or 0, known_alternatives(body.temperature))
+    kept = keeping(request, body.model, body.keep_alive)
+    return Ask(body.requests(context), partial(_Completion, body, top), bool(body.stream), kept)
 
 
 class _Completion(_Rendered):
@@ -395,27 +353,24 @@ class _Completion(_Rendered):
         self._logprobs = body.logprobs is not None
         self._offsets: dict[int, int] = {}
 
-    def _part(self, index: int, event: BlockEvent) -> dict[str, Any] | None:
-        if not isinstance(event, Grown):
-            return None
-        logprobs = None
-        if event.logprobs:
-            offset = self._offsets.get(index, 0)
-            logprobs = completion_logprobs(event.logprobs, self._top, offset)
-            self._offsets[index] = offset + sum(len(token.text) for token in event.logprobs)
-        return _text_choice(index, event.text, logprobs)
+    def _part(self, index: int, event: Event) -> Json | None:
+        match event:
+            case Finished():
+                return _text_choice(index, "", finish=event.finish_reason)
+            case Grown(_, text, logprobs):
+                if not logprobs:
+                    return _text_choice(index, text)
+                offset = self._offsets.get(index, 0)
+                self._offsets[index] = offset + sum(len(token.text) for token in logprobs)
+                return _text_choice(index, text, completion_logprobs(logprobs, self._top, offset))
+        return None
 
-    def _closing(self, index: int, finished: Finished) -> dict[str, Any]:
-        return _text_choice(index, "", finish=finished.finish_reason)
-
-    def _whole(self, index: int, finished: Finished) -> dict[str, Any]:
+    def _choice(self, index: int, finished: Finished) -> Json:
         logprobs = completion_logprobs(finished.logprobs, self._top) if self._logprobs else None
-        return _text_choice(index, finished.text(), logprobs, finished.finish_reason) | self._token_ids(finished)
+        return _text_choice(index, finished.text(), logprobs, finished.finish_reason)
 
 
-def _text_choice(
-    index: int, text: str, logprobs: dict[str, Any] | None = None, finish: str | None = None
-) -> dict[str, Any]:
+def _text_choice(index: int, text: str, logprobs: Json | None = None, finish: str | None = None) -> Json:
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
 
 
@@ -441,22 +396,6 @@ class Completion(Reply):
 
 
 OPERATIONS = (
-    ApiOperation(
-        "post",
-        "/v1/completions",
-        answering(_completions),
-        "OpenAI: continue text",
-        {JSON: Completion, EVENTS: None},
-        CompletionsBody,
-        inference=True,
-    ),
-    ApiOperation(
-        "post",
-        "/v1/chat/completions",
-        answering(_chat),
-        "OpenAI: answer a conversation",
-        {JSON: ChatCompletion, EVENTS: None},
-        ChatBody,
-        inference=True,
-    ),
+    generation_route("/v1/completions", _completions, "OpenAI: continue text", Completion, CompletionsBody),
+    generation_route("/v1/chat/completions", _chat, "OpenAI: answer a conversation", ChatCompletion, ChatBody),
 )

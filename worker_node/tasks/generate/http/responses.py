@@ -4,27 +4,346 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import replace
+from functools import cached_property, partial
 from secrets import token_hex
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from aiohttp import web
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
-from worker_node.core.errors import NodeError
-from worker_node.core.types import Route
-from worker_node.http.body import note_ignored, read_body
+from worker_node.core.errors import BadRequest, NodeError
+from worker_node.core.types import RequestContext, Route
+from worker_node.http.body import DialectBody, note_ignored, read_body
 from worker_node.http.context import busy_fields, request_context
 from worker_node.http.errors import describe_error
+from worker_node.http.leniency import Table, Unsupported
 from worker_node.http.replies import Reply
 from worker_node.http.sse import event_frame
-from worker_node.http.task import EVENTS, JSON, ApiOperation
-from worker_node.tasks.generate.blocks import Block, BlockKind, Closed, Finished, FinishReason, Grown, Opened
-from worker_node.tasks.generate.http.conversation import past_arguments
-from worker_node.tasks.generate.http.replies import Ask, Renderer, answering
-from worker_node.tasks.generate.http.responses_body import ResponsesBody
+from worker_node.tasks.generate.answer import Block, BlockKind, Closed, Finished, FinishReason, Grown, Opened
+from worker_node.tasks.generate.http import parameters
+from worker_node.tasks.generate.http.conversation import (
+    FunctionFields,
+    ImagePart,
+    Mode,
+    OtherTool,
+    RefusalPart,
+    TextPart,
+    ToolName,
+    except_types,
+    past_arguments,
+    text_and_images,
+    text_or_image,
+    tool_of,
+    tool_use,
+)
+from worker_node.tasks.generate.http.parameters import SAMPLING, Length, RepetitionPenalty, SamplingBody
+from worker_node.tasks.generate.http.replies import Ask, Renderer, generation_route
+from worker_node.tasks.generate.request import AnswerSchema, GenerationRequest, Message, Tool, ToolCall, ToolUse
 from worker_node.tasks.generate.service import ChoiceEvent, Choices
 
 Json = dict[str, Any]
+
+_NOT_STORED = "nothing is stored here; send the conversation so far in `input`"
+
+MessagePart = Annotated[TextPart | ImagePart | RefusalPart, Field(discriminator="type"), BeforeValidator(text_or_image)]
+
+
+class InputItem(DialectBody):
+    """A part of the input. Clients send items of earlier answers back as they came."""
+
+    id: str | None = None
+    status: str | None = None
+
+
+class MessageItem(InputItem):
+    """A turn of the conversation."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[MessagePart]
+
+
+class CallItem(InputItem):
+    """A call that the model made; its arguments are JSON in a string."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    namespace: str | None = None
+    arguments: str
+
+
+class CustomCallItem(InputItem):
+    """A call that the model made of a tool that takes a text."""
+
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    namespace: str | None = None
+    input: str
+
+
+class OutputItem(InputItem):
+    """What a called tool returned."""
+
+    type: Literal["function_call_output", "custom_tool_call_output"]
+    call_id: str
+    output: str | list[MessagePart]
+
+
+class PassedItem(BaseModel):
+    """What the model thought in an earlier turn, which it is not shown again, or a search, which holds no result."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    type: Literal["reasoning", "web_search_call"]
+
+
+Item = CallItem | CustomCallItem | OutputItem | PassedItem | MessageItem
+_ITEM_TYPES = (
+    "message",
+    "function_call",
+    "function_call_output",
+    "custom_tool_call",
+    "custom_tool_call_output",
+    "reasoning",
+    "web_search_call",
+)
+
+
+def _known_item(item: Any) -> Any:
+    """The item as it was sent. Raises PydanticCustomError for one of a type that is not read here."""
+    kind = item.get("type") if isinstance(item, dict) else None
+    if isinstance(kind, str) and kind not in _ITEM_TYPES:
+        reason = "{kind}: items of this type cannot be used here; leave it out, or send its text as a message"
+        if kind == "item_reference":
+            reason = f"{{kind}}: {_NOT_STORED}"
+        raise PydanticCustomError("unsupported_item", reason, {"kind": kind[:60]})
+    return item
+
+
+class ResponsesFunctionTool(FunctionFields):
+    """A function that the model may ask to be called."""
+
+    type: Literal["function"]
+    name: ToolName
+    strict: bool | None = None
+
+
+class CustomTool(DialectBody):
+    """A tool that takes a text; to the model it is a function of one string."""
+
+    class InputFormat(BaseModel):
+        type: str
+
+    type: Literal["custom"]
+    name: ToolName
+    description: str | None = None
+    format: InputFormat | None = None
+
+
+def _without_grammar(tool: CustomTool) -> CustomTool | OtherTool:
+    """Pass over a tool that wants texts of a grammar, which could not be enforced."""
+    return tool if tool.format is None or tool.format.type == "text" else OtherTool(type=tool.type)
+
+
+_FreeTextTool = Annotated[CustomTool, AfterValidator(_without_grammar)]
+SingleTool = ResponsesFunctionTool | CustomTool | OtherTool
+
+
+class NamespaceTool(DialectBody):
+    """Tools under a common name, which calls of them carry."""
+
+    type: Literal["namespace"]
+    name: ToolName
+    description: str | None = None
+    tools: list[ResponsesFunctionTool | _FreeTextTool | Annotated[OtherTool, except_types("function", "custom")]]
+
+
+_Other = Annotated[OtherTool, except_types("function", "custom", "namespace")]
+
+
+class ResponsesNamedChoice(DialectBody):
+    """This tool is to be called; of a namespace, any of its tools."""
+
+    type: Literal["function", "custom", "namespace"]
+    name: ToolName
+    namespace: str | None = None
+
+
+class ResponsesAllowedChoice(DialectBody):
+    """Only these of the tools may be called, or one of them is to be."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ResponsesNamedChoice | _Other], Field(min_length=1)]
+
+
+_OtherChoice = Annotated[OtherTool, except_types("function", "custom", "namespace", "allowed_tools")]
+
+
+class OfferedCall(NamedTuple):
+    """A tool under the name by which the model calls it, and what a call of it is in items."""
+
+    tool: Tool
+    name: str
+    namespace: str | None
+    custom: bool
+
+
+_TEXT_INPUT = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+
+
+def _model_name(name: str, namespace: str | None) -> str:
+    """The name by which the model calls a tool. OpenAI's names hold no dot, so those of two tools differ."""
+    return name if namespace is None else f"{namespace}.{name}"
+
+
+class TextOptions(DialectBody):
+    """How the answer's text is to be."""
+
+    class Format(DialectBody):
+        type: Literal["text", "json_object", "json_schema"]
+        name: str | None = None
+        description: str | None = None
+        json_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+        strict: bool | None = None
+
+    format: Format | None = None
+
+
+class ResponsesBody(SamplingBody):
+    """Body of POST /v1/responses."""
+
+    rules: ClassVar[Table] = {
+        **SAMPLING,
+        "background": Unsupported("a response is made while the client waits"),
+        "conversation": Unsupported(_NOT_STORED),
+        "previous_response_id": Unsupported(_NOT_STORED),
+        "prompt": Unsupported("no prompts are stored here"),
+        "top_logprobs": Unsupported("use /v1/chat/completions"),
+        "use_beam_search": Unsupported("use /v1/chat/completions"),
+    }
+    takes_images: ClassVar[bool] = True
+
+    model: str
+    input: str | Annotated[list[Annotated[Item, BeforeValidator(_known_item)]], Field(min_length=1)]
+    instructions: str | None = None
+    max_output_tokens: Length | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    stream: bool | None = None
+    text: TextOptions | None = None
+    tools: list[ResponsesFunctionTool | _FreeTextTool | NamespaceTool | _Other] | None = None
+    tool_choice: Mode | ResponsesNamedChoice | ResponsesAllowedChoice | _OtherChoice | None = None
+    parallel_tool_calls: bool | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    store: bool | None = None
+
+    def request(self, context: RequestContext) -> GenerationRequest:
+        """The domain request that it makes. Raises BadRequest."""
+        return GenerationRequest(
+            context,
+            self._conversation(context),
+            parameters.sampling(vars(self)),
+            self.model,
+            tool_use=self._tool_use(context),
+            grammar=self._schema(),
+            split_reasoning=True,
+            drop_oldest=self.truncation == "auto",
+            sent_as={"prompt": "input", "messages": "input", "max_new_tokens": "max_output_tokens"},
+        )
+
+    @cached_property
+    def offered(self) -> dict[str, OfferedCall]:
+        """The tools that can be offered to the model, by the names by which it calls them. Raises BadRequest."""
+        found: dict[str, OfferedCall] = {}
+        for index, one in enumerate(self.tools or []):
+            if not isinstance(one, NamespaceTool):
+                self._offer(one, f"tools[{index}]", found)
+                continue
+            for inner, tool in enumerate(one.tools):
+                self._offer(tool, f"tools[{index}].tools[{inner}]", found, one)
+        return found
+
+    def _offer(
+        self, tool: SingleTool, where: str, found: dict[str, OfferedCall], group: NamespaceTool | None = None
+    ) -> None:
+        if isinstance(tool, OtherTool):
+            return
+        namespace = None if group is None else group.name
+        name = _model_name(tool.name, namespace)
+        if name in found:
+            raise BadRequest(f"tools: two tools have the same name, {name!r}", param="tools")
+        if isinstance(tool, CustomTool):
+            made = Tool(name, tool.description or "", _TEXT_INPUT, where)
+        else:
+            made = replace(tool_of(tool, where, strict=tool.strict is True), name=name)
+        if group is not None and group.description and tool is group.tools[0]:
+            # What a namespace is for is said once, before the first of its tools.
+            made = replace(made, description=f"{group.name}: {group.description}\n{made.description}")
+        found[name] = OfferedCall(made, tool.name, namespace, isinstance(tool, CustomTool))
+
+    def _tool_use(self, context: RequestContext) -> ToolUse | None:
+        for one in self.tools or []:
+            for tool in one.tools if isinstance(one, NamespaceTool) else [one]:
+                if isinstance(tool, OtherTool):
+                    context.note_ignored(f"tools.{tool.type}")
+        tools = [offered.tool for offered in self.offered.values()]
+        single = self.parallel_tool_calls is False
+        match self.tool_choice:
+            case ResponsesNamedChoice() as choice:
+                return tool_use(tools, "required", self._meant(choice), single=single)
+            case ResponsesAllowedChoice(mode=mode, tools=allowed):
+                names = [name for one in allowed if not isinstance(one, OtherTool) for name in self._meant(one)]
+                return tool_use(tools, mode, names, single=single)
+            case mode:
+                return tool_use(tools, mode, single=single)
+
+    def _meant(self, choice: ResponsesNamedChoice) -> list[str]:
+        """The names, for the model, of the tools that a choice names."""
+        if choice.type == "namespace":
+            found = [name for name, one in self.offered.items() if one.namespace == choice.name]
+            return found or [choice.name]
+        return [_model_name(choice.name, choice.namespace)]
+
+    def _conversation(self, context: RequestContext) -> tuple[Message, ...]:
+        turns = [Message("system", self.instructions)] if self.instructions else []
+        if isinstance(self.input, str):
+            return (*turns, Message("user", self.input))
+        called: dict[str, str] = {}
+        for number, item in enumerate(self.input):
+            match item:
+                case CallItem() | CustomCallItem():
+                    name = called[item.call_id] = _model_name(item.name, item.namespace)
+                    arguments = past_arguments(item.arguments) if isinstance(item, CallItem) else {"input": item.input}
+                    turns.append(Message("assistant", "", (ToolCall(name, arguments),)))
+                case OutputItem():
+                    text, images = text_and_images(item.output, f"input[{number}].output")
+                    turns.append(Message("tool", text, tool_name=called.get(item.call_id), images=images))
+                case MessageItem():
+                    text, images = text_and_images(item.content, f"input[{number}].content")
+                    role = "system" if item.role == "developer" else item.role
+                    turns.append(Message(role, text, images=images))
+                case PassedItem(type="web_search_call"):
+                    context.note_ignored("input.web_search_call")
+        return tuple(turns)
+
+    def _schema(self) -> AnswerSchema | None:
+        wanted = self.text.format if self.text else None
+        if wanted is None or wanted.type == "text":
+            return None
+        if wanted.type == "json_object":
+            return AnswerSchema({"type": "object"}, "text.format")
+        if wanted.json_schema is None:
+            raise BadRequest("text.format.schema: it is missing", param="text.format.schema")
+        return AnswerSchema(wanted.json_schema, "text.format.schema", wanted.strict is True)
 
 
 async def _responses(request: web.Request) -> Ask:
@@ -184,7 +503,7 @@ def _fields(body: ResponsesBody, route: Route) -> Json:
         "temperature": body.temperature or 0.0,
         "text": body.text.model_dump(by_alias=True, exclude_none=True) if body.text else {"format": {"type": "text"}},
         "tool_choice": "auto" if body.tool_choice is None else body.model_dump()["tool_choice"],
-        "tools": [tool.model_dump() for tool in body.tools or [] if tool.usable],
+        "tools": [tool.model_dump() for tool in body.tools or [] if not isinstance(tool, OtherTool)],
         "top_p": 1.0 if body.top_p is None else body.top_p,
         "truncation": body.truncation or "disabled",
     }
@@ -202,14 +521,4 @@ class OpenAIResponse(Reply):
     usage: dict[str, Any] | None
 
 
-OPERATIONS = (
-    ApiOperation(
-        "post",
-        "/v1/responses",
-        answering(_responses),
-        "OpenAI: answer",
-        {JSON: OpenAIResponse, EVENTS: None},
-        ResponsesBody,
-        inference=True,
-    ),
-)
+OPERATIONS = (generation_route("/v1/responses", _responses, "OpenAI: answer", OpenAIResponse, ResponsesBody),)

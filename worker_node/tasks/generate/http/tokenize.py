@@ -11,35 +11,33 @@ from pydantic import Field
 from worker_node.core.errors import BadRequest
 from worker_node.http.body import DialectBody, read_body
 from worker_node.http.context import request_context
-from worker_node.http.leniency import Table
+from worker_node.http.leniency import Table, Unsupported
 from worker_node.http.replies import Reply, json_response
 from worker_node.http.request_state import NODE
 from worker_node.http.task import JSON, ApiOperation
 from worker_node.manager.served import ServedModel
-from worker_node.tasks.generate.http.conversation import ChatMessage, conversation
-from worker_node.tasks.generate.http.fields import TOKENIZE, rendering
-from worker_node.tasks.generate.model import GenerationModel, generation_model
-from worker_node.tasks.generate.tokenization import LargeTexts, large_texts
+from worker_node.tasks.generate.building import GenerationModel
+from worker_node.tasks.generate.http.conversation import NO_TEMPLATE, RenderingBody, Turn, conversation
+from worker_node.tasks.generate.prompting import generation_model
+from worker_node.tasks.generate.tokenization import LargeTexts
 
 _MAX_TOKENS = 1_000_000
+_RULES: Table = {"chat_template": Unsupported(NO_TEMPLATE), "tools": Unsupported("send them with a request")}
 
 
-class TokenizeBody(DialectBody):
+class TokenizeBody(RenderingBody):
     """Body of POST /tokenize: a `prompt`, or, for a model that chats, the `messages` of a conversation.
 
     llama.cpp's server calls the prompt `content`, adds special tokens with `add_special` only, and gives each token's
     text beside its id for `with_pieces`.
     """
 
-    rules: ClassVar[Table] = TOKENIZE
+    rules: ClassVar[Table] = _RULES
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    messages: Annotated[list[Annotated[Turn, Field(discriminator="role")]], Field(min_length=1)] | None = None
     add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
     content: str | None = None
     add_special: bool | None = None
@@ -57,15 +55,10 @@ class TokenizeBody(DialectBody):
         """The token ids. Raises BadRequest, ContextLengthExceeded; for a large prompt what `LargeTexts` raises."""
         if (given := self.text()) is not None:
             return await texts.encode(model.tokenizer, given[0], special=given[1], deadline=deadline)
-        wanted = rendering(
-            self.chat_template_kwargs,
-            add_generation_prompt=self.add_generation_prompt,
-            continue_final_message=self.continue_final_message,
-        )
         messages = conversation(self.messages or [])
         if found := next((image for turn in messages for image in turn.images), None):
             raise BadRequest(f"{found.where}: only text is tokenized here; leave images out", param=found.where)
-        text = await texts.render(model.tokenizer, messages, rendering=wanted, deadline=deadline)
+        text = await texts.render(model.tokenizer, messages, rendering=self.rendering(), deadline=deadline)
         return await texts.encode(model.tokenizer, text, special=bool(self.add_special_tokens), deadline=deadline)
 
     async def ids(self, model: ServedModel, deadline: float) -> list[int]:
@@ -81,7 +74,7 @@ class TokenizeBody(DialectBody):
 class DetokenizeBody(DialectBody):
     """Body of POST /detokenize. Special tokens are text too."""
 
-    rules: ClassVar[Table] = TOKENIZE
+    rules: ClassVar[Table] = _RULES
 
     model: str | None = None
     tokens: Annotated[list[int], Field(max_length=_MAX_TOKENS)]
@@ -94,7 +87,7 @@ async def _tokenize(request: web.Request) -> web.Response:
     if named is not None and not isinstance(named, GenerationModel):
         return json_response(_counted(named, await body.ids(named, deadline)))
     model = await generation_model(node.manager, body.model, deadline)
-    tokens = await body.tokens(model, node.services.parts.of(large_texts), deadline)
+    tokens = await body.tokens(model, node.services.parts.of(LargeTexts), deadline)
     reply = _counted(model, tokens)
     if body.with_pieces:
         reply["tokens"] = [{"id": token, "piece": _piece(model.tokenizer.piece(token))} for token in tokens]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from worker_node.scheduling.steps import BLOCK_TOKENS
+from worker_node.scheduling.prompts import BLOCK_TOKENS
 from worker_node.tasks.generate.continuous import PrefixHits
 
 PREFIX = list(range(600))

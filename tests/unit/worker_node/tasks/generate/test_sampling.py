@@ -7,19 +7,14 @@ import openvino_genai as genai
 import pytest
 
 from worker_node.tasks.generate.http import parameters
-from worker_node.tasks.generate.http.fields import SamplingFields
 from worker_node.tasks.generate.http.native import InferenceBody
 from worker_node.tasks.generate.http.ollama import OllamaOptions
-from worker_node.tasks.generate.http.responses_body import ResponsesBody
+from worker_node.tasks.generate.http.parameters import SamplingFields
+from worker_node.tasks.generate.http.responses import ResponsesBody
 from worker_node.tasks.generate.messages import GenerateJob, Sampling
 from worker_node.tasks.generate.sampling import SamplingRefused, generation_config
 
-DIALECTS = [
-    (SamplingFields, parameters.OPENAI),
-    (ResponsesBody, parameters.OPENAI),
-    (OllamaOptions, parameters.OLLAMA),
-    (InferenceBody, parameters.NATIVE),
-]
+BODIES = (SamplingFields, ResponsesBody, OllamaOptions, InferenceBody)
 
 
 def extremes(schema):
@@ -36,12 +31,12 @@ def extremes(schema):
 
 
 def admitted():
-    for body, table in DIALECTS:
+    for body in BODIES:
         for name, schema in body.model_json_schema()["properties"].items():
             kinds = {form.get("type") for form in schema.get("anyOf", [schema])}
-            if name in table and kinds & {"integer", "number"}:
+            if name in parameters.FIELDS and kinds & {"integer", "number"}:
                 for value in extremes(schema):
-                    yield pytest.param(table, name, value, id=f"{body.__name__}-{name}-{value:.6g}")
+                    yield pytest.param(name, value, id=f"{body.__name__}-{name}-{value:.6g}")
 
 
 def job_for(sampling):
@@ -54,11 +49,11 @@ def job_for(sampling):
     )
 
 
-@pytest.mark.parametrize(("table", "name", "value"), list(admitted()))
-def test_the_engine_takes_the_least_and_the_greatest_value(table, name, value):
+@pytest.mark.parametrize(("name", "value"), list(admitted()))
+def test_the_engine_takes_the_least_and_the_greatest_value(name, value):
     given = {"temperature": 0.8, name: value}
     try:
-        sampling = parameters.sampling(table, given)
+        sampling = parameters.sampling(given)
     except parameters.BadRequest:
         return  # told to the caller before any engine is asked
     generation_config(job_for(sampling), genai.GenerationConfig()).validate()
@@ -66,7 +61,7 @@ def test_the_engine_takes_the_least_and_the_greatest_value(table, name, value):
 
 @pytest.mark.parametrize("name", ["top_k", "max_new_tokens", "seed"])
 def test_a_value_that_the_engine_has_no_room_for_is_refused_by_its_name(name):
-    sampling = parameters.sampling(parameters.OPENAI, {"temperature": 1.0})
+    sampling = parameters.sampling({"temperature": 1.0})
     job = job_for(msgspec.structs.replace(sampling, **{name: 2**70}))
     with pytest.raises(SamplingRefused, match="rng_seed" if name == "seed" else name):
         generation_config(job, genai.GenerationConfig())

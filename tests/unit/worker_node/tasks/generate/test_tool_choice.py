@@ -5,7 +5,7 @@ import pytest
 from worker_node.core.errors import BadRequest
 from worker_node.core.types import RequestContext
 from worker_node.tasks.generate.http.openai import ChatBody
-from worker_node.tasks.generate.http.responses_body import ResponsesBody
+from worker_node.tasks.generate.http.responses import ResponsesBody
 
 CONTEXT = RequestContext("test", 0, 1)
 

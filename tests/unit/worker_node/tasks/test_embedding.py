@@ -1,9 +1,11 @@
-"""Texts on their way through the cache and the engine, and what the node counts of them."""
+"""Texts on their way through the cache and the engine, what the node counts of them, and what the cache gives back."""
 
 import time
 from types import SimpleNamespace
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support.services import services_of
 from tests.support.task_engine import TaskEngine, encoded
@@ -11,7 +13,7 @@ from worker_node.core.types import Busy, Device, ModelKind, RequestContext
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
-from worker_node.tasks.embed.service import EmbeddingModel, EmbeddingRequest, embed
+from worker_node.tasks.embed.service import EmbeddingCache, EmbeddingModel, EmbeddingRequest, embed
 
 BUCKET = 32
 
@@ -40,9 +42,14 @@ class Engine(TaskEngine):
 def services():
     placement = Placement(Device.NPU, Engine(), Admission("m", AdmissionLimits(8)), 256, 256, emulated=True)
     model = EmbeddingModel(
-        SimpleNamespace(id="m", kind=ModelKind.EMBEDDING, aliases=()), Tokenizer(), "s", 1, placements=(placement,)
+        SimpleNamespace(id="m", kind=ModelKind.EMBEDDING, aliases=()),
+        Tokenizer(),
+        "s",
+        1,
+        cache=EmbeddingCache(10),
+        placements=(placement,),
     )
-    return services_of([model], cache=10)
+    return services_of([model])
 
 
 async def test_tokens_of_texts_that_the_cache_answers_are_not_counted_as_computed():
@@ -62,3 +69,34 @@ async def test_tokens_of_texts_that_the_cache_answers_are_not_counted_as_compute
     assert await after((1, 2, 3), (4, 5)) == (5, 5, 2 * BUCKET)
     assert await after((1, 2, 3)) == (8, 5, 2 * BUCKET)
     assert await after((1, 2, 3), (6,)) == (12, 6, 3 * BUCKET)
+
+
+def vectors_of(rows):
+    return np.asarray([[sum(row), len(row)] for row in rows], np.float32).reshape(len(rows), 2)
+
+
+def test_a_vector_belongs_to_its_origin_and_tokens():
+    cache = EmbeddingCache(10)
+    cache.keep("npu", [[1, 2]], vectors_of([[1, 2]]))
+    (found,) = cache.look_up("npu", [[1, 2]])
+    assert found.tolist() == [3, 2]
+    for origin, row in (("cpu", [1, 2]), ("npu", [2, 1])):
+        assert cache.look_up(origin, [row]) == [None]
+
+
+def test_a_kept_vector_does_not_hold_on_to_its_batch():
+    cache = EmbeddingCache(1)
+    rows = [[i] for i in range(1000)]
+    cache.keep("cpu", rows, vectors_of(rows))
+    (found,) = cache.look_up("cpu", [[999]])
+    assert found.base is None
+
+
+@given(st.lists(st.lists(st.lists(st.integers(0, 5), max_size=3), max_size=8), max_size=20), st.integers(0, 6))
+def test_it_never_lies_and_never_grows_over_its_size(requests, capacity):
+    cache = EmbeddingCache(capacity)
+    for rows in requests:
+        for row, vector in zip(rows, cache.look_up("cpu", rows), strict=True):
+            assert vector is None or vector.tolist() == [sum(row), len(row)]
+        cache.keep("cpu", rows, vectors_of(rows))
+        assert len(cache) <= capacity

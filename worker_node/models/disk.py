@@ -8,8 +8,9 @@ import os
 import shutil
 from pathlib import Path
 
+import psutil
+
 from worker_node.core.errors import DownloadFailed
-from worker_node.core.operating_system import user
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM})
@@ -58,7 +59,8 @@ def storage_problem(error: OSError) -> str | None:
     if error.errno == errno.EROFS:
         return f"the file system is read-only{where}; {_ELSEWHERE}"
     if error.errno in _FORBIDDEN and error.filename:
-        return f"user {user()} may not use {error.filename} ({(error.strerror or 'denied').lower()}); {_ELSEWHERE}"
+        user, denied = psutil.Process().username(), (error.strerror or "denied").lower()
+        return f"user {user} may not use {error.filename} ({denied}); {_ELSEWHERE}"
     return None
 
 
