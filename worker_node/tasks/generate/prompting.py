@@ -77,17 +77,21 @@ class PreparedGeneration:
     grammar: str | None
     demand: Demand
 
-    def job(self, placement: Placement, *, stream: bool) -> GenerateJob:
-        """The job for the engine of `placement`: an answer has no more tokens than its window leaves."""
-        request, sampling = self.request, self.request.sampling
-        window = min(placement.total_limit, request.context_limit or placement.total_limit)
+    def most_tokens(self, placement: Placement) -> int:
+        """How many tokens the answer may have at a placement: no more than its window leaves."""
+        window = min(placement.total_limit, self.request.context_limit or placement.total_limit)
         room = min(self.model.max_tokens_limit, window - self.prompt.count)
+        return min(room, self.request.sampling.max_new_tokens or room)
+
+    def job(self, placement: Placement, *, stream: bool) -> GenerateJob:
+        """The job for the engine of a placement."""
+        request = self.request
         return GenerateJob(
             id=0,
             tokens=np.asarray(self.prompt.tokens, TOKEN_DTYPE).tobytes(),
-            max_new_tokens=room if sampling.max_new_tokens is None else min(room, sampling.max_new_tokens),
+            max_new_tokens=self.most_tokens(placement),
             deadline=request.context.deadline,
-            sampling=structs.replace(sampling, **EDGE_ONLY),
+            sampling=structs.replace(request.sampling, **EDGE_ONLY),
             interactive=request.context.interactive,
             grammar=self.grammar,
             seen=self.prompt.seen,

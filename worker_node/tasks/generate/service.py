@@ -13,15 +13,14 @@ from msgspec import structs
 
 from worker_node.core.errors import BadRequest, NodeError
 from worker_node.core.types import Route
-from worker_node.manager.placement import Placement
 from worker_node.observability.metrics import Telemetry
 from worker_node.observability.tracing import Operation, Tracing
 from worker_node.scheduling.admission import Work
 from worker_node.serving.routing import select_placement
-from worker_node.serving.run import Execution, Proof, Services
+from worker_node.serving.run import Execution, Services
 from worker_node.tasks.generate.answer import Answer, BlockEvent, Event, Finished
 from worker_node.tasks.generate.building import GenerationModel
-from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
+from worker_node.tasks.generate.messages import TokenDelta
 from worker_node.tasks.generate.metrics import GenerationMetrics
 from worker_node.tasks.generate.prompting import PreparedGeneration, generation_model, images_of, prepare_generation
 from worker_node.tasks.generate.request import GenerationRequest, TokenIds
@@ -55,33 +54,29 @@ async def generate(
             selection = await select_placement(prepared.demand, context)
             if operation.recording:
                 operation.routed(selection.route)
-            job = prepared.job(selection.placement, stream=stream)
-            work = Work(prepared.demand.prompt_tokens, job.max_new_tokens)
-            proof = Proof.of(selection.route, context, strict=services.require_proof)
-            with Execution(prepared.demand, context, selection, work=work).admitted() as execution:
+            work = Work(prepared.demand.prompt_tokens, prepared.most_tokens(selection.placement))
+            execution = Execution(prepared.demand, context, selection, work=work, strict_proof=services.require_proof)
+            with execution.admitted():
                 if operation.recording:
                     operation.submitted(selection.placement.engine)
                 reader = _Reader(
                     telemetry=services.telemetry,
                     operation=operation,
                     prepared=prepared,
-                    placement=selection.placement,
-                    job=job,
                     execution=execution,
-                    proof=proof,
                     tokenize_s=tokenize_s,
                     stream=stream,
                     index=index,
                 )
                 async with AsyncExitStack() as stack:
                     events = await stack.enter_async_context(aclosing(reader.events()))
-                    if proof.required:
+                    if execution.proof_required:
                         # The first token shows whether the NPU works, while the status can still say so.
                         first = await anext(events)
                         events = await stack.enter_async_context(aclosing(_resumed(first, events)))
                     # The head of a streamed reply names the device.
                     execution.pinned = stream
-                    yield Generation(prepared, execution, proof, events)
+                    yield Generation(prepared, execution, events)
         except NodeError as error:
             request.name_field(error)
             raise
@@ -122,7 +117,6 @@ class Generation:
 
     prepared: PreparedGeneration
     execution: Execution
-    proof: Proof
     events: AsyncIterator[ChoiceEvents]
 
     @property
@@ -138,8 +132,7 @@ class Generation:
     @property
     def route(self) -> Route:
         """The current route; without a stream a retry may change it until the end."""
-        route = self.execution.selection.route
-        return replace(route, unproven=True) if self.proof.unread else route
+        return self.execution.route
 
 
 @dataclass(slots=True, kw_only=True)
@@ -149,10 +142,7 @@ class _Reader:
     telemetry: Telemetry
     operation: Operation
     prepared: PreparedGeneration
-    placement: Placement
-    job: GenerateJob
     execution: Execution
-    proof: Proof
     tokenize_s: float
     stream: bool
     index: int
@@ -167,8 +157,8 @@ class _Reader:
                     async for last in changes:
                         if last and self.stream and not answer.complete:
                             yield ChoiceEvents(self.index, last, answer.tokens)
-            if self.proof.required:
-                self.proof.check(answer.busy)
+            if execution.proof_required:
+                execution.prove(answer.busy)
             rest = answer.flush()
             finished = answer.finished(self.prepared.request.context.arrived, self.tokenize_s)
             count_generation(self.telemetry, execution.selection.route, finished)
@@ -178,14 +168,14 @@ class _Reader:
             events = [*last, *rest, finished] if self.stream else [finished]
             yield ChoiceEvents(self.index, events, answer.tokens)
         except NodeError as error:
-            # Here as well as around the block: a reply that streams renders the error itself, inside of the block.
-            execution.name_route(error)
             operation.failed(error)
             raise
 
     async def _attempt(self, answer: Answer) -> AsyncGenerator[list[BlockEvent], None]:
         """Read one attempt into the answer, and yield its changes."""
-        execution, job = self.execution, self._next_job()
+        execution = self.execution
+        # Another placement may leave less room for the answer.
+        job = self.prepared.job(execution.selection.placement, stream=self.stream)
         route = execution.selection.route
         counter = self.telemetry.own(GenerationMetrics).tokens.labels(route.model, route.device)
         # Admission and metrics hear of the first token, of the end, and from time to time between them.
@@ -197,8 +187,8 @@ class _Reader:
                     changes = answer.push(delta)
                     if answer.first_token is None:
                         # The engine works on the request.
-                        if self.proof.required:
-                            self.proof.check(delta.busy)
+                        if execution.proof_required:
+                            execution.prove(delta.busy)
                         answer.first_token = time.monotonic()
                         answer.started = delta.started or answer.submitted
                         if self.operation.recording:
@@ -226,13 +216,6 @@ class _Reader:
             single_call=use is not None and use.single,
             prompt_tokens=prepared.demand.prompt_tokens,
         )
-
-    def _next_job(self) -> GenerateJob:
-        """The job of the next attempt: another placement may leave less room for the answer."""
-        if self.execution.selection.placement is not self.placement:
-            self.placement = self.execution.selection.placement
-            self.job = self.prepared.job(self.placement, stream=self.stream)
-        return self.job
 
 
 def count_generation(telemetry: Telemetry, route: Route, finished: Finished) -> None:
