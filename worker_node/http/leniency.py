@@ -32,10 +32,6 @@ class Unsupported:
     reason: str
     neutral: tuple[Any, ...] = ()
 
-    def asks_for_nothing(self, value: Any) -> bool:
-        """Whether a value leaves the answer as it is."""
-        return not value or any(value == neutral for neutral in self.neutral)
-
 
 Table = Mapping[str, Unsupported]
 
@@ -63,14 +59,12 @@ class Ignored:
 
     def header(self) -> str:
         """The value of `X-NPU-Node-Ignored`, a list of RFC 8941: `service_tier, top_logprobs;limited=1`."""
-        items = sorted(_token(name) for name in self.names)
-        items += [f"{_token(name)};limited={count}" for name, count in sorted(self.limited.items())]
-        return ", ".join([*items, *([f"and-more;fields={self.more}"] if self.more else [])])
-
-
-def _token(name: str) -> str:
-    """The name as a token, which begins with a letter or a star."""
-    return name if name[:1].isalpha() else f"*{name}"
+        items = sorted(self.names)
+        items += [f"{name};limited={count}" for name, count in sorted(self.limited.items())]
+        if self.more:
+            items.append(f"and-more;fields={self.more}")
+        # A token begins with a letter or a star.
+        return ", ".join(item if item[:1].isalpha() else f"*{item}" for item in items)
 
 
 def reject_required_device(fields: Mapping[str, Any]) -> None:
@@ -113,8 +107,8 @@ def _judge(
     path: str, rule: Unsupported | None, value: Any, ignored: Ignored, mode: Literal["ignore", "reject"]
 ) -> None:
     shown = path[:200]
-    if isinstance(rule, Unsupported):
-        if not rule.asks_for_nothing(value):
+    if rule is not None:
+        if value and value not in rule.neutral:
             raise UnsupportedParameter(f"{shown}: {rule.reason}", param=shown)
         return
     if mode == "reject":
