@@ -1,7 +1,6 @@
 """Reading a request's body: bounded in size, time and values, then validated into a model of its dialect.
 
-Read `read_body` first. Below it are the deadlines of a request, the bound on values, and validation errors in words:
-where, and what was expected there, never what the body holds.
+Errors say where and what was expected there, never what the body holds.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ OneOrMany = BeforeValidator(lambda value: [value] if isinstance(value, str) else
 
 
 def _stop_at_first_wrong_item(schema: Any) -> None:
-    """Stop validating each list of a schema at its first wrong item: an error costs more than a hundred values."""
+    """Stop validating a list at its first wrong item: an error costs more than a hundred values."""
     if isinstance(schema, dict):
         if schema.get("type") == "list":
             schema["fail_fast"] = True
@@ -83,10 +82,7 @@ class Body(BaseModel):
 
 
 class DialectBody(Body):
-    """A body of another server's API, or a part of one, which may hold more fields than this node implements.
-
-    `rules` classifies these other fields; see `leniency`.
-    """
+    """A body of another server's API, or a part of one. `rules` are for fields that it does not declare."""
 
     model_config = ConfigDict(extra="allow")
     rules: ClassVar[Table] = {}
@@ -123,9 +119,9 @@ async def read_body(request: web.Request, model: type[B]) -> B:
 
 
 def limited(request: web.Request, name: str, wanted: int, available: int) -> int:
-    """Return `wanted`, or the most that this node offers if that is less; the reply then lists the field as limited.
+    """Return `wanted`, or less if less is available; the reply then lists the field as limited.
 
-    Raises UnsupportedParameter where the node is set to refuse such requests.
+    Raises UnsupportedParameter where the node is strict.
     """
     if wanted <= available:
         return wanted
@@ -157,14 +153,11 @@ def check_encoding(request: web.Request) -> None:
 
 
 async def expect_continue(_request: web.Request) -> None:
-    """For routes: `100 Continue` is sent where the body is read (`arrival`), so refusals before that cost no upload."""
+    """Send no `100 Continue` yet: `arrival` does, so that refusals before it cost no upload."""
 
 
 async def read_bytes(request: web.Request, limit: int | None = None) -> bytes:
-    """Return the body, of at most `limit` bytes (the node's own limit if None) and within the node's limits of time.
-
-    Raises as `read_body`.
-    """
+    """Return the body, of at most `limit` bytes (the node's own limit if None). Raises as `read_body`."""
     limit = request[STATE].node.settings.max_body_bytes if limit is None else limit
     if (request.content_length or 0) > limit:
         raise PayloadTooLarge(f"the body has {request.content_length} bytes and may have {limit}")
@@ -205,11 +198,10 @@ def end_of_stream(request: web.Request) -> float:
 
 @asynccontextmanager
 async def arrival(request: web.Request) -> AsyncIterator[None]:
-    """Asks for the body, which is read in this block, and bounds its time: each piece must arrive within `silence`
-    seconds.
+    """Ask for the body, which is read in this block, and bound its time.
 
-    Raises RequestTimeout when the sender falls silent, and DeadlineExceeded when the request's deadline passes first,
-    so that a byte now and then holds a connection neither for hours nor beyond the caller's deadline.
+    Raises RequestTimeout when the sender falls silent, and DeadlineExceeded when the request's deadline passes first:
+    a byte now and then holds a connection no longer.
     """
     deadline = deadline_of(request)
     if request.version >= (1, 1) and request.headers.get("Expect", "").lower() == "100-continue":
@@ -249,28 +241,23 @@ def check_structure(data: bytes) -> None:
     Sixteen whole numbers in a row count as one. Parsing and validating cost by the value, not by the byte: eight
     megabytes of empty lists or of wrong items take half a minute of the event loop, which serves nobody else meanwhile.
     """
-    if values(data) > MAX_VALUES:
+    if _opened(data) + data.count(b",") <= MAX_VALUES:
+        return
+    unescaped = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    # Each value is a string or not, and may have a name: two quotes each.
+    count = unescaped.count(b'"') // 4
+    if count <= MAX_VALUES:
+        outside = b"s".join(unescaped.split(b'"')[::2])
+        marks = outside.translate(None, _NUMBERS_AND_BLANKS)
+        runs = marks.count(b"," * _NUMBERS_AS_ONE)
+        # What is left of each run.
+        rest = marks.replace(b"," * _NUMBERS_AS_ONE, b"").replace(b",,,,", b",")
+        count = _opened(marks) + runs + rest.count(b",")
+    if count > MAX_VALUES:
         raise PayloadTooLarge(
             f"the body holds more than the {MAX_VALUES} values that it may hold, lists, objects and fields included; "
             "send it in several requests"
         )
-
-
-def values(data: bytes) -> int:
-    """How many values a JSON text holds, within a few. It may be more if that is beyond `MAX_VALUES` or under it."""
-    most = _opened(data) + data.count(b",")
-    if most <= MAX_VALUES:
-        return most
-    unescaped = data.replace(b"\\\\", b"").replace(b'\\"', b"")
-    # Each value is a string or not, and may have a name: two quotes each.
-    if (strings := unescaped.count(b'"') // 4) > MAX_VALUES:
-        return strings
-    outside = b"s".join(unescaped.split(b'"')[::2])
-    marks = outside.translate(None, _NUMBERS_AND_BLANKS)
-    runs = marks.count(b"," * _NUMBERS_AS_ONE)
-    # What is left of each run.
-    rest = marks.replace(b"," * _NUMBERS_AS_ONE, b"").replace(b",,,,", b",")
-    return _opened(marks) + runs + rest.count(b",")
 
 
 def nested_deeper(value: Any, most: int) -> bool:
@@ -293,8 +280,8 @@ Problem = tuple[tuple[int | str, ...], str]
 def explain(error: ValidationError, body: Any) -> tuple[str, str | None]:
     """Return the message, and the path of the first problem.
 
-    Where a field may have several forms, pydantic lists the problems of each. Only those of one form are reported: the
-    one that fits deepest into the value, and of several such the one with the fewest problems.
+    Where a field may have several forms, pydantic lists the problems of each. Those of one form are reported: of the
+    forms that fit deepest into the value, the one with the fewest problems.
     """
     forms: dict[tuple[str, ...], list[Problem]] = {}
     for found in error.errors(include_url=False, include_context=False, include_input=False):

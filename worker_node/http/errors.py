@@ -1,7 +1,6 @@
 """Errors as replies: in the native form, OpenAI's, Anthropic's and Ollama's.
 
-A request that never reached a handler (no such URL, wrong key, too large) is answered in the form that the clients of
-that part of the API understand, so the form follows from its path and headers: see `renderer`.
+A request may fail before it reaches a handler, so the form follows from its path and headers (`renderer`).
 """
 
 from __future__ import annotations
@@ -48,7 +47,6 @@ def describe_error(error: NodeError) -> dict[str, str | None]:
 
 
 def openai_error_response(error: NodeError) -> web.Response:
-    """The reply to a request that failed."""
     return _sdk_response(error, {"error": describe_error(error)}, error.status)
 
 
@@ -97,7 +95,6 @@ def anthropic_error(error: NodeError) -> dict[str, object]:
 
 
 def anthropic_error_response(error: NodeError) -> web.Response:
-    """The reply to a request that failed."""
     return _sdk_response(error, anthropic_error(error), 529 if error.status == 503 else error.status)
 
 
@@ -105,7 +102,7 @@ OPENAI_PREFIX = "/v1/"
 # OpenVINO Model Server has OpenAI's routes there.
 OVMS_PREFIX = "/v3/"
 
-# Anthropic's clients send it. The lists of models, whose path OpenAI's clients share, are then in Anthropic's form.
+# Sent by Anthropic's clients, whose path for models is OpenAI's too.
 ANTHROPIC_VERSION = "anthropic-version"
 
 _BY_PREFIX: tuple[tuple[str, Renderer], ...] = (
