@@ -19,7 +19,7 @@ import orjson
 from worker_node.core.errors import BadRequest
 from worker_node.structured_output.ebnf import JSON_RULES
 from worker_node.structured_output.schema import compile_schema
-from worker_node.tasks.generate.chat import Message
+from worker_node.tasks.generate.request import Message
 
 Schema = dict[str, Any]
 

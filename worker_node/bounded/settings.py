@@ -33,7 +33,6 @@ class BoundedSettings(BaseSettings):
     """`OV_GENAI_NPU_*`. `model` is a directory, None the reference model of the store; `cache` a directory.
 
     `blobs` is a directory that `npu-node compile --profile bounded` made, None compiles the model when it is loaded.
-    `weights` are sha256 of an `openvino_model.bin` that count as the reference model's, separated by commas.
     `lock` is the file that every process locks for the length of a generation on this NPU; `lock_wait_s` is how long
     a job waits for it.
     """
@@ -42,7 +41,6 @@ class BoundedSettings(BaseSettings):
 
     model: Path | None = None
     blobs: Path | None = None
-    weights: str = Field(default="", pattern="^([0-9a-f]{64}(,[0-9a-f]{64})*)?$")
     cache: Path = Field(
         default_factory=lambda: Path(os.environ.get("NPU_NODE_COMPILE_CACHE") or default_compile_cache())
     )

@@ -16,8 +16,8 @@ from worker_node.models.directory import ChatTemplate, find_template
 from worker_node.sandbox.pool import PreparationLimits, PreparationPool
 from worker_node.serving.tokenizing import check_ids
 from worker_node.settings import NodeSettings
-from worker_node.tasks.generate.answer_text import ByteDetokenizer, Detokenizer, WindowDetokenizer
-from worker_node.tasks.generate.chat import Message, Rendering
+from worker_node.tasks.generate.answer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from worker_node.tasks.generate.request import Message, Rendering
 
 # A call is too short to be divided among threads.
 _PROPERTIES = {"INFERENCE_NUM_THREADS": 1, "NUM_STREAMS": 1}
@@ -30,7 +30,7 @@ _PROBES = (("user",), ("system", "user"), ("user", "assistant", "user"))
 class ChatTokenizer:
     """The tokenizer and chat template of a generation model, which are GenAI's.
 
-    Its calls take a millisecond or two for ordinary prompts; `large_texts` runs large ones apart. A text that cannot
+    Its calls take a millisecond or two for ordinary prompts; `LargeTexts` runs large ones apart. A text that cannot
     fit the model's context, whatever its tokens are, is refused before it is tokenized.
     """
 
@@ -314,7 +314,7 @@ class LargeTexts:
     event loop for most of a second.
     """
 
-    def __init__(self, pool: PreparationPool | None = None) -> None:
+    def __init__(self, _settings: NodeSettings | None = None, pool: PreparationPool | None = None) -> None:
         self._pool = pool or PreparationPool(_LIMITS, _MODULES)
 
     async def close(self) -> None:
@@ -357,8 +357,3 @@ class LargeTexts:
         return await self._pool.run(
             function, directory, tokenizer.context_limit, *arguments, deadline=deadline, param=param
         )
-
-
-def large_texts(_settings: NodeSettings) -> LargeTexts:
-    """The processes of a node."""
-    return LargeTexts()

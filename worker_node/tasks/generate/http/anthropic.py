@@ -19,16 +19,25 @@ from worker_node.http.replies import Reply, json_response
 from worker_node.http.request_state import NODE
 from worker_node.http.sse import event_frame
 from worker_node.http.task import JSON, ApiOperation
-from worker_node.tasks.generate.blocks import Block as AnswerBlock
-from worker_node.tasks.generate.blocks import BlockKind, Closed, Finished, FinishReason, Grown, Opened
-from worker_node.tasks.generate.chat import AnswerSchema, Image, Message, Rendering, Tool, ToolCall, ToolUse
+from worker_node.tasks.generate.answer import Block as AnswerBlock
+from worker_node.tasks.generate.answer import BlockKind, Closed, Finished, FinishReason, Grown, Opened
+from worker_node.tasks.generate.building import GenerationModel
 from worker_node.tasks.generate.http import parameters
 from worker_node.tasks.generate.http.conversation import MAX_TOOLS, OtherTool, except_types, past_arguments, tool_use
 from worker_node.tasks.generate.http.parameters import Length, Temperature, TopK, TopP
 from worker_node.tasks.generate.http.replies import Ask, Renderer, generation_route
-from worker_node.tasks.generate.images import image_of_base64, image_of_url
-from worker_node.tasks.generate.model import IMAGE_TYPES, GenerationModel, GenerationRequest, generation_model
-from worker_node.tasks.generate.prompting import count_prompt
+from worker_node.tasks.generate.images import IMAGE_TYPES, image_of_base64, image_of_url
+from worker_node.tasks.generate.prompting import count_prompt, generation_model
+from worker_node.tasks.generate.request import (
+    AnswerSchema,
+    GenerationRequest,
+    Image,
+    Message,
+    Rendering,
+    Tool,
+    ToolCall,
+    ToolUse,
+)
 from worker_node.tasks.generate.service import ChoiceEvent, Choices
 
 # Coding agents begin their instructions with such a line. It differs in every request: no prefix would be cached.

@@ -12,8 +12,8 @@ from pydantic_core import PydanticCustomError
 from worker_node.core.errors import BadRequest
 from worker_node.http.body import MAX_NESTING, DialectBody, nested_deeper
 from worker_node.http.leniency import Table, Unsupported
-from worker_node.tasks.generate.chat import AnswerSchema, Image, Message, Rendering, Tool, ToolCall, ToolUse
 from worker_node.tasks.generate.images import image_of_url
+from worker_node.tasks.generate.request import AnswerSchema, Image, Message, Rendering, Tool, ToolCall, ToolUse
 
 MAX_TOOLS = 128
 NO_TEMPLATE = "the model's own template cannot be replaced; send a finished prompt to /v1/completions"

@@ -26,14 +26,21 @@ from worker_node.http.sse import LineStream, line
 from worker_node.http.task import JSON, LINES, ApiOperation
 from worker_node.manager.served import ServedModel
 from worker_node.models.directory import InstalledModel
-from worker_node.tasks.generate.blocks import Block, BlockKind, Closed, Finished, FinishReason, Grown, TokenLogprob
-from worker_node.tasks.generate.chat import AnswerSchema, Image, Message, Rendering, ToolCall, ToolUse
+from worker_node.tasks.generate.answer import Block, BlockKind, Closed, Finished, FinishReason, Grown, TokenLogprob
 from worker_node.tasks.generate.http import parameters
 from worker_node.tasks.generate.http.conversation import FunctionFields, past_arguments, tool_of
 from worker_node.tasks.generate.http.parameters import ContextLength, KeepAlive, RepetitionPenalty, SamplingBody
 from worker_node.tasks.generate.http.replies import Ask, Renderer, chat_logprobs, generation_route, known_alternatives
 from worker_node.tasks.generate.images import image_of_base64
-from worker_node.tasks.generate.model import GenerationRequest
+from worker_node.tasks.generate.request import (
+    AnswerSchema,
+    GenerationRequest,
+    Image,
+    Message,
+    Rendering,
+    ToolCall,
+    ToolUse,
+)
 from worker_node.tasks.generate.service import ChoiceEvent, Choices
 
 # The version of Ollama's API that this dialect follows. Tools compare it to know what they may ask for.

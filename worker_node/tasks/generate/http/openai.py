@@ -21,8 +21,7 @@ from worker_node.http.errors import describe_error
 from worker_node.http.leniency import Table, Unsupported
 from worker_node.http.replies import OpenAIUsage, Reply
 from worker_node.http.sse import event_frame
-from worker_node.tasks.generate.blocks import Block, BlockKind, Event, Finished, Grown, Opened
-from worker_node.tasks.generate.chat import TokenIds, ToolUse
+from worker_node.tasks.generate.answer import Block, BlockKind, Event, Finished, Grown, Opened
 from worker_node.tasks.generate.http.conversation import (
     NO_TEMPLATE,
     AllowedChoice,
@@ -49,7 +48,7 @@ from worker_node.tasks.generate.http.replies import (
     generation_route,
     known_alternatives,
 )
-from worker_node.tasks.generate.model import GenerationRequest
+from worker_node.tasks.generate.request import GenerationRequest, TokenIds, ToolUse
 from worker_node.tasks.generate.service import ChoiceEvent, Choices
 
 MAX_GENERATIONS = 128

@@ -18,9 +18,8 @@ from worker_node.core.types import RequestContext
 from worker_node.http.body import DialectBody
 from worker_node.http.leniency import Table, Unsupported
 from worker_node.structured_output.ebnf import one_text
-from worker_node.tasks.generate.chat import AnswerSchema, GivenForm, Message, TokenIds
 from worker_node.tasks.generate.messages import Sampling
-from worker_node.tasks.generate.model import GenerationRequest
+from worker_node.tasks.generate.request import AnswerSchema, GenerationRequest, GivenForm, Message, TokenIds
 from worker_node.tasks.generate.service import repeated
 
 MAX_STOP_SEQUENCES = 16

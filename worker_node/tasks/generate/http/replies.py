@@ -18,8 +18,8 @@ from worker_node.http.replies import json_response
 from worker_node.http.request_state import NODE
 from worker_node.http.sse import EventStream, LineStream
 from worker_node.http.task import EVENTS, JSON, ApiOperation, Handler, Model
-from worker_node.tasks.generate.blocks import Finished, TokenLogprob
-from worker_node.tasks.generate.model import GenerationRequest
+from worker_node.tasks.generate.answer import Finished, TokenLogprob
+from worker_node.tasks.generate.request import GenerationRequest
 from worker_node.tasks.generate.service import ChoiceEvent, Choices, generate_choices
 
 
@@ -74,17 +74,20 @@ def answering(parse: Parse) -> Handler:
         if isinstance(ask, web.StreamResponse):
             return ask
         services = request.app[NODE].services
-        async with ask.kept, generate_choices(services, ask.requests, whole=not ask.stream) as choices:
+        async with ask.kept, generate_choices(services, ask.requests, stream=ask.stream) as choices:
             renderer = ask.renderer(choices)
             if not ask.stream:
-                found = {index: event async for index, event, _ in choices.events if isinstance(event, Finished)}
+                found = {index: event async for [(index, event, _)] in choices.events if isinstance(event, Finished)}
                 ends = [found[index] for index in range(len(choices.runs))]
                 return json_response(renderer.whole(ends), headers=route_headers(choices.routes[0], busy_of(ends)))
-            async with renderer.frames(request, route_headers(choices.head())) as stream:
+            async with renderer.frames(request, route_headers(choices.routes[0])) as stream:
                 try:
                     await stream.write(renderer.opening())
-                    async for event in choices.events:
-                        if frames := renderer.event(event):
+                    async for events in choices.events:
+                        frames = b""
+                        for event in events:
+                            frames += renderer.event(event)
+                        if frames:
                             await stream.write(frames)
                 except NodeError as error:
                     stream.failed(error)

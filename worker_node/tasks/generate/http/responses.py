@@ -21,8 +21,7 @@ from worker_node.http.errors import describe_error
 from worker_node.http.leniency import Table, Unsupported
 from worker_node.http.replies import Reply
 from worker_node.http.sse import event_frame
-from worker_node.tasks.generate.blocks import Block, BlockKind, Closed, Finished, FinishReason, Grown, Opened
-from worker_node.tasks.generate.chat import Message, Tool, ToolCall, ToolUse
+from worker_node.tasks.generate.answer import Block, BlockKind, Closed, Finished, FinishReason, Grown, Opened
 from worker_node.tasks.generate.http import parameters
 from worker_node.tasks.generate.http.conversation import (
     TEXT_OR_IMAGE,
@@ -42,7 +41,7 @@ from worker_node.tasks.generate.http.conversation import (
 )
 from worker_node.tasks.generate.http.parameters import SAMPLING, Length, RepetitionPenalty, SamplingBody
 from worker_node.tasks.generate.http.replies import Ask, Renderer, generation_route
-from worker_node.tasks.generate.model import GenerationRequest
+from worker_node.tasks.generate.request import GenerationRequest, Message, Tool, ToolCall, ToolUse
 from worker_node.tasks.generate.service import ChoiceEvent, Choices
 
 Json = dict[str, Any]

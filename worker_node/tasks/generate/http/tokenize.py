@@ -16,9 +16,10 @@ from worker_node.http.replies import Reply, json_response
 from worker_node.http.request_state import NODE
 from worker_node.http.task import JSON, ApiOperation
 from worker_node.manager.served import ServedModel
+from worker_node.tasks.generate.building import GenerationModel
 from worker_node.tasks.generate.http.conversation import NO_TEMPLATE, RenderingBody, Turn, conversation
-from worker_node.tasks.generate.model import GenerationModel, generation_model
-from worker_node.tasks.generate.tokenization import large_texts
+from worker_node.tasks.generate.prompting import generation_model
+from worker_node.tasks.generate.tokenization import LargeTexts
 
 _MAX_TOKENS = 1_000_000
 _RULES: Table = {"chat_template": Unsupported(NO_TEMPLATE), "tools": Unsupported("send them with a request")}
@@ -72,7 +73,7 @@ async def _tokenize(request: web.Request) -> web.Response:
             )
         return json_response(_counted(named, await named.token_ids(given[0], special=given[1], deadline=deadline)))
     model = await generation_model(node.manager, body.model, deadline)
-    texts = node.services.parts.of(large_texts)
+    texts = node.services.parts.of(LargeTexts)
     if given is None:
         messages = conversation(body.messages or [])
         if image := next((image for turn in messages for image in turn.images), None):
