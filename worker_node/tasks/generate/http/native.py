@@ -23,8 +23,6 @@ from worker_node.tasks.generate.service import Choices
 
 
 class InferenceBody(Body):
-    """Body of POST /inference."""
-
     prompt: str
     model: str | None = None
     max_new_tokens: Length | None = None
@@ -87,8 +85,6 @@ class _Native(Renderer):
 
 
 class Inference(Reply):
-    """POST /inference."""
-
     model: str
     device: str
     text: str

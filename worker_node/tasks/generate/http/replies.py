@@ -1,8 +1,4 @@
-"""How every dialect answers: it parses a request into an `Ask` and renders the events of the answer.
-
-`answering` makes the handler of a route from a dialect's parser; a dialect's `Renderer` writes an answer, whole or as
-frames of a stream. Below them are log probabilities, as several dialects write them.
-"""
+"""How every dialect answers: it parses a request into an `Ask`, and its `Renderer` writes the answer."""
 
 from __future__ import annotations
 
@@ -35,7 +31,7 @@ class ChoiceEvent(NamedTuple):
 
 
 class Renderer(ABC):
-    """Writes an answer in one dialect. A stream is made of frames; its error is its last frame, and says so."""
+    """Writes an answer in one dialect. The error of a stream is its last frame."""
 
     frames: ClassVar[type[EventStream | LineStream]] = EventStream
 
@@ -58,7 +54,7 @@ class Renderer(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a request asks for, and who renders the answer. `kept` has the model kept in memory after it."""
+    """What a request asks for, and who renders it. `kept` keeps the model in memory after it."""
 
     requests: Sequence[GenerationRequest]
     renderer: Callable[[Choices], Renderer]
