@@ -18,7 +18,7 @@ from worker_node.tasks.generate.building import GenerationModel, ImageRules
 from worker_node.tasks.generate.tokenization import ChatTokenizer
 from worker_node.tasks.rerank.service import RerankModel
 from worker_node.tasks.transcribe.building import TranscriptionModel
-from worker_node.tasks.transcribe.options import AudioOptions
+from worker_node.tasks.transcribe.task import AudioOptions
 
 RANKER, HEARER, SEER = "ranker", "hearer", "seer"
 

@@ -216,7 +216,7 @@ class JobService:
         )
         answer = ""
         async with generate(self._services, generation, stream=False) as run:
-            async for [(_, event, _)] in run.events:
+            async for _, [event], _ in run.events:
                 if isinstance(event, Finished):
                     answer = event.text()
                     if event.busy.shared:
