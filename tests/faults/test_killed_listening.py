@@ -14,9 +14,7 @@ import pytest
 
 from tests.support.speech import SPEECH
 from worker_node.core.errors import EngineUnavailable
-from worker_node.tasks.transcribe.building import Voice
-from worker_node.tasks.transcribe.service import AudioDecoder
-from worker_node.tasks.transcribe.voice import VoiceRules
+from worker_node.tasks.transcribe.service import AudioDecoder, Voice
 
 
 async def reader_of(pipe):
@@ -37,7 +35,7 @@ async def test_a_killed_listener_is_replaced_once_and_then_told_as_retryable(tmp
     try:
         seconds = await decoder.decode(next(iter(SPEECH)), pcm, 60.0, deadline)
         (decoding,) = decoder._decoding.pids
-        listening = asyncio.create_task(decoder.find_speech(pcm, Voice(network, VoiceRules()), deadline))
+        listening = asyncio.create_task(decoder.find_speech(pcm, Voice(str(network)), deadline))
         killed = set()
         for _ in range(2):
             ends.append(await reader_of(network))
@@ -70,7 +68,7 @@ async def test_a_short_recording_does_not_wait_for_a_long_one(tmp_path):
             with pcm.open("wb") as file:
                 file.truncate(seconds * 32_000)
             os.mkfifo(network)
-            tasks.append(asyncio.create_task(decoder.find_speech(pcm, Voice(network, VoiceRules()), deadline)))
+            tasks.append(asyncio.create_task(decoder.find_speech(pcm, Voice(str(network)), deadline)))
             ends.append(await reader_of(network))
         assert not any(task.done() for task in tasks), "both are under way"
     finally:

@@ -8,7 +8,7 @@ from tests.support.foreign import kept
 from worker_node.core.types import Silent
 from worker_node.models.catalog import Catalog
 from worker_node.models.directory import MANIFEST_FILE
-from worker_node.models.sources.downloads import fetch_package
+from worker_node.models.downloads import fetch_package
 
 
 def published_minilm():

@@ -16,10 +16,9 @@ from worker_node.engines.supervisor import Engine
 from worker_node.manager.placement import Placement
 from worker_node.manager.served import ModelState
 from worker_node.scheduling.admission import Admission, AdmissionLimits
-from worker_node.tasks.generate.building import generation_canary
-from worker_node.tasks.generate.chat import Message
+from worker_node.tasks.generate.building import GenerationModel, generation_canary
 from worker_node.tasks.generate.messages import Sampling
-from worker_node.tasks.generate.model import GenerationModel, GenerationRequest
+from worker_node.tasks.generate.request import GenerationRequest, Message
 from worker_node.tasks.generate.service import generate
 from worker_node.tasks.generate.tokenization import ChatTokenizer
 
@@ -63,7 +62,7 @@ async def test_garbage_keeps_a_device_from_being_ready_and_moves_traffic(store):
         assert await until(cpu, EngineState.READY), "the next placement is made ready meanwhile"
         async with generate(services, request()) as run:
             assert (run.route.device, run.route.reason) == (Device.CPU, "device_quarantined")
-            finished = [event async for _, event, _ in run.events][-1]
+            finished = [event async for _, events, _ in run.events for event in events][-1]
         assert "Paris" in finished.text()
         assert model.state() is ModelState.DEGRADED
         with pytest.raises(DeviceUnavailable, match="its known question was answered wrongly"):

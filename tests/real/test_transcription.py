@@ -25,8 +25,7 @@ from worker_node.core.types import Device
 from worker_node.engines.protocol import EngineSpec
 from worker_node.models.store import ModelStore
 from worker_node.tasks.transcribe.engine import TranscribeRunner
-from worker_node.tasks.transcribe.files import VOICE_MODEL
-from worker_node.tasks.transcribe.messages import TranscribeJob, Transcript
+from worker_node.tasks.transcribe.task import VOICE_MODEL, TranscribeJob, Transcript
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from worker_node.encoders.jobs import RowJob, RowResult
 from worker_node.engines.protocol import DeviceBroken, EngineStats, Loaded, NativeCall
 from worker_node.tasks.generate.messages import GenerateJob, Step, TokenDelta
-from worker_node.tasks.transcribe.messages import TranscribeJob, Transcript
+from worker_node.tasks.transcribe.task import TranscribeJob, Transcript
 
 POISON = 667
 BREAK = 668

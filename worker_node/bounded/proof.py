@@ -7,7 +7,6 @@ import os
 import platform
 import statistics
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,16 +20,11 @@ from worker_node.devices.npu import npu_users
 _IDLE_WATCH_S = 0.3
 
 
-@dataclass(frozen=True, slots=True)
-class SmokeRecord:
-    """`passed`, and the facts to paste into a review; neither the prompt nor what was generated is among them."""
+async def smoke(service: JobService, request: JobRequest) -> dict[str, Any]:
+    """Run the proof and return the facts to paste into a review, without the prompt and what was generated.
 
-    passed: bool
-    facts: dict[str, Any]
-
-
-async def smoke(service: JobService, request: JobRequest) -> SmokeRecord:
-    """Run the proof. Raises NodeError when nothing could be generated, EngineUnavailable without a readable counter."""
+    Raises NodeError when nothing could be generated, EngineUnavailable without a readable counter.
+    """
     counter = service.busy_time()
     if counter.value is None:
         raise EngineUnavailable(f"the NPU's busy counter cannot be read ({counter.reason}); run npu-node doctor")
@@ -40,8 +34,8 @@ async def smoke(service: JobService, request: JobRequest) -> SmokeRecord:
     payload = result.payload
     if payload.get("npu_busy_exclusive") is False:
         warnings.append("the counter moved by more than this generation can have caused")
-    proof = service.proof()
-    facts = {
+    proof = service.engine.proof
+    return {
         "verdict": "pass" if result.error is None else "fail",
         "reason": result.error or f"the busy counter moved by {payload['npu_busy_delta_us']} us",
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -63,7 +57,6 @@ async def smoke(service: JobService, request: JobRequest) -> SmokeRecord:
         "npu_busy_delta_us": payload["npu_busy_delta_us"],
         "warnings": [f"the delta is not exclusive: {warning}" for warning in warnings],
     }
-    return SmokeRecord(result.error is None, facts)
 
 
 async def _others(service: JobService) -> list[str]:
@@ -74,7 +67,7 @@ async def _others(service: JobService) -> list[str]:
     warnings = []
     if before is not None and after is not None and after != before:
         warnings.append("the counter moves while nothing of this test runs")
-    ours = {os.getpid(), service.engine_pid()}
+    ours = {os.getpid(), service.engine.pid}
     if others := [pid for pid in npu_users() if pid not in ours]:
         warnings.append(f"other processes hold the NPU open: {', '.join(map(str, others))}")
     return warnings
@@ -93,16 +86,11 @@ SAMPLE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class JobsReport:
-    """`accepted` is None where the figures are no evidence: another model, or an emulated NPU."""
+async def measure_jobs(service: JobService, repeat: int) -> dict[str, Any]:
+    """Run every job `repeat` times after one that pays for loading. Times in seconds. Raises NodeError.
 
-    accepted: bool | None
-    figures: dict[str, Any]
-
-
-async def measure_jobs(service: JobService, repeat: int) -> JobsReport:
-    """Run every job `repeat` times after one that pays for loading. Times in seconds. Raises NodeError."""
+    `accepted` is None where the figures are no evidence: another model, or an emulated NPU.
+    """
     cached = service.cache_exists()
     began = time.monotonic()
     first = await service.run(make_request("title", SAMPLE))
@@ -124,9 +112,16 @@ async def measure_jobs(service: JobService, repeat: int) -> JobsReport:
             "limit_s": WARM_LIMIT_S[name],
             "json_null": nulls,
         }
-    problems = failures + judge(cold_s, jobs)
+    problems = list(failures)
+    if cold_s > COLD_LIMIT_S:
+        problems.append(f"the cold first generation took {cold_s:.1f} s, accepted are {COLD_LIMIT_S:g}")
+    for name, figures in jobs.items():
+        if figures["p95_s"] > NO_GO_P95_S:
+            problems.append(f"no-go: {name} has a p95 of {figures['p95_s']:.1f} s, over {NO_GO_P95_S:g}")
+        elif figures["p50_s"] >= figures["limit_s"]:
+            problems.append(f"{name} took {figures['p50_s']:.1f} s, accepted is less than {figures['limit_s']:g}")
     evidence = service.model_id == PUBLISHED_NAME and not service.npu.emulated
-    figures = {
+    return {
         "model": service.model_id,
         "emulated": service.npu.emulated,
         "repeat": repeat,
@@ -138,18 +133,5 @@ async def measure_jobs(service: JobService, repeat: int) -> JobsReport:
         "failures": failures,
         "problems": problems,
         "evidence": evidence,
+        "accepted": not problems if evidence else None,
     }
-    return JobsReport(not problems if evidence else None, figures)
-
-
-def judge(cold_s: float, jobs: dict[str, dict[str, float]]) -> list[str]:
-    """What is beyond the limits; a no-go is called one."""
-    problems = []
-    if cold_s > COLD_LIMIT_S:
-        problems.append(f"the cold first generation took {cold_s:.1f} s, accepted are {COLD_LIMIT_S:g}")
-    for name, figures in jobs.items():
-        if figures["p95_s"] > NO_GO_P95_S:
-            problems.append(f"no-go: {name} has a p95 of {figures['p95_s']:.1f} s, over {NO_GO_P95_S:g}")
-        elif figures["p50_s"] >= figures["limit_s"]:
-            problems.append(f"{name} took {figures['p50_s']:.1f} s, accepted is less than {figures['limit_s']:g}")
-    return problems

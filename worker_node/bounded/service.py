@@ -9,29 +9,30 @@ import hashlib
 import logging
 import sys
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from worker_node.bounded.jobs import JobRequest, excerpt, json_object
-from worker_node.bounded.settings import PROMPT_TOKENS, DeviceLock, bounded_model
+from worker_node.bounded.settings import PROMPT_TOKENS, BoundedSettings, DeviceLock, bounded_model
 from worker_node.core.errors import ConfigurationError, ContextLengthExceeded, EngineUnavailable, ModelNotFound
 from worker_node.core.types import Device, ModelKind, RequestContext
-from worker_node.devices.npu import NpuSource, Reading
+from worker_node.devices.npu import Reading
 from worker_node.engines.process import Canary
-from worker_node.engines.protocol import CanaryProof, EngineState, JobEngine
+from worker_node.engines.protocol import EngineState, EngineStatus, JobEngine
 from worker_node.manager.placement import Placement
 from worker_node.models.catalog import Catalog
 from worker_node.models.directory import WEIGHTS_FILE, InstalledModel, peek_config, read_directory
 from worker_node.models.store import ModelStore
+from worker_node.node import Node
 from worker_node.serving.build import Machine, build_model
 from worker_node.serving.certified import known_problem
-from worker_node.serving.run import Services
-from worker_node.tasks.generate.blocks import Finished
+from worker_node.tasks.generate.answer import Finished
+from worker_node.tasks.generate.building import GenerationModel
 from worker_node.tasks.generate.messages import Sampling
-from worker_node.tasks.generate.model import GenerationModel, GenerationRequest
+from worker_node.tasks.generate.request import GenerationRequest
 from worker_node.tasks.generate.service import generate
 
 log = logging.getLogger(__name__)
@@ -52,22 +53,22 @@ class BoundedResult:
         return f"BoundedResult(error={self.error!r})"
 
 
-@dataclass(frozen=True, slots=True)
 class JobService:
     """Runs jobs on the profile's one model. Times are seconds inside and milliseconds in payloads."""
 
-    services: Services
-    choice: Choice
-    npu: NpuSource
-    lock: DeviceLock
-    cache_dir: str
-    timeout_s: float
-    load_timeout_s: float
+    def __init__(self, node: Node, settings: BoundedSettings, choice: Choice, lock: DeviceLock) -> None:
+        self.choice = choice
+        self.npu = node.npu
+        self.cache_dir = str(settings.cache.expanduser())
+        self._services = node.services
+        self._lock = lock
+        self._timeout_s = node.settings.request_timeout_s
+        self._load_timeout_s = node.settings.load_timeout_s
 
     @property
     def model(self) -> GenerationModel:
         """The model. Raises EngineUnavailable, saying what is missing, where there is none."""
-        models = self.services.manager.models
+        models = self._services.manager.models
         if not models or not isinstance(models[0], GenerationModel):
             raise EngineUnavailable(f"the model is missing: {self.choice.problem}")
         return models[0]
@@ -85,24 +86,24 @@ class JobService:
 
     def problem(self) -> str | None:
         """Why no job can succeed now and loading will not change that; None otherwise."""
-        if not self.services.manager.models:
+        if not self._services.manager.models:
             return self.choice.problem
         placement, busy = self._placement, self.busy_time()
         if placement.state.down or placement.refusal is not None:
             return placement.reason
         if busy.value is None:
             return f"the NPU's busy counter cannot be read ({busy.reason}), so no job can be proven"
-        return self.lock.problem()
+        return self._lock.problem()
 
     @property
     def loaded(self) -> bool:
         """Whether the next job finds the model loaded."""
-        return bool(self.services.manager.models) and self._placement.state is EngineState.READY
+        return bool(self._services.manager.models) and self._placement.state is EngineState.READY
 
     @property
     def initial_load_ms(self) -> float | None:
         """How long loading and compiling took; None before."""
-        seconds = self._placement.engine.status.load_seconds if self.services.manager.models else None
+        seconds = self.engine.load_seconds if self._services.manager.models else None
         return None if seconds is None else _ms(seconds)
 
     def cache_exists(self) -> bool:
@@ -110,13 +111,10 @@ class JobService:
         name = "" if self.choice.installed is None else self.choice.installed.id
         return any(path.suffix == ".blob" for path in Path(self.cache_dir).glob(f"{name or '-'}/*/*"))
 
-    def proof(self) -> CanaryProof | None:
-        """Device, driver and runtime of the engine that is loaded; None before."""
-        return self._placement.engine.status.proof
-
-    def engine_pid(self) -> int | None:
-        """The process that holds the NPU for us."""
-        return self._placement.engine.status.pid
+    @property
+    def engine(self) -> EngineStatus:
+        """The engine that holds the NPU for us."""
+        return self._placement.engine.status
 
     def label(self) -> dict[str, bool]:
         """What every answer says of an emulated NPU."""
@@ -129,9 +127,9 @@ class JobService:
         too long.
         """
         # The placement's word, not the engine's: that one may not have had its turn to be loaded yet.
-        until = time.monotonic() + self.load_timeout_s
+        until = time.monotonic() + self._load_timeout_s
         await self._placement.settled(until)
-        status = self._placement.engine.status
+        status = self.engine
         if self._placement.state is not EngineState.READY:
             raise EngineUnavailable(f"{self.model_id} on NPU: {status.reason}", retry_after=status.retry_after)
 
@@ -145,8 +143,8 @@ class JobService:
         was_loaded = self.loaded
         await self.ready()
         load_s = 0.0 if was_loaded else time.monotonic() - began
-        deadline = time.monotonic() + self.timeout_s
-        async with self.lock.held():
+        deadline = time.monotonic() + self._timeout_s
+        async with self._lock.held():
             before = self.busy_time()
             started = time.monotonic()
             extra: dict[str, Any] = {}
@@ -158,24 +156,37 @@ class JobService:
                     shaped = request.job.shape(text)
             generate_s = time.monotonic() - started
             after = self.busy_time() if before.value is not None else before
+        delta = None if before.value is None or after.value is None else after.value - before.value
         payload: dict[str, Any] = {
             "model": self.model_id,
             "device": Device.NPU.value,
             "job": request.job.name,
             "text": shaped,
-            "json": _json(request, text),
+            "json": None if request.job.form is None or text is None else json_object(text),
             "timing_ms": {
                 "load": _ms(load_s),
                 "initial_load": self.initial_load_ms,
                 "generate": _ms(generate_s),
                 "total": _ms(time.monotonic() - began),
             },
-            "npu_busy_delta_us": busy_delta(before, after),
+            "npu_busy_delta_us": delta,
             "npu_busy_before_us": before.value,
             "npu_busy_after_us": after.value,
             "cache_dir": self.cache_dir,
         }
-        return BoundedResult(payload | extra | self.label(), _verdict(before, after, shaped))
+        error = None if shaped else "the model gave no usable text; try again with another input or more tokens"
+        if before.value is None:
+            error = (
+                f"refused: the NPU's busy counter cannot be read ({before.reason}), so nothing would prove that it ran"
+            )
+        elif delta is None:
+            error = (
+                f"the NPU's busy counter could not be read after the generation ({after.reason}); nothing proves it ran"
+            )
+        elif delta <= 0:
+            what = "did not move" if delta == 0 else "went backwards"
+            error = f"the NPU's busy counter {what} during the generation: the NPU is not proven to have run it"
+        return BoundedResult(payload | extra | self.label(), error)
 
     async def _generate(
         self, request: JobRequest, began: float, deadline: float, temperature: float
@@ -204,8 +215,8 @@ class JobService:
             grammar=job.grammar(request.max_new_tokens),
         )
         answer = ""
-        async with generate(self.services, generation) as run:
-            async for _, event, _ in run.events:
+        async with generate(self._services, generation, stream=False) as run:
+            async for _, [event], _ in run.events:
                 if isinstance(event, Finished):
                     answer = event.text()
                     if event.busy.shared:
@@ -247,28 +258,6 @@ def fit(text: str, count: Callable[[str], int], limit: int) -> tuple[str, int]:
     return excerpt(text, low), low
 
 
-def busy_delta(before: Reading, after: Reading) -> int | None:
-    """Microseconds between two readings; None where one could not be read."""
-    return None if before.value is None or after.value is None else after.value - before.value
-
-
-def _verdict(before: Reading, after: Reading, text: str | None) -> str | None:
-    """Why a generation does not count, or None if it does."""
-    if before.value is None:
-        return f"refused: the NPU's busy counter cannot be read ({before.reason}), so nothing would prove that it ran"
-    if after.value is None:
-        return f"the NPU's busy counter could not be read after the generation ({after.reason}); nothing proves it ran"
-    delta = after.value - before.value
-    if delta <= 0:
-        what = "did not move" if delta == 0 else "went backwards"
-        return f"the NPU's busy counter {what} during the generation: the NPU is not proven to have run it"
-    return None if text else "the model gave no usable text; try again with another input or more tokens"
-
-
-def _json(request: JobRequest, text: str | None) -> dict[str, Any] | None:
-    return None if request.job.form is None or text is None else json_object(text)
-
-
 def _ms(seconds: float) -> float:
     return round(seconds * 1e3, 1)
 
@@ -281,8 +270,8 @@ class Identity(StrEnum):
     OTHER = "not the reference model"
 
 
-def identify(installed: InstalledModel, weights: Container[str] = ()) -> Identity:
-    """Compare the model with the catalog's reference. `weights` are further sha256 of its weights.
+def identify(installed: InstalledModel) -> Identity:
+    """Compare the model with the catalog's reference.
 
     Reads the file of weights where the architecture is the same: about a second for each gigabyte.
     """
@@ -293,7 +282,7 @@ def identify(installed: InstalledModel, weights: Container[str] = ()) -> Identit
         found = hashlib.file_digest(file, "sha256").hexdigest()
     # What was pulled was compared with the hub's own hashes when it arrived.
     pulled = installed.source_sha256.values() if installed.source == str(reference.source) else ()
-    known = found in reference.weights or found in weights or found in pulled
+    known = found in reference.weights or found in pulled
     return Identity.PUBLISHED if known else Identity.COMPATIBLE
 
 
@@ -308,10 +297,10 @@ class Choice:
     identity: Identity = Identity.OTHER
 
 
-def choose_model(given: Path | None, store: ModelStore, weights: Container[str] = ()) -> Choice:
+def choose_model(given: Path | None, store: ModelStore) -> Choice:
     """Return the model of `OV_GENAI_NPU_MODEL`, else the reference model of the store, else its small embedded one."""
     if given is not None:
-        return _read(given.expanduser(), "OV_GENAI_NPU_MODEL", weights)
+        return _read(given.expanduser(), "OV_GENAI_NPU_MODEL")
     # By the name of its published directory, which `convert` keeps.
     published = PUBLISHED_NAME.rpartition("/")[2]
     for name, why in ((published, "installed"), (SMALL_MODEL, "the reference model is not installed")):
@@ -321,7 +310,7 @@ def choose_model(given: Path | None, store: ModelStore, weights: Container[str] 
             continue
         except ConfigurationError as error:
             return Choice(store.root / name, why, None, error.message)
-        return _read(path, why, weights)
+        return _read(path, why)
     return Choice(
         store.root / REFERENCE_MODEL,
         "not installed",
@@ -337,8 +326,7 @@ def reservation(choice: Choice) -> str | None:
     if choice.identity is Identity.COMPATIBLE:
         return (
             f"{choice.path} has the architecture of {PUBLISHED_NAME} and weights that are not known: the quality and "
-            f"times of the jobs were accepted for the published ones; run npu-node pull {REFERENCE_MODEL}, or add the "
-            f"sha256 of {WEIGHTS_FILE} to OV_GENAI_NPU_WEIGHTS"
+            f"times of the jobs were accepted for the published ones; run npu-node pull {REFERENCE_MODEL}"
         )
     return (
         f"{choice.installed.id} is not the reference model {REFERENCE_MODEL}: the quality and times of the jobs were "
@@ -346,7 +334,7 @@ def reservation(choice: Choice) -> str | None:
     )
 
 
-def _read(path: Path, why: str, weights: Container[str]) -> Choice:
+def _read(path: Path, why: str) -> Choice:
     if not path.is_dir():
         return Choice(path, why, None, f"{path} is not a directory; set OV_GENAI_NPU_MODEL to a model directory")
     try:
@@ -361,7 +349,7 @@ def _read(path: Path, why: str, weights: Container[str]) -> Choice:
             "set OV_GENAI_NPU_MODEL to another model directory"
         )
         return Choice(path, why, None, problem)
-    identity = identify(installed, weights)
+    identity = identify(installed)
     return Choice(path, f"{why}; {identity}", installed, identity=identity)
 
 

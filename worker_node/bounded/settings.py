@@ -24,16 +24,10 @@ MAX_BODY_BYTES = 1024 * 1024
 PROMPT_TOKENS = 1024
 
 
-def default_lock() -> Path:
-    """`npu-node-npu0.lock` in the user's runtime directory, else in the directory for temporary files."""
-    return Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / "npu-node-npu0.lock"
-
-
 class BoundedSettings(BaseSettings):
     """`OV_GENAI_NPU_*`. `model` is a directory, None the reference model of the store; `cache` a directory.
 
     `blobs` is a directory that `npu-node compile --profile bounded` made, None compiles the model when it is loaded.
-    `weights` are sha256 of an `openvino_model.bin` that count as the reference model's, separated by commas.
     `lock` is the file that every process locks for the length of a generation on this NPU; `lock_wait_s` is how long
     a job waits for it.
     """
@@ -42,13 +36,14 @@ class BoundedSettings(BaseSettings):
 
     model: Path | None = None
     blobs: Path | None = None
-    weights: str = Field(default="", pattern="^([0-9a-f]{64}(,[0-9a-f]{64})*)?$")
     cache: Path = Field(
         default_factory=lambda: Path(os.environ.get("NPU_NODE_COMPILE_CACHE") or default_compile_cache())
     )
     host: str = ADDRESS
     port: int = Field(default=DEFAULT_PORT, ge=0, le=65535)
-    lock: Path = Field(default_factory=default_lock)
+    lock: Path = Field(
+        default_factory=lambda: Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / "npu-node-npu0.lock"
+    )
     lock_wait_s: float = Field(default=30.0, gt=0, le=600)
 
     def node_settings(self) -> NodeSettings:

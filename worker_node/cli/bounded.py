@@ -81,16 +81,16 @@ def _smoke(args: argparse.Namespace) -> int:
     from worker_node.cli.output import print_json
 
     request = bounded(SMOKE, args.prompt, args.max_new_tokens)
-    record = with_service(args, lambda service: smoke(service, request))
+    facts = with_service(args, lambda service: smoke(service, request))
     if args.json:
-        print_json(record.facts)
+        print_json(facts)
     else:
-        for name, value in record.facts.items():
+        for name, value in facts.items():
             if name != "warnings":
                 print(f"{name:<20}{'unknown' if value is None else value}")
-    for warning in record.facts["warnings"]:
+    for warning in facts["warnings"]:
         print(f"npu-node: warning: {warning}", file=sys.stderr)
-    return 0 if record.passed else 1
+    return 0 if facts["verdict"] == "pass" else 1
 
 
 def _bench(args: argparse.Namespace) -> int:
@@ -101,22 +101,21 @@ def _bench(args: argparse.Namespace) -> int:
 
     if args.repeat < 1:
         args.parser.error("--repeat is at least 1")
-    report = with_service(args, lambda service: measure_jobs(service, args.repeat))
-    figures = report.figures
+    figures = with_service(args, lambda service: measure_jobs(service, args.repeat))
     if args.json:
-        print_json(figures | {"accepted": report.accepted})
+        print_json(figures)
     else:
         print(f"{figures['model']}, first generation {figures['cold_first_s']} s (limit {figures['cold_limit_s']:g})")
         for name, job in figures["jobs"].items():
             print(f"{name:<18}p50 {job['p50_s']:>6} s   p95 {job['p95_s']:>6} s   limit {job['limit_s']:g} s")
         for problem in figures["problems"]:
             print(problem)
-    if report.accepted is None:
+    if figures["accepted"] is None:
         spite = (
             "; what is above is no failure (exit status 0)" if figures["problems"] and not figures["failures"] else ""
         )
         print(f"npu-node: no evidence: the limits are for {PUBLISHED_NAME} on a real NPU{spite}", file=sys.stderr)
-    return 1 if report.accepted is False or figures["failures"] else 0
+    return 1 if figures["accepted"] is False or figures["failures"] else 0
 
 
 def with_service(args: argparse.Namespace, work: Callable[[JobService], Awaitable[T]]) -> T:

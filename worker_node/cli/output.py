@@ -113,7 +113,7 @@ class _Bar:
         self._progress.reset(self._task, total=total, description=name, title=self._title, amount="")
 
     def update(self, done: int) -> None:
-        from worker_node.models.sources.disk import in_gigabytes
+        from worker_node.models.disk import in_gigabytes
 
         if self._total is None:
             return

@@ -35,7 +35,7 @@ from worker_node.manager.manager import ModelManager
 from worker_node.manager.replacement import WhileInUse
 from worker_node.manager.served import FailedModel, ModelState, ServedModel
 from worker_node.models.directory import InstalledModel
-from worker_node.models.sources.reference import is_below, is_local
+from worker_node.models.sources import is_below, is_local
 from worker_node.registry import task_of, tasks
 from worker_node.reload import ReloadReport
 

@@ -30,8 +30,7 @@ from worker_node.manager.served import FailedModel, KeepAlive, Names, ServedMode
 from worker_node.manager.work import BoundedWork
 from worker_node.models.catalog import normalise_name
 from worker_node.models.directory import InstalledModel
-from worker_node.models.prepare import PullSpec
-from worker_node.models.pull import pull
+from worker_node.models.pull import PullSpec, pull
 from worker_node.models.store import ModelStore
 from worker_node.registry import task_of, tasks
 
@@ -311,7 +310,7 @@ class ModelManager:
         if spec.model_id in {model.id for model in self.models}:
             return
         try:
-            installed = await self.query_store(lambda store: store.is_installed(spec), math.inf)
+            installed = await self.query_store(lambda store: store.find(spec) is not None, math.inf)
         except (OSError, ConfigurationError) as error:
             # What is there is damaged, or may no longer be looked into: no mistake of the settings, nor a bug.
             raise ModelError(f"{spec.model_id} cannot be looked up in the store: {error}") from error

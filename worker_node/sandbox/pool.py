@@ -19,7 +19,6 @@ from worker_node.core.errors import (
     DeadlineExceeded,
     EngineUnavailable,
     InternalError,
-    NodeError,
     Overloaded,
     reported_error,
 )
@@ -30,21 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class ProcessEnded(Exception):
-    """The process ended during a call. `status` is its exit status, negative for a signal."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(status)
-        self.status = status
-
-    @property
-    def out_of_time(self) -> bool:
-        """Whether the call used up its CPU time."""
-        return self.status == OUT_OF_TIME
-
-    @property
-    def killed_from_outside(self) -> bool:
-        """Whether somebody else ended it: the kernel for want of memory, an operator, or its status is not known."""
-        return not self.out_of_time and self.status in {*ENDED_BY_OTHERS, 0}
+    """The process ended during a call; its argument is the exit status, negative for a signal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,20 +132,42 @@ class PreparationPool:
             raise Overloaded(f"{waiting} requests wait to be prepared; the bound here is {self._limits.queue}")
         self._outstanding += 1
         try:
-            return self._value(await self._reply(body, deadline, param), param)
-        except ProcessEnded as ended:
-            raise self._refusal(ended, param) from None
+            reply = await self._reply(body, deadline, param)
         finally:
             self._outstanding -= 1
+        match reply:
+            case Returned(value):
+                return value
+            case CallRefused(code, message, place):
+                raise reported_error(code, message, param=place)
+            case OutOfMemory():
+                raise BadRequest(
+                    f"{param}: preparing it takes more memory than the bound, {self._limits.memory_bytes >> 20} MiB",
+                    param=param,
+                )
+            case CallFailed(where):
+                log.error("preparing a request failed: %s", where)
+                raise InternalError(f"preparing {param} failed; this is a bug, see the node's log")
 
     async def _reply(self, body: bytes, deadline: float, param: str) -> Reply:
-        try:
-            return await self._exchange(body, deadline, param)
-        except ProcessEnded as ended:
-            if not ended.killed_from_outside:
-                raise
-        # Not this call's doing, and most likely before it began: once more.
-        return await self._exchange(body, deadline, param)
+        """Run a call; once more where somebody else ended the process, which is not the call's doing."""
+        for _ in range(2):
+            try:
+                return await self._exchange(body, deadline, param)
+            except ProcessEnded as ended:
+                (status,) = ended.args
+            if status == OUT_OF_TIME:
+                raise BadRequest(
+                    f"{param}: preparing it takes more than {self._limits.cpu_s:g} s of CPU time, the bound here",
+                    param=param,
+                )
+            # 0: its status is not known.
+            if status not in {*ENDED_BY_OTHERS, 0}:
+                log.error("a preparation process ended with status %s on %s", status, param)
+                raise BadRequest(
+                    f"{param}: it crashed the process that prepared it; change it before trying again", param=param
+                )
+        raise EngineUnavailable(f"the process that prepared {param} was killed; the request can be sent again")
 
     async def _exchange(self, body: bytes, deadline: float, param: str) -> Reply:
         """Have one process run a call. Raises ProcessEnded, DeadlineExceeded, EngineUnavailable."""
@@ -208,34 +215,6 @@ class PreparationPool:
             raise EngineUnavailable(f"a preparation process could not be started: {error.strerror}") from error
         self._processes.add(process)
         return process
-
-    def _value(self, reply: Reply, param: str) -> Any:
-        match reply:
-            case Returned(value):
-                return value
-            case CallRefused(code, message, place):
-                raise reported_error(code, message, param=place)
-            case OutOfMemory():
-                raise BadRequest(
-                    f"{param}: preparing it takes more memory than the bound, {self._limits.memory_bytes >> 20} MiB",
-                    param=param,
-                )
-            case CallFailed(where):
-                log.error("preparing a request failed: %s", where)
-                raise InternalError(f"preparing {param} failed; this is a bug, see the node's log")
-
-    def _refusal(self, ended: ProcessEnded, param: str) -> NodeError:
-        if ended.out_of_time:
-            return BadRequest(
-                f"{param}: preparing it takes more than {self._limits.cpu_s:g} s of CPU time, the bound here",
-                param=param,
-            )
-        if ended.killed_from_outside:
-            return EngineUnavailable(f"the process that prepared {param} was killed; the request can be sent again")
-        log.error("a preparation process ended with status %s on %s", ended.status, param)
-        return BadRequest(
-            f"{param}: it crashed the process that prepared it; change it before trying again", param=param
-        )
 
 
 class ResultCache:

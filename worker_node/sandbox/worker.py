@@ -12,7 +12,7 @@ import contextlib
 import importlib
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -70,7 +70,8 @@ def run(call: Call) -> Reply:
     """Run one call."""
     limit_cpu(call.cpu_s)
     try:
-        return Returned(_function(call.function)(*call.arguments))
+        module, _, function = call.function.partition(":")
+        return Returned(getattr(importlib.import_module(module), function)(*call.arguments))
     except NodeError as error:
         return CallRefused(error.code, error.message, error.param)
     except MemoryError:
@@ -92,12 +93,6 @@ def main(link: int, parent: int, memory_bytes: int, modules: Sequence[str]) -> N
     with Connection(sock.detach()) as channel, contextlib.suppress(EOFError):  # the edge process has closed its end
         while True:
             channel.send_bytes(encode(run(calls.decode(channel.recv_bytes()))))
-
-
-def _function(name: str) -> Callable[..., Any]:
-    module, _, function = name.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
-    return found
 
 
 def _place(error: BaseException) -> str:

@@ -39,9 +39,8 @@ from worker_node.manager.placement import ExcludedPlacement, Placement
 from worker_node.manager.served import FailedModel, ServedModel
 from worker_node.models.catalog import normalise_name
 from worker_node.models.directory import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel
-from worker_node.models.in_place import apparent_kind, open_directory
 from worker_node.models.passports import Standing
-from worker_node.models.store import ModelStore
+from worker_node.models.store import ModelStore, apparent_kind, open_directory
 from worker_node.registry import tasks
 from worker_node.scheduling.admission import Admission
 from worker_node.serving.certified import known_problem, refusal, standing_of

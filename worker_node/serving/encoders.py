@@ -43,18 +43,6 @@ class EncoderModel(ServedModel):
         return await text_ids(self.tokenizer.whole, text, self.tokenizer.limit, special=special, deadline=deadline)
 
 
-def rows_demand(model: EncoderModel, rows: Sequence[Sequence[int]], context: RequestContext) -> Demand:
-    """The needs of a request with these rows of token ids."""
-    lengths = [len(row) for row in rows]
-    return Demand(
-        model.installed.id,
-        model.placements,
-        prompt_tokens=max(lengths, default=0),
-        token_count=sum(lengths),
-        require=context.require_device,
-    )
-
-
 def rows_run(
     rows: Sequence[Sequence[int]],
     demand: Demand,

@@ -7,9 +7,10 @@ state that the placements are in. `select_placement` does what was decided.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal, Self, cast
 
 from worker_node.core.errors import (
     ContextLengthExceeded,
@@ -25,6 +26,7 @@ from worker_node.core.errors import (
 from worker_node.core.types import NOTHING, Device, Feature, RequestContext, Route, RouteReason
 from worker_node.engines.protocol import EngineState
 from worker_node.manager.placement import Placement, first_change
+from worker_node.manager.served import ServedModel
 
 Obstacle = Literal["device_unavailable", "device_quarantined", "model_loading"]
 _OBSTACLES: dict[EngineState, Obstacle] = {
@@ -116,6 +118,13 @@ class Demand:
     min_new_tokens: int = 0
     require: Device | None = None
     needs: frozenset[Feature] = NOTHING
+
+    @classmethod
+    def of_rows(cls, model: ServedModel, rows: Sequence[Sequence[int]], context: RequestContext) -> Self:
+        """The needs of a request that takes rows of token ids and gives no text."""
+        lengths = [len(row) for row in rows]
+        longest, total = max(lengths, default=0), sum(lengths)
+        return cls(model.installed.id, model.placements, longest, total, require=context.require_device)
 
     def suits(self, status: PlacementStatus) -> bool:
         """Whether the placement could run it if its engine were up."""
@@ -265,49 +274,52 @@ async def select_placement(demand: Demand, context: RequestContext, *, units: in
     the request takes places in the queue. Raises the errors of `choose`; ModelLoading also when the load is
     likely to outlast the deadline; InsufficientMemory; DeadlineExceeded; Overloaded when too many wait.
     """
-    clock = demand.placements[0].clock
-    began, loading_s = clock(), 0.0
-    decision = decide(demand, _statuses(demand), context, began=began, now=began)
-    while decision.wait_until is not None:
-        decision = await _wait(decision, demand, context, units, began)
-        loading_s = clock() - began
+    decision, waited_s = await wait_for_placement(demand, context, PlacementStatus.of, units=units)
     if decision.error is not None:
         request_load(demand, decision.load)
         raise decision.error
-    return Selection(demand.placements[decision.index], decision.route(demand), loading_s)
+    return Selection(demand.placements[decision.index], decision.route(demand), waited_s)
 
 
-async def _wait(decision: Decision, demand: Demand, context: RequestContext, units: int, began: float) -> Decision:
-    """Wait for a placement until the decision is another one; return that.
+async def wait_for_placement(
+    demand: Demand, context: RequestContext, status_of: Callable[[Placement], PlacementStatus], *, units: int
+) -> tuple[Decision, float]:
+    """Wait until the decision is a placement that can serve, or an error; return it, and the seconds that it took.
 
-    Raises Overloaded, InsufficientMemory, DeadlineExceeded.
+    Meanwhile the request takes `units` places in the queue; 0 for a request that was admitted already. Raises
+    Overloaded, InsufficientMemory for a load that was refused, DeadlineExceeded.
     """
-    index, until = decision.index, decision.wait_until
-    placement = demand.placements[index]
-    with (
-        placement.admission.waiting(units, interactive=context.interactive),
-        placement.awaited(),
-    ):
-        # Only once: where memory does not hold it beside the other one, each further try would be refused, too.
-        request_load(demand, decision.load)
-        while until is not None and decision.index == index:
-            request_load(demand, index)
-            await wait_for_change(demand, context, until)
-            placement.raise_refusal()
-            now = placement.clock()
-            decision = decide(demand, _statuses(demand), context, began=began, now=now, first=index)
-            until = decision.wait_until
-    return decision
+    clock = demand.placements[0].clock
+    began, waited_s = clock(), 0.0
+    decision = _decide_now(demand, context, status_of, began, first=0)
+    while decision.wait_until is not None:
+        index = decision.index
+        placement = demand.placements[index]
+        queued = placement.admission.waiting(units, interactive=context.interactive) if units else nullcontext()
+        with queued, placement.awaited():
+            # Only once: where memory does not hold it beside the other one, each further try would be refused, too.
+            request_load(demand, decision.load)
+            while decision.wait_until is not None and decision.index == index:
+                request_load(demand, index)
+                until = decision.wait_until
+                if not await first_change(demand.placements, until) and until == context.deadline:
+                    raise DeadlineExceeded("the deadline passed before the model was ready")
+                placement.raise_refusal()
+                decision = _decide_now(demand, context, status_of, began, first=index)
+        waited_s = clock() - began
+    return decision, waited_s
 
 
-async def wait_for_change(demand: Demand, context: RequestContext, until: float) -> None:
-    """Wait for a change of the placements, at most `until`. Raises DeadlineExceeded at the request's deadline."""
-    if not await first_change(demand.placements, until) and until == context.deadline:
-        raise DeadlineExceeded("the deadline passed before the model was ready")
-
-
-def _statuses(demand: Demand) -> list[PlacementStatus]:
-    return [PlacementStatus.of(placement) for placement in demand.placements]
+def _decide_now(
+    demand: Demand,
+    context: RequestContext,
+    status_of: Callable[[Placement], PlacementStatus],
+    began: float,
+    first: int,
+) -> Decision:
+    considered = [status_of(placement) for placement in demand.placements]
+    now = demand.placements[0].clock()
+    return decide(demand, considered, context, began=began, now=now, first=first)
 
 
 def request_load(demand: Demand, index: int | None) -> None:

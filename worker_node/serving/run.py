@@ -9,7 +9,7 @@ death runs alone, and one that kills an engine while alone on it twice is refuse
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import (
     AsyncExitStack,
     aclosing,
@@ -23,6 +23,7 @@ from typing import Generic, Protocol, Self, TypeVar, cast
 from worker_node.core.errors import (
     EngineDied,
     EngineUnavailable,
+    InsufficientMemory,
     NodeError,
     NpuNotProven,
     RequestBreaksEngine,
@@ -39,10 +40,8 @@ from worker_node.serving.routing import (
     Demand,
     PlacementStatus,
     Selection,
-    decide,
-    request_load,
     select_placement,
-    wait_for_change,
+    wait_for_placement,
 )
 from worker_node.settings import NodeSettings
 
@@ -105,7 +104,8 @@ class Execution:
                 async with execution.attempt(job, result) as results:
                     ...
 
-    It takes `units` places at admission; `work` is its cost on an engine, which may depend on the engine's limits.
+    It takes `units` places at admission; `work` is its cost on an engine, which may depend on the engine's limits. With
+    `strict_proof` a request that requires the NPU is refused where the busy counter cannot be read.
     """
 
     def __init__(
@@ -116,6 +116,7 @@ class Execution:
         *,
         units: int = 1,
         work: Work | WorkOf | None = None,
+        strict_proof: bool = False,
     ) -> None:
         self.selection = selection
         # Whether an attempt has ended without an error.
@@ -125,6 +126,11 @@ class Execution:
         # Whether the request stays on its device from now on, because a header names it.
         self.pinned = False
         self.permit: Permit
+        # Whether the busy time must prove that the NPU ran it.
+        on_npu = context.require_device is Device.NPU and selection.route.device is Device.NPU
+        self.proof_required = on_npu and not context.own_proof
+        self._strict_proof = strict_proof
+        self._unproven = False
         self._permits: dict[Device, Permit] = {}
         self._demand = demand
         self._context = context
@@ -135,26 +141,40 @@ class Execution:
 
     @property
     def route(self) -> Route:
-        """The current route."""
-        return self.selection.route
+        """The current route, `unproven` where the busy counter could not be read."""
+        return replace(self.selection.route, unproven=True) if self._unproven else self.selection.route
 
     @contextmanager
     def admitted(self) -> Iterator[Self]:
         """Be admitted to the first placement while the block runs, retries included. Entering raises Overloaded."""
+        with self._naming_route():
+            self.permit = self._permit_at(self._first)
         try:
-            try:
-                self.permit = self._permit_at(self._first)
-                yield self
-            finally:
-                for permit in self._permits.values():
-                    permit.__exit__()
+            yield self
+        finally:
+            for permit in self._permits.values():
+                permit.__exit__()
+
+    @contextmanager
+    def _naming_route(self) -> Iterator[None]:
+        """Add the model and the device of the current route to errors: a stream renders them where they are raised."""
+        try:
+            yield
         except NodeError as error:
-            self.name_route(error)
+            error.model, error.device = self.route.model, self.route.device.value
             raise
 
-    def name_route(self, error: NodeError) -> None:
-        """Add the model and the device of the current route to an error."""
-        error.model, error.device = self.route.model, self.route.device.value
+    def prove(self, busy: Busy) -> None:
+        """Raise NpuNotProven if the request requires the NPU and its busy time does not prove that the NPU ran it."""
+        if not self.proof_required or (busy.us or 0) > 0:
+            return
+        what = f"{self.route.model}: the request requires the NPU, and its busy counter"
+        with self._naming_route():
+            if busy.us is not None:
+                raise NpuNotProven(f"{what} did not move during the run; try again or examine the device")
+            if self._strict_proof:
+                raise NpuNotProven(f"{what} cannot be read (/health says why); npu_require_proof = false lets it pass")
+        self._unproven = True
 
     @asynccontextmanager
     async def attempt(self, job: Job, result: type[R]) -> AsyncIterator[ResultStream[R]]:
@@ -168,21 +188,22 @@ class Execution:
         key = partial(fingerprint, job)
         placement = self.selection.placement
         engine = placement.engine
-        try:
-            async with self._on_engine(placement, key):
-                recoveries = engine.recoveries
-                async with aclosing(engine.run(job, result)) as results:
-                    yield results
-                if engine.recoveries != recoveries:
-                    raise EngineDied(
-                        f"{self._demand.model} on {placement.device}: the kernel recovered the device while the "
-                        "request ran, so its result is not used; the request can be sent again"
-                    )
-            self.done = True
-        except EngineUnavailable as error:
-            if self.sent:
-                raise
-            await self._select_next(key, error)
+        with self._naming_route():
+            try:
+                async with self._on_engine(placement, key):
+                    recoveries = engine.recoveries
+                    async with aclosing(engine.run(job, result)) as results:
+                        yield results
+                    if engine.recoveries != recoveries:
+                        raise EngineDied(
+                            f"{self._demand.model} on {placement.device}: the kernel recovered the device while the "
+                            "request ran, so its result is not used; the request can be sent again"
+                        )
+                self.done = True
+            except EngineUnavailable as error:
+                if self.sent:
+                    raise
+                await self._select_next(key, error)
 
     def _permit_at(self, placement: Placement) -> Permit:
         """The permit at a placement, which is held until the request ends."""
@@ -196,11 +217,13 @@ class Execution:
     @asynccontextmanager
     async def _on_engine(self, placement: Placement, key: Callable[[], bytes]) -> AsyncIterator[None]:
         """One attempt's use of the engine. `key` returns the request's digest, computed only if it is needed."""
-        suspected = self._suspected(key)
+        suspects = placement.suspects
+        suspected = bool(suspects) and key() in suspects
         if suspected:
             self._refuse(key)
         async with placement.isolation.use(self._context.deadline, exclusive=suspected):
-            self._refuse(key)  # another of its kind may have had its turn before
+            if suspects:
+                self._refuse(key)  # another of its kind may have had its turn before
             yield
 
     def _refuse(self, key: Callable[[], bytes]) -> None:
@@ -220,15 +243,11 @@ class Execution:
         if self._context.own_proof or self._deaths >= MAX_RUNS:
             raise error
         demand = replace(self._demand, require=self.route.device) if self.pinned else self._demand
-        suspected, clock = self._suspected(key), self._first.clock
-        began = clock()
-        while True:
-            considered = [self._status(placement, suspected=suspected) for placement in demand.placements]
-            decision = decide(demand, considered, self._context, began=began, now=clock())
-            if decision.wait_until is None:
-                break
-            request_load(demand, decision.load)
-            await wait_for_change(demand, self._context, decision.wait_until)
+        status_of = partial(self._status, suspected=self._suspected(key))
+        try:
+            decision, _ = await wait_for_placement(demand, self._context, status_of, units=0)
+        except InsufficientMemory:
+            raise error from None
         if decision.error is not None:
             raise error
         route = decision.route(demand)
@@ -309,8 +328,9 @@ async def run_selected(services: Services, run: SingleRun[S], selection: Selecti
     Raises Overloaded, DeadlineExceeded, EngineUnavailable, RequestBreaksEngine, NpuNotProven.
     """
     context = run.context
-    proof = Proof.of(selection.route, context, strict=services.require_proof)
-    execution = Execution(run.demand, context, selection, units=run.units, work=run.work)
+    execution = Execution(
+        run.demand, context, selection, units=run.units, work=run.work, strict_proof=services.require_proof
+    )
     with execution.admitted():
         operation.submitted(selection.placement.engine)
         while not execution.done:
@@ -319,58 +339,11 @@ async def run_selected(services: Services, run: SingleRun[S], selection: Selecti
         execution.permit.measured(result.measured_tokens, result.measured_s)
         operation.begin("engine", result.started)
         operation.begin("", result.started + result.inference_s)
-        proof.check(result.busy)
+        execution.prove(result.busy)
     timing = Timing(
         queue=(result.started - run.prepared) * 1e3,
         tokenize=(run.prepared - run.began) * 1e3,
         inference=result.inference_s * 1e3,
         total=(time.monotonic() - context.arrived) * 1e3,
     )
-    route = replace(execution.route, unproven=True) if proof.unread else execution.route
-    return Answer(result, route, timing, selection.loading_s)
-
-
-@dataclass(slots=True)
-class Proof:
-    """Judges the NPU's busy time for one request.
-
-    `strict` refuses a counter that cannot be read. `unread`: it could not be read, and the request passed.
-    """
-
-    route: Route
-    required: bool
-    strict: bool
-    unread: bool = False
-
-    @classmethod
-    def of(cls, route: Route, context: RequestContext, *, strict: bool) -> Proof:
-        """The proof that a request needs on its route."""
-        required = context.require_device is Device.NPU and route.device is Device.NPU and not context.own_proof
-        return cls(route, required, strict)
-
-    def check(self, busy: Busy) -> None:
-        """Raise NpuNotProven if the request requires the NPU and its busy time does not prove that the NPU ran it."""
-        if not self.required:
-            return
-        what = f"{self.route.model}: the request requires the NPU, and"
-        if busy.us is None:
-            if self.strict:
-                raise NpuNotProven(
-                    f"{what} its busy counter cannot be read (/health says why); npu_require_proof = false lets it pass"
-                )
-            self.unread = True
-        elif busy.us <= 0:
-            raise NpuNotProven(f"{what} its busy counter did not move during the run; try again or examine the device")
-
-
-async def after_first(events: AsyncIterator[T]) -> AsyncGenerator[T, None]:
-    """Await the first event, so that early errors are raised before headers are sent."""
-    first = await anext(events, None)
-    return _resumed(first, events)
-
-
-async def _resumed(first: T | None, events: AsyncIterator[T]) -> AsyncGenerator[T, None]:
-    if first is not None:
-        yield first
-        async for event in events:
-            yield event
+    return Answer(result, execution.route, timing, selection.loading_s)

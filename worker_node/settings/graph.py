@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from worker_node.core.types import Device
 from worker_node.settings.model import SETTING_OF
 
 GRAPH_FILE = "graph.pbtxt"
-_MOST_CHARACTERS, _MOST_LEVELS = 1 << 16, 20
+_MOST_CHARACTERS = 1 << 16
 _OURS: Mapping[str, str] = {
     "best_of_limit": "best_of_limit",
     "cache_size": "cache_size_gb",
@@ -25,9 +25,8 @@ _OURS: Mapping[str, str] = {
     "normalize_embeddings": "normalize",
     "pooling": "pooling",
 }
-_BLANK = re.compile(r"(?:\s++|#[^\n]*+)*+")
-# A text, a name or an extension's name in brackets, or a mark.
-_TOKEN = re.compile(r"""("(?:[^"\\\n]|\\.)*+"|'(?:[^'\\\n]|\\.)*+')|([\w.+-]+|\[[^\]\n]*\])|[{}<>:;,]""")
+# A comment, a text, a name or value or an extension's name in brackets, or a mark.
+_TOKEN = re.compile(r"""#[^\n]*|"(?:[^"\\\n]|\\.)*+"|'(?:[^'\\\n]|\\.)*+'|[\w.+-]+|\[[^\]\n]*\]|[{}<>]""")
 
 
 def read_graph(directory: Path) -> tuple[dict[str, Any], list[str]]:
@@ -43,7 +42,7 @@ def read_graph(directory: Path) -> tuple[dict[str, Any], list[str]]:
             text = stream.read(_MOST_CHARACTERS + 1)
         if len(text) > _MOST_CHARACTERS:
             raise ValueError(f"it has more than {_MOST_CHARACTERS} characters")
-        return _settings(directory, _model_options(_message(_tokens(text), "", 0)))
+        return _settings(directory, _model_options(text))
     except (OSError, ValueError, SyntaxError, RecursionError) as error:
         raise ConfigurationError(f"{file} cannot be read: {error}; correct it, or remove it") from None
 
@@ -69,37 +68,33 @@ def _settings(directory: Path, options: dict[str, Any]) -> tuple[dict[str, Any],
     return found | {_OURS[name]: value for name, value in ours.items()}, list(options)
 
 
-def _tokens(text: str) -> Iterator[str]:
-    at = _BLANK.match(text, 0).end()  # type: ignore[union-attr]
-    while at < len(text):
-        token = _TOKEN.match(text, at)
-        if token is None:
-            raise ValueError(f"line {text.count(chr(10), 0, at) + 1} is not text protobuf")
-        yield token[0]
-        at = _BLANK.match(text, token.end()).end()  # type: ignore[union-attr]
-
-
-def _message(tokens: Iterator[str], end: str, level: int) -> dict[str, Any]:
-    """The fields of a message up to the mark `end`: lists of messages, and the last value of others."""
-    found: dict[str, Any] = {}
-    for name in tokens:
-        if name in {",", ";"}:
+def _model_options(text: str) -> dict[str, Any]:
+    """The fields of the first message with a `models_path`, those of messages in it left empty; none without one."""
+    open_messages: list[dict[str, Any]] = [{}]
+    name: str | None = None
+    for found in _TOKEN.finditer(text):
+        part = found[0]
+        if part.startswith("#"):
             continue
-        if name == end:
-            return found
-        value = next(tokens, "") if name[0] not in "\"'{}<>:" else ""
-        value = next(tokens, "") if value == ":" else value
-        if level > _MOST_LEVELS or value in {"", "}", ">", ":", ",", ";"}:
-            raise ValueError(f"{name[:80]} must be a field with a value")
-        if value in {"{", "<"}:
-            earlier = found.get(name)
-            inner = _message(tokens, {"{": "}", "<": ">"}[value], level + 1)
-            found[name] = [*(earlier if isinstance(earlier, list) else []), inner]
+        if part in "{<":
+            open_messages[-1][name or ""] = ""
+            open_messages.append({})
+            name = None
+        elif part in "}>":
+            message = open_messages.pop()
+            if "models_path" in message:
+                return message
+            if not open_messages:
+                raise ValueError("a message ends that did not begin")
+            name = None
+        elif name is None:
+            name = part
         else:
-            found[name] = _value(value)
-    if end:
-        raise ValueError(f"it ends before a {end}")
-    return found
+            open_messages[-1][name] = _value(part)
+            name = None
+    if len(open_messages) > 1:
+        raise ValueError("a message has no end")
+    return open_messages[0] if "models_path" in open_messages[0] else {}
 
 
 def _value(token: str) -> Any:
@@ -109,11 +104,3 @@ def _value(token: str) -> Any:
         return token if token[0] == "[" else json.loads(token.lower())
     except ValueError:
         return token.lower() if token.isalpha() else token
-
-
-def _model_options(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of the first calculator that has a model; none where there is no such."""
-    if "models_path" in message:
-        return dict(message)
-    inner = [each for value in message.values() if isinstance(value, list) for each in value]
-    return next((found for each in inner if (found := _model_options(each))), {})

@@ -12,8 +12,7 @@ from typing import Any
 from worker_node.core.types import Device, ModelKind
 from worker_node.models.catalog import Catalog
 from worker_node.models.directory import MODEL_FILE, has_manifest
-from worker_node.models.in_place import apparent_kind
-from worker_node.models.store import default_store_root
+from worker_node.models.store import apparent_kind, default_store_root
 
 PREFIX = "NPU_PROXY_"
 # What means the same in the same unit.

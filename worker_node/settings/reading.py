@@ -11,7 +11,7 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,67 +24,6 @@ from worker_node.core.errors import ConfigurationError
 from worker_node.settings.model import ModelSettings, PlacementSettings, known_options
 from worker_node.settings.node import NodeSettings, read_text, reason
 from worker_node.settings.npu_proxy import translated
-
-# Keys of other servers (OpenVINO Model Server, vLLM, Text Embeddings Inference, Ollama), and what stands for them here.
-_OF_THE_NODE: Mapping[str, str] = {
-    "allowed_origins": "cors_origins",
-    "api_key": "api_keys (a list)",
-    "api_key_file": "api_keys_file",
-    "bind": "host",
-    "cache_dir": "compile_cache",
-    "model_config_list": "[[models]], one table for each model",
-    "model": "[[models]], one table for each model",
-    "model_path": "path in [[models]]",
-    "models_path": "path in [[models]]",
-    "base_path": "path in [[models]]",
-    "model_repository_path": "model_store",
-    "ollama_host": "host and port, or ollama_port",
-    "ollama_keep_alive": "idle_unload_s in [[models]], in seconds",
-    "ollama_models": "model_store",
-    "ollama_num_parallel": "max_num_seqs in [[models]]",
-    "ollama_origins": "cors_origins",
-    "rest_bind_address": "host",
-    "rest_port": "port",
-    "timeout": "request_timeout_s",
-    "workers": "nothing: one process serves, and every model has a process of its own",
-}
-_OF_A_MODEL: Mapping[str, str] = {
-    "base_path": "path",
-    "batch_size": "max_num_seqs (generation) or max_batch_tokens (embedding)",
-    "block_size": "nothing: OpenVINO chooses the size of a cache block",
-    "cache_dir": "compile_cache",
-    "device": 'placements, for example placements = ["NPU", "CPU"]',
-    "dtype": "precision (embedding) or kv_cache_precision (generation)",
-    "gpu_memory_utilization": "cache_size_gb",
-    "id": "name",
-    "keep_alive": "idle_unload_s, in seconds",
-    "kv_cache_dtype": "kv_cache_precision",
-    "max_batch_requests": "max_outstanding",
-    "max_concurrent_requests": "max_outstanding",
-    "max_model_len": "max_prompt_len and min_response_len (NPU); other devices take the model's own context",
-    "max_num_seq": "max_num_seqs",
-    "model": "name, or path for a directory",
-    "model_name": "name",
-    "model_path": "path",
-    "models_path": "path",
-    "num_ctx": "max_prompt_len and min_response_len (NPU); a request may send num_ctx",
-    "num_parallel": "max_num_seqs",
-    "plugin_config": 'for one device: placements = [{ device = "NPU", plugin_config = { … } }]',
-    "served_model_name": "aliases, a list",
-    "target_device": 'placements, for example placements = ["NPU", "CPU"]',
-}
-_SIMILAR = 0.6
-
-
-def advice(key: str, known: Collection[str], *, of_a_model: bool = False) -> str:
-    """What the user may have meant by `key`; an empty string when nothing is near."""
-    name = key.strip().lower().replace("-", "_")
-    theirs = _OF_A_MODEL if of_a_model else _OF_THE_NODE
-    if name not in known and (ours := theirs.get(name)) is not None:
-        return f"here that is {ours}"
-    near = difflib.get_close_matches(name, known, 1, _SIMILAR)
-    return f"did you mean {near[0]}?" if near else ""
-
 
 # Lists whose items are tables of their own.
 _TABLES = frozenset({"models", "models.placements"})
@@ -155,8 +94,8 @@ def _message(detail: ErrorDetails) -> str:
         return "unknown key; it is one of the node: write it above the first [[models]]"
     if table == () and key in names["models",]:
         return "unknown key; it is one of a model: write it in [[models]]"
-    hint = advice(key, names.get(table, ()), of_a_model="models" in table)
-    return f"unknown key; {hint or 'docs/settings.md has them all'}"
+    near = difflib.get_close_matches(key.lower(), names.get(table, ()), 1)
+    return f"unknown key; did you mean {near[0]}?" if near else "unknown key; docs/settings.md has them all"
 
 
 PREFIX = "NPU_NODE_"
@@ -204,15 +143,10 @@ def check_variables(environment: Mapping[str, str]) -> list[SettingProblem]:
         key = name[len(PREFIX) :]
         if _SERVICE_LINK.fullmatch(key.upper()):
             continue
-        hint = advice(key, list(NodeSettings.model_fields))
-        problems.append(SettingProblem(name, "", f"unknown variable; {_as_variable(hint) or 'remove it'}"))
+        near = difflib.get_close_matches(key.lower(), NodeSettings.model_fields, 1)
+        hint = f"did you mean {PREFIX}{near[0].upper()}?" if near else "remove it"
+        problems.append(SettingProblem(name, "", f"unknown variable; {hint}"))
     return problems
-
-
-def _as_variable(hint: str) -> str:
-    """The advice on a key, as advice on a variable."""
-    near = re.fullmatch(r"did you mean (\w+)\?", hint)
-    return f"did you mean {PREFIX}{near[1].upper()}?" if near else hint
 
 
 _FIELD = re.compile(r'field "(\w+)"')

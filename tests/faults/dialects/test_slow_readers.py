@@ -24,7 +24,7 @@ from worker_node.http.connection import ConnectionLimits
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.settings import NodeSettings
-from worker_node.tasks.generate.model import GenerationModel
+from worker_node.tasks.generate.building import GenerationModel
 from worker_node.tasks.generate.tokenization import ChatTokenizer
 
 ECHO = "tests.support.scripted_runner:ScriptedRunner"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import openvino as ov
-from openvino import Output
+from openvino import Node, Output
 from openvino import opset13 as op
 
 from worker_node.core.errors import ConfigurationError, ConversionFailed
@@ -18,19 +20,22 @@ from worker_node.core.types import ModelKind
 from worker_node.models.catalog import Quantization
 from worker_node.models.convert.encoder import (
     ATTENTION_MASK,
-    EMBEDDING,
     INPUT_IDS,
     TOKEN_TYPES,
-    build_encoder,
-    finish,
-    matryoshka_of,
+    BertConfig,
+    ModelConfig,
+    Tensors,
+    Weights,
+    hidden_states,
+    i64,
+    name_port,
     outputs_on_cpu,
-    pool,
-    prompts_of,
     read_bert_config,
     read_json,
     read_tensors,
-    sentence_config_of,
+    read_tokenizer,
+    text_input,
+    token_limit,
     token_rows,
     write_tokenizer,
 )
@@ -43,8 +48,258 @@ from worker_node.models.directory import (
     read_directory,
     write_canary,
 )
-from worker_node.models.sources.downloads import file_sha256
-from worker_node.models.sources.selection import weight_files
+from worker_node.models.downloads import file_sha256
+from worker_node.models.sources import weight_files
+
+EMBEDDING = "embedding"
+"""The name of a graph's output, by which engines know it."""
+
+
+class Pooling(StrEnum):
+    """How the token vectors of a text become one vector."""
+
+    MEAN = "mean"
+    CLS = "cls"
+    LAST = "last"
+
+
+_POOLING_NAMES = {
+    "pooling_mode_mean_tokens": Pooling.MEAN,
+    "pooling_mode_cls_token": Pooling.CLS,
+    "pooling_mode_lasttoken": Pooling.LAST,
+    "mean": Pooling.MEAN,
+    "cls": Pooling.CLS,
+    "lasttoken": Pooling.LAST,
+}
+
+
+class SentenceConfig(msgspec.Struct, frozen=True):
+    """What follows the encoder, and how many tokens it was made for."""
+
+    pooling: Pooling
+    normalise: bool
+    max_tokens: int
+
+    @property
+    def layout(self) -> str:
+        """Both in words, as part of the name of the vector space."""
+        return f"{self.pooling}, {'normalised' if self.normalise else 'as it is'}"
+
+
+class _Module(msgspec.Struct, frozen=True):
+    path: str
+    type: str
+
+
+class _SentenceBert(msgspec.Struct, frozen=True):
+    max_seq_length: int | None = None
+    do_lower_case: bool = False
+
+
+class _SentenceTransformers(msgspec.Struct, frozen=True):
+    default_prompt_name: str | None = None
+    prompts: dict[str, str | None] | None = None
+
+
+class _Prompted(msgspec.Struct, frozen=True):
+    include_prompt: bool = True
+
+
+def _sentence_transformers(directory: Path) -> _SentenceTransformers:
+    path = directory / "config_sentence_transformers.json"
+    return read_json(path, _SentenceTransformers) if path.is_file() else _SentenceTransformers()
+
+
+def _sentence_config_of(directory: Path, job: ConversionJob) -> SentenceConfig:
+    """What follows the encoder, from the directory's files, or from the job where they do not specify it.
+
+    Raises ConversionFailed when neither does, when they contradict each other, or for what is not known.
+    """
+    if (directory / "modules.json").is_file():
+        found = read_sentence_config(directory)
+        if job.pooling not in (None, found.pooling) or job.normalize not in (None, found.normalise):
+            raise ConversionFailed(
+                f"{directory / 'modules.json'}: vectors are {found.layout} by these files; remove pooling and normalize"
+            )
+        return found
+    if job.pooling is None:
+        known = " or ".join(f'"{pooling}"' for pooling in Pooling)
+        raise ConversionFailed(
+            f"{directory}: no modules.json says how token vectors become one vector; set pooling = {known}"
+        )
+    return SentenceConfig(Pooling(job.pooling), job.normalize is not False, token_limit(directory, None))
+
+
+# Letters of whose lower case tokenizers and Python have one opinion.
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ ÀÉÖÜ ДЖШ"
+
+
+def read_sentence_config(directory: Path) -> SentenceConfig:
+    """Read the modules that sentence-transformers would run after the encoder.
+
+    Raises ConversionFailed, naming the file and the option, when there are none or one is not known.
+    """
+    modules = read_json(directory / "modules.json", tuple[_Module, ...])
+    kinds = [module.type.rpartition(".")[2] for module in modules]
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise ConversionFailed(
+            f"{directory / 'modules.json'}: the chain of modules {kinds} is not known; "
+            "known are Transformer, Pooling and, after these, Normalize"
+        )
+    path = directory / "sentence_bert_config.json"
+    limits = read_json(path, _SentenceBert) if path.is_file() else _SentenceBert()
+    if limits.do_lower_case:
+        normalizer = read_tokenizer(directory / TOKENIZER_FILE)[0].normalizer
+        if normalizer is None or normalizer.normalize_str(_LETTERS) != normalizer.normalize_str(_LETTERS.lower()):
+            raise ConversionFailed(
+                f"{path}: do_lower_case is set and {TOKENIZER_FILE} keeps upper case; let it lower-case"
+            )
+    if _sentence_transformers(directory).default_prompt_name is not None:
+        raise ConversionFailed(f"{directory / 'config_sentence_transformers.json'}: default_prompt_name is not known")
+    return SentenceConfig(
+        pooling=_read_pooling(directory / modules[1].path / "config.json"),
+        normalise="Normalize" in kinds,
+        max_tokens=token_limit(directory, limits.max_seq_length),
+    )
+
+
+def _read_pooling(path: Path) -> Pooling:
+    options = read_json(path, dict[str, Any])
+    chosen = sorted(name for name, value in options.items() if name.startswith("pooling_mode_") and value is True)
+    # Newer versions of sentence-transformers write one name.
+    chosen = chosen or [str(options.get("pooling_mode"))]
+    if len(chosen) == 1 and chosen[0] in _POOLING_NAMES:
+        return _POOLING_NAMES[chosen[0]]
+    raise ConversionFailed(
+        f"{path}: pooling {chosen} is not known; known are mean_tokens, cls_token and lasttoken, one of them"
+    )
+
+
+# The names that models use for their prompts, by what the text is.
+_PROMPT_NAMES = {
+    "query": ("query", "search_query"),
+    "document": ("document", "passage", "search_document"),
+}
+
+
+def prompts_of(directory: Path, job: ConversionJob) -> Mapping[str, str]:
+    """The texts before a `query` and a `document`: both, or none where the model marks neither.
+
+    A kind without a prompt beside one that has it gets "": its texts go in as they are. A model whose pooling leaves
+    the prompt out has none here. Raises ConversionFailed for a damaged file.
+    """
+    pooling = directory / "1_Pooling" / "config.json"
+    if pooling.is_file() and not read_json(pooling, _Prompted).include_prompt:
+        return {}
+    declared = _sentence_transformers(directory).prompts or {}
+    found = {
+        kind: next((prompt for name in names if (prompt := declared.get(name))), "")
+        for kind, names in _PROMPT_NAMES.items()
+    }
+    # Empty ones are what sentence-transformers writes for a model that declares none.
+    if any(found.values()):
+        return found
+    return {} if job.entry is None else job.entry.prompts
+
+
+def matryoshka_of(directory: Path, job: ConversionJob, dimensions: int) -> tuple[int, ...]:
+    """The sizes, smaller than `dimensions` and ascending, to which vectors may be cut; none where none is declared.
+
+    Raises ConversionFailed for a damaged `config.json`.
+    """
+    declared = read_json(directory / "config.json", ModelConfig).matryoshka_dimensions
+    of_catalog = () if job.entry is None else job.entry.matryoshka
+    return tuple(sorted({size for size in declared or of_catalog if 0 < size < dimensions}))
+
+
+# Checkpoints of a BertModel, alone or under the heads of its pre-training, which an encoder drops.
+_ARCHITECTURES = ("BertModel", "BertForMaskedLM", "BertForPreTraining")
+_PREFIX, _HEADS = "bert.", "cls."
+# Tensors that a BertModel carries and a sentence encoder does not use.
+_UNUSED = frozenset({"pooler.dense.weight", "pooler.dense.bias", "embeddings.position_ids"})
+# What sentence-transformers divides by at least: the number of tokens (mean pooling) and the norm of the vector.
+_MIN_TOKENS = 1e-9
+_MIN_NORM = 1e-12
+
+
+def read_encoder_config(directory: Path) -> BertConfig:
+    """`config.json` of an encoder; raises ConversionFailed for other architectures than BERT's."""
+    return read_bert_config(directory, "bert", _ARCHITECTURES, "plain BERT encoders")
+
+
+def check_encoder(directory: Path) -> None:
+    """Raise ConversionFailed for what the small files of an encoder show that cannot be converted."""
+    config = read_encoder_config(directory)
+    read_sentence_config(directory)
+    read_tokenizer(directory / TOKENIZER_FILE, config.vocab_size)
+
+
+def convert_encoder(job: ConversionJob, stage: Callable[[str], None]) -> Converted:
+    """Build, save and examine the model; raises ConversionFailed when the files are not sound."""
+    source = Path(job.source)
+    if job.quantization not in (None, Quantization.F32):
+        raise ConversionFailed(
+            f"{job.id}: embedding models are built in {Quantization.F32}, not {job.quantization}; for int8 weights "
+            "take an export in OpenVINO form (of many models there is a repository that ends in -int8-ov)"
+        )
+    stage("building the encoder")
+    bert, sentence = read_encoder_config(source), _sentence_config_of(source, job)
+    model = build_encoder(bert, sentence, read_tensors(source))
+    return _finish_model(
+        job,
+        model,
+        stage,
+        family="bert",
+        context_limit=min(sentence.max_tokens, bert.max_position_embeddings),
+        weights_sha256=" ".join(map(file_sha256, weight_files(source))),
+        layout=sentence.layout,
+        normalised=sentence.normalise,
+    )
+
+
+def build_encoder(bert: BertConfig, sentence: SentenceConfig, tensors: Tensors) -> ov.Model:
+    """Build the graph.
+
+    Inputs `input_ids` and `attention_mask`, both i64 [batch, length]; output `embedding`, f32 [batch, dimensions]. The
+    shapes are dynamic and may be reshaped to static ones. A row whose mask is all zeros gives no NaN.
+    Raises ConversionFailed when a tensor is missing, has another shape than the configuration says, or is left over.
+    """
+    prefix = _PREFIX if any(name.startswith(_PREFIX) for name in tensors) else ""
+    heads = {name for name in tensors if prefix and name.startswith(_HEADS)}
+    weights = Weights(tensors, frozenset({prefix + name for name in _UNUSED} | heads))
+    ids, mask = text_input(INPUT_IDS), text_input(ATTENTION_MASK)
+    hidden = hidden_states(bert, weights, ids, op.convert(mask, "f32"), prefix=prefix)
+    weights.expect_all_used()
+    return _finish_graph(pool(hidden, mask, sentence.pooling, normalise=sentence.normalise), [ids, mask])
+
+
+def pool(hidden: Node | Output, mask: Node, pooling: Pooling, *, normalise: bool) -> Node:
+    """The vectors, f32 [batch, size], of token vectors, f32 [batch, length, size], under a mask, i64 [batch, length].
+
+    A text without any token gives zeros (mean, last), never NaN. Tokens are counted in integers: devices compute
+    floats in less than f32, and in bf16, 256 and 1 is 256.
+    """
+    if pooling is Pooling.CLS:
+        vector = op.gather(hidden, op.constant(np.int64(0)), op.constant(np.int64(1)))
+    elif pooling is Pooling.LAST:
+        # Wherever the padding is: the token up to which the mask has summed up to all of it.
+        counted = op.convert(mask, "i32")
+        end = op.equal(op.cum_sum(counted, op.constant(np.int64(1))), op.reduce_sum(counted, i64(1), keep_dims=True))
+        last = op.multiply(op.convert(end, "f32"), op.convert(mask, "f32"))
+        vector = op.reduce_sum(op.multiply(hidden, op.unsqueeze(last, i64(2))), i64(1), keep_dims=False)
+    else:
+        weights = op.unsqueeze(op.convert(mask, "f32"), i64(2))
+        total = op.reduce_sum(op.multiply(hidden, weights), i64(1), keep_dims=False)
+        counted = op.reduce_sum(op.convert(mask, "i32"), i64(1), keep_dims=True)
+        tokens = op.maximum(op.convert(counted, "f32"), np.float32(_MIN_TOKENS))
+        vector = op.divide(total, tokens)
+    return op.normalize_l2(vector, i64(1), _MIN_NORM**2, "max") if normalise else vector
+
+
+def _finish_graph(vector: Node, parameters: list[Node]) -> ov.Model:
+    name_port(vector.output(0), EMBEDDING)
+    return ov.Model([op.result(vector)], parameters, "sentence_encoder")
+
 
 _HEX_DIGITS = 32
 
@@ -59,30 +314,7 @@ def space_fingerprint(*, weights_sha256: str, tokenizer_sha256: str, layout: str
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:_HEX_DIGITS]
 
 
-def convert_encoder(job: ConversionJob, stage: Callable[[str], None]) -> Converted:
-    """Build, save and examine the model; raises ConversionFailed when the files are not sound."""
-    source = Path(job.source)
-    if job.quantization not in (None, Quantization.F32):
-        raise ConversionFailed(
-            f"{job.id}: embedding models are built in {Quantization.F32}, not {job.quantization}; for int8 weights "
-            "take an export in OpenVINO form (of many models there is a repository that ends in -int8-ov)"
-        )
-    stage("building the encoder")
-    bert, sentence = read_bert_config(source), sentence_config_of(source, job)
-    model = build_encoder(bert, sentence, read_tensors(source))
-    return finish_embedding_model(
-        job,
-        model,
-        stage,
-        family="bert",
-        context_limit=min(sentence.max_tokens, bert.max_position_embeddings),
-        weights_sha256=" ".join(map(file_sha256, weight_files(source))),
-        layout=sentence.layout,
-        normalised=sentence.normalise,
-    )
-
-
-def finish_embedding_model(
+def _finish_model(
     job: ConversionJob,
     model: ov.Model,
     stage: Callable[[str], None],
@@ -137,11 +369,6 @@ _HIDDEN = ("last_hidden_state", "token_embeddings")
 _LOGITS = "logits"
 
 
-class _Limits(msgspec.Struct, frozen=True):
-    max_position_embeddings: int
-    model_type: str = "unknown"
-
-
 def adopt(job: ConversionJob, stage: Callable[[str], None]) -> Converted:
     """Copy a generation model, or finish an encoder's graph; raises ConversionFailed for what is neither."""
     source = Path(job.source)
@@ -160,7 +387,7 @@ def adopt(job: ConversionJob, stage: Callable[[str], None]) -> Converted:
 
 def _adopt_encoder(job: ConversionJob, source: Path, model: ov.Model, stage: Callable[[str], None]) -> Converted:
     weights_sha256 = file_sha256((source / MODEL_FILE).with_suffix(".bin"))
-    limits = read_json(source / "config.json", _Limits)
+    limits = read_json(source / "config.json", ModelConfig)
     max_tokens, layout, normalised = limits.max_position_embeddings, "as the graph has it", False
     pooled = next((found for name in _POOLED if (found := _named_output(model, name)) is not None), None)
     hidden = next((found for name in _HIDDEN if (found := _named_output(model, name)) is not None), None)
@@ -168,20 +395,20 @@ def _adopt_encoder(job: ConversionJob, source: Path, model: ov.Model, stage: Cal
     if pooled is not None:
         if (job.pooling, job.normalize) != (None, None):
             raise ConversionFailed(f"{source / MODEL_FILE}: the graph pools by itself; remove pooling and normalize")
-        finished = finish(pooled.get_node(), parameters)
+        finished = _finish_graph(pooled.get_node(), parameters)
     elif hidden is not None:
-        sentence = sentence_config_of(source, job)
+        sentence = _sentence_config_of(source, job)
         max_tokens = min(max_tokens, sentence.max_tokens)
         normalised = sentence.normalise
         layout = sentence.layout
-        finished = finish(pool(hidden, parameters[1], sentence.pooling, normalise=normalised), parameters)
+        finished = _finish_graph(pool(hidden, parameters[1], sentence.pooling, normalise=normalised), parameters)
     else:
         outputs = ", ".join(name for port in model.outputs for name in port.names) or "nameless ones"
         raise ConversionFailed(
             f"{source / MODEL_FILE}: has the outputs {outputs}; known are {_LOGITS} (a generation model), "
             f"{', '.join(_POOLED + _HIDDEN)} (an encoder)"
         )
-    return finish_embedding_model(
+    return _finish_model(
         job,
         finished,
         stage,

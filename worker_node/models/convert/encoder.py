@@ -1,12 +1,11 @@
-"""Encoders of the BERT family as one OpenVINO graph, from token ids to the finished vector."""
+"""What embedding models and rerankers of the BERT family share: configuration, graph, weights and tokenizer."""
 
 from __future__ import annotations
 
 import codecs
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping
-from enum import StrEnum
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,27 +19,15 @@ from safetensors import SafetensorError, deserialize
 from tokenizers import Encoding, Tokenizer
 
 from worker_node.core.errors import ConversionFailed
-from worker_node.models.convert.job import ConversionJob
-from worker_node.models.directory import TOKENIZER_FILE
-from worker_node.models.sources.selection import SAFETENSORS_FILE, weight_files
+from worker_node.models.sources import SAFETENSORS_FILE, weight_files
 
 # The names by which engines know the encoder's ports.
 INPUT_IDS = "input_ids"
 ATTENTION_MASK = "attention_mask"
 TOKEN_TYPES = "token_type_ids"  # noqa: S105  (the name of an input)
-EMBEDDING = "embedding"
 
-# What sentence-transformers divides by at least: the number of tokens (mean pooling) and the norm of the vector.
-_MIN_TOKENS = 1e-9
-_MIN_NORM = 1e-12
-
-
-class Pooling(StrEnum):
-    """How the token vectors of a text become one vector."""
-
-    MEAN = "mean"
-    CLS = "cls"
-    LAST = "last"
+_T = TypeVar("_T")
+Tensors = dict[str, NDArray[np.float32]]
 
 
 def i64(*values: int) -> Node:
@@ -54,49 +41,8 @@ def name_port(output: Output, name: str) -> None:
     output.set_names({name})
 
 
-def pool(hidden: Node | Output, mask: Node, pooling: Pooling, *, normalise: bool) -> Node:
-    """The vectors, f32 [batch, size], of token vectors, f32 [batch, length, size], under a mask, i64 [batch, length].
-
-    A text without any token gives zeros (mean, last), never NaN. Tokens are counted in integers: devices compute
-    floats in less than f32, and in bf16, 256 and 1 is 256.
-    """
-    if pooling is Pooling.CLS:
-        vector = op.gather(hidden, op.constant(np.int64(0)), op.constant(np.int64(1)))
-    elif pooling is Pooling.LAST:
-        # Wherever the padding is: the token up to which the mask has summed up to all of it.
-        counted = op.convert(mask, "i32")
-        end = op.equal(op.cum_sum(counted, op.constant(np.int64(1))), op.reduce_sum(counted, i64(1), keep_dims=True))
-        last = op.multiply(op.convert(end, "f32"), op.convert(mask, "f32"))
-        vector = op.reduce_sum(op.multiply(hidden, op.unsqueeze(last, i64(2))), i64(1), keep_dims=False)
-    else:
-        weights = op.unsqueeze(op.convert(mask, "f32"), i64(2))
-        total = op.reduce_sum(op.multiply(hidden, weights), i64(1), keep_dims=False)
-        counted = op.reduce_sum(op.convert(mask, "i32"), i64(1), keep_dims=True)
-        tokens = op.maximum(op.convert(counted, "f32"), np.float32(_MIN_TOKENS))
-        vector = op.divide(total, tokens)
-    return op.normalize_l2(vector, i64(1), _MIN_NORM**2, "max") if normalise else vector
-
-
-def finish(vector: Node, parameters: list[Node]) -> ov.Model:
-    """The model that ends in `vector`, with its output named as engines expect it."""
-    name_port(vector.output(0), EMBEDDING)
-    return ov.Model([op.result(vector)], parameters, "sentence_encoder")
-
-
-_T = TypeVar("_T")
-
 # The names that Hugging Face configurations use, and OpenVINO's approximation mode of Gelu for each.
 GELU_MODES = {"gelu": "erf", "gelu_python": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
-
-
-_POOLING_NAMES = {
-    "pooling_mode_mean_tokens": Pooling.MEAN,
-    "pooling_mode_cls_token": Pooling.CLS,
-    "pooling_mode_lasttoken": Pooling.LAST,
-    "mean": Pooling.MEAN,
-    "cls": Pooling.CLS,
-    "lasttoken": Pooling.LAST,
-}
 
 
 class BertConfig(msgspec.Struct, frozen=True):
@@ -117,130 +63,45 @@ class BertConfig(msgspec.Struct, frozen=True):
     is_decoder: bool = False
     add_cross_attention: bool = False
 
-    @property
-    def gelu_mode(self) -> str:
-        """OpenVINO's approximation mode for the activation."""
-        return GELU_MODES[self.hidden_act]
 
-
-class SentenceConfig(msgspec.Struct, frozen=True):
-    """What follows the encoder, and how many tokens it was made for."""
-
-    pooling: Pooling
-    normalise: bool
-    max_tokens: int
-
-    @property
-    def layout(self) -> str:
-        """Both in words, as part of the name of the vector space."""
-        return f"{self.pooling}, {'normalised' if self.normalise else 'as it is'}"
-
-
-class _Module(msgspec.Struct, frozen=True):
-    path: str
-    type: str
-
-
-class _SentenceBert(msgspec.Struct, frozen=True):
-    max_seq_length: int | None = None
-    do_lower_case: bool = False
-
-
-class _SentenceTransformers(msgspec.Struct, frozen=True):
-    default_prompt_name: str | None = None
-
-
-# Checkpoints of a BertModel, alone or under the heads of its pre-training, which an encoder drops.
-_ENCODERS = ("BertModel", "BertForMaskedLM", "BertForPreTraining")
-_PREFIX, _HEADS = "bert.", "cls."
-
-
-def read_bert_config(
-    directory: Path,
-    model_type: str = "bert",
-    architectures: Collection[str] = _ENCODERS,
-    what: str = "plain BERT encoders",
-) -> BertConfig:
+def read_bert_config(directory: Path, model_type: str, architectures: Collection[str], what: str) -> BertConfig:
     """Read `config.json`; raises ConversionFailed, naming the option, for other architectures than these (`what`)."""
     path = directory / "config.json"
     config = read_json(path, BertConfig)
-    demands = {
-        "model_type": (config.model_type, config.model_type == model_type),
-        "architectures": (config.architectures, set(config.architectures or ()) <= set(architectures)),
-        "hidden_act": (config.hidden_act, config.hidden_act in GELU_MODES),
-        "position_embedding_type": (config.position_embedding_type, config.position_embedding_type == "absolute"),
-        "is_decoder": (config.is_decoder, not config.is_decoder),
-        "add_cross_attention": (config.add_cross_attention, not config.add_cross_attention),
-        "num_attention_heads": (
-            config.num_attention_heads,
-            config.num_attention_heads > 0 and config.hidden_size % config.num_attention_heads == 0,
-        ),
+    heads = config.num_attention_heads
+    known = {
+        "model_type": config.model_type == model_type,
+        "architectures": set(config.architectures or ()) <= set(architectures),
+        "hidden_act": config.hidden_act in GELU_MODES,
+        "position_embedding_type": config.position_embedding_type == "absolute",
+        "is_decoder": not config.is_decoder,
+        "add_cross_attention": not config.add_cross_attention,
+        "num_attention_heads": heads > 0 and config.hidden_size % heads == 0,
     }
-    for option, (value, known) in demands.items():
-        if not known:
+    for option, right in known.items():
+        if not right:
             raise ConversionFailed(
-                f"{path}: {option} = {value!r} is not known; only {what} ({', '.join(architectures)}) are"
+                f"{path}: {option} = {getattr(config, option)!r} is not known; only {what} "
+                f"({', '.join(architectures)}) are"
             )
     return config
 
 
-class _Positions(msgspec.Struct, frozen=True):
+class ModelConfig(msgspec.Struct, frozen=True):
+    """What `config.json` says of any encoder."""
+
     max_position_embeddings: int
+    model_type: str = "unknown"
+    matryoshka_dimensions: tuple[int, ...] | None = None
 
 
 class _TokenizerLimits(msgspec.Struct, frozen=True):
     model_max_length: float | None = None
 
 
-def sentence_config_of(directory: Path, job: ConversionJob) -> SentenceConfig:
-    """What follows the encoder, from the directory's files, or from the job where they do not specify it.
-
-    Raises ConversionFailed when neither does, when they contradict each other, or for what is not known.
-    """
-    if (directory / "modules.json").is_file():
-        found = read_sentence_config(directory)
-        if job.pooling not in (None, found.pooling) or job.normalize not in (None, found.normalise):
-            raise ConversionFailed(
-                f"{directory / 'modules.json'}: vectors are {found.layout} by these files; remove pooling and normalize"
-            )
-        return found
-    if job.pooling is None:
-        known = " or ".join(f'"{pooling}"' for pooling in Pooling)
-        raise ConversionFailed(
-            f"{directory}: no modules.json says how token vectors become one vector; set pooling = {known}"
-        )
-    return SentenceConfig(Pooling(job.pooling), job.normalize is not False, token_limit(directory, None))
-
-
-def read_sentence_config(directory: Path) -> SentenceConfig:
-    """Read the modules that sentence-transformers would run after the encoder.
-
-    Raises ConversionFailed, naming the file and the option, when there are none or one is not known.
-    """
-    modules = read_json(directory / "modules.json", tuple[_Module, ...])
-    kinds = [module.type.rpartition(".")[2] for module in modules]
-    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-        raise ConversionFailed(
-            f"{directory / 'modules.json'}: the chain of modules {kinds} is not known; "
-            "known are Transformer, Pooling and, after these, Normalize"
-        )
-    path = directory / "sentence_bert_config.json"
-    limits = read_json(path, _SentenceBert) if path.is_file() else _SentenceBert()
-    if limits.do_lower_case and not _lowers(read_tokenizer(directory / TOKENIZER_FILE)[0]):
-        raise ConversionFailed(f"{path}: do_lower_case is set and {TOKENIZER_FILE} keeps upper case; let it lower-case")
-    prompts = directory / "config_sentence_transformers.json"
-    if prompts.exists() and read_json(prompts, _SentenceTransformers).default_prompt_name is not None:
-        raise ConversionFailed(f"{prompts}: default_prompt_name is not known")
-    return SentenceConfig(
-        pooling=_read_pooling(directory / modules[1].path / "config.json"),
-        normalise="Normalize" in kinds,
-        max_tokens=token_limit(directory, limits.max_seq_length),
-    )
-
-
 def token_limit(directory: Path, stated: int | None) -> int:
     """The most tokens of a text: as stated, else what the tokenizer says, and never more than there are positions."""
-    positions = read_json(directory / "config.json", _Positions).max_position_embeddings
+    positions = read_json(directory / "config.json", ModelConfig).max_position_embeddings
     path = directory / "tokenizer_config.json"
     if stated is None and path.is_file():
         # Tokenizers without a limit have 1e30 here.
@@ -256,43 +117,9 @@ def read_json(path: Path, kind: type[_T]) -> _T:
         raise ConversionFailed(f"{path}: not readable ({error})") from error
 
 
-def _read_pooling(path: Path) -> Pooling:
-    options = read_json(path, dict[str, Any])
-    chosen = sorted(name for name, value in options.items() if name.startswith("pooling_mode_") and value is True)
-    # Newer versions of sentence-transformers write one name.
-    chosen = chosen or [str(options.get("pooling_mode"))]
-    if len(chosen) == 1 and chosen[0] in _POOLING_NAMES:
-        return _POOLING_NAMES[chosen[0]]
-    raise ConversionFailed(
-        f"{path}: pooling {chosen} is not known; known are mean_tokens, cls_token and lasttoken, one of them"
-    )
-
-
 # Added to the attention score of a padding token. exp(-10000) is zero in every float type, and unlike -inf it leaves
 # a fully masked row finite, in f16 too.
 _MASKED = -10000.0
-# Tensors that a BertModel carries and a sentence encoder does not use.
-_UNUSED = frozenset({"pooler.dense.weight", "pooler.dense.bias", "embeddings.position_ids"})
-
-Tensors = dict[str, NDArray[np.float32]]
-
-
-def build_encoder(bert: BertConfig, sentence: SentenceConfig, tensors: Tensors) -> ov.Model:
-    """Build the graph.
-
-    Inputs `input_ids` and `attention_mask`, both i64 [batch, length]; output `embedding`, f32 [batch, dimensions]. The
-    shapes are dynamic and may be reshaped to static ones. A row whose mask is all zeros gives no NaN.
-    Raises ConversionFailed when a tensor is missing, has another shape than the configuration says, or is left over.
-    """
-    prefix = _PREFIX if any(name.startswith(_PREFIX) for name in tensors) else ""
-    heads = {name for name in tensors if prefix and name.startswith(_HEADS)}
-    weights = Weights(tensors, frozenset({prefix + name for name in _UNUSED} | heads))
-    ids, mask = text_input(INPUT_IDS), text_input(ATTENTION_MASK)
-    present = op.convert(mask, "f32")
-    hidden = hidden_states(bert, weights, ids, present, prefix=prefix)
-    weights.expect_all_used()
-    vector = pool(hidden, mask, sentence.pooling, normalise=sentence.normalise)
-    return finish(vector, [ids, mask])
 
 
 def text_input(name: str) -> Node:
@@ -315,7 +142,7 @@ def hidden_states(
     """Token vectors, f32 [batch, length, hidden], of token ids under a mask (`present`, f32 [batch, length]).
 
     Without `types` all tokens are of type 0. The tensors' names begin with `prefix`; `first_position` is that of the
-    first token. Raises ConversionFailed as `build_encoder`.
+    first token. Raises ConversionFailed as `Weights`.
     """
     absent = op.multiply(op.subtract(np.float32(1.0), present), np.float32(_MASKED))
     attention_mask = op.unsqueeze(absent, i64(1, 2))
@@ -399,59 +226,9 @@ def _layer(config: BertConfig, weights: Weights, name: str, x: Node, mask: Node)
     attended = op.scaled_dot_product_attention(query, key, value, mask)
     projected = linear(weights, f"{name}.attention.output.dense", merge_heads(attended, size), size, size)
     x = layer_norm(weights, f"{name}.attention.output.LayerNorm", op.add(projected, x), size, epsilon)
-    wide = op.gelu(linear(weights, f"{name}.intermediate.dense", x, inner, size), config.gelu_mode)
+    wide = op.gelu(linear(weights, f"{name}.intermediate.dense", x, inner, size), GELU_MODES[config.hidden_act])
     narrow = linear(weights, f"{name}.output.dense", wide, size, inner)
     return layer_norm(weights, f"{name}.output.LayerNorm", op.add(narrow, x), size, epsilon)
-
-
-# The names that models use for their prompts, by what the text is.
-_NAMES = {
-    "query": ("query", "search_query"),
-    "document": ("document", "passage", "search_document"),
-}
-
-
-class _Prompts(msgspec.Struct, frozen=True):
-    prompts: dict[str, str | None] | None = None
-
-
-class _Pooling(msgspec.Struct, frozen=True):
-    include_prompt: bool = True
-
-
-class _Sizes(msgspec.Struct, frozen=True):
-    matryoshka_dimensions: tuple[int, ...] | None = None
-
-
-def prompts_of(directory: Path, job: ConversionJob) -> Mapping[str, str]:
-    """The texts before a `query` and a `document`: both, or none where the model marks neither.
-
-    A kind without a prompt beside one that has it gets "": its texts go in as they are. A model whose pooling leaves
-    the prompt out has none here. Raises ConversionFailed for a damaged file.
-    """
-    pooling = directory / "1_Pooling" / "config.json"
-    if pooling.is_file() and not read_json(pooling, _Pooling).include_prompt:
-        return {}
-    path = directory / "config_sentence_transformers.json"
-    declared = (read_json(path, _Prompts).prompts if path.is_file() else None) or {}
-    found = {
-        kind: next((prompt for name in names if (prompt := declared.get(name))), "") for kind, names in _NAMES.items()
-    }
-    # Empty ones are what sentence-transformers writes for a model that declares none.
-    if any(found.values()) or job.entry is None:
-        return found if any(found.values()) else {}
-    return job.entry.prompts
-
-
-def matryoshka_of(directory: Path, job: ConversionJob, dimensions: int) -> tuple[int, ...]:
-    """The sizes, smaller than `dimensions` and ascending, to which vectors may be cut; none where none is declared.
-
-    Raises ConversionFailed for a damaged `config.json`.
-    """
-    path = directory / "config.json"
-    declared = read_json(path, _Sizes).matryoshka_dimensions if path.is_file() else None
-    of_catalog = () if job.entry is None else job.entry.matryoshka
-    return tuple(sorted({size for size in declared or of_catalog if 0 < size < dimensions}))
 
 
 _FLOATS = {"F32": np.float32, "F16": np.float16, "F64": np.float64}
@@ -521,17 +298,6 @@ def read_tokenizer(source: Path, rows: int | None = None) -> tuple[Tokenizer, st
             "take the tokenizer that the model was trained with"
         )
     return tokenizer, canonical
-
-
-# Letters of whose lower case tokenizers and Python have one opinion.
-_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ ÀÉÖÜ ДЖШ"
-
-
-def _lowers(tokenizer: Tokenizer) -> bool:
-    normalizer = tokenizer.normalizer
-    return normalizer is not None and bool(
-        normalizer.normalize_str(_LETTERS) == normalizer.normalize_str(_LETTERS.lower())
-    )
 
 
 def token_rows(model: ov.Model) -> int | None:

@@ -1,7 +1,4 @@
-"""What a conversion is asked for and reports, and what a task contributes that brings models of its own.
-
-Conversions and pulls work in processes of their own and report in lines of JSON (`report`).
-"""
+"""One conversion: its job, what it finds out, the manifest; and what a task contributes that brings its own models."""
 
 from __future__ import annotations
 
@@ -9,16 +6,25 @@ import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
-from typing import BinaryIO, ClassVar, cast
+from typing import ClassVar, cast
 
 import msgspec
 
-from worker_node.core.errors import ConfigurationError, ConversionFailed, NodeError, SourceRejected
-from worker_node.core.types import Progress
+from worker_node.core.errors import ConfigurationError, ConversionFailed, SourceRejected
 from worker_node.models.catalog import CatalogEntry, Quantization, SourceFormat
-from worker_node.models.directory import InstalledModel, describe_export, read_config
-from worker_node.models.sources.disk import storage_problem
+from worker_node.models.directory import (
+    MANIFEST_VERSION,
+    TOKENIZER_FILE,
+    InstalledModel,
+    Manifest,
+    content_hash,
+    describe_export,
+    read_config,
+    sizes,
+    write_manifest,
+)
 from worker_node.registry import load, tasks
 
 # Of the files that engines read of a directory in OpenVINO form.
@@ -26,7 +32,7 @@ EXPORTED_SUFFIXES = frozenset({".xml", ".bin", ".json", ".jinja"})
 
 
 class ConversionJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Make a model directory in `target` from the files in `source`; both exist, `target` is empty.
+    """Make a model directory in `target`, which is empty, of `source`: a directory, or a GGUF file.
 
     What is None is read from the files themselves. `origin` and `source_sha256` go into the manifest as they are.
     `pooling` (an `encoder.Pooling`) and `normalize` count for encoders whose files do not specify them.
@@ -51,74 +57,6 @@ class ConversionJob(msgspec.Struct, frozen=True, kw_only=True):
     entry: CatalogEntry | None = None
 
 
-class Stage(msgspec.Struct, frozen=True, tag="stage"):
-    """A new stage begins; see `Progress.stage`."""
-
-    name: str
-    total: int | None = None
-
-
-class Update(msgspec.Struct, frozen=True, tag="update"):
-    """See `Progress.update`."""
-
-    done: int
-
-
-class Ended(msgspec.Struct, frozen=True, tag="ended"):
-    """The work is over; `problem` is why it failed and `kind` the name of its error, None if it did not."""
-
-    problem: str | None = None
-    kind: str | None = None
-
-
-Message = Stage | Update | Ended
-_DECODER: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
-
-
-def follow(line: bytes, progress: Progress) -> Ended | None:
-    """Pass one line that `report` wrote on to a listener; returns the last one."""
-    match _DECODER.decode(line):
-        case Stage(name, total):
-            progress.stage(name, total)
-        case Update(done):
-            progress.update(done)
-        case Ended() as ended:
-            return ended
-    return None
-
-
-def report(work: Callable[[Progress], object], stream: BinaryIO) -> int:
-    """Do the work, write a line for each step and one for its end; returns the exit status."""
-    lines = _Lines(stream)
-    try:
-        work(lines)
-    except NodeError as error:
-        lines.write(Ended(error.message, type(error).__name__))
-    except OSError as error:
-        lines.write(Ended(storage_problem(error) or str(error)))
-    else:
-        lines.write(Ended())
-        return 0
-    return 1
-
-
-class _Lines:
-    """Progress as lines of JSON."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-
-    def stage(self, name: str, total: int | None = None) -> None:
-        self.write(Stage(name, total))
-
-    def update(self, done: int) -> None:
-        self.write(Update(done))
-
-    def write(self, message: Message) -> None:
-        self._stream.write(msgspec.json.encode(message) + b"\n")
-        self._stream.flush()
-
-
 @dataclass(frozen=True, slots=True)
 class Converted:
     """What a conversion found out about the model that it made: the part of the manifest that only the files tell."""
@@ -131,6 +69,58 @@ class Converted:
     space: str | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)
     matryoshka: tuple[int, ...] = ()
+
+
+_MAKERS = ("openvino", "openvino-genai", "gguf", "safetensors")
+
+
+def perform(job: ConversionJob, stage: Callable[[str], None]) -> None:
+    """Make the model directory that the job describes. Raises a ModelError."""
+    converted = _convert(job, stage)
+    if job.kind not in (None, converted.kind):
+        raise ConversionFailed(f"{job.id}: the files are a model for {converted.kind}, not for {job.kind}")
+    target, entry = Path(job.target), job.entry
+    limit = converted.context_limit if entry is None else min(converted.context_limit, entry.context_limit)
+    write_manifest(
+        target,
+        Manifest(
+            version=MANIFEST_VERSION,
+            id=job.id,
+            kind=converted.kind,
+            family=converted.family if entry is None else entry.family,
+            context_limit=limit,
+            quantization=converted.quantization,
+            licence=job.licence,
+            source=job.origin,
+            source_sha256=job.source_sha256,
+            files=sizes(target),
+            made_with={name: metadata.version(name) for name in _MAKERS},
+            dimensions=converted.dimensions,
+            space=converted.space,
+            canary=None if entry is None else entry.canary,
+            max_prompt_len=None if entry is None else entry.max_prompt_len,
+            aliases=job.aliases,
+            prompts=dict(converted.prompts),
+            matryoshka=converted.matryoshka,
+            content=None if converted.space is None else content_hash(target, TOKENIZER_FILE),
+        ),
+    )
+
+
+def _convert(job: ConversionJob, stage: Callable[[str], None]) -> Converted:
+    # Each maker imports what it needs: an encoder does not wait for GenAI.
+    if job.format is SourceFormat.TASK:
+        found = recognised(Path(job.source))
+        if found is None:
+            raise ConversionFailed(f"{job.id}: no task of this node recognises the files any more; try again")
+        return found[1].convert(job, stage)
+    if job.format is SourceFormat.GGUF:
+        from worker_node.models.convert.gguf import convert_gguf  # noqa: PLC0415
+
+        return convert_gguf(job, stage)
+    from worker_node.models.convert.embedding import adopt, convert_encoder  # noqa: PLC0415
+
+    return (adopt if job.format is SourceFormat.OPENVINO else convert_encoder)(job, stage)
 
 
 def copy_export(job: ConversionJob, known: InstalledModel, stage: Callable[[str], None]) -> Converted:
@@ -246,15 +236,6 @@ def files_of_task(repository: str, architectures: Collection[str], names: Collec
         if (wanted := files.of_repository(repository, architectures, names)) is not None:
             return frozenset(wanted)
     return None
-
-
-def special_file(source: Path) -> Path | None:
-    """What of a directory is neither a file nor a directory: a pipe would be waited for, a device read without end."""
-    if not source.is_dir():
-        return None
-    return next(
-        (path for path in sorted(source.iterdir()) if path.exists() and not (path.is_file() or path.is_dir())), None
-    )
 
 
 def recognised(source: Path) -> tuple[str, ModelFiles] | None:

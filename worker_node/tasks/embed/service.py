@@ -29,10 +29,9 @@ from worker_node.serving.encoders import (
     Floats,
     known_answers_canary,
     known_that_fit,
-    rows_demand,
     rows_run,
 )
-from worker_node.serving.routing import reject_if_full, select_placement
+from worker_node.serving.routing import Demand, reject_if_full, select_placement
 from worker_node.serving.run import Answer, Services, run_selected
 from worker_node.serving.task import EnginePlan
 from worker_node.serving.tokenizing import RowTokenizer
@@ -63,8 +62,8 @@ class EmbeddingReply:
     """`vectors`: float32 (n, dimensions); comparable only to vectors of an equal `space`.
 
     `device_tokens` are those that the device computed, padding included, where the engine counts them;
-    `computed_tokens` are those of the `computed` texts, the others were in the cache. The request waited for
-    `loading_s` seconds for its model to be loaded.
+    `computed_tokens` are those of the `computed` texts. `cached` says that all vectors (hit) or some (partial) were
+    computed for an earlier request. The request waited for `loading_s` seconds for its model to be loaded.
     """
 
     route: Route
@@ -76,14 +75,8 @@ class EmbeddingReply:
     device_tokens: int | None = None
     computed: int = 0
     computed_tokens: int = 0
+    cached: Literal["hit", "partial"] | None = None
     loading_s: float = 0.0
-
-    @property
-    def cached(self) -> Literal["hit", "partial"] | None:
-        """Whether all vectors (hit) or some (partial) were computed for an earlier request."""
-        if self.computed == len(self.vectors):
-            return None
-        return "partial" if self.computed else "hit"
 
 
 async def embed(services: Services, request: EmbeddingRequest) -> EmbeddingReply:
@@ -119,7 +112,7 @@ async def _embed_rows(
 ) -> EmbeddingReply:
     """Take what the cache has of the rows, and compute the others in one job."""
     context, prepared = request.context, time.monotonic()
-    demand = rows_demand(model, rows, context)
+    demand = Demand.of_rows(model, rows, context)
     selection = await select_placement(demand, context, units=len(rows))
     operation.routed(selection.route)
     # A recovery of the device is announced a moment after what it aborted: vectors from before it are not used.
@@ -148,6 +141,7 @@ async def _embed_rows(
         space_of(model, request.dimensions),
         Usage(demand.token_count),
         Timing(queue=0.0, tokenize=0.0, inference=0.0, total=(time.monotonic() - context.arrived) * 1e3),
+        cached="hit" if rows else None,
         loading_s=selection.loading_s,
     )
     if answer is None:
@@ -159,14 +153,21 @@ async def _embed_rows(
         busy=answer.result.busy,
         device_tokens=answer.result.device_tokens,
         computed=len(missing),
+        cached="partial" if len(missing) < len(rows) else None,
         computed_tokens=sum(len(rows[index]) for index in missing),
     )
 
 
 def count_embedding(telemetry: Telemetry, reply: EmbeddingReply) -> None:
     """Count a finished request."""
+    own, labels, count = telemetry.own(EmbeddingMetrics), (reply.route.model, reply.route.device), len(reply.vectors)
+    own.texts.labels(*labels).inc(count)
+    own.hits.labels(*labels).inc(count - reply.computed)
+    own.misses.labels(*labels).inc(reply.computed)
+    if reply.device_tokens is not None:
+        own.device_tokens.labels(*labels).inc(reply.device_tokens)
+        own.computed_tokens.labels(*labels).inc(reply.computed_tokens)
     telemetry.finished(reply.route, reply.usage, reply.timing, busy=reply.busy, ran=reply.computed > 0)
-    telemetry.own(EmbeddingMetrics).embedded(reply)
 
 
 class EmbeddingCache:
@@ -297,24 +298,14 @@ class EmbeddingMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         counter = partial(Counter, labelnames=("model", "device"), registry=registry)
         self.texts = counter("npu_node_embedded_texts", "Texts embedded")
-        self._device_tokens = counter(
+        self.device_tokens = counter(
             "npu_node_embedding_device_tokens", "Tokens computed for embeddings, padding included"
         )
-        self._computed_tokens = counter(
+        self.computed_tokens = counter(
             "npu_node_embedding_computed_tokens", "Tokens of the texts computed for embeddings, without padding"
         )
-        self._hits = counter("npu_node_embedding_cache_hits", "Texts whose vector was in the cache")
-        self._misses = counter("npu_node_embedding_cache_misses", "Texts whose vector was not")
-
-    def embedded(self, reply: EmbeddingReply) -> None:
-        """Count a finished request."""
-        labels, count = (reply.route.model, reply.route.device), len(reply.vectors)
-        self.texts.labels(*labels).inc(count)
-        self._hits.labels(*labels).inc(count - reply.computed)
-        self._misses.labels(*labels).inc(reply.computed)
-        if reply.device_tokens is not None:
-            self._device_tokens.labels(*labels).inc(reply.device_tokens)
-            self._computed_tokens.labels(*labels).inc(reply.computed_tokens)
+        self.hits = counter("npu_node_embedding_cache_hits", "Texts whose vector was in the cache")
+        self.misses = counter("npu_node_embedding_cache_misses", "Texts whose vector was not")
 
 
 def declare_embedding_metrics(telemetry: Telemetry) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,17 @@ from worker_node.core.types import NOTHING, Device
 from worker_node.engines.options import EngineOptions
 from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
 from worker_node.engines.protocol import TOKEN_DTYPE, JobEngine
+from worker_node.manager.served import ServedModel
 from worker_node.models.directory import GenerationCanary, InstalledModel, sampling_defaults
 from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.serving.run import TaskParts
 from worker_node.serving.task import EnginePlan, ServedTask, Target
 from worker_node.settings import ModelSettings, NodeSettings
-from worker_node.tasks.generate.chat import Message
+from worker_node.tasks.generate.images import ImageRules
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
-from worker_node.tasks.generate.model import GenerationModel
 from worker_node.tasks.generate.options import ContinuousOptions, GenerationOptions, StatefulOptions
-from worker_node.tasks.generate.schemas import schema_compiler
+from worker_node.tasks.generate.request import Message
+from worker_node.tasks.generate.schemas import SchemaCompiler
 from worker_node.tasks.generate.tokenization import ChatTokenizer
 
 # With chunks of 256 a short prompt's first token takes a third of the time on the emulated NPU. What it does to a real
@@ -38,6 +40,33 @@ _PREFIX_TOKENS = 16_384
 _PREFIX_SHARE = 1 / 16
 # Of a cache that grows as needed, what ordinary requests make it take.
 _USUAL_TOKENS = 2048
+
+
+@dataclass(eq=False, slots=True)
+class GenerationModel(ServedModel):
+    """A served generation model; an answer has at most `max_tokens_limit` tokens, a request `best_of_limit` answers.
+
+    `sampling_defaults` are fields of `Sampling` for requests that leave them open; None for greedy ones. `images` is
+    None for a model without vision.
+    """
+
+    tokenizer: ChatTokenizer
+    max_tokens_limit: int = sys.maxsize
+    best_of_limit: int = GenerationOptions().best_of_limit
+    sampling_defaults: Mapping[str, Any] | None = None
+    images: ImageRules | None = None
+
+    def abilities(self) -> Sequence[str]:
+        found = {
+            "vision": self.images is not None,
+            # The engine of a model with vision takes no grammars, which calls of tools are held to.
+            "tools": self.tokenizer.takes_tools and self.images is None,
+            "thinking": self.tokenizer.can_think,
+        }
+        return [ability for ability, has in found.items() if has]
+
+    def template(self) -> str:
+        return self.tokenizer.chat_template
 
 
 class _Generate(ServedTask[GenerationModel]):
@@ -76,7 +105,7 @@ class _Generate(ServedTask[GenerationModel]):
         return generation_canary(known, model.tokenizer)
 
     async def start(self, parts: TaskParts) -> None:
-        await parts.of(schema_compiler).start()
+        await parts.of(SchemaCompiler).start()
 
 
 GENERATE = _Generate()
@@ -206,9 +235,8 @@ def generation_canary(known: GenerationCanary, tokenizer: ChatTokenizer) -> Cana
             max_new_tokens=known.max_new_tokens,
             deadline=time.monotonic() + CANARY_TIMEOUT_S,
         )
-        detokenizer = tokenizer.detokenizer()
         async with aclosing(engine.run(job, TokenDelta)) as deltas:
-            answer = "".join([detokenizer.push(delta.tokens) async for delta in deltas])
+            answer = tokenizer.decode([token async for delta in deltas for token in delta.tokens])
         missing = [word for word in known.expected if word.casefold() not in answer.casefold()]
         if missing:
             raise CanaryFailed(f"the answer lacks {', '.join(map(repr, missing))}")

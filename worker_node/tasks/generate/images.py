@@ -1,89 +1,78 @@
-"""The images of a request: whether its model takes them, their pixels, and their tags in its prompt."""
+"""The images of a request: their pixels, decoded in a process of their own, and their tags in its prompt."""
 
 from __future__ import annotations
 
+import binascii
+import io
+import math
 import re
+import struct
+from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from worker_node.core.errors import BadRequest, NodeError, PayloadTooLarge, UnsupportedParameter
-from worker_node.manager.manager import ModelManager
+from worker_node.core.errors import BadRequest, PayloadTooLarge
 from worker_node.sandbox.pool import PreparationLimits, PreparationPool
-from worker_node.settings import NodeSettings
-from worker_node.tasks.generate import image_decoding
-from worker_node.tasks.generate.chat import Image, Message, TokenIds
 from worker_node.tasks.generate.messages import ImagePrompt, RawImage
-from worker_node.tasks.generate.model import (
-    FORMATS,
-    IMAGE_TYPES,
-    MAX_IMAGE_BYTES,
-    GenerationModel,
-    GenerationRequest,
-    ImageRules,
-)
+from worker_node.tasks.generate.request import Image, Message
+
+if TYPE_CHECKING:
+    from PIL import Image as Picture
+
+    from worker_node.settings import NodeSettings
 
 MAX_IMAGES = 8
+MAX_IMAGE_BYTES = 20_000_000
+FORMATS = "PNG, JPEG, WebP or GIF"
+IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/jpg", "image/webp", "image/gif"})
 # What GenAI takes for the image of a number, whatever the model's own mark is.
 _TAG = "<ov_genai_image_{}>"
-_TAGS = ("<ov_genai_image_", "<ov_genai_video_")
+TAGS = ("<ov_genai_image_", "<ov_genai_video_")
 # Most of a process's memory is address space that its runtime reserves. 50 M pixels take 150 MB in RGB.
 _LIMITS = PreparationLimits(processes=1, cpu_s=10.0, memory_bytes=3 * 2**29, queue=32)
-_MODULES = ("worker_node.tasks.generate.image_decoding",)
+_MODULES = ("worker_node.tasks.generate.images",)
 
 # A data URL, which names its type and says base64.
 _HEAD = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)(?:;[\w.+-]+=[\w.+-]+)*;base64,", re.IGNORECASE)
 _HEAD_LENGTH = 200
 _REMOTE = ("http", "https")
 
-# Records an image: the bytes of its file, and the code of the error that refused it, if any.
-Note = Callable[[int, str | None], None]
+
+@dataclass(frozen=True, slots=True)
+class ImageRules:
+    """Images are scaled down before they go to the engine, as far as its preprocessor loses nothing by it.
+
+    The shorter side then has at most `shortest` pixels (None: any), and an image at most `max_pixels`. `tokens` is an
+    estimate of the tokens for a width and a height. `marks` stand for images in the model's own prompts, so that they
+    cannot be part of a text.
+    """
+
+    tokens: Callable[[int, int], int]
+    max_pixels: int
+    shortest: int | None = None
+    marks: tuple[str, ...] = ()
 
 
 class ImageDecoder:
     """The process that decodes images, started when the first one comes, until `close`."""
 
-    def __init__(self, pool: PreparationPool | None = None) -> None:
-        self._pool = pool or PreparationPool(_LIMITS, _MODULES)
+    def __init__(self, _settings: NodeSettings | None = None) -> None:
+        self._pool = PreparationPool(_LIMITS, _MODULES)
 
     async def close(self) -> None:
         """End the process."""
         await self._pool.close()
 
-    async def decode(
-        self,
-        images: Sequence[Image],
-        rules: ImageRules,
-        deadline: float,
-        note: Note,
-    ) -> dict[str, RawImage]:
-        """The pixels of images by the field that holds them. `note` is called for each, decoded or refused.
+    async def decode(self, image: Image, rules: ImageRules, deadline: float) -> RawImage:
+        """The pixels of an image.
 
         Raises BadRequest for a file that is not an image, or over a bound, Overloaded, DeadlineExceeded,
         EngineUnavailable.
         """
-        found = {}
-        for image in images:
-            try:
-                width, height, pixels = await self._pool.run(
-                    image_decoding.decode,
-                    image.base64,
-                    image.where,
-                    rules.max_pixels,
-                    rules.shortest,
-                    deadline=deadline,
-                    param=image.where,
-                )
-            except NodeError as error:
-                note(0, error.code)
-                raise
-            found[image.where] = RawImage(width, height, pixels)
-            note(file_size(image.base64), None)
-        return found
-
-
-def image_decoder(_settings: NodeSettings) -> ImageDecoder:
-    """The decoder of a node."""
-    return ImageDecoder()
+        arguments = (image.base64, image.where, rules.max_pixels, rules.shortest)
+        width, height, pixels = await self._pool.run(decode, *arguments, deadline=deadline, param=image.where)
+        return RawImage(width, height, pixels)
 
 
 def image_of_url(url: str, at: int, where: str) -> Image:
@@ -117,21 +106,6 @@ def file_size(base64: str) -> int:
     return (len(base64) - sum(map(base64.count, " \t\r\n="))) * 3 // 4
 
 
-def check_images(manager: ModelManager, model: GenerationModel, request: GenerationRequest) -> tuple[Image, ...]:
-    """The images of a request. Raises BadRequest for images that the model does not take, naming a model that does,
-    for too many, and UnsupportedParameter for what a model with vision cannot do."""
-    images = request.images
-    if model.images is not None:
-        _check_vision(model, model.images, request)
-    elif images:
-        where = images[0].where
-        raise BadRequest(f"{where}: {model.id} does not read images; {_instead(manager)}", param=where)
-    if len(images) > MAX_IMAGES:
-        where = images[MAX_IMAGES].where
-        raise BadRequest(f"{where}: the request has {len(images)} images; the bound is {MAX_IMAGES}", param=where)
-    return images
-
-
 def with_tags(messages: Sequence[Message]) -> tuple[list[Message], list[Image]]:
     """The messages with tags in place of their images, and the images in the order of their tags."""
     turns: list[Message] = []
@@ -159,28 +133,80 @@ def without_tags(text: str, count: int) -> str:
     return text
 
 
-def _check_vision(model: GenerationModel, rules: ImageRules, request: GenerationRequest) -> None:
-    """Raise UnsupportedParameter for what the engine cannot do, BadRequest for the mark of an image in a text."""
-    refused = {
-        "tools": request.tool_use is not None,
-        getattr(request.grammar, "where", "response_format"): request.grammar is not None,
-        "prompt": isinstance(request.prompt, TokenIds),
-    }
-    for name in (name for name, asked in refused.items() if asked):
-        reason = "gives free text only, no tool calls and no answers of a form"
-        if name == "prompt":
-            reason = "takes text, not token ids"
-        raise UnsupportedParameter(f"{name}: {model.id} is a vision model and {reason}", param=name)
-    texts = [request.prompt] if isinstance(request.prompt, str) else []
-    if isinstance(request.prompt, tuple):
-        texts = [turn.content for turn in request.prompt]
-    for mark in (*_TAGS, *rules.marks):
-        if any(mark in text for text in texts):
-            raise BadRequest(f"a text holds {mark}, which stands for an image here; take it out", param="messages")
+# Decoding, in a preparation process: Pillow is imported there, and only when an image comes.
+
+MAX_PIXELS = 50_000_000
+# Patches of vision models have up to 32 pixels, and some preprocessors refuse what is longer than 200 times its width.
+MIN_SIDE = 32
+MAX_ASPECT = 100
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 
 
-def _instead(manager: ModelManager) -> str:
-    found = [other.id for other in manager.models if isinstance(other, GenerationModel) and other.images is not None]
-    if found:
-        return f"use one of these: {', '.join(found)}"
-    return "this node has no vision model (docs/vision.md says how to add one)"
+def decode(data: str, where: str, max_pixels: int, shortest: int | None) -> tuple[int, int, bytes]:
+    """Width, height and RGB rows of an image file in base64; of an animation its first frame.
+
+    Encoders break base64 into lines, or leave its padding out: white space counts for nothing, and padding is optional.
+
+    The result has at most about `max_pixels`, and a shorter side of at most `shortest`. Raises BadRequest for what is
+    no image, truncated, or over a bound, which is judged by the file's header.
+    """
+    try:
+        bare = "".join(data.split()).rstrip("=")
+        encoded = b64decode(bare + "=" * (-len(bare) % 4), validate=True)
+    except (binascii.Error, ValueError):
+        raise BadRequest(f"{where}: not base64", param=where) from None
+    from PIL import Image as Picture  # noqa: PLC0415
+    from PIL import ImageOps, UnidentifiedImageError  # noqa: PLC0415
+
+    # The bound here is our own, and lower.
+    Picture.MAX_IMAGE_PIXELS = None
+    try:
+        with Picture.open(io.BytesIO(encoded), formats=_FORMATS) as opened:
+            _check_size(*opened.size, where)
+            if opened.format == "JPEG":
+                # Decodes at a half, a quarter or an eighth where that is enough.
+                opened.draft("RGB", _scaled(*opened.size, max_pixels, shortest))
+            upright = ImageOps.exif_transpose(opened)
+            rgb = _rgb(upright)
+    except UnidentifiedImageError:
+        raise BadRequest(f"{where}: not an image that is PNG, JPEG, WebP or GIF", param=where) from None
+    except (OSError, SyntaxError, ValueError, EOFError, struct.error, IndexError, OverflowError) as error:
+        raise BadRequest(f"{where}: the image is truncated or damaged ({type(error).__name__})", param=where) from None
+    size = _scaled(*rgb.size, max_pixels, shortest)
+    if size != rgb.size:
+        rgb = rgb.resize(size, Picture.Resampling.BICUBIC, reducing_gap=3.0)
+    return rgb.width, rgb.height, rgb.tobytes()
+
+
+def _check_size(width: int, height: int, where: str) -> None:
+    if width * height > MAX_PIXELS:
+        raise BadRequest(f"{where}: the image has {width} x {height} pixels; the bound is {MAX_PIXELS}", param=where)
+    if max(width, height) > MAX_ASPECT * min(width, height):
+        raise BadRequest(
+            f"{where}: the image has {width} x {height} pixels; the longer side may be {MAX_ASPECT} times the shorter",
+            param=where,
+        )
+
+
+def _scaled(width: int, height: int, max_pixels: int, shortest: int | None) -> tuple[int, int]:
+    """The size for the engine: as large as is of use to it, and not smaller than a patch."""
+    factor = min(1.0, math.sqrt(max_pixels / (width * height)))
+    if shortest is not None:
+        factor = min(factor, shortest / min(width, height))
+    factor = max(factor, MIN_SIDE / min(width, height))
+    return max(MIN_SIDE, round(width * factor)), max(MIN_SIDE, round(height * factor))
+
+
+def _rgb(image: Picture.Image) -> Picture.Image:
+    """Transparent parts become white."""
+    from PIL import Image as Picture  # noqa: PLC0415
+
+    if image.mode.startswith("I"):
+        # 16 bits a sample, which a conversion would cut at 255.
+        return image.convert("I").point([value >> 8 for value in range(65536)], "L").convert("RGB")
+    if image.mode in {"RGBA", "LA", "PA"} or "transparency" in image.info:
+        with_alpha = image.convert("RGBA")
+        white = Picture.new("RGB", with_alpha.size, (255, 255, 255))
+        white.paste(with_alpha, mask=with_alpha.getchannel("A"))
+        return white
+    return image.convert("RGB")

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from worker_node.core.types import Route
 from worker_node.observability.metrics import LATENCY, Telemetry
-from worker_node.tasks.generate.blocks import Finished
 
 
 class ImageMetrics:
@@ -61,17 +57,3 @@ def declare_generation_metrics(telemetry: Telemetry) -> None:
     """Create the metrics at start, so that they are exported from then on."""
     telemetry.made["tokens"] = telemetry.own(GenerationMetrics).tokens
     telemetry.own(ImageMetrics)
-
-
-def count_generation(telemetry: Telemetry, route: Route, finished: Finished) -> None:
-    """Count a finished generation; its tokens were counted as they came."""
-    timing, tokens = finished.timing, finished.usage.completion_tokens
-    telemetry.finished(route, finished.usage, timing, busy=finished.busy)
-    if timing.first_token is None:
-        return
-    own = telemetry.own(GenerationMetrics)
-    own.first_token.labels(route.model, route.device).observe(timing.first_token / 1e3)
-    telemetry.first_tokens.append((time.monotonic(), timing.first_token / 1e3))
-    if tokens > 1:
-        between = (timing.total - timing.first_token) / 1e3 / (tokens - 1)
-        own.inter_token.labels(route.model, route.device).observe(between)

@@ -12,34 +12,36 @@ import numpy as np
 from msgspec import structs
 
 from worker_node.core.errors import BadRequest, ContextLengthExceeded, NodeError, UnsupportedParameter
-from worker_node.core.types import Feature
+from worker_node.core.types import Feature, ModelKind
 from worker_node.engines.protocol import TOKEN_DTYPE
+from worker_node.manager.manager import ModelManager
 from worker_node.manager.placement import Placement
 from worker_node.serving.routing import Demand, reject_if_full
 from worker_node.serving.run import Services
-from worker_node.structured_output.form import CallForm, Form, FormPart, GivenText
-from worker_node.tasks.generate.answer_text import ReasoningFirst
-from worker_node.tasks.generate.blocks import Parser
-from worker_node.tasks.generate.chat import AnswerSchema, GivenForm, Image, Message, TokenIds, Tool, ToolUse
+from worker_node.tasks.generate.answer import Parser, ReasoningFirst
+from worker_node.tasks.generate.building import GenerationModel
 from worker_node.tasks.generate.images import (
-    Note,
-    check_images,
-    image_decoder,
+    MAX_IMAGES,
+    TAGS,
+    ImageDecoder,
+    ImageRules,
+    file_size,
     image_prompt,
     with_tags,
     without_tags,
 )
-from worker_node.tasks.generate.messages import GenerateJob, ImagePrompt, RawImage, Sampling
+from worker_node.tasks.generate.messages import EDGE_ONLY, GenerateJob, ImagePrompt, RawImage, Sampling
 from worker_node.tasks.generate.metrics import ImageMetrics
-from worker_node.tasks.generate.model import GenerationModel, GenerationRequest
-from worker_node.tasks.generate.schemas import schema_compiler
-from worker_node.tasks.generate.tokenization import large_texts
+from worker_node.tasks.generate.request import GenerationRequest, Image, Message, TokenIds, ToolUse
+from worker_node.tasks.generate.schemas import SchemaCompiler, answer_form
+from worker_node.tasks.generate.tokenization import LargeTexts
 from worker_node.tasks.generate.tool_calls import (
-    CLOSING,
-    OPENING,
+    HERMES,
+    TOOL_FORMATS,
+    BareCalls,
+    CallsOrAnswer,
     ToolFormat,
     declaration,
-    tool_format,
     with_instructions,
 )
 
@@ -75,35 +77,60 @@ class PreparedGeneration:
     grammar: str | None
     demand: Demand
 
-    def job(self, placement: Placement, *, whole: bool) -> GenerateJob:
-        """The job for the engine of `placement`: an answer has no more tokens than its window leaves."""
-        request, sampling = self.request, self.request.sampling
-        window = min(placement.total_limit, request.context_limit or placement.total_limit)
+    def most_tokens(self, placement: Placement) -> int:
+        """How many tokens the answer may have at a placement: no more than its window leaves."""
+        window = min(placement.total_limit, self.request.context_limit or placement.total_limit)
         room = min(self.model.max_tokens_limit, window - self.prompt.count)
+        return min(room, self.request.sampling.max_new_tokens or room)
+
+    def job(self, placement: Placement, *, stream: bool) -> GenerateJob:
+        """The job for the engine of a placement."""
+        request = self.request
         return GenerateJob(
             id=0,
             tokens=np.asarray(self.prompt.tokens, TOKEN_DTYPE).tobytes(),
-            max_new_tokens=room if sampling.max_new_tokens is None else min(room, sampling.max_new_tokens),
+            max_new_tokens=self.most_tokens(placement),
             deadline=request.context.deadline,
-            sampling=sampling.for_engine(),
+            sampling=structs.replace(request.sampling, **EDGE_ONLY),
             interactive=request.context.interactive,
             grammar=self.grammar,
             seen=self.prompt.seen,
-            streamed_until=0.0 if whole else request.context.ends,
+            streamed_until=request.context.ends if stream else 0.0,
         )
 
 
+def images_of(request: GenerationRequest) -> list[Image]:
+    """The images of a conversation in their order; none where the prompt is a text or token ids."""
+    turns = request.prompt if isinstance(request.prompt, tuple) else ()
+    return [image for turn in turns for image in turn.images]
+
+
+async def generation_model(
+    manager: ModelManager, name: str | None, deadline: float, *, seeing: bool = False
+) -> GenerationModel:
+    """The generation model of that name, or the default one; for requests with images (`seeing`) one with vision.
+
+    Raises as `ModelManager.model_of`.
+    """
+    if name is None and seeing:
+        for model in manager.models:
+            if isinstance(model, GenerationModel) and model.images is not None:
+                return model
+    return await manager.model_of(ModelKind.GENERATION, GenerationModel, name, deadline)
+
+
 async def prepare_generation(
-    services: Services, model: GenerationModel, request: GenerationRequest
+    services: Services, model: GenerationModel, request: GenerationRequest, images: Sequence[Image]
 ) -> PreparedGeneration:
     """Decode the images, compile the schema and tokenize the prompt.
 
     Raises BadRequest, ContextLengthExceeded, Overloaded, DeadlineExceeded.
     """
-    pixels = await _decode_images(services, model, request)
+    pixels = await _decode_images(services, model, request, images)
     grammar = request.grammar if isinstance(request.grammar, str) else None
-    if (form := answer_form(model.installed.family, request)) is not None:
-        grammar = await services.parts.of(schema_compiler).grammar(form, request.context)
+    asks_for_form = request.grammar is not None or request.tool_use is not None
+    if asks_for_form and (form := answer_form(model.installed.family, request)) is not None:
+        grammar = await services.parts.of(SchemaCompiler).grammar(form, request.context)
     if grammar is not None and request.sampling.beams:
         raise UnsupportedParameter(
             "use_beam_search: the form of an answer is not enforced; leave out tools and schemas, or this",
@@ -135,9 +162,12 @@ async def prepare_generation(
 
 async def count_prompt(services: Services, model: GenerationModel, request: GenerationRequest) -> int:
     """The tokens of a request's prompt; those of images are an estimate. Raises as `prepare_generation`."""
-    with request.naming_fields():
-        pixels = await _decode_images(services, model, request)
+    try:
+        pixels = await _decode_images(services, model, request, images_of(request))
         return (await _Prompting(services, model, request, pixels).prompt()).count
+    except NodeError as error:
+        request.name_field(error)
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +188,7 @@ class _Prompting:
         elif isinstance(request.prompt, TokenIds):
             prompt = Prompt(model.tokenizer.check_ids(request.prompt.ids))
         else:
-            texts = self.services.parts.of(large_texts)
+            texts = self.services.parts.of(LargeTexts)
             ids = await texts.encode(model.tokenizer, request.prompt, deadline=request.context.deadline)
             prompt = Prompt(ids, seen=None if model.images is None else ImagePrompt(request.prompt, [], 0))
         if not prompt.tokens:
@@ -167,16 +197,17 @@ class _Prompting:
 
     async def _conversation(self, messages: Sequence[Message]) -> Prompt:
         model, request, use = self.model, self.request, self.request.tool_use
-        chat, texts, deadline = model.tokenizer, self.services.parts.of(large_texts), request.context.deadline
+        chat, deadline = model.tokenizer, request.context.deadline
         if request.think and not chat.can_think:
             raise UnsupportedParameter(f"think: {model.id} does not support thinking", param="think")
-        calls = tool_format(model.installed.family)
+        calls = TOOL_FORMATS.get(model.installed.family, HERMES)
         if use is not None and not use.forced and request.grammar is not None:
             calls = calls.beside_json
         images: list[Image] = []
         if model.images is not None:
             messages, images = with_tags(messages)
         history, declarations = _with_tools(model, use, calls, messages)
+        texts = self.services.parts.of(LargeTexts)
         text = await texts.render(chat, history, declarations, request.think, request.rendering, deadline=deadline)
         if use is not None and use.forced:
             # The answer begins where a call does, so that the model writes in the form that it was trained on.
@@ -222,7 +253,7 @@ def _with_tools(
     """The messages for the template, and the tools for one that declares them; other tools are in the messages."""
     chat = model.tokenizer
     # A template declares tools in the format that its model was trained on.
-    native = use is not None and chat.takes_tools and calls == tool_format(model.installed.family)
+    native = use is not None and chat.takes_tools and calls == TOOL_FORMATS.get(model.installed.family, HERMES)
     history = list(messages) if use is None or native else with_instructions(messages, use.tools, calls)
     if not chat.takes_tools or (use is not None and not native):
         history = [_calls_as_text(message, calls) for message in history]
@@ -232,15 +263,16 @@ def _with_tools(
 def _parser(request: GenerationRequest, calls: ToolFormat, rendered: str) -> Callable[[], Parser] | None:
     """What makes the parser of the answer to a rendered conversation; None where all of the answer is text."""
     use = request.tool_use
+    names = frozenset(tool.name for tool in use.tools) if use is not None else frozenset()
     if use is not None and use.forced:
-        return partial(calls.forced_parser, _names(use))
+        # What follows the opening of a call is one call.
+        return partial(BareCalls, names, single=True)
     if use is not None and request.grammar is not None:
-        return partial(calls.free_parser, _names(use))
-    answer = partial(calls.parser, _names(use)) if use is not None else None
+        return lambda: CallsOrAnswer(calls.parser(names))
+    answer = partial(calls.parser, names) if use is not None else None
     if not request.split_reasoning or request.grammar is not None:
         return answer
-    begun = rendered.rstrip().endswith("<think>")
-    return partial(ReasoningFirst, begun=begun) if answer is None else lambda: ReasoningFirst(answer(), begun=begun)
+    return partial(ReasoningFirst, answer, begun=rendered.rstrip().endswith("<think>"))
 
 
 def _calls_as_text(message: Message, wanted: ToolFormat) -> Message:
@@ -251,26 +283,50 @@ def _calls_as_text(message: Message, wanted: ToolFormat) -> Message:
     return message
 
 
-def _names(use: ToolUse) -> frozenset[str]:
-    return frozenset(tool.name for tool in use.tools)
-
-
-async def _decode_images(services: Services, model: GenerationModel, request: GenerationRequest) -> dict[str, RawImage]:
+async def _decode_images(
+    services: Services, model: GenerationModel, request: GenerationRequest, images: Sequence[Image]
+) -> dict[str, RawImage]:
     """The pixels of the request's images by field; refuses the request before that if the queue is full."""
-    if model.images is None and not request.images:
-        reject_if_full(model.placements, 1, request.context)
-        return {}
-    note: Note = partial(services.telemetry.own(ImageMetrics).count, model.id)
+    rules = model.images
     try:
-        images = check_images(services.manager, model, request)
+        _check_images(services.manager, model, request, images)
     except NodeError as error:
-        for _ in request.images:
-            note(0, error.code)
+        for _ in images:
+            services.telemetry.own(ImageMetrics).count(model.id, 0, error.code)
         raise
     reject_if_full(model.placements, 1, request.context)
-    if not images or model.images is None:
-        return {}
-    return await services.parts.of(image_decoder).decode(images, model.images, request.context.deadline, note)
+    pixels: dict[str, RawImage] = {}
+    if rules is None:
+        return pixels
+    for image in images:
+        metrics = services.telemetry.own(ImageMetrics)
+        try:
+            decoder = services.parts.of(ImageDecoder)
+            pixels[image.where] = await decoder.decode(image, rules, request.context.deadline)
+        except NodeError as error:
+            metrics.count(model.id, 0, error.code)
+            raise
+        metrics.count(model.id, file_size(image.base64), None)
+    return pixels
+
+
+def _check_images(
+    manager: ModelManager, model: GenerationModel, request: GenerationRequest, images: Sequence[Image]
+) -> None:
+    """Raise BadRequest for images that the model does not take, naming a model that does, and for too many;
+    UnsupportedParameter for what a model with vision cannot do."""
+    if model.images is not None:
+        _check_vision(model, model.images, request)
+    elif images:
+        found = [one.id for one in manager.models if isinstance(one, GenerationModel) and one.images is not None]
+        instead = f"use one of these: {', '.join(found)}"
+        if not found:
+            instead = "this node has no vision model (docs/vision.md says how to add one)"
+        where = images[0].where
+        raise BadRequest(f"{where}: {model.id} does not read images; {instead}", param=where)
+    if len(images) > MAX_IMAGES:
+        where = images[MAX_IMAGES].where
+        raise BadRequest(f"{where}: the request has {len(images)} images; the bound is {MAX_IMAGES}", param=where)
 
 
 def checked_sampling(model: GenerationModel, request: GenerationRequest) -> Sampling:
@@ -352,40 +408,21 @@ def _check_window(model: GenerationModel, request: GenerationRequest, tokens: in
         )
 
 
-def answer_form(family: str, request: GenerationRequest) -> Form | None:
-    """A forced call, JSON that matches a schema, either of calls and that JSON, text with calls in it, or a text of a
-    form that the caller gave; None where none counts.
-
-    Calls are written as that family of models writes them.
-    """
-    wanted = request.grammar
-    answer = FormPart(wanted.schema, wanted.where, wanted.strict) if isinstance(wanted, AnswerSchema) else None
-    use = request.tool_use
-    if isinstance(wanted, GivenForm) and not (use is not None and use.forced):
-        return Form(text=GivenText(wanted.source, wanted.where))
-    if use is None or not isinstance(request.prompt, tuple):
-        return None if answer is None else Form(answer)
-    form = tool_format(family)
-    if use.forced:
-        return Form(calls=CallForm(_parts(use.tools), form.arguments))
-    tags = (OPENING, CLOSING)
-    if answer is None:
-        if not _may_hold_calls(request):
-            return None
-        parts = {tool.name: FormPart(tool.parameters, tool.path, strict=False) for tool in use.tools}
-        return Form(
-            calls=CallForm(
-                parts, form.arguments, tags if form.opening else None, form.listed, not use.single, optional=True
-            )
-        )
-    form = form.beside_json
-    return Form(answer, CallForm(_parts(use.tools), form.arguments, tags, form.listed, not use.single))
-
-
-def _may_hold_calls(request: GenerationRequest) -> bool:
-    """Whether calls in free text can be held: after one there may be nothing to write but the end."""
-    return request.grammar is None and not request.sampling.min_tokens and not request.sampling.ignore_eos
-
-
-def _parts(tools: Sequence[Tool]) -> dict[str, FormPart]:
-    return {tool.name: FormPart(tool.parameters, tool.path, tool.strict) for tool in tools}
+def _check_vision(model: GenerationModel, rules: ImageRules, request: GenerationRequest) -> None:
+    """Raise UnsupportedParameter for what the engine cannot do, BadRequest for the mark of an image in a text."""
+    refused = {
+        "tools": request.tool_use is not None,
+        getattr(request.grammar, "where", "response_format"): request.grammar is not None,
+        "prompt": isinstance(request.prompt, TokenIds),
+    }
+    for name in (name for name, asked in refused.items() if asked):
+        reason = "gives free text only, no tool calls and no answers of a form"
+        if name == "prompt":
+            reason = "takes text, not token ids"
+        raise UnsupportedParameter(f"{name}: {model.id} is a vision model and {reason}", param=name)
+    texts = [request.prompt] if isinstance(request.prompt, str) else []
+    if isinstance(request.prompt, tuple):
+        texts = [turn.content for turn in request.prompt]
+    for mark in (*TAGS, *rules.marks):
+        if any(mark in text for text in texts):
+            raise BadRequest(f"a text holds {mark}, which stands for an image here; take it out", param="messages")

@@ -7,13 +7,16 @@ import hashlib
 import time
 
 import msgspec
+from msgspec import structs
 
 from worker_node.core.errors import BadRequest, DeadlineExceeded
 from worker_node.core.types import RequestContext
 from worker_node.sandbox.pool import PreparationLimits, PreparationPool, ResultCache
 from worker_node.settings import NodeSettings
 from worker_node.structured_output.cost import MAX_SCHEMA_BYTES
-from worker_node.structured_output.form import Compiled, Form, compile_form
+from worker_node.structured_output.form import CallForm, Compiled, Form, FormPart, GivenText, compile_form
+from worker_node.tasks.generate.request import AnswerSchema, GenerationRequest, GivenForm
+from worker_node.tasks.generate.tool_calls import CLOSING, HERMES, OPENING, TOOL_FORMATS
 
 # Small schemas are almost all there are, and have a process of their own. `cpu_s` bounds the time of one schema.
 SMALL_BYTES = 4096
@@ -28,9 +31,9 @@ _encoder = msgspec.msgpack.Encoder()
 class SchemaCompiler:
     """Compiles the schemas that answers must match, until `close`."""
 
-    def __init__(self, small: PreparationPool | None = None, large: PreparationPool | None = None) -> None:
-        self._small = small or PreparationPool(_SMALL, _MODULES)
-        self._large = large or PreparationPool(_LARGE, _MODULES)
+    def __init__(self, _settings: NodeSettings | None = None) -> None:
+        self._small = PreparationPool(_SMALL, _MODULES)
+        self._large = PreparationPool(_LARGE, _MODULES)
         self.cache = ResultCache(_CACHE_BYTES)
 
     async def start(self) -> None:
@@ -85,6 +88,28 @@ class SchemaCompiler:
         return grammar
 
 
-def schema_compiler(_settings: NodeSettings) -> SchemaCompiler:
-    """The compiler of a node."""
-    return SchemaCompiler()
+def answer_form(family: str, request: GenerationRequest) -> Form | None:
+    """A forced call, JSON that matches a schema, either of calls and that JSON, text with calls in it, or a text of a
+    form that the caller gave; None where none counts.
+
+    Calls are written as that family of models writes them.
+    """
+    wanted = request.grammar
+    answer = FormPart(wanted.schema, wanted.where, wanted.strict) if isinstance(wanted, AnswerSchema) else None
+    use = request.tool_use
+    if isinstance(wanted, GivenForm) and not (use is not None and use.forced):
+        return Form(text=GivenText(wanted.source, wanted.where))
+    if use is None or not isinstance(request.prompt, tuple):
+        return None if answer is None else Form(answer)
+    form, tags = TOOL_FORMATS.get(family, HERMES), (OPENING, CLOSING)
+    parts = {tool.name: FormPart(tool.parameters, tool.path, tool.strict) for tool in use.tools}
+    if use.forced:
+        return Form(calls=CallForm(parts, form.arguments))
+    if answer is not None:
+        form = form.beside_json
+        return Form(answer, CallForm(parts, form.arguments, tags, form.listed, not use.single))
+    if request.grammar is not None or request.sampling.min_tokens or request.sampling.ignore_eos:
+        return None  # after a call there may be nothing to write but the end
+    parts = {name: structs.replace(part, strict=False) for name, part in parts.items()}
+    around = tags if form.opening else None
+    return Form(calls=CallForm(parts, form.arguments, around, form.listed, not use.single, optional=True))

@@ -6,26 +6,24 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from msgspec import structs
 
 from worker_node.core.errors import BadRequest, NodeError
 from worker_node.core.types import Route
-from worker_node.manager.placement import Placement
 from worker_node.observability.metrics import Telemetry
 from worker_node.observability.tracing import Operation, Tracing
 from worker_node.scheduling.admission import Work
 from worker_node.serving.routing import select_placement
-from worker_node.serving.run import Execution, Proof, Services, after_first
-from worker_node.tasks.generate.answer_text import Answer
-from worker_node.tasks.generate.blocks import BlockEvent, Event, Finished
-from worker_node.tasks.generate.chat import TokenIds
-from worker_node.tasks.generate.messages import GenerateJob, Sampling, TokenDelta
-from worker_node.tasks.generate.metrics import GenerationMetrics, count_generation
-from worker_node.tasks.generate.model import GenerationRequest, generation_model
-from worker_node.tasks.generate.prompting import PreparedGeneration, prepare_generation
+from worker_node.serving.run import Execution, Services
+from worker_node.tasks.generate.answer import Answer, BlockEvent, Event, Finished
+from worker_node.tasks.generate.building import GenerationModel
+from worker_node.tasks.generate.messages import TokenDelta
+from worker_node.tasks.generate.metrics import GenerationMetrics
+from worker_node.tasks.generate.prompting import PreparedGeneration, generation_model, images_of, prepare_generation
+from worker_node.tasks.generate.request import GenerationRequest, TokenIds
 
 # Seconds between reports of an answer's progress to admission and metrics.
 _REPORT_S = 0.25
@@ -33,51 +31,61 @@ _REPORT_S = 0.25
 
 @asynccontextmanager
 async def generate(
-    services: Services, request: GenerationRequest, *, whole: bool = False, index: int = 0
-) -> AsyncIterator[GenerationRun]:
+    services: Services, request: GenerationRequest, *, stream: bool = True, index: int = 0
+) -> AsyncIterator[Generation]:
     """Run a generation for as long as the block lasts; leaving it early cancels the generation within one token.
 
-    Of an answer that is sent as a `whole` only the end comes, with all of it: until then it can be run again.
+    Without `stream` only the end comes, with all of the answer: until then it can be run again.
     Raises, before the block: ModelNotFound, BadRequest, ContextLengthExceeded, Overloaded, DeadlineExceeded,
     EngineUnavailable, ModelLoading, DeviceUnavailable; while iterating: EngineUnavailable, DeadlineExceeded,
     Overloaded.
     """
     context = request.context
-    with trace_generation(services.tracing, request) as operation, request.naming_fields(), ExitStack() as in_use:
-        began = time.monotonic()
-        model = await generation_model(services.manager, request.model, context.deadline, seeing=bool(request.images))
-        in_use.enter_context(model.activity.working())
-        prepared = await prepare_generation(services, model, request)
-        tokenize_s = time.monotonic() - began
-        if operation.recording:
-            operation.begin("route")
-        selection = await select_placement(prepared.demand, context)
-        if operation.recording:
-            operation.routed(selection.route)
-        job = prepared.job(selection.placement, whole=whole)
-        work = Work(prepared.demand.prompt_tokens, job.max_new_tokens)
-        proof = Proof.of(selection.route, context, strict=services.require_proof)
-        with Execution(prepared.demand, context, selection, work=work).admitted() as execution:
+    with trace_generation(services.tracing, request) as operation, ExitStack() as in_use:
+        try:
+            began = time.monotonic()
+            images = images_of(request)
+            model = await generation_model(services.manager, request.model, context.deadline, seeing=bool(images))
+            in_use.enter_context(model.activity.working())
+            prepared = await prepare_generation(services, model, request, images)
+            tokenize_s = time.monotonic() - began
             if operation.recording:
-                operation.submitted(selection.placement.engine)
-            run = GenerationRun(
-                telemetry=services.telemetry,
-                operation=operation,
-                prepared=prepared,
-                placement=selection.placement,
-                job=job,
-                execution=execution,
-                proof=proof,
-                tokenize_s=tokenize_s,
-                whole=whole,
-                index=index,
-            )
-            async with AsyncExitStack() as stack:
-                run.events = await stack.enter_async_context(aclosing(run.answer()))
-                if proof.required:
-                    # The first token shows whether the NPU works, while the status can still say so.
-                    run.events = await stack.enter_async_context(aclosing(await after_first(run.events)))
-                yield run
+                operation.begin("route")
+            selection = await select_placement(prepared.demand, context)
+            if operation.recording:
+                operation.routed(selection.route)
+            work = Work(prepared.demand.prompt_tokens, prepared.most_tokens(selection.placement))
+            execution = Execution(prepared.demand, context, selection, work=work, strict_proof=services.require_proof)
+            with execution.admitted():
+                if operation.recording:
+                    operation.submitted(selection.placement.engine)
+                reader = _Reader(
+                    telemetry=services.telemetry,
+                    operation=operation,
+                    prepared=prepared,
+                    execution=execution,
+                    tokenize_s=tokenize_s,
+                    stream=stream,
+                    index=index,
+                )
+                async with AsyncExitStack() as stack:
+                    events = await stack.enter_async_context(aclosing(reader.events()))
+                    if execution.proof_required:
+                        # The first token shows whether the NPU works, while the status can still say so.
+                        first = await anext(events)
+                        events = await stack.enter_async_context(aclosing(_resumed(first, events)))
+                    # The head of a streamed reply names the device.
+                    execution.pinned = stream
+                    yield Generation(prepared, execution, events)
+        except NodeError as error:
+            request.name_field(error)
+            raise
+
+
+async def _resumed(first: ChoiceEvents, events: AsyncIterator[ChoiceEvents]) -> AsyncGenerator[ChoiceEvents, None]:
+    yield first
+    async for more in events:
+        yield more
 
 
 def trace_generation(tracing: Tracing, request: GenerationRequest) -> AbstractContextManager[Operation]:
@@ -95,32 +103,21 @@ def trace_generation(tracing: Tracing, request: GenerationRequest) -> AbstractCo
     return tracing.operation(name, attributes)
 
 
-class ChoiceEvent(NamedTuple):
-    """An event of the generation number `choice`, which has made `tokens` so far."""
+class ChoiceEvents(NamedTuple):
+    """What happened at once in the generation number `choice`, which has made `tokens` so far."""
 
     choice: int
-    event: Event
+    events: Sequence[Event]
     tokens: int
 
 
-@dataclass(slots=True, kw_only=True)
-class GenerationRun:
-    """A generation that has been routed and admitted: its headers are known, its `events` are still to come.
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A generation that has been routed and admitted: its headers are known, its `events` are still to come."""
 
-    Of an answer that is sent as a `whole` only the end comes, with all of it.
-    """
-
-    telemetry: Telemetry
-    operation: Operation
     prepared: PreparedGeneration
-    placement: Placement
-    job: GenerateJob
     execution: Execution
-    proof: Proof
-    tokenize_s: float
-    whole: bool
-    index: int
-    events: AsyncGenerator[ChoiceEvent, None] = field(init=False)
+    events: AsyncIterator[ChoiceEvents]
 
     @property
     def model(self) -> str:
@@ -134,57 +131,51 @@ class GenerationRun:
 
     @property
     def route(self) -> Route:
-        """The current route; a retry may change it until part of the answer has been sent."""
-        route = self.execution.selection.route
-        return replace(route, unproven=True) if self.proof.unread else route
+        """The current route; without a stream a retry may change it until the end."""
+        return self.execution.route
 
-    def head(self) -> Route:
-        """The route for a head that is sent before the first token: from then on it stays on that device."""
-        self.execution.pinned = True
-        return self.route
 
-    def check_places(self, count: int) -> None:
-        """Raise BadRequest for more answers at once than the model has places for: not all would ever be admitted."""
-        model = self.prepared.model
-        most = max(placement.admission.limits.max_outstanding for placement in model.placements)
-        if count > most:
-            raise BadRequest(
-                f"{count} answers were asked for at once; {model.id} has places for {most} (max_outstanding), ask for "
-                "fewer"
-            )
+@dataclass(slots=True, kw_only=True)
+class _Reader:
+    """Reads the answer of an admitted generation, in as many attempts as it takes, and reports its progress."""
 
-    async def answer(self) -> AsyncGenerator[ChoiceEvent, None]:
-        """Yield blocks as they grow, then `Finished`. A stop sequence ends the generation in the engine too."""
+    telemetry: Telemetry
+    operation: Operation
+    prepared: PreparedGeneration
+    execution: Execution
+    tokenize_s: float
+    stream: bool
+    index: int
+
+    async def events(self) -> AsyncGenerator[ChoiceEvents, None]:
+        """Yield changes of blocks, then `Finished`. A stop sequence ends the generation in the engine too."""
         operation, execution = self.operation, self.execution
         try:
             while not execution.done:
-                answer = self._new_answer()
-                async with aclosing(self._attempt(answer)) as events:
-                    async for event in events:
-                        yield ChoiceEvent(self.index, event, answer.tokens)
-            if self.proof.required:
-                self.proof.check(answer.busy)
-            last = answer.flush()
-            for event in () if self.whole else last:
-                yield ChoiceEvent(self.index, event, answer.tokens)
+                answer, last = self._new_answer(), []
+                async with aclosing(self._attempt(answer)) as changes:
+                    async for last in changes:
+                        if last and self.stream and not answer.complete:
+                            yield ChoiceEvents(self.index, last, answer.tokens)
+            if execution.proof_required:
+                execution.prove(answer.busy)
+            rest = answer.flush()
             finished = answer.finished(self.prepared.request.context.arrived, self.tokenize_s)
             count_generation(self.telemetry, execution.selection.route, finished)
-            operation.answered(
-                finished.usage,
-                finish_reason=finished.finish_reason.value,
-                busy=finished.busy,
-                ended=answer.at,
-            )
-            yield ChoiceEvent(self.index, finished, answer.tokens)
+            if operation.recording:
+                reason = finished.finish_reason.value
+                operation.answered(finished.usage, finish_reason=reason, busy=finished.busy, ended=answer.at)
+            events = [*last, *rest, finished] if self.stream else [finished]
+            yield ChoiceEvents(self.index, events, answer.tokens)
         except NodeError as error:
-            # Here as well as around the block: a reply that streams renders the error itself, inside of the block.
-            execution.name_route(error)
             operation.failed(error)
             raise
 
-    async def _attempt(self, answer: Answer) -> AsyncGenerator[BlockEvent, None]:
-        """Read one attempt into the answer, and yield what is certain; nothing of an answer that is sent as a whole."""
-        execution, job = self.execution, self._next_job()
+    async def _attempt(self, answer: Answer) -> AsyncGenerator[list[BlockEvent], None]:
+        """Read one attempt into the answer, and yield its changes."""
+        execution = self.execution
+        # Another placement may leave less room for the answer.
+        job = self.prepared.job(execution.selection.placement, stream=self.stream)
         route = execution.selection.route
         counter = self.telemetry.own(GenerationMetrics).tokens.labels(route.model, route.device)
         # Admission and metrics hear of the first token, of the end, and from time to time between them.
@@ -192,20 +183,25 @@ class GenerationRun:
         try:
             async with execution.attempt(job, TokenDelta) as deltas:
                 async for delta in deltas:
-                    execution.sent = not self.whole
-                    events = answer.push(delta)
-                    ended = answer.stopped or delta.finish is not None
+                    execution.sent = self.stream
+                    changes = answer.push(delta)
                     if answer.first_token is None:
-                        self._begun(answer, delta)
-                    if answer.at >= report_at or ended or delta.prefilled:
+                        # The engine works on the request.
+                        if execution.proof_required:
+                            execution.prove(delta.busy)
+                        answer.first_token = time.monotonic()
+                        answer.started = delta.started or answer.submitted
+                        if self.operation.recording:
+                            self.operation.begin("prefill", answer.started)
+                            self.operation.begin("decode", answer.at)
+                    if answer.at >= report_at or answer.complete or delta.prefilled:
                         report_at = answer.at + _REPORT_S
-                        prefilled = (delta.prefilled, delta.prefill_s)
+                        prefilled, ended = (delta.prefilled, delta.prefill_s), answer.complete
                         execution.permit.progressed(answer.unreported, at=answer.at, prefilled=prefilled, ended=ended)
                         counter.inc(answer.unreported)
                         answer.unreported = 0
-                    for event in () if self.whole else events:
-                        yield event
-                    if ended:
+                    yield changes
+                    if answer.complete:
                         break
         finally:
             counter.inc(answer.unreported)
@@ -221,22 +217,19 @@ class GenerationRun:
             prompt_tokens=prepared.demand.prompt_tokens,
         )
 
-    def _next_job(self) -> GenerateJob:
-        """The job of the next attempt: another placement may leave less room for the answer."""
-        if self.execution.selection.placement is not self.placement:
-            self.placement = self.execution.selection.placement
-            self.job = self.prepared.job(self.placement, whole=self.whole)
-        return self.job
 
-    def _begun(self, answer: Answer, delta: TokenDelta) -> None:
-        """The first tokens have come: the engine works on the request."""
-        if self.proof.required:
-            self.proof.check(delta.busy)
-        answer.first_token = time.monotonic()
-        answer.started = delta.started or answer.submitted
-        if self.operation.recording:
-            self.operation.begin("prefill", answer.started)
-            self.operation.begin("decode", answer.at)
+def count_generation(telemetry: Telemetry, route: Route, finished: Finished) -> None:
+    """Count a finished generation; its tokens were counted as they came."""
+    timing, tokens = finished.timing, finished.usage.completion_tokens
+    telemetry.finished(route, finished.usage, timing, busy=finished.busy)
+    if timing.first_token is None:
+        return
+    own = telemetry.own(GenerationMetrics)
+    own.first_token.labels(route.model, route.device).observe(timing.first_token / 1e3)
+    telemetry.first_tokens.append((time.monotonic(), timing.first_token / 1e3))
+    if tokens > 1:
+        between = (timing.total - timing.first_token) / 1e3 / (tokens - 1)
+        own.inter_token.labels(route.model, route.device).observe(between)
 
 
 # Several generations for one request: more than one choice, or more than one prompt.
@@ -247,57 +240,63 @@ _BUFFERED_EVENTS = 64
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """Admitted generations, and their events as they arise."""
+    """Admitted generations, and their events as they arise; see `Generation.events`."""
 
-    runs: tuple[GenerationRun, ...]
-    events: AsyncIterator[ChoiceEvent]
+    runs: tuple[Generation, ...]
+    events: AsyncIterator[ChoiceEvents]
 
     @property
     def routes(self) -> tuple[Route, ...]:
         """Where they run."""
-        return tuple(run.route for run in self.runs)
-
-    def head(self) -> Route:
-        """The route for a head that is sent before the first token; see `GenerationRun.head`."""
-        heads = [run.head() for run in self.runs]
-        return heads[0]
+        return tuple([run.route for run in self.runs])
 
 
 def repeated(request: GenerationRequest, count: int) -> list[GenerationRequest]:
     """The request `count` times over; with a seed, the later ones take the seeds that follow."""
-    return [replace(request, sampling=_choice(request.sampling, index, count)) for index in range(count)]
-
-
-def _choice(sampling: Sampling, index: int, count: int) -> Sampling:
-    seed = None if sampling.seed is None else sampling.seed + index
-    return structs.replace(sampling, seed=seed, choices=count, rank=index)
+    sampling, requests = request.sampling, []
+    for index in range(count):
+        seed = None if sampling.seed is None else sampling.seed + index
+        one = structs.replace(sampling, seed=seed, choices=count, rank=index)
+        requests.append(replace(request, sampling=one))
+    return requests
 
 
 @asynccontextmanager
 async def generate_choices(
-    services: Services, requests: Sequence[GenerationRequest], *, whole: bool = False
+    services: Services, requests: Sequence[GenerationRequest], *, stream: bool = True
 ) -> AsyncIterator[Choices]:
     """Run the generations side by side for as long as the block lasts; leaving it early cancels them all.
 
-    `whole`: see `generate`. Raises what `generate` raises; the failure of one is the failure of all.
+    `stream`: see `generate`. Raises what `generate` raises; the failure of one is the failure of all. Raises BadRequest
+    for more at once than the model has places for: not all would ever be admitted.
     """
     async with AsyncExitStack() as stack:
-        runs: list[GenerationRun] = []
+        runs: list[Generation] = []
         for index, request in enumerate(requests):
-            runs.append(await stack.enter_async_context(generate(services, request, whole=whole, index=index)))
-            runs[0].check_places(len(requests))
+            run = await stack.enter_async_context(generate(services, request, stream=stream, index=index))
+            runs.append(run)
+            if len(requests) > 1:
+                _check_places(run.prepared.model, len(requests))
         events = runs[0].events if len(runs) == 1 else await stack.enter_async_context(aclosing(_merged(runs)))
         yield Choices(tuple(runs), events)
 
 
-async def _merged(runs: Sequence[GenerationRun]) -> AsyncGenerator[ChoiceEvent, None]:
-    """The events of several generations as they arise."""
-    queue: asyncio.Queue[ChoiceEvent | Exception] = asyncio.Queue(_BUFFERED_EVENTS)
+def _check_places(model: GenerationModel, count: int) -> None:
+    most = max(placement.admission.limits.max_outstanding for placement in model.placements)
+    if count > most:
+        raise BadRequest(
+            f"{count} answers were asked for at once; {model.id} has places for {most} (max_outstanding), ask for fewer"
+        )
 
-    async def forward(run: GenerationRun) -> None:
+
+async def _merged(runs: Sequence[Generation]) -> AsyncGenerator[ChoiceEvents, None]:
+    """The events of several generations as they arise."""
+    queue: asyncio.Queue[ChoiceEvents | Exception] = asyncio.Queue(_BUFFERED_EVENTS)
+
+    async def forward(run: Generation) -> None:
         try:
-            async for event in run.events:
-                await queue.put(event)
+            async for events in run.events:
+                await queue.put(events)
         except Exception as error:  # noqa: BLE001  (raised again below, where the reader is)
             await queue.put(error)
 
@@ -308,7 +307,7 @@ async def _merged(runs: Sequence[GenerationRun]) -> AsyncGenerator[ChoiceEvent, 
             item = await queue.get()
             if isinstance(item, Exception):
                 raise item
-            open_runs -= isinstance(item.event, Finished)
+            open_runs -= isinstance(item.events[-1], Finished)
             yield item
     finally:
         for task in tasks:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from worker_node.tasks.generate.blocks import Parser, Piece, Token, ToolCallArguments, ToolCallStarted
-from worker_node.tasks.generate.chat import Message, Tool, ToolCall
+from worker_node.tasks.generate.answer import Blocks, Parser, overlap
+from worker_node.tasks.generate.request import Message, Tool, ToolCall
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 _BLANKS = " \t\r\n"
@@ -26,87 +26,79 @@ _HEAD = re.compile(
 _FIRST_KEY = re.compile(r'\s*\{\s*"(?P<key>[^"]*)"\s*:')
 
 
-class _Calls:
-    """Numbers the calls of one answer and holds the scanner of the one that is being read."""
+class _Call:
+    """Reads one call, and adds it to the blocks as soon as its name is known; then it is `announced`."""
 
     def __init__(self, names: Collection[str]) -> None:
-        self._names = names
-        self._count = 0
-        self.start()
-
-    def start(self) -> None:
-        """Start the next call."""
-        self.scanner = CallScanner(self._names)
+        self.scanner = CallScanner(names)
         self.announced = False
 
-    def feed(self, character: str) -> list[Piece]:
-        """Read one character of the call."""
+    def read(self, character: str, blocks: Blocks) -> None:
         arguments = self.scanner.feed(character)
         if self.scanner.name is None:
-            return []
-        pieces: list[Piece] = []
+            return
         if not self.announced:
             self.announced = True
-            self._count += 1
-            pieces.append(ToolCallStarted(self._count - 1, self.scanner.name))
-        return [*pieces, ToolCallArguments(self._count - 1, arguments)] if arguments else pieces
+            blocks.begin_call(self.scanner.name)
+        if arguments:
+            blocks.add_arguments(arguments)
 
 
 class TaggedCalls:
     """Text with calls between `<tool_call>` and `</tool_call>`: an object each, or a list of them."""
 
     def __init__(self, names: Collection[str]) -> None:
-        self._calls = _Calls(names)
+        self._names = names
+        self._call = _Call(names)
         self._held = ""
         self._inside = False
         self._after_call = False
 
-    def push(self, text: str) -> list[Piece]:
-        pieces: list[Piece] = []
+    def push(self, text: str, blocks: Blocks) -> None:
         for character in text:
-            pieces += self._in_call(character) if self._inside else self._in_text(character)
-        return _joined(pieces)
+            if self._inside:
+                self._read_call(character, blocks)
+            else:
+                self._read_text(character, blocks)
 
-    def flush(self, *, cut: bool) -> list[Piece]:
-        held, self._held = self._held, ""
+    def finish(self, blocks: Blocks, *, cut: bool) -> None:
         # An unfinished call of which something was sent already cannot be taken back; its start is not text either.
-        return [Token(held)] if held and not (self._inside and (cut or self._calls.announced)) else []
+        if self._held and not (self._inside and (cut or self._call.announced)):
+            blocks.add_text(self._held)
 
-    def _in_text(self, character: str) -> list[Piece]:
+    def _read_text(self, character: str, blocks: Blocks) -> None:
         if self._after_call and character in _BLANKS:
-            return []  # the line breaks between calls are no answer
+            return  # the line breaks between calls are no answer
         self._after_call = False
         self._held += character
         if self._held == OPENING:
             self._inside = True
-            self._calls.start()
-            return []
-        if OPENING.startswith(self._held):
-            return []
-        # The held text may end with another beginning of the tag.
-        keep = next((size for size in range(len(self._held) - 1, 0, -1) if OPENING.startswith(self._held[-size:])), 0)
-        text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-        return [Token(text)]
+            self._call = _Call(self._names)
+            return
+        kept = overlap(self._held, OPENING)
+        if kept < len(self._held):
+            text, self._held = self._held[: len(self._held) - kept], self._held[len(self._held) - kept :]
+            blocks.add_text(text)
 
-    def _in_call(self, character: str) -> list[Piece]:
+    def _read_call(self, character: str, blocks: Blocks) -> None:
         self._held += character
-        scanner = self._calls.scanner
+        scanner = self._call.scanner
         # Within a string the tag is an argument's text.
-        if self._held.endswith(CLOSING) and not (scanner.in_string and self._calls.announced):
-            return self._close()
-        if scanner.broken or (not scanner.raw.strip() and character in "[,]" + _BLANKS):
-            return []
-        if scanner.done:
-            if character == ",":
-                self._calls.start()
-            return []
-        return self._calls.feed(character)
+        if self._held.endswith(CLOSING) and not (scanner.in_string and self._call.announced):
+            self._close(blocks)
+        elif scanner.broken or (not scanner.raw.strip() and character in "[,]" + _BLANKS):
+            return
+        elif not scanner.done:
+            self._call.read(character, blocks)
+        elif character == ",":
+            self._call = _Call(self._names)
 
-    def _close(self) -> list[Piece]:
+    def _close(self, blocks: Blocks) -> None:
         held, self._held, self._inside = self._held, "", False
-        announced = self._after_call = self._calls.announced
+        self._after_call = self._call.announced
         empty = not held.removeprefix(OPENING).removesuffix(CLOSING).strip(_BLANKS + "[]")
-        return [] if announced or empty else [Token(held)]
+        if not self._call.announced and not empty:
+            blocks.add_text(held)
 
 
 class CallsOrAnswer:
@@ -116,76 +108,63 @@ class CallsOrAnswer:
         self._calls = calls
         self._is_call: bool | None = None
 
-    def push(self, text: str) -> list[Piece]:
+    def push(self, text: str, blocks: Blocks) -> None:
         if self._is_call is None and text.strip():
             self._is_call = text.lstrip().startswith(OPENING[0])
-        if self._is_call is None:
-            return []
-        return self._calls.push(text) if self._is_call else [Token(text)] if text else []
+        if self._is_call:
+            self._calls.push(text, blocks)
+        elif self._is_call is False and text:
+            blocks.add_text(text)
 
-    def flush(self, *, cut: bool) -> list[Piece]:
-        return self._calls.flush(cut=cut) if self._is_call else []
+    def finish(self, blocks: Blocks, *, cut: bool) -> None:
+        if self._is_call:
+            self._calls.finish(blocks, cut=cut)
 
 
 class BareCalls:
     """Llama's way: the whole answer is calls in JSON. With `single` it ends with the first."""
 
     def __init__(self, names: Collection[str], *, single: bool = False) -> None:
-        self._calls = _Calls(names)
+        self._names = names
+        self._call = _Call(names)
         self._single = single
         self._held = ""
         self._plain = False
 
-    def push(self, text: str) -> list[Piece]:
-        pieces: list[Piece] = []
+    def push(self, text: str, blocks: Blocks) -> None:
         for position, character in enumerate(text):
             if self._plain:
-                return _joined([*pieces, Token(text[position:])])
-            pieces += self._read(character)
-        return _joined(pieces)
+                blocks.add_text(text[position:])
+                return
+            self._read(character, blocks)
 
-    def flush(self, *, cut: bool) -> list[Piece]:
-        if self._plain or not self._held:
-            return []
-        held, self._held, self._plain = self._held, "", True
+    def finish(self, blocks: Blocks, *, cut: bool) -> None:
         # Where the answer need not be a call, the beginning of one may as well be that of another object.
-        return [] if self._calls.announced or not held.strip() or (cut and self._single) else [Token(held)]
+        missing_call = cut and self._single
+        if not self._plain and self._held.strip() and not self._call.announced and not missing_call:
+            blocks.add_text(self._held)
+        self._plain = True
 
-    def _read(self, character: str) -> list[Piece]:
+    def _read(self, character: str, blocks: Blocks) -> None:
         self._held += character
         if not self._held.strip():
-            return []
-        scanner = self._calls.scanner
-        if scanner.done:
-            return self._after(character)
-        pieces = self._calls.feed(character)
-        return self._give_up() if self._calls.scanner.broken and not self._calls.announced else pieces
+            return
+        if self._call.scanner.done:
+            # Between two calls stand blanks, a semicolon or a comma; anything else is text.
+            if self._single or character in _BLANKS + ";,":
+                return
+            self._call = _Call(self._names)
+            self._held = character
+            if character != "{":
+                self._give_up(blocks)
+                return
+        self._call.read(character, blocks)
+        if self._call.scanner.broken and not self._call.announced:
+            self._give_up(blocks)
 
-    def _after(self, character: str) -> list[Piece]:
-        """Between two calls stand blanks, a semicolon or a comma; anything else is text."""
-        if self._single or character in _BLANKS + ";,":
-            return []
-        self._calls.start()
-        self._held = character
-        return self._calls.feed(character) if character == "{" else self._give_up()
-
-    def _give_up(self) -> list[Piece]:
-        held, self._held, self._plain = self._held, "", True
-        return [Token(held)]
-
-
-def _joined(pieces: list[Piece]) -> list[Piece]:
-    """Neighbouring pieces of one kind as one."""
-    joined: list[Piece] = []
-    for piece in pieces:
-        last = joined[-1] if joined else None
-        if isinstance(piece, Token) and isinstance(last, Token):
-            joined[-1] = Token(last.text + piece.text)
-        elif isinstance(piece, ToolCallArguments) and isinstance(last, ToolCallArguments) and last.call == piece.call:
-            joined[-1] = ToolCallArguments(piece.call, last.text + piece.text)
-        else:
-            joined.append(piece)
-    return joined
+    def _give_up(self, blocks: Blocks) -> None:
+        self._plain = True
+        blocks.add_text(self._held)
 
 
 @dataclass(slots=True)
@@ -269,18 +248,10 @@ class ToolFormat:
     arguments: str = "arguments"
     listed: bool = False
 
-    def forced_parser(self, names: Collection[str]) -> Parser:
-        """What reads an answer that was held to be one call, after `opening`."""
-        return BareCalls(names, single=True)
-
-    def free_parser(self, names: Collection[str]) -> Parser:
-        """What reads an answer that was held to be calls between tags or JSON."""
-        return CallsOrAnswer(self.parser(names))
-
     @property
     def beside_json(self) -> ToolFormat:
         """The format for answers that may be JSON as well: a call without tags could not be distinguished from them."""
-        return self if self.opening else _TAGGED
+        return self if self.opening else HERMES
 
     def written(self, calls: Sequence[ToolCall]) -> str:
         """Calls of an earlier answer as the model would have written them."""
@@ -292,16 +263,13 @@ class ToolFormat:
         return "\n".join(f"<tool_call>\n{body}\n</tool_call>" for body in bodies)
 
 
-_TAGGED = ToolFormat(TaggedCalls, OPENING + "\n")
-_FORMATS = {
+# What most models were trained on.
+HERMES = ToolFormat(TaggedCalls, OPENING + "\n")
+# By family; `HERMES` where nothing else is known.
+TOOL_FORMATS = {
     "smollm": ToolFormat(TaggedCalls, OPENING, listed=True),
     "llama3": ToolFormat(BareCalls, "", arguments="parameters"),
 }
-
-
-def tool_format(family: str) -> ToolFormat:
-    """The format of a family of models; Hermes' where nothing else is known, as it is what most were trained on."""
-    return _FORMATS.get(family, _TAGGED)
 
 
 def declaration(tool: Tool) -> dict[str, Any]:

@@ -42,7 +42,7 @@ from worker_node.models.convert.encoder import (
 )
 from worker_node.models.convert.job import ConversionJob, Converted, ModelFiles
 from worker_node.models.directory import MODEL_FILE, TOKENIZER_FILE, WEIGHTS_FILE, peek_config, write_canary
-from worker_node.models.sources.selection import SAFETENSORS_FILE, safetensors_of, weight_files
+from worker_node.models.sources import SAFETENSORS_FILE, safetensors_of, weight_files
 from worker_node.tasks.rerank.task import RERANK, RerankCanary
 
 

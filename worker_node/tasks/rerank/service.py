@@ -28,10 +28,9 @@ from worker_node.serving.encoders import (
     Floats,
     known_answers_canary,
     known_that_fit,
-    rows_demand,
     rows_run,
 )
-from worker_node.serving.routing import reject_if_full
+from worker_node.serving.routing import Demand, reject_if_full
 from worker_node.serving.run import Services, run_single
 from worker_node.serving.task import EnginePlan
 from worker_node.serving.tokenizing import Pair, RowTokenizer
@@ -106,20 +105,10 @@ class RerankMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         counter = partial(Counter, labelnames=("model", "device"), registry=registry)
         self.documents = counter("npu_node_reranked_documents", "Documents scored")
-        self._device_tokens = counter(
-            "npu_node_rerank_device_tokens", "Tokens computed for reranking, padding included"
-        )
-        self._tokens = counter(
+        self.device_tokens = counter("npu_node_rerank_device_tokens", "Tokens computed for reranking, padding included")
+        self.computed_tokens = counter(
             "npu_node_rerank_computed_tokens", "Tokens of the pairs computed for reranking, without padding"
         )
-
-    def reranked(self, reply: RerankReply) -> None:
-        """Count a finished request."""
-        labels = (reply.route.model, reply.route.device)
-        self.documents.labels(*labels).inc(len(reply.logits))
-        if reply.device_tokens is not None:
-            self._device_tokens.labels(*labels).inc(reply.device_tokens)
-            self._tokens.labels(*labels).inc(reply.usage.prompt_tokens)
 
 
 def declare_rerank_metrics(telemetry: Telemetry) -> None:
@@ -140,7 +129,11 @@ async def rerank(services: Services, request: RerankRequest) -> RerankReply:
             reply = await _rerank(services, model, request, operation, began)
         operation.answered(reply.usage, busy=reply.busy)
     services.telemetry.finished(reply.route, reply.usage, reply.timing, busy=reply.busy)
-    services.telemetry.own(RerankMetrics).reranked(reply)
+    own, labels = services.telemetry.own(RerankMetrics), (reply.route.model, reply.route.device)
+    own.documents.labels(*labels).inc(len(reply.logits))
+    if reply.device_tokens is not None:
+        own.device_tokens.labels(*labels).inc(reply.device_tokens)
+        own.computed_tokens.labels(*labels).inc(reply.usage.prompt_tokens)
     return reply
 
 
@@ -165,7 +158,7 @@ async def _rerank(
     )
     operation.begin("route")
     rows = [pair.ids for pair in pairs]
-    demand = rows_demand(model, rows, context)
+    demand = Demand.of_rows(model, rows, context)
     run = rows_run(rows, demand, context, began, time.monotonic(), second=[pair.query for pair in pairs])
     answer = await run_single(services, run, operation)
     logits = log_odds(answer.result.rows(count))

@@ -1,12 +1,13 @@
-"""How speech models are planned and opened, their canary (a sentence that they must understand), and voice activity."""
+"""Which files are speech models and how those are planned and opened; their canary is a sentence to understand."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import cache
@@ -14,23 +15,88 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from worker_node.core.errors import INSTALL_EXTRA, ConfigurationError, ModelNotFound, UnsupportedParameter
+from worker_node.core.errors import INSTALL_EXTRA, ConfigurationError, ModelNotFound
 from worker_node.core.types import NOTHING, Device
 from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
 from worker_node.engines.protocol import JobEngine
-from worker_node.manager.manager import ModelManager
 from worker_node.manager.served import ServedModel
-from worker_node.models.directory import InstalledModel
+from worker_node.models.convert.job import ConversionJob, Converted, ExportedFiles
+from worker_node.models.directory import InstalledModel, peek_config
 from worker_node.models.store import ModelStore
 from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.serving.build import not_installed
 from worker_node.serving.task import EnginePlan, ServedTask, Target
 from worker_node.settings import ModelSettings, NodeSettings
 from worker_node.tasks.transcribe.audio import decode_audio
-from worker_node.tasks.transcribe.files import POSITIONS, VOICE_FILE, VOICE_MODEL
-from worker_node.tasks.transcribe.messages import TranscribeJob, Transcript
-from worker_node.tasks.transcribe.options import AudioOptions, TranscribeOptions
-from worker_node.tasks.transcribe.voice import VoiceRules
+from worker_node.tasks.transcribe.task import (
+    KIND,
+    POSITIONS,
+    VOICE_FILE,
+    VOICE_KIND,
+    VOICE_MODEL,
+    AudioOptions,
+    TranscribeJob,
+    TranscribeOptions,
+    Transcript,
+)
+
+_ENCODER_FILE, _DECODER_FILE = "openvino_encoder_model.xml", "openvino_decoder_model.xml"
+
+
+class _Files(ExportedFiles):
+    kind = KIND
+    graph = _ENCODER_FILE
+    # What GenAI's pipeline reads of a directory.
+    needed = (
+        _ENCODER_FILE,
+        _DECODER_FILE,
+        "openvino_tokenizer.xml",
+        "openvino_detokenizer.xml",
+        "config.json",
+        "generation_config.json",
+        "preprocessor_config.json",
+    )
+    limit = POSITIONS
+    advice = (
+        "most models are published in that form: npu-node pull OpenVINO/whisper-small-fp16-ov, or export one with "
+        "optimum-cli export openvino"
+    )
+
+    def recognises(self, source: Path) -> bool:
+        if not source.is_dir():
+            return False
+        if (source / VOICE_FILE).is_file():
+            return True
+        return peek_config(source / "config.json").get("model_type") == "whisper"
+
+    def weights(self, source: Path) -> list[Path]:
+        found = [source / "model.safetensors", source / VOICE_FILE]
+        found += [(source / name).with_suffix(".bin") for name in (_ENCODER_FILE, _DECODER_FILE)]
+        return [path for path in found if path.is_file()]
+
+    def published(self, architectures: Collection[str], _names: Collection[str]) -> bool:
+        return "WhisperForConditionalGeneration" in architectures
+
+    def convert(self, job: ConversionJob, stage: Callable[[str], None]) -> Converted:
+        source = Path(job.source)
+        if (voice := source / VOICE_FILE).is_file():
+            stage("copying the network")
+            shutil.copyfile(voice, Path(job.target) / VOICE_FILE)
+            return Converted(kind=VOICE_KIND, family="silero", quantization="f32", context_limit=POSITIONS)
+        return super().convert(job, stage)
+
+
+FILES = _Files()
+
+
+def find_network(store: ModelStore) -> Path | None:
+    """The network's file; None where it is not installed, or damaged."""
+    try:
+        path = store.get(VOICE_MODEL).path / VOICE_FILE
+    except (ModelNotFound, ConfigurationError):
+        return None
+    return path if path.is_file() else None
+
 
 # Three seconds of a LibriVox reading of "Sense and Sensibility" (public domain): "He might even have been made amiable
 # himself." A small model may mishear a word; an engine that answers garbage has none of them.
@@ -70,65 +136,6 @@ def speech_canary(installed: InstalledModel) -> Canary:
             )
 
     return examine
-
-
-# Whether silence is skipped in a request, and by which rules: the request's own, or the model's options.
-
-
-@dataclass(frozen=True, slots=True)
-class VoiceChoice:
-    """What a request says, in the field `param`; what is None is left to the model's options.
-
-    `insist`: the request is refused where this node cannot do it.
-    """
-
-    wanted: bool | None = None
-    threshold: float | None = None
-    silence_ms: int | None = None
-    padding_ms: int | None = None
-    param: str | None = None
-    insist: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Voice:
-    """How to find speech: `network` is the file of Silero's network."""
-
-    network: Path
-    rules: VoiceRules
-
-
-def find_network(store: ModelStore) -> Path | None:
-    """The network's file; None where it is not installed, or damaged."""
-    try:
-        path = store.get(VOICE_MODEL).path / VOICE_FILE
-    except (ModelNotFound, ConfigurationError):
-        return None
-    return path if path.is_file() else None
-
-
-async def find_voice(manager: ModelManager, limits: AudioOptions, choice: VoiceChoice, deadline: float) -> Voice | None:
-    """How a request has silence skipped, None if it has not.
-
-    Raises UnsupportedParameter where it cannot be, and what `ModelManager.look` raises.
-    """
-    if not (limits.vad if choice.wanted is None else choice.wanted):
-        return None
-    network = await manager.query_store(find_network, deadline)
-    if network is None:
-        if choice.wanted and not choice.insist:
-            return None
-        raise UnsupportedParameter(
-            f"{choice.param or 'vad'}: voice activity cannot be detected, {VOICE_MODEL} is not installed on this node; "
-            f"its operator can run: npu-node pull {VOICE_MODEL}",
-            param=choice.param,
-        )
-    rules = VoiceRules(
-        limits.vad_threshold if choice.threshold is None else choice.threshold,
-        limits.vad_silence_ms if choice.silence_ms is None else choice.silence_ms,
-        limits.vad_padding_ms if choice.padding_ms is None else choice.padding_ms,
-    )
-    return Voice(network, rules)
 
 
 # Resident bytes for each byte of f16 weights: the CPU widens them, and the decoder is compiled twice for the NPU.

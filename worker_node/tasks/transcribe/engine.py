@@ -30,8 +30,15 @@ from worker_node.engines.protocol import (
     Outbox,
 )
 from worker_node.engines.serial import SerialRunner
-from worker_node.tasks.transcribe.messages import Span, TranscribeJob, Transcript
-from worker_node.tasks.transcribe.options import TranscribeOptions
+from worker_node.tasks.transcribe.task import (
+    POSITIONS,
+    RATE,
+    SAMPLE_BYTES,
+    Span,
+    TranscribeJob,
+    TranscribeOptions,
+    Transcript,
+)
 
 _FULL_SCALE = np.float32(32768.0)
 # Shorter audio than this GenAI's feature extractor refuses; silence is added to it.
@@ -40,8 +47,6 @@ _BLANK_PROMPT = " "
 # Half of the decoder's positions, less the token that announces a prompt. With longer ones GenAI has too few positions
 # left for an answer, or none and fails in the middle of a transcription.
 _PROMPT_TOKENS = 223
-# What the encoder computes of each 30 s of audio before there is a token.
-_ENCODER_POSITIONS = 1500
 
 
 class TranscribeRunner(SerialRunner[TranscribeJob]):
@@ -105,7 +110,7 @@ class TranscribeRunner(SerialRunner[TranscribeJob]):
             ended = failure is not None or self._cancelled or late
             return genai.StreamingStatus.CANCEL if ended else genai.StreamingStatus.RUNNING
 
-        emit(NativeCall("run", _ENCODER_POSITIONS + job.prompt_tokens, [job.id]))
+        emit(NativeCall("run", POSITIONS + job.prompt_tokens, [job.id]))
         if self._on_npu:
             self._meter.begin()
         try:
@@ -164,7 +169,7 @@ def _samples(job: TranscribeJob) -> list[float]:
 
 
 def _transcript(job: TranscribeJob, result: Any, started: float, busy: Busy) -> Transcript:
-    seconds = len(job.samples) / 32_000
+    seconds = len(job.samples) / (SAMPLE_BYTES * RATE)
     # A segment that the window's end cuts off has no end of its own.
     segments = tuple(
         Span(chunk.start_ts, chunk.end_ts if chunk.end_ts >= 0 else seconds, chunk.text)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, BinaryIO, Literal
 
 import orjson
 from aiohttp import BodyPartReader, web
@@ -23,23 +23,21 @@ from worker_node.http.body import explain as explain_invalid
 from worker_node.http.context import busy_fields, request_context, route_headers
 from worker_node.http.errors import describe_error
 from worker_node.http.leniency import Ignored, reject_required_device
-from worker_node.http.replies import Reply
+from worker_node.http.replies import Reply, json_response
 from worker_node.http.request_state import NODE, STATE
 from worker_node.http.sse import EventStream
-from worker_node.http.task import ApiOperation, TaskApi
-from worker_node.tasks.transcribe import service
-from worker_node.tasks.transcribe.building import TranscriptionModel, VoiceChoice, find_voice
-from worker_node.tasks.transcribe.messages import Span
-from worker_node.tasks.transcribe.options import AudioOptions
+from worker_node.http.task import EVENTS, JSON, TEXT, ApiOperation, TaskApi
+from worker_node.tasks.transcribe.building import TranscriptionModel
 from worker_node.tasks.transcribe.service import (
-    SpokenPart,
     Transcription,
     TranscriptionRequest,
-    audio_decoder,
+    VoiceChoice,
     declare_speech_metrics,
     find_model,
+    find_voice,
     transcribe,
 )
+from worker_node.tasks.transcribe.task import AudioOptions, Span
 
 Format = Literal["json", "text", "srt", "vtt", "verbose_json"]
 _STRATEGY, _GRANULARITIES = "chunking_strategy", "timestamp_granularities"
@@ -52,8 +50,8 @@ class ServerVad(BaseModel):
 
     type: Literal["server_vad"]
     threshold: Annotated[float, Field(ge=0, le=1)] | None = None
-    silence_duration_ms: Annotated[float, Field(ge=0, le=60_000)] | None = None
-    prefix_padding_ms: Annotated[float, Field(ge=0, le=5_000)] | None = None
+    silence_duration_ms: Annotated[int, Field(ge=0, le=60_000)] | None = None
+    prefix_padding_ms: Annotated[int, Field(ge=0, le=5_000)] | None = None
 
 
 class SpeechForm(BaseModel):
@@ -103,14 +101,8 @@ class SpeechForm(BaseModel):
         param = None if wanted is None else _STRATEGY if self.vad_filter is None else "vad_filter"
         if not isinstance(strategy, ServerVad):
             return VoiceChoice(wanted, param=param, insist=self.vad_filter is not None)
-        silence, padding = strategy.silence_duration_ms, strategy.prefix_padding_ms
-        return VoiceChoice(
-            wanted,
-            strategy.threshold,
-            None if silence is None else round(silence),
-            None if padding is None else round(padding),
-            param=param,
-        )
+        silence_ms, padding_ms = strategy.silence_duration_ms, strategy.prefix_padding_ms
+        return VoiceChoice(wanted, strategy.threshold, silence_ms, padding_ms, param)
 
 
 def _given(fields: MultiDict[str]) -> dict[str, Any]:
@@ -149,35 +141,26 @@ _MALFORMED = (
 )
 
 
-@dataclass(slots=True)
-class UploadForm:
-    """The fields of an upload, in order of arrival; the file is at `path`, of `size` bytes (None: there was none)."""
+def _note_ignored(request: web.Request, fields: MultiDict[str], *, detects_voice: bool) -> None:
+    """List fields without effect in the reply, or refuse them where the node is strict. Raises UnsupportedParameter.
 
-    path: Path
-    size: int | None = None
-    fields: MultiDict[str] = field(default_factory=MultiDict)
-
-    def note_ignored(self, request: web.Request, *, detects_voice: bool) -> None:
-        """List fields without effect in the reply, or refuse them where the node is strict. Raises
-        UnsupportedParameter.
-
-        `detects_voice`: what the form says of voice activity has an effect.
-        """
-        reject_required_device(self.fields)
-        state = request[STATE]
-        strict = state.node.settings.unknown_fields == "reject"
-        ignored = Ignored()
-        for name in dict.fromkeys(self.fields):
-            if name in _KNOWN or (detects_voice and name in _VOICE):
-                continue
-            if strict and name not in _HINTS | _VOICE:
-                raise UnsupportedParameter(f"{name[:80]!r} is not a field of this request", param=name[:80])
-            ignored.add(name)
-        state.ignored = ignored
+    `detects_voice`: what the form says of voice activity has an effect.
+    """
+    reject_required_device(fields)
+    state = request[STATE]
+    strict = state.node.settings.unknown_fields == "reject"
+    ignored = Ignored()
+    for name in dict.fromkeys(fields):
+        if name in _KNOWN or (detects_voice and name in _VOICE):
+            continue
+        if strict and name not in _HINTS | _VOICE:
+            raise UnsupportedParameter(f"{name[:80]!r} is not a field of this request", param=name[:80])
+        ignored.add(name)
+    state.ignored = ignored
 
 
-async def read_form(request: web.Request, path: Path, most_bytes: int) -> UploadForm:
-    """Read the upload; its file, of at most `most_bytes`, goes to `path`.
+async def read_form(request: web.Request, path: Path, most_bytes: int) -> tuple[MultiDict[str], int]:
+    """Read the upload; its file, of at most `most_bytes`, goes to `path`. Returns the other fields and the file's size.
 
     Raises BadRequest, PayloadTooLarge, RequestTimeout, DeadlineExceeded, InsufficientStorage.
     """
@@ -186,66 +169,68 @@ async def read_form(request: web.Request, path: Path, most_bytes: int) -> Upload
     # Fields and the frames between them take some room beside the file.
     if (request.content_length or 0) > most_bytes + (1 << 20):
         raise PayloadTooLarge(f"the body has {request.content_length} bytes; the file may have {most_bytes}")
-    form = UploadForm(path)
+    fields: MultiDict[str] = MultiDict()
+    size: int | None = None
     try:
         async with arrival(request):
             reader = await request.multipart()
             while (part := await reader.next()) is not None:
                 if not isinstance(part, BodyPartReader):
                     raise BadRequest("parts of multipart/form-data must not be multipart themselves")
-                if part.name == "file" and form.size is None:
-                    form.size = await _store(part, path, most_bytes, request)
+                if part.name == "file" and size is None:
+                    size = await _store(part, path, most_bytes, request)
                 elif part.name == "file":
                     raise BadRequest("file: one file a request", param="file")
+                elif part.name is None:
+                    raise BadRequest("a part of the body has no name")
+                elif len(fields) >= _MOST_FIELDS:
+                    raise BadRequest(f"more than {_MOST_FIELDS} fields")
                 else:
-                    await _field(part, form, request)
+                    fields.add(part.name, await _field(part, part.name[:80], request))
     except _MALFORMED:
         if request.transport is None:
             raise ConnectionResetError("the client left before its body was read") from None
         raise BadRequest("the body is not multipart/form-data as its headers say") from None
-    if form.size is None:
-        raise BadRequest("file is missing", param="file")
-    if form.size == 0:
-        raise BadRequest("file is empty", param="file")
-    return form
+    if not size:
+        raise BadRequest("file is missing" if size is None else "file is empty", param="file")
+    return fields, size
 
 
-async def _field(part: BodyPartReader, form: UploadForm, request: web.Request) -> None:
-    if part.name is None:
-        raise BadRequest("a part of the body has no name")
-    if len(form.fields) >= _MOST_FIELDS:
-        raise BadRequest(f"more than {_MOST_FIELDS} fields")
-    data = bytearray()
-    while chunk := await _chunk(part, request):
-        data += chunk
-        if len(data) > _LONGEST_FIELD:
-            raise BadRequest(f"{part.name[:80]}: more than {_LONGEST_FIELD} bytes", param=part.name[:80])
+async def _field(part: BodyPartReader, name: str, request: web.Request) -> str:
+    data = BytesIO()
+    await _receive(
+        part, request, data, _LONGEST_FIELD, BadRequest(f"{name}: more than {_LONGEST_FIELD} bytes", param=name)
+    )
     try:
-        form.fields.add(part.name, data.decode())
+        return data.getvalue().decode()
     except UnicodeDecodeError:
-        raise BadRequest(f"{part.name[:80]}: not UTF-8", param=part.name[:80]) from None
+        raise BadRequest(f"{name}: not UTF-8", param=name) from None
 
 
-async def _store(part: BodyPartReader, path: Path, most_bytes: int, request: web.Request) -> int:
-    size = 0
+async def _store(part: BodyPartReader, path: Path, most: int, request: web.Request) -> int:
     try:
         with path.open("wb") as file:
-            while chunk := await _chunk(part, request):
-                size += len(chunk)
-                if size > most_bytes:
-                    raise PayloadTooLarge(f"file: more than {most_bytes} bytes, the limit of this node")
-                # A page-cache write; only a full disk makes it slow.
-                file.write(chunk)
+            # A write to the page cache; only a full disk makes it slow.
+            refusal = PayloadTooLarge(f"file: more than {most} bytes, the limit of this node")
+            return await _receive(part, request, file, most, refusal)
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
             raise InsufficientStorage(f"the disk with {path.parent} is full; free space, or set TMPDIR") from None
         raise
-    return size
 
 
-async def _chunk(part: BodyPartReader, request: web.Request) -> bytes:
-    async with silence(request):
-        return await part.read_chunk(_CHUNK)
+async def _receive(part: BodyPartReader, request: web.Request, target: BinaryIO, most: int, refusal: NodeError) -> int:
+    """Write a part to `target` as it arrives; returns its bytes. Raises the `refusal` for more than `most`."""
+    size = 0
+    while True:
+        async with silence(request):
+            chunk = await part.read_chunk(_CHUNK)
+        if not chunk:
+            return size
+        size += len(chunk)
+        if size > most:
+            raise refusal
+        target.write(chunk)
 
 
 _MEBIBYTE = 1 << 20
@@ -294,37 +279,6 @@ class VerboseText(Reply):
     usage: dict[str, Any]
 
 
-async def _transcriptions(request: web.Request) -> web.StreamResponse:
-    return await _answer(request, translate=False)
-
-
-async def _translations(request: web.Request) -> web.StreamResponse:
-    return await _answer(request, translate=True)
-
-
-async def _answer(request: web.Request, *, translate: bool) -> web.StreamResponse:
-    node, context = request.app[NODE], request_context(request)
-    # A file that is too large for every model here is not read; the model's own bound is checked where it is known.
-    bounds = [model.limits for model in node.manager.models if isinstance(model, TranscriptionModel)]
-    most = max((bound.max_audio_mb for bound in bounds), default=AudioOptions().max_audio_mb) * _MEBIBYTE
-    with scratch_directory() as scratch:
-        form = await read_form(request, scratch / "upload", most)
-        asked = SpeechForm.read(form.fields)
-        wanted, reply_form = asked.wanted(translate=translate), asked.response_format
-        model = await find_model(node.services, wanted, context)
-        voice = await find_voice(node.manager, model.limits, wanted.voice, context.deadline)
-        form.note_ignored(request, detects_voice=voice is not None or not wanted.voice.wanted)
-        if form.size is not None and form.size > model.limits.max_audio_mb * _MEBIBYTE:
-            raise PayloadTooLarge(f"file: more than {model.limits.max_audio_mb} MiB, the limit of {model.id}")
-        decoder = node.services.parts.of(audio_decoder)
-        async with transcribe(node.services, decoder, context, wanted, voice, scratch / "upload", scratch) as run:
-            if asked.stream and reply_form in {"json", "text"}:
-                return await _stream(request, run)
-            parts = [part async for part in run.parts]
-            headers = route_headers(run.route, run.busy)
-            return _rendered(reply_form, run, parts, wanted, headers)
-
-
 @contextmanager
 def scratch_directory() -> Iterator[Path]:
     """A directory for one request's files. Raises InsufficientStorage where none can be made."""
@@ -338,33 +292,57 @@ def scratch_directory() -> Iterator[Path]:
         yield Path(path)
 
 
-def _rendered(
-    form: str, run: Transcription, parts: list[SpokenPart], wanted: TranscriptionRequest, headers: dict[str, str]
-) -> web.Response:
-    text = service.whole(part.text for part in parts)
-    segments = [segment for part in parts for segment in part.segments]
-    if form == "srt":
-        return web.Response(text=service.srt(segments), content_type="application/x-subrip", headers=headers)
-    if form == "vtt":
-        return web.Response(text=service.vtt(segments), content_type="text/vtt", headers=headers)
-    if form == "text":
-        return web.Response(text=text + "\n", content_type="text/plain", headers=headers)
-    reply: dict[str, Any] = {"text": text, "usage": _usage(run)}
-    if form == "verbose_json":
-        reply |= {
-            "task": "translate" if wanted.translate else "transcribe",
-            "language": run.language,
-            "duration": round(run.seconds, 3),
-        }
-        if wanted.segments:
-            reply["segments"] = [_segment(place, segment, wanted) for place, segment in enumerate(segments)]
-        if wanted.words:
-            reply["words"] = [
-                {"word": word.text.strip(), "start": round(word.begin, 3), "end": round(word.end, 3)}
-                for part in parts
-                for word in part.words
-            ]
-    return web.Response(body=orjson.dumps(reply), content_type="application/json", headers=headers)
+def _joined(texts: Iterable[str]) -> str:
+    """The text of all windows; each begins with its own blank where its language has one."""
+    return "".join(texts).strip()
+
+
+def srt(segments: Iterable[Span]) -> str:
+    """SubRip: numbered blocks with a comma before the milliseconds."""
+    return "\n".join(f"{number}\n{_cue(span, ',')}" for number, span in enumerate(segments, 1))
+
+
+def vtt(segments: Iterable[Span]) -> str:
+    """WebVTT: blocks under a header, with a point before the milliseconds."""
+    return "\n".join(("WEBVTT\n", *(_cue(span, ".") for span in segments)))
+
+
+def _cue(span: Span, point: str) -> str:
+    # A blank line, or an arrow, would end or begin a cue.
+    text = " ".join(span.text.split()).replace("-->", "->")
+    return f"{_clock(span.begin, point)} --> {_clock(span.end, point)}\n{text}\n"
+
+
+def _clock(seconds: float, point: str) -> str:
+    milliseconds = max(0, round(seconds * 1000))
+    minutes, rest = divmod(milliseconds, 60_000)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{rest // 1000:02}{point}{rest % 1000:03}"
+
+
+# The replies that are no JSON, by response_format: the type of their content, and what makes it.
+_TEXTS: dict[str, tuple[str, Callable[[str, Sequence[Span]], str]]] = {
+    "text": ("text/plain", lambda text, _segments: text + "\n"),
+    "srt": ("application/x-subrip", lambda _text, segments: srt(segments)),
+    "vtt": ("text/vtt", lambda _text, segments: vtt(segments)),
+}
+
+
+def _verbose(
+    run: Transcription, wanted: TranscriptionRequest, segments: Sequence[Span], words: Sequence[Span]
+) -> dict[str, Any]:
+    """What verbose_json adds to json."""
+    reply: dict[str, Any] = {
+        "task": "translate" if wanted.translate else "transcribe",
+        "language": run.language,
+        "duration": round(run.seconds, 3),
+    }
+    if wanted.segments:
+        reply["segments"] = [_segment(place, segment, wanted) for place, segment in enumerate(segments)]
+    if wanted.words:
+        reply["words"] = [
+            {"word": word.text.strip(), "start": round(word.begin, 3), "end": round(word.end, 3)} for word in words
+        ]
+    return reply
 
 
 def _segment(place: int, segment: Span, wanted: TranscriptionRequest) -> dict[str, Any]:
@@ -383,23 +361,19 @@ def _segment(place: int, segment: Span, wanted: TranscriptionRequest) -> dict[st
     }
 
 
-def _usage(run: Transcription) -> dict[str, Any]:
-    return {"type": "duration", "seconds": round(run.seconds)}
-
-
 async def _stream(request: web.Request, run: Transcription) -> web.StreamResponse:
     """One delta for each passage of at most 30 s, as soon as it is done."""
     async with EventStream(request, route_headers(run.route)) as stream:
         try:
             texts: list[str] = []
-            async for part in run.parts:
+            async for part in run.parts():
                 delta = part.text if texts else part.text.lstrip()
                 texts.append(delta)
                 await stream.send({"type": "transcript.text.delta", "delta": delta})
             done: dict[str, Any] = {
                 "type": "transcript.text.done",
-                "text": service.whole(texts),
-                "usage": _usage(run),
+                "text": _joined(texts),
+                "usage": {"type": "duration", "seconds": round(run.seconds)},
                 "device": run.route.device,
             }
             done |= busy_fields(run.busy)
@@ -411,15 +385,52 @@ async def _stream(request: web.Request, run: Transcription) -> web.StreamRespons
     return stream.response
 
 
-_REPLIES = {"application/json": VerboseText, "text/plain": None, "text/vtt": None, "text/event-stream": None}
+async def _answer(request: web.Request) -> web.StreamResponse:
+    node, context = request.app[NODE], request_context(request)
+    # A file that is too large for every model here is not read; the model's own bound is checked where it is known.
+    bounds = [model.limits for model in node.manager.models if isinstance(model, TranscriptionModel)]
+    most = max((bound.max_audio_mb for bound in bounds), default=AudioOptions().max_audio_mb) * _MEBIBYTE
+    with scratch_directory() as scratch:
+        upload = scratch / "upload"
+        fields, size = await read_form(request, upload, most)
+        form = SpeechForm.read(fields)
+        wanted = form.wanted(translate=request.path.endswith("/translations"))
+        model = await find_model(node.services, wanted, context)
+        voice = await find_voice(node.manager, model.limits, wanted.voice, context.deadline)
+        _note_ignored(request, fields, detects_voice=voice is not None or not wanted.voice.wanted)
+        if size > model.limits.max_audio_mb * _MEBIBYTE:
+            raise PayloadTooLarge(f"file: more than {model.limits.max_audio_mb} MiB, the limit of {model.id}")
+        async with transcribe(node.services, model, context, wanted, voice, upload, scratch) as run:
+            if form.stream and form.response_format in {"json", "text"}:
+                return await _stream(request, run)
+            parts = [part async for part in run.parts()]
+            text = _joined(part.text for part in parts)
+            segments = [segment for part in parts for segment in part.segments]
+            headers = route_headers(run.route, run.busy)
+            if form.response_format in _TEXTS:
+                content_type, render = _TEXTS[form.response_format]
+                return web.Response(text=render(text, segments), content_type=content_type, headers=headers)
+            reply: dict[str, Any] = {"text": text, "usage": {"type": "duration", "seconds": round(run.seconds)}}
+            if form.response_format == "verbose_json":
+                words = [word for part in parts for word in part.words]
+                reply |= _verbose(run, wanted, segments, words)
+            return json_response(reply, headers=headers)
+
 
 API = TaskApi(
     operations=tuple(
-        ApiOperation("post", f"{prefix}/audio/{path}", handler, summary, _REPLIES, inference=True)
+        ApiOperation(
+            "post",
+            f"{prefix}/audio/{path}",
+            _answer,
+            f"{summary} (multipart/form-data: file, model, …)",
+            {JSON: VerboseText, TEXT: None, "text/vtt": None, EVENTS: None},
+            inference=True,
+        )
         for prefix in ("/v1", "/v3")
-        for path, handler, summary in (
-            ("transcriptions", _transcriptions, "Transcribe speech (multipart/form-data: file, model, …)"),
-            ("translations", _translations, "Translate speech to English (multipart/form-data: file, model, …)"),
+        for path, summary in (
+            ("transcriptions", "Transcribe speech"),
+            ("translations", "Translate speech to English"),
         )
     ),
     metrics=declare_speech_metrics,

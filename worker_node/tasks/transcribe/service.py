@@ -5,36 +5,92 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter
 
 from worker_node.core.errors import UnsupportedParameter
-from worker_node.core.types import NOT_MEASURED, NOTHING, Busy, Feature, RequestContext, Route, Timing, Usage
+from worker_node.core.types import NOT_MEASURED, NOTHING, Feature, RequestContext, Route, Timing, Usage
+from worker_node.manager.manager import ModelManager
 from worker_node.observability.metrics import Telemetry
 from worker_node.observability.tracing import Operation
 from worker_node.sandbox.pool import PreparationLimits, PreparationPool
 from worker_node.scheduling.admission import Work
 from worker_node.serving.routing import Demand, reject_if_full, select_placement
-from worker_node.serving.run import Answer, Services, SingleRun, run_selected, run_single
+from worker_node.serving.run import Services, SingleRun, run_selected
 from worker_node.settings import NodeSettings
-from worker_node.tasks.transcribe.audio import decode_audio
-from worker_node.tasks.transcribe.building import TranscriptionModel, Voice, VoiceChoice
-from worker_node.tasks.transcribe.messages import SAMPLE_BYTES, SAMPLES_PER_POSITION, Span, TranscribeJob, Transcript
-from worker_node.tasks.transcribe.task import KIND
-from worker_node.tasks.transcribe.voice import find_speech
-from worker_node.tasks.transcribe.windows import RATE, Window, next_window, read_samples
+from worker_node.tasks.transcribe.audio import Window, decode_audio, find_speech, next_window, read_samples
+from worker_node.tasks.transcribe.building import TranscriptionModel, find_network
+from worker_node.tasks.transcribe.task import (
+    KIND,
+    RATE,
+    SAMPLE_BYTES,
+    SAMPLES_PER_POSITION,
+    VOICE_MODEL,
+    AudioOptions,
+    Span,
+    TranscribeJob,
+    Transcript,
+)
 
 # FFmpeg decodes an hour of MP3 in two seconds, and an hour is looked through for speech in five; what takes longer than
 # this is not worth it.
 _LIMITS = PreparationLimits(processes=2, cpu_s=60.0, wall_s=120.0, memory_bytes=2 * 2**30, queue=16)
-_DECODING = ("av", "worker_node.tasks.transcribe.audio")
-_LISTENING = ("openvino", "worker_node.tasks.transcribe.voice")
 _FILE = "file"
+
+
+@dataclass(frozen=True, slots=True)
+class VoiceChoice:
+    """What a request says of silence, in the field `param`; what is None is left to the model's options.
+
+    `insist`: the request is refused where this node cannot skip silence.
+    """
+
+    wanted: bool | None = None
+    threshold: float | None = None
+    silence_ms: int | None = None
+    padding_ms: int | None = None
+    param: str | None = None
+    insist: bool = True
+
+
+class Voice(NamedTuple):
+    """How to find speech: `network` is the file of Silero's network; for the rules see `audio.speech_regions`."""
+
+    network: str
+    threshold: float = 0.5
+    silence_ms: int = 500
+    padding_ms: int = 300
+
+
+async def find_voice(manager: ModelManager, limits: AudioOptions, choice: VoiceChoice, deadline: float) -> Voice | None:
+    """How a request has silence skipped, None if it has not.
+
+    Raises UnsupportedParameter where it cannot be, and what `ModelManager.query_store` raises.
+    """
+    if not (limits.vad if choice.wanted is None else choice.wanted):
+        return None
+    network = await manager.query_store(find_network, deadline)
+    if network is None:
+        if choice.wanted and not choice.insist:
+            return None
+        raise UnsupportedParameter(
+            f"{choice.param or 'vad'}: voice activity cannot be detected, {VOICE_MODEL} is not installed on this node; "
+            f"its operator can run: npu-node pull {VOICE_MODEL}",
+            param=choice.param,
+        )
+    return Voice(
+        str(network),
+        limits.vad_threshold if choice.threshold is None else choice.threshold,
+        limits.vad_silence_ms if choice.silence_ms is None else choice.silence_ms,
+        limits.vad_padding_ms if choice.padding_ms is None else choice.padding_ms,
+    )
 
 
 class AudioDecoder:
@@ -43,9 +99,9 @@ class AudioDecoder:
     Two of each kind: beside a recording of hours there is one for a clip.
     """
 
-    def __init__(self) -> None:
-        self._decoding = PreparationPool(_LIMITS, _DECODING)
-        self._listening = PreparationPool(_LIMITS, _LISTENING)
+    def __init__(self, _settings: NodeSettings | None = None) -> None:
+        self._decoding = PreparationPool(_LIMITS, ("av", decode_audio.__module__))
+        self._listening = PreparationPool(_LIMITS, ("openvino", find_speech.__module__))
 
     async def decode(self, source: Path, target: Path, most_seconds: float, deadline: float) -> float:
         """Write mono PCM of 16 kHz to `target`; returns its seconds.
@@ -57,13 +113,7 @@ class AudioDecoder:
 
     async def find_speech(self, pcm: Path, voice: Voice, deadline: float) -> list[Window]:
         """Where there is speech in what `decode` wrote, in order; raises as `decode`."""
-        rules = voice.rules
-        found = await self._listening.run(
-            find_speech,
-            *(str(pcm), str(voice.network), rules.threshold, rules.silence_ms, rules.padding_ms),
-            deadline=deadline,
-            param=_FILE,
-        )
+        found = await self._listening.run(find_speech, str(pcm), *voice, deadline=deadline, param=_FILE)
         return [Window(begin, end) for begin, end in found]
 
     async def close(self) -> None:
@@ -71,26 +121,15 @@ class AudioDecoder:
         await asyncio.gather(self._decoding.close(), self._listening.close())
 
 
-def audio_decoder(_settings: NodeSettings) -> AudioDecoder:
-    """The decoder of a node."""
-    return AudioDecoder()
-
-
 class SpeechMetrics:
     """The task's own metrics, in the node's registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, text: str) -> Counter:
-            return Counter(f"npu_node_{name}", text, ("model", "device"), registry=registry)
-
-        self.heard = counter("audio_seconds", "Seconds of audio given to speech models")
-        self._skipped = counter("audio_skipped_seconds", "Seconds of audio left out because they hold no speech")
-
-    def transcribed(self, route: Route, heard_s: float, skipped_s: float) -> None:
-        """Count a finished request."""
-        labels = (route.model, route.device)
-        self.heard.labels(*labels).inc(heard_s)
-        self._skipped.labels(*labels).inc(max(0.0, skipped_s))
+        counter = partial(Counter, labelnames=("model", "device"), registry=registry)
+        self.heard = counter("npu_node_audio_seconds", "Seconds of audio given to speech models")
+        self.skipped = counter(
+            "npu_node_audio_skipped_seconds", "Seconds of audio left out because they hold no speech"
+        )
 
 
 def declare_speech_metrics(telemetry: Telemetry) -> None:
@@ -98,14 +137,9 @@ def declare_speech_metrics(telemetry: Telemetry) -> None:
     telemetry.made["seconds of audio"] = telemetry.own(SpeechMetrics).heard
 
 
-# A window whose loudest tenth of a second stays below this (of 32,768, −84 dB) has no sound: no more than the noise of
-# rounding to 16 bits. Models invent words for it.
-_SILENCE = 2.0
-
-
 @dataclass(frozen=True, slots=True)
 class TranscriptionRequest:
-    """What a request asks for; see `messages.TranscribeJob`."""
+    """What a request asks for; see `TranscribeJob`."""
 
     model: str | None = None
     language: str | None = None
@@ -126,25 +160,8 @@ class SpokenPart:
     words: tuple[Span, ...]
 
 
-@dataclass(slots=True)
-class Transcription:
-    """A transcription that runs: `parts` come window by window, and what is known of all of it grows with them.
-
-    `complete`: all parts were taken.
-    """
-
-    route: Route
-    seconds: float
-    language: str | None
-    parts: AsyncIterator[SpokenPart]
-    timing: Timing
-    tokens: int = 0
-    busy: Busy = NOT_MEASURED
-    complete: bool = False
-
-
 async def find_model(services: Services, wanted: TranscriptionRequest, context: RequestContext) -> TranscriptionModel:
-    """The model of a request, which is refused here before its audio is read if it cannot be served.
+    """The model of a request, which is refused here, before its audio is decoded, if it cannot be served.
 
     Raises ModelNotFound, BadRequest, UnsupportedParameter (a language that the model does not know), Overloaded.
     """
@@ -166,7 +183,7 @@ async def find_model(services: Services, wanted: TranscriptionRequest, context: 
 @asynccontextmanager
 async def transcribe(
     services: Services,
-    decoder: AudioDecoder,
+    model: TranscriptionModel,
     context: RequestContext,
     wanted: TranscriptionRequest,
     voice: Voice | None,
@@ -176,11 +193,11 @@ async def transcribe(
     """Transcribe a file for as long as the block lasts; the first window is done when it begins.
 
     With a `voice`, the model gets only what that takes for speech. Raises BadRequest (no audio, or too long), and what
-    `run_single` raises; while iterating, too.
+    `run_selected` raises; while iterating, too.
     """
+    decoder = services.parts.of(AudioDecoder)
     with services.tracing.operation("transcribe", {}) as operation:
         began = time.monotonic()
-        model = await find_model(services, wanted, context)
         with model.activity.working():
             pcm = scratch / "audio.pcm"
             most = 60.0 * model.limits.max_audio_minutes
@@ -188,24 +205,30 @@ async def transcribe(
             whole = Window(0, round(seconds * RATE))
             regions = [whole] if voice is None else await decoder.find_speech(pcm, voice, context.deadline)
             operation.begin("route")
-            run = _Run(services, model, context, wanted, pcm, regions, began, operation)
-            result = await run.begin(seconds)
-            yield result
-            if not result.complete:  # a streamed reply has reported the error itself, or its reader has left
+            run = Transcription(services, model, context, wanted, pcm, seconds, regions, began, operation)
+            await run.begin()
+            yield run
+            if not run.complete:  # a streamed reply has reported the error itself, or its reader has left
                 return
-            usage = Usage(max(1, round(run.heard_s * RATE) // SAMPLES_PER_POSITION), result.tokens)
-            operation.answered(usage, busy=result.busy)
-            timing = replace(result.timing, total=(time.monotonic() - context.arrived) * 1e3)
-            services.telemetry.finished(result.route, usage, timing, busy=result.busy)
-            services.telemetry.own(SpeechMetrics).transcribed(result.route, run.heard_s, seconds - run.heard_s)
+            usage = Usage(max(1, round(run.heard_s * RATE) // SAMPLES_PER_POSITION), run.tokens)
+            operation.answered(usage, busy=run.busy)
+            timing = replace(run.timing, total=(time.monotonic() - context.arrived) * 1e3)
+            services.telemetry.finished(run.route, usage, timing, busy=run.busy)
+            own, labels = services.telemetry.own(SpeechMetrics), (run.route.model, run.route.device)
+            own.heard.labels(*labels).inc(run.heard_s)
+            own.skipped.labels(*labels).inc(max(0.0, seconds - run.heard_s))
 
 
-class _Run:
-    """The windows of one transcription, in order: of the whole recording, or of its regions of speech.
+class Transcription:
+    """A transcription that runs: `parts` come window by window, and what is known of all of it grows with them.
 
-    Each is transcribed alone, with the caller's prompt: after the text of an earlier window, a small model gives no
-    times.
+    The windows are those of the whole recording, or of its regions of speech. Each is transcribed alone, with the
+    caller's prompt: after the text of an earlier window, a small model gives no times. `complete`: all parts were
+    taken.
     """
+
+    route: Route
+    timing: Timing
 
     def __init__(
         self,
@@ -214,108 +237,91 @@ class _Run:
         context: RequestContext,
         wanted: TranscriptionRequest,
         pcm: Path,
+        seconds: float,
         regions: Sequence[Window],
         began: float,
         operation: Operation,
     ) -> None:
         self._services, self._model, self._context, self._wanted = services, model, context, wanted
         self._pcm, self._regions, self._began, self._operation = pcm, deque(regions), began, operation
-        self._language = wanted.language
+        self._first: SpokenPart | None = None
+        self._answered = False
+        self.seconds = seconds
+        self.language = wanted.language
+        self.tokens, self.busy = 0, NOT_MEASURED
         self.heard_s = 0.0
+        self.complete = False
 
-    async def begin(self, seconds: float) -> Transcription:
-        """Do the first window with speech, which decides device and language, and return what goes on from there."""
-        first, answer = await self._next()
-        if answer is None:
+    async def begin(self) -> None:
+        """Do the first window with speech, which decides device and language."""
+        self._first = await self._next()
+        if not self._answered:
             # Without speech the answer still names a device, which must have run something.
-            answer = await self._ask(bytes(SAMPLE_BYTES * RATE))
-        transcript = answer.result
-        self._language = self._language or transcript.language
-        result = Transcription(
-            answer.route,
-            seconds,
-            self._language,
-            self._parts(first),
-            answer.timing,
-            transcript.tokens,
-            transcript.busy,
-        )
-        self._result = result
-        return result
+            await self._ask(bytes(SAMPLE_BYTES * RATE))
 
-    async def _parts(self, first: SpokenPart | None) -> AsyncIterator[SpokenPart]:
-        part = first
+    async def parts(self) -> AsyncIterator[SpokenPart]:
+        """What was said, window by window."""
+        part = self._first
         try:
             while part is not None:
                 yield part
-                part, answer = await self._next(after=self._result.route)
-                if answer is not None:
-                    self._add(answer)
+                part = await self._next()
         except Exception as error:
             # A reply that streams renders the error itself, inside of the block of the operation.
             self._operation.failed(error)
             raise
-        self._result.complete = True
+        self.complete = True
 
-    def _add(self, answer: Answer[Transcript]) -> None:
-        result, transcript = self._result, answer.result
-        result.tokens += transcript.tokens
-        result.busy = result.busy.plus(transcript.busy)
-        result.timing = replace(result.timing, inference=result.timing.inference + answer.timing.inference)
-
-    async def _next(self, after: Route | None = None) -> tuple[SpokenPart | None, Answer[Transcript] | None]:
-        """The next window with speech; (None, None) when the audio is over."""
+    async def _next(self) -> SpokenPart | None:
+        """The next window with speech; None when the audio is over."""
         while (window := await asyncio.to_thread(next_window, self._pcm, self._regions)) is not None:
             samples = await asyncio.to_thread(read_samples, self._pcm, window)
             if not _silent(samples):
                 self.heard_s += window.seconds
-                answer = await self._ask(samples.tobytes(), after)
-                return _spoken(window, answer.result), answer
-        return None, None
+                return _spoken(window, await self._ask(samples.tobytes()))
+        return None
 
-    async def _ask(self, samples: bytes, after: Route | None = None) -> Answer[Transcript]:
-        job = _job(self._wanted, samples, self._context, self._language)
-        demand = _demand(self._model, self._context, self._wanted, job.prompt_tokens)
-        if after is not None:
-            # The head of the reply may be out, and names this device.
-            demand = replace(demand, require=after.device)
-        run = SingleRun(
-            demand,
-            self._context,
-            job,
-            Transcript,
-            1,
-            lambda _limits: Work(job.prompt_tokens),
-            self._began,
-            time.monotonic(),
+    async def _ask(self, samples: bytes) -> Transcript:
+        wanted, context, model = self._wanted, self._context, self._model
+        job = TranscribeJob(
+            0,
+            samples,
+            context.deadline,
+            language=self.language,
+            translate=wanted.translate,
+            segments=wanted.segments,
+            words=wanted.words,
+            prompt=wanted.prompt,
+            temperature=wanted.temperature,
+            interactive=context.interactive,
         )
-        if after is None:
-            return await run_single(self._services, run, self._operation)
-        # The route is that of the first window, and so is the reason for it, in the trace too.
-        selection = await select_placement(demand, self._context)
+        needs: frozenset[Feature] = NOTHING
+        if model.multilingual and wanted.language is None:
+            needs = frozenset({"language_detection"})
+        # The head of the reply may be out, and names the device of the first window.
+        require = self.route.device if self._answered else context.require_device
+        size = job.prompt_tokens
+        demand = Demand(model.id, model.placements, size, size, require=require, needs=needs)
+        prepared = time.monotonic()
+        run = SingleRun(demand, context, job, Transcript, 1, lambda _limits: Work(size), self._began, prepared)
+        selection = await select_placement(demand, context)
+        if not self._answered:
+            self._operation.routed(selection.route)
         answer = await run_selected(self._services, run, selection, self._operation)
-        return replace(answer, route=replace(answer.route, reason=after.reason))
+        if self._answered:
+            self.timing = replace(self.timing, inference=self.timing.inference + answer.timing.inference)
+            self.busy = self.busy.plus(answer.result.busy)
+        else:
+            self.route, self.timing, self.busy = answer.route, answer.timing, answer.result.busy
+            self.language = self.language or answer.result.language
+            self._answered = True
+        self.tokens += answer.result.tokens
+        return answer.result
 
 
-def _job(wanted: TranscriptionRequest, samples: bytes, context: RequestContext, language: str | None) -> TranscribeJob:
-    return TranscribeJob(
-        0,
-        samples,
-        context.deadline,
-        language=language,
-        translate=wanted.translate,
-        segments=wanted.segments,
-        words=wanted.words,
-        prompt=wanted.prompt,
-        temperature=wanted.temperature,
-        interactive=context.interactive,
-    )
-
-
-def _demand(model: TranscriptionModel, context: RequestContext, wanted: TranscriptionRequest, positions: int) -> Demand:
-    detects = model.multilingual and wanted.language is None
-    needs: frozenset[Feature] = frozenset({"language_detection"}) if detects else NOTHING
-    return Demand(model.id, model.placements, positions, positions, require=context.require_device, needs=needs)
+# A window whose loudest tenth of a second stays below this (of 32,768, −84 dB) has no sound: no more than the noise of
+# rounding to 16 bits. Models invent words for it.
+_SILENCE = 2.0
 
 
 def _silent(samples: np.ndarray[tuple[int, ...], np.dtype[np.int16]]) -> bool:
@@ -332,37 +338,3 @@ def _spoken(window: Window, transcript: Transcript) -> SpokenPart:
         return Span(begin, end, span.text)
 
     return SpokenPart(transcript.text, tuple(map(moved, transcript.segments)), tuple(map(moved, transcript.words)))
-
-
-# Texts with times in the forms that players and editors read.
-
-
-def srt(segments: Iterable[Span]) -> str:
-    """SubRip: numbered blocks with a comma before the milliseconds."""
-    blocks = (
-        f"{number}\n{_clock(span.begin, ',')} --> {_clock(span.end, ',')}\n{_cue(span.text)}\n"
-        for number, span in enumerate(segments, 1)
-    )
-    return "\n".join(blocks)
-
-
-def vtt(segments: Iterable[Span]) -> str:
-    """WebVTT: blocks under a header, with a point before the milliseconds."""
-    blocks = (f"{_clock(span.begin, '.')} --> {_clock(span.end, '.')}\n{_cue(span.text)}\n" for span in segments)
-    return "\n".join(("WEBVTT\n", *blocks))
-
-
-def whole(texts: Iterable[str]) -> str:
-    """The text of all windows; each begins with its own blank where its language has one."""
-    return "".join(texts).strip()
-
-
-def _cue(text: str) -> str:
-    # A blank line, or an arrow, would end or begin a cue.
-    return " ".join(text.split()).replace("-->", "->")
-
-
-def _clock(seconds: float, point: str) -> str:
-    milliseconds = max(0, round(seconds * 1000))
-    minutes, rest = divmod(milliseconds, 60_000)
-    return f"{minutes // 60:02}:{minutes % 60:02}:{rest // 1000:02}{point}{rest % 1000:03}"

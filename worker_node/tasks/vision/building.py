@@ -1,10 +1,10 @@
-"""How vision-language models are planned and opened, what they take of images, and their canary."""
+"""Which files are vision-language models, how those are planned and opened, what they take of images; their canary."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from importlib.util import find_spec
@@ -13,22 +13,58 @@ from typing import Any
 
 import numpy as np
 
-from worker_node.core.errors import INSTALL_EXTRA, ConfigurationError
+from worker_node.core.errors import INSTALL_EXTRA, ConfigurationError, ConversionFailed
 from worker_node.core.types import Device
 from worker_node.engines.options import EngineOptions
 from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
 from worker_node.engines.protocol import TOKEN_DTYPE, JobEngine
+from worker_node.models.convert.job import ExportedFiles
 from worker_node.models.directory import InstalledModel, read_config, sampling_defaults
 from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.serving.task import EnginePlan, ServedTask, Target
 from worker_node.settings import ModelSettings, NodeSettings
-from worker_node.tasks.generate.building import prompt_length
-from worker_node.tasks.generate.chat import Image, Message
-from worker_node.tasks.generate.images import image_prompt, with_tags
+from worker_node.tasks.generate.building import GenerationModel, prompt_length
+from worker_node.tasks.generate.images import ImageRules, image_prompt, with_tags
 from worker_node.tasks.generate.messages import GenerateJob, RawImage, Sampling, TokenDelta
-from worker_node.tasks.generate.model import GenerationModel, ImageRules
+from worker_node.tasks.generate.request import Image, Message
 from worker_node.tasks.generate.tokenization import ChatTokenizer
-from worker_node.tasks.vision.options import VisionNpuOptions
+from worker_node.tasks.vision.task import VISION, VisionNpuOptions
+
+_LANGUAGE_FILE = "openvino_language_model.xml"
+_VISION_FILE = "openvino_vision_embeddings_model.xml"
+_GRAPHS = (
+    _LANGUAGE_FILE,
+    _VISION_FILE,
+    "openvino_text_embeddings_model.xml",
+    "openvino_tokenizer.xml",
+    "openvino_detokenizer.xml",
+)
+# OpenVINO GenAI 2026.4 has no pipeline for them (docs/vision.md).
+UNSUPPORTED = frozenset({"smolvlm", "idefics3", "lfm2_vl", "mllama", "mistral3", "paddleocr_vl"})
+
+
+class _Files(ExportedFiles):
+    kind = VISION
+    graph = _LANGUAGE_FILE
+    needed = (
+        *(name for graph in _GRAPHS for name in (graph, graph.replace(".xml", ".bin"))),
+        "config.json",
+        "preprocessor_config.json",
+    )
+
+    def recognises(self, source: Path) -> bool:
+        return (source / _LANGUAGE_FILE).is_file() and (source / _VISION_FILE).is_file()
+
+    def published(self, _architectures: Collection[str], names: Collection[str]) -> bool:
+        return _LANGUAGE_FILE in names and _VISION_FILE in names
+
+    def check(self, directory: Path) -> None:
+        if (kind := str(read_config(directory / "config.json").get("model_type"))) in UNSUPPORTED:
+            raise ConversionFailed(f"OpenVINO GenAI has no pipeline for models of type {kind}; see docs/vision.md")
+
+
+FILES = _Files()
+
 
 _SIDE = 64
 _QUESTION = "What is this?"

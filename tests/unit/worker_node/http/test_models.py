@@ -14,6 +14,7 @@ from tests.support.scripted_engines import Machine, ScriptedEngine
 from tests.support.task_models import HEARER, hearer, placement
 from worker_node.core.errors import DownloadFailed
 from worker_node.engines.protocol import EngineState, EngineStatus
+from worker_node.manager.placement import LoadRequest
 from worker_node.models.directory import MANIFEST_FILE
 from worker_node.models.store import ModelStore
 from worker_node.settings import NodeSettings
@@ -67,7 +68,7 @@ async def test_models_are_listed_loaded_and_unloaded(served):
 
 async def test_health_and_the_lists_describe_a_placement_alike(store):
     engine = SimpleNamespace(status=EngineStatus(EngineState.UNLOADED, None))
-    async with application([hearer(store, [placement(HEARER, engine, wanted_since=0.0)])]) as (client, _):
+    async with application([hearer(store, [placement(HEARER, engine, request=LoadRequest(0.0))])]) as (client, _):
         [model] = (await get(client, "/health", 503))["models"]
         [placed] = model["engines"]
         assert (placed["state"], placed["reason"]) == ("starting", "it waits for its turn")

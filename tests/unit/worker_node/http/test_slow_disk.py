@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from tests.support.application import application
-from worker_node.models.sources.reference import LocalReference
+from worker_node.models.sources import LocalReference
 from worker_node.settings import NodeSettings
 
 NAME = "not-served-yet"
@@ -56,7 +56,7 @@ async def dead_disk(tmp_path, monkeypatch):
             return LocalReference(tmp_path / name.rpartition("/")[2])
 
         store.directories = wait
-        monkeypatch.setattr("worker_node.models.sources.reference._local", hang)
+        monkeypatch.setattr("worker_node.models.sources._local", hang)
         try:
             yield client, go
         finally:

@@ -106,7 +106,7 @@ async def test_a_deleted_model_of_the_settings_is_failed_until_it_is_pulled_agai
     monkeypatch.setattr("worker_node.manager.manager.pull", pull)
     spec = SimpleNamespace(model_id="sound", name="sound")
     monkeypatch.setattr(ModelStore, "pull_spec", lambda _store, _name: spec)
-    monkeypatch.setattr(ModelStore, "is_installed", lambda _store, _wish: False)
+    monkeypatch.setattr(ModelStore, "find", lambda _store, _spec: None)
     manager = ModelManager([model, other], ModelStore(copied), pytest.fail)
     await manager.delete("sound")
     [failed] = manager.failed

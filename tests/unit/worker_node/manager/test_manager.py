@@ -21,7 +21,8 @@ from worker_node.manager.work import BoundedWork
 from worker_node.models.catalog import Catalog
 from worker_node.models.store import ModelStore
 from worker_node.tasks.embed.service import EmbeddingModel
-from worker_node.tasks.generate.model import GenerationModel, generation_model
+from worker_node.tasks.generate.building import GenerationModel
+from worker_node.tasks.generate.prompting import generation_model
 
 DAMAGES = {
     "not JSON": {"npu-node.json": b"{"},

@@ -10,8 +10,8 @@ import pytest
 from tests.support.scripted_hub import ScriptedHub
 from tests.support.tiny_encoder import write_encoder
 from worker_node.core.errors import ConversionFailed, ModelError
-from worker_node.models import prepare
-from worker_node.models.convert.__main__ import perform
+from worker_node.models import pull
+from worker_node.models.convert.job import perform
 from worker_node.models.store import STORE_VARIABLE
 
 
@@ -187,7 +187,7 @@ def in_process(monkeypatch):
         except ModelError as error:
             raise ConversionFailed(error.message) from None
 
-    monkeypatch.setattr(prepare, "convert", convert)
+    monkeypatch.setattr(pull, "convert", convert)
 
 
 @pytest.fixture

@@ -12,14 +12,14 @@ from safetensors.numpy import save_file
 from tests.support.numpy_bert import hidden_states
 from tests.support.tiny_encoder import BERT
 from worker_node.core.errors import ConversionFailed
-from worker_node.models.convert.encoder import (
+from worker_node.models.convert.embedding import (
     Pooling,
     build_encoder,
     pool,
-    read_bert_config,
+    read_encoder_config,
     read_sentence_config,
-    read_tensors,
 )
+from worker_node.models.convert.encoder import read_tensors
 from worker_node.models.directory import peek_config
 
 F32 = {"INFERENCE_PRECISION_HINT": "f32"}
@@ -39,7 +39,7 @@ def encode(config, tensors, ids, pooling, *, normalise):
 
 
 def build(directory):
-    return build_encoder(read_bert_config(directory), read_sentence_config(directory), read_tensors(directory))
+    return build_encoder(read_encoder_config(directory), read_sentence_config(directory), read_tensors(directory))
 
 
 def batch(texts, length):
@@ -90,7 +90,7 @@ def test_options_that_need_another_graph_are_refused_by_name(make_bert, option, 
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**config, option: value}))
     with pytest.raises(ConversionFailed, match=option):
-        read_bert_config(directory)
+        read_encoder_config(directory)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_a_missing_shard_is_refused(make_bert):
 
 def test_weights_that_are_missing_misshapen_or_left_over_are_refused_by_name(make_bert):
     directory, _ = make_bert()
-    bert, sentence = read_bert_config(directory), read_sentence_config(directory)
+    bert, sentence = read_encoder_config(directory), read_sentence_config(directory)
     tensors = read_tensors(directory)
     name = "encoder.layer.1.output.dense.weight"
     for broken in (

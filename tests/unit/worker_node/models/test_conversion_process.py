@@ -6,11 +6,13 @@ import signal
 import psutil
 import pytest
 
+from tests.support.published import install
 from worker_node.core.errors import ConversionFailed
 from worker_node.core.types import Silent
 from worker_node.models.store import ModelStore
 
 pytestmark = pytest.mark.slow
+CONVERSION = ["worker_node.models", "convert"]
 
 
 class KillAt(Silent):
@@ -22,14 +24,14 @@ class KillAt(Silent):
     def stage(self, name, total=None):
         if name == self.wanted:
             for child in psutil.Process().children():
-                if "worker_node.models.convert" in child.cmdline():
+                if child.cmdline()[-2:] == CONVERSION:
                     os.kill(child.pid, self.number)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
 def test_a_crash_is_told_by_its_signal(store_root, make_bert, number):
     with pytest.raises(ConversionFailed, match=number.name):
-        ModelStore().convert(make_bert()[0], "x", KillAt("building the encoder", number))
+        install(ModelStore(), make_bert()[0], "x", KillAt("building the encoder", number))
     assert {path.name for path in store_root.iterdir()} == {".locks"}
 
 
@@ -40,6 +42,6 @@ def test_an_interruption_ends_the_process_and_leaves_nothing(store_root, make_be
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        ModelStore().convert(make_bert()[0], "x", Interrupt())
-    assert not [c for c in psutil.Process().children() if "worker_node.models.convert" in c.cmdline()]
+        install(ModelStore(), make_bert()[0], "x", Interrupt())
+    assert not [c for c in psutil.Process().children() if c.cmdline()[-2:] == CONVERSION]
     assert {path.name for path in store_root.iterdir()} == {".locks"}

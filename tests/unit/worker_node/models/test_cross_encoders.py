@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from tests.support.cross_encoders import task_job, write_tiny
 from tests.support.numpy_bert import bert_logits, roberta_logits
 from worker_node.core.errors import ConversionFailed
-from worker_node.models.convert.__main__ import perform
+from worker_node.models.convert.job import perform
 from worker_node.models.directory import read_model
 
 pytestmark = pytest.mark.slow

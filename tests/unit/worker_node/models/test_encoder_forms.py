@@ -7,7 +7,7 @@ import pytest
 
 from worker_node.core.errors import ConversionFailed
 from worker_node.models.catalog import Catalog
-from worker_node.models.convert.encoder import matryoshka_of, prompts_of
+from worker_node.models.convert.embedding import matryoshka_of, prompts_of
 from worker_node.models.convert.job import ConversionJob
 
 pytestmark = pytest.mark.slow
@@ -15,6 +15,11 @@ pytestmark = pytest.mark.slow
 JOB = ConversionJob(
     source="", target="", scratch="", id="m", format="safetensors", licence="", origin="", source_sha256={}
 )
+
+
+def write_sizes(directory, sizes):
+    config = {"max_position_embeddings": 64, "matryoshka_dimensions": sizes}
+    (directory / "config.json").write_text(json.dumps(config))
 
 
 @pytest.mark.parametrize(
@@ -38,6 +43,7 @@ def test_the_catalog_has_the_prompts_and_sizes_of_models_whose_files_declare_non
         msgspec.structs.replace(JOB, entry=Catalog.load().resolve(name)) for name in ("e5-small", "mxbai-embed-large")
     )
     assert prompts_of(tmp_path, e5) == {"query": "query: ", "document": "passage: "}
+    write_sizes(tmp_path, None)
     assert 512 in matryoshka_of(tmp_path, mxbai, 1024)
 
 
@@ -49,8 +55,8 @@ def test_a_model_whose_pooling_leaves_the_prompt_out_has_none_here(tmp_path):
 
 
 def test_sizes_are_those_below_the_models_own_in_order(tmp_path):
-    (tmp_path / "config.json").write_text('{"matryoshka_dimensions": [32, 24, 8, 64, 0]}')
+    write_sizes(tmp_path, [32, 24, 8, 64, 0])
     assert matryoshka_of(tmp_path, JOB, 32) == (8, 24)
-    (tmp_path / "config.json").write_text('{"matryoshka_dimensions": "some"}')
+    write_sizes(tmp_path, "some")
     with pytest.raises(ConversionFailed, match=r"config\.json"):
         matryoshka_of(tmp_path, JOB, 32)

@@ -10,7 +10,7 @@ from tests.support.published import repository_of
 from worker_node.bounded.service import REFERENCE_MODEL
 from worker_node.core.types import ModelKind
 from worker_node.models.catalog import Catalog, HubSource, PackageSource, devices_for
-from worker_node.models.sources.check import check
+from worker_node.models.pull import check
 from worker_node.models.store import ModelStore
 
 CATALOG = Catalog.load()

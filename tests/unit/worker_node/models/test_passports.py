@@ -50,6 +50,19 @@ def test_a_report_of_an_emulated_npu_says_so_in_its_heading():
         assert report(found).splitlines()[0] == f"### {heading}"
 
 
+def test_a_report_has_the_figures_of_a_check_by_the_length_of_prompts():
+    values = {"lengths": [13, 1024], "first_token_s": [0.25, 3.5], "tokens_per_s": 9.0}
+    check = {"name": "time by prompt length", "status": "passed", "detail": "a | b", "facts": [10], "values": values}
+    lines = report(passport(checks=[check])).splitlines()
+    assert "| time by prompt length | passed | a / b |" in lines
+    assert lines[-4:] == [
+        "| tokens of the prompt | seconds to the first token |",
+        "|---|---|",
+        "| 13 | 0.25 |",
+        "| 1024 | 3.5 |",
+    ]
+
+
 def test_what_the_node_signs_counts_there_and_nowhere_else(store, tmp_path):
     signed = store.sign_and_store(passport())
     assert store.list() == [signed]

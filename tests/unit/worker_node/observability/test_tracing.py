@@ -14,9 +14,8 @@ from tests.unit.worker_node.observability.recorded_spans import Recorded
 from worker_node.core.errors import ConfigurationError, EngineUnavailable
 from worker_node.core.types import Busy, Device, RequestContext, Route, Usage
 from worker_node.observability.tracing import open_tracing, set_response_status
-from worker_node.tasks.generate.chat import Message
 from worker_node.tasks.generate.messages import Sampling
-from worker_node.tasks.generate.model import GenerationRequest
+from worker_node.tasks.generate.request import GenerationRequest, Message
 from worker_node.tasks.generate.service import trace_generation
 
 SECRET = "an unlikely secret"

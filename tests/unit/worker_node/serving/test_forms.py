@@ -12,12 +12,11 @@ from tests.support.recogniser import Recogniser
 from worker_node.core.errors import BadRequest
 from worker_node.core.types import RequestContext
 from worker_node.structured_output.form import Compiled, compile_form
-from worker_node.tasks.generate.blocks import Token, ToolCallStarted
-from worker_node.tasks.generate.chat import AnswerSchema, Message, Tool, ToolUse
+from worker_node.tasks.generate.answer import BlockKind, Blocks
 from worker_node.tasks.generate.messages import Sampling
-from worker_node.tasks.generate.model import GenerationRequest
-from worker_node.tasks.generate.prompting import answer_form
-from worker_node.tasks.generate.tool_calls import tool_format
+from worker_node.tasks.generate.request import AnswerSchema, GenerationRequest, Message, Tool, ToolUse
+from worker_node.tasks.generate.schemas import answer_form
+from worker_node.tasks.generate.tool_calls import HERMES, TOOL_FORMATS, BareCalls, CallsOrAnswer
 
 FAMILIES = ["smollm", "qwen", "llama3"]
 
@@ -52,16 +51,12 @@ def request(use, schema=None):
 
 
 def read(parser, text):
-    pieces = [piece for character in text for piece in parser.push(character)] + parser.flush(cut=False)
-    calls, answer = [], ""
-    for piece in pieces:
-        if isinstance(piece, Token):
-            answer += piece.text
-        elif isinstance(piece, ToolCallStarted):
-            calls.append([piece.name, ""])
-        else:
-            calls[piece.call][1] += piece.text
-    return calls, answer
+    found = Blocks(skip_blanks=False)
+    for character in text:
+        parser.push(character, found)
+    parser.finish(found, cut=False)
+    calls = [(block.name, block.text) for block in found.blocks if block.kind is BlockKind.CALL]
+    return calls, "".join(block.text for block in found.blocks if block.kind is BlockKind.TEXT)
 
 
 def check(calls):
@@ -75,7 +70,7 @@ def test_a_forced_call_matches_the_schema_of_its_own_tool(held, family):
     grammar = compile_form(answer_form(family, request(ToolUse(TOOLS, forced=True), {"type": "null"})))
     seen = set()
     for text in filter(None, (held.sample(grammar, seed) for seed in range(16))):
-        calls, answer = read(tool_format(family).forced_parser([tool.name for tool in TOOLS]), text)
+        calls, answer = read(BareCalls([tool.name for tool in TOOLS], single=True), text)
         check(calls)
         assert answer == ""
         seen.add(*(name for name, _ in calls))
@@ -88,7 +83,9 @@ def test_beside_a_schema_an_answer_is_calls_or_matches_it(held, family, schema, 
     grammar = compile_form(answer_form(family, request(ToolUse(TOOLS, single=single), schema)))
     answered = called = 0
     for text in filter(None, (held.sample(grammar, seed) for seed in range(12))):
-        calls, answer = read(tool_format(family).beside_json.free_parser([tool.name for tool in TOOLS]), text)
+        calls, answer = read(
+            CallsOrAnswer(TOOL_FORMATS.get(family, HERMES).beside_json.parser([tool.name for tool in TOOLS])), text
+        )
         check(calls)
         assert bool(calls) != bool(answer)
         assert not (single and len(calls) > 1)
@@ -133,7 +130,7 @@ def test_a_call_in_free_text_matches_from_where_it_begins(held, family, single):
         text = held.sample(one, seed)
         if text is None:
             continue
-        calls, answer = read(tool_format(family).parser([tool.name for tool in TOOLS]), text)
+        calls, answer = read(TOOL_FORMATS.get(family, HERMES).parser([tool.name for tool in TOOLS]), text)
         check(calls)
         assert calls
         assert answer == ""
@@ -148,7 +145,11 @@ def test_a_schema_that_cannot_be_enforced_leaves_the_arguments_of_its_own_tool_f
     grammar, dropped = Compiled.read(compile_form(answer_form(family, request(ToolUse((TOOLS[1], bad))))))
     assert dropped == ("tools[1].function.parameters",)
     one = begun(grammar)[0]
-    (call,) = {tuple(read(tool_format(family).parser(["count"]), text)[0][0]) for text in [held.sample(one, 1)] if text}
+    (call,) = {
+        tuple(read(TOOL_FORMATS.get(family, HERMES).parser(["count"]), text)[0][0])
+        for text in [held.sample(one, 1)]
+        if text
+    }
     check([call])
 
 

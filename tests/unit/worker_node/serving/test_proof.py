@@ -15,11 +15,10 @@ from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.tasks.embed.service import EmbeddingCache, EmbeddingModel, EmbeddingRequest, embed
-from worker_node.tasks.generate.answer_text import ByteDetokenizer
-from worker_node.tasks.generate.blocks import Finished
-from worker_node.tasks.generate.chat import TokenIds
+from worker_node.tasks.generate.answer import Finished
+from worker_node.tasks.generate.building import GenerationModel
 from worker_node.tasks.generate.messages import Sampling, TokenDelta
-from worker_node.tasks.generate.model import GenerationModel, GenerationRequest
+from worker_node.tasks.generate.request import GenerationRequest, TokenIds
 from worker_node.tasks.generate.service import generate
 
 
@@ -32,8 +31,7 @@ class Tokenizer:
     def check_ids(self, ids):
         return list(ids)
 
-    def detokenizer(self):
-        return ByteDetokenizer([bytes([code]) for code in range(128)])
+    byte_table = tuple(bytes([code]) for code in range(128))
 
 
 class Engine(TaskEngine):
@@ -76,7 +74,7 @@ async def generated(served, require=Device.NPU):
     """The route and the events; the caller sees which step raises."""
     request = GenerationRequest(context(require), TokenIds((97,)), Sampling())
     async with generate(served, request) as run:
-        return run.route, [event async for _, event, _ in run.events]
+        return run.route, [event async for _, events, _ in run.events for event in events]
 
 
 async def embedded(served, require=Device.NPU):
@@ -109,8 +107,8 @@ async def test_a_counter_that_stops_to_be_readable_is_told_at_the_end():
     seen = []
     with pytest.raises(NpuNotProven):
         async with generate(served, request) as run:
-            async for _, event, _ in run.events:
-                seen.append(event)
+            async for _, events, _ in run.events:
+                seen += events
     assert seen
     assert not any(isinstance(event, Finished) for event in seen)
 
@@ -136,7 +134,7 @@ async def test_a_caller_that_reads_the_counter_itself_gets_the_answer():
     """A bounded job tells the whole answer beside the counter that did not move."""
     request = GenerationRequest(replace(context(), own_proof=True), TokenIds((97,)), Sampling())
     async with generate(registry(Engine(0, 0)), request) as run:
-        assert isinstance([event async for _, event, _ in run.events][-1], Finished)
+        assert isinstance([event async for _, events, _ in run.events for event in events][-1], Finished)
 
 
 class Recovered(Engine):
@@ -170,8 +168,8 @@ async def test_a_result_that_came_with_a_recovery_of_the_npu_is_computed_again(r
     assert engine.runs == 2
     engine = Recovered(5, 9)
     request = GenerationRequest(context(require), TokenIds((97,)), Sampling())
-    async with generate(registry(engine), request, whole=True) as run:
-        [finished] = [event async for _, event, _ in run.events]
+    async with generate(registry(engine), request, stream=False) as run:
+        [finished] = [event async for _, events, _ in run.events for event in events]
     assert (engine.runs, finished.busy.us, finished.text()) == (2, 9, "aa")
 
 
@@ -181,8 +179,8 @@ async def test_a_stream_with_a_recovery_of_the_npu_in_it_has_no_proof(require):
     request = GenerationRequest(context(require), TokenIds((97,)), Sampling())
     with pytest.raises(EngineDied, match="recovered"):
         async with generate(registry(Recovered(5, 9)), request) as run:
-            async for _, event, _ in run.events:
-                seen.append(event)
+            async for _, events, _ in run.events:
+                seen += events
     assert seen
     assert not any(isinstance(event, Finished) for event in seen)
 
@@ -190,7 +188,7 @@ async def test_a_stream_with_a_recovery_of_the_npu_in_it_has_no_proof(require):
 async def test_a_caller_that_reads_the_counter_itself_gets_no_answer_across_a_recovery():
     request = GenerationRequest(replace(context(), own_proof=True), TokenIds((97,)), Sampling())
     with pytest.raises(EngineDied, match="recovered"):
-        async with generate(registry(Recovered(5, 9)), request, whole=True) as run:
+        async with generate(registry(Recovered(5, 9)), request, stream=False) as run:
             pytest.fail(str([event async for event in run.events]))
 
 
@@ -221,11 +219,11 @@ class Noting(Engine):
             yield delta
 
 
-@pytest.mark.parametrize("whole", [False, True])
-async def test_only_the_answer_of_a_stream_may_go_on_after_the_deadline(whole):
+@pytest.mark.parametrize("stream", [True, False])
+async def test_only_the_answer_of_a_stream_may_go_on_after_the_deadline(stream):
     engine = Noting(5, 9)
     asked = context()
-    async with generate(registry(engine), GenerationRequest(asked, TokenIds((97,)), Sampling()), whole=whole) as run:
+    async with generate(registry(engine), GenerationRequest(asked, TokenIds((97,)), Sampling()), stream=stream) as run:
         assert [event async for event in run.events]
     assert engine.job.deadline == asked.deadline
-    assert engine.job.ends == (asked.deadline if whole else asked.ends) != 0
+    assert engine.job.ends == (asked.ends if stream else asked.deadline) != 0

@@ -48,7 +48,6 @@ def directory(tmp_path):
         ),
         ("max_tokens_limit: 9 max_num_batched_tokens: 64", {"max_tokens_limit": 9, "max_num_batched_tokens": 64}, []),
         ('device: "GPU"', {"placements": ["GPU"]}, []),
-        ("device { a: [1, 2] } b: [1, 2] b { }", {}, ["b", "device [{'a': '[1, 2]'}]"]),
         (
             """device: "NPU" plugin_config: '{"MAX_PROMPT_LEN": 2048, "OTHER": "YES"}'""",
             {"max_prompt_len": 2048, "placements": [{"device": "NPU", "plugin_config": {"OTHER": "YES"}}]},
@@ -79,14 +78,10 @@ def test_options_become_settings_and_others_are_named(directory, options, settin
 @pytest.mark.parametrize(
     ("graph", "why"),
     [
-        ("node {", "it ends before a }"),
-        ('node {\n "text" }', "must be a field with a value"),
-        ("node: }", "node must be a field with a value"),
-        ("a\n§: 1", "line 2 is not text protobuf"),
-        ("a: 'open", "line 1 is not text protobuf"),
+        ("node {", "a message has no end"),
+        ("node: }", "a message ends that did not begin"),
+        ("a { " * 9_000, "a message has no end"),
         ("#" * 70_000, "more than 65536 characters"),
-        ("# " * 30_000 + "\n§", "line 2 is not text protobuf"),
-        ("a { " * 9_000, "must be a field with a value"),
         (r"models_path: '\x'", "escape"),
         ("models_path: '.' plugin_config: '[1]'", "plugin_config must be a JSON object, got [1]"),
         ("models_path: '.' plugin_config: '{'", "cannot be read"),

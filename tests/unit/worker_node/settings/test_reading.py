@@ -63,11 +63,6 @@ placements = [{ device = "NPU", load = "soon" }]
             "node.toml: models[0].max_promt_len: unknown key; did you mean max_prompt_len?",
         ),
         (
-            '[[models]]\nname = "a"\nmodel_path = "/m"',
-            "node.toml: models[0].model_path: unknown key; here that is path",
-        ),
-        ('[[models]]\nname = "a"\nid = "b"', "node.toml: models[0].id: unknown key; here that is name"),
-        (
             '[[models]]\nname = "a"\nxyzzy = 1',
             "node.toml: models[0].xyzzy: unknown key; docs/settings.md has them all",
         ),
@@ -182,7 +177,6 @@ def test_models_in_the_environment_are_json(monkeypatch):
         ("NPU_NODE_PROT", "NPU_NODE_PROT: unknown variable; did you mean NPU_NODE_PORT?"),
         ("NPU_NODE_EMULATION", "NPU_NODE_EMULATION: unknown variable; did you mean NPU_NODE_NPU_EMULATION?"),
         ("npu_node_api_keys_fil", "npu_node_api_keys_fil: unknown variable; did you mean NPU_NODE_API_KEYS_FILE?"),
-        ("NPU_NODE_REST_PORT", "NPU_NODE_REST_PORT: unknown variable; here that is port"),
         ("NPU_NODE_XYZZY", "NPU_NODE_XYZZY: unknown variable; remove it"),
     ],
 )

@@ -7,9 +7,8 @@ import tempfile
 import pytest
 
 from worker_node.core.errors import InsufficientStorage
-from worker_node.tasks.transcribe.http import scratch_directory
-from worker_node.tasks.transcribe.messages import Span
-from worker_node.tasks.transcribe.service import srt, vtt
+from worker_node.tasks.transcribe.http import scratch_directory, srt, vtt
+from worker_node.tasks.transcribe.task import Span
 
 
 def test_the_files_of_a_request_are_gone_when_it_ends(monkeypatch, tmp_path):

@@ -5,7 +5,7 @@ from collections import deque
 import numpy as np
 import pytest
 
-from worker_node.tasks.transcribe.windows import RATE, Window, next_window
+from worker_node.tasks.transcribe.audio import RATE, Window, next_window
 
 
 def windows(path, *regions):

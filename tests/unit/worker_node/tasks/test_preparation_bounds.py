@@ -14,7 +14,7 @@ from PIL import Image
 
 from worker_node.core.errors import BadRequest
 from worker_node.sandbox.pool import PreparationLimits, PreparationPool
-from worker_node.tasks.generate import image_decoding
+from worker_node.tasks.generate import images
 from worker_node.tasks.transcribe import audio
 
 LIMIT = 256 * 2**20
@@ -63,7 +63,7 @@ def peak(pool):
 async def test_bad_images_are_refused_within_the_memory_for_bad_input_by_one_process():
     """The process with the limits of the node; what it may take for good images is more."""
     limits = PreparationLimits(processes=1, cpu_s=10.0, memory_bytes=3 * 2**29)
-    pool = PreparationPool(limits, ("worker_node.tasks.generate.image_decoding",))
+    pool = PreparationPool(limits, ("worker_node.tasks.generate.images",))
     try:
         await pool.start()
         pids = pool.pids
@@ -82,7 +82,7 @@ async def test_bad_images_are_refused_within_the_memory_for_bad_input_by_one_pro
 
 async def decode_image(pool, data):
     return await pool.run(
-        image_decoding.decode,
+        images.decode,
         base64.b64encode(data).decode(),
         "image",
         10**6,

@@ -15,7 +15,7 @@ from tests.support.application import application
 from tests.support.scripted_runner import result_of
 from tests.support.task_models import HEARER, hearer, placement
 from worker_node.engines.protocol import EngineState, EngineStatus
-from worker_node.tasks.transcribe.messages import Span
+from worker_node.tasks.transcribe.task import Span
 
 RATE = 16_000
 FULL_SCALE = 32_768

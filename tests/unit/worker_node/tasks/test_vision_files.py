@@ -5,8 +5,7 @@ import json
 import pytest
 
 from worker_node.core.errors import ConfigurationError, ConversionFailed, SourceRejected
-from worker_node.tasks.vision.building import image_rules
-from worker_node.tasks.vision.files import FILES
+from worker_node.tasks.vision.building import FILES, image_rules
 
 LLAVA = {"model_type": "llava", "text_config": {"max_position_embeddings": 4096}, "vision_config": {"patch_size": 14}}
 

@@ -5,14 +5,16 @@ import math
 import pytest
 from multidict import MultiDict
 
+from tests.support.published import install
 from tests.support.services import manager_of
 from worker_node.core.errors import BadRequest, ConfigurationError, UnsupportedParameter
 from worker_node.models.catalog import Catalog
 from worker_node.models.store import ModelStore
 from worker_node.settings import ModelSettings, NodeSettings
-from worker_node.tasks.transcribe.building import TRANSCRIBE, VoiceChoice, find_voice
+from worker_node.tasks.transcribe.building import TRANSCRIBE
 from worker_node.tasks.transcribe.http import SpeechForm
-from worker_node.tasks.transcribe.options import AudioOptions
+from worker_node.tasks.transcribe.service import VoiceChoice, find_voice
+from worker_node.tasks.transcribe.task import AudioOptions
 
 
 def read(fields):
@@ -86,7 +88,7 @@ def installed(tmp_path):
     source.mkdir()
     (source / "silero_vad_16k_sequence.onnx").write_bytes(b"network")
     store = ModelStore(tmp_path / "store", Catalog(()))
-    return store, store.convert(source, "silero-vad").path
+    return store, install(store, source, "silero-vad").path
 
 
 async def test_the_request_comes_before_the_options_of_the_model(installed):
@@ -94,13 +96,13 @@ async def test_the_request_comes_before_the_options_of_the_model(installed):
     wanted = ModelSettings(name="x", vad=True, vad_threshold=0.7, vad_silence_ms=900, vad_padding_ms=80)
     limits = wanted.of(AudioOptions)
     voice = await found(store, limits, VoiceChoice())
-    assert voice.network == directory / "silero_vad_16k_sequence.onnx"
-    assert (voice.rules.threshold, voice.rules.silence_ms, voice.rules.padding_ms) == (0.7, 900, 80)
+    network = directory / "silero_vad_16k_sequence.onnx"
+    assert voice == (str(network), 0.7, 900, 80)
     voice = await found(store, limits, VoiceChoice(True, 0.2, 100, 0))
-    assert (voice.rules.threshold, voice.rules.silence_ms, voice.rules.padding_ms) == (0.2, 100, 0)
+    assert voice == (str(network), 0.2, 100, 0)
     assert await found(store, limits, VoiceChoice(wanted=False)) is None
     # A file that is cut off is as good as none.
-    voice.network.write_bytes(b"net")
+    network.write_bytes(b"net")
     with pytest.raises(UnsupportedParameter):
         await found(store, limits, VoiceChoice())
 

@@ -5,10 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_node.tasks.transcribe import voice
-from worker_node.tasks.transcribe.voice import FRAME, RATE, VoiceRules, speech_regions
+from worker_node.tasks.transcribe import audio
+from worker_node.tasks.transcribe.audio import RATE, find_speech, speech_regions
+from worker_node.tasks.transcribe.audio import VOICE_FRAME as FRAME
 
-BARE = VoiceRules(silence_ms=320, padding_ms=0)
+# Threshold, silence and padding in milliseconds.
+BARE, PADDED = (0.5, 320, 0), (0.5, 320, 320)
 # So many frames of speech are a quarter of a second at least.
 LONG, QUIET = 10, 20
 
@@ -21,7 +23,7 @@ def frames(*parts):
 def found(*parts, rules=BARE, total=None):
     probabilities = frames(*parts)
     total = len(probabilities) * FRAME if total is None else total
-    return [(begin / FRAME, end / FRAME) for begin, end in speech_regions(probabilities, total, rules)]
+    return [(begin / FRAME, end / FRAME) for begin, end in speech_regions(probabilities, total, *rules)]
 
 
 @pytest.mark.parametrize(
@@ -48,9 +50,8 @@ def test_regions_begin_and_end_where_the_probabilities_say(parts, regions):
 
 
 def test_padding_stays_inside_the_audio_and_two_regions_share_what_lies_between():
-    padded = VoiceRules(silence_ms=320, padding_ms=320)
-    assert found((4, 0.0), (LONG, 0.9), (100, 0.0), (LONG, 0.9), (2, 0.0), rules=padded) == [(0, 24), (104, 126)]
-    assert found((20, 0.0), (LONG, 0.9), (12, 0.0), (LONG, 0.9), (20, 0.0), rules=padded) == [(10, 36), (36, 62)]
+    assert found((4, 0.0), (LONG, 0.9), (100, 0.0), (LONG, 0.9), (2, 0.0), rules=PADDED) == [(0, 24), (104, 126)]
+    assert found((20, 0.0), (LONG, 0.9), (12, 0.0), (LONG, 0.9), (20, 0.0), rules=PADDED) == [(10, 36), (36, 62)]
 
 
 @given(
@@ -61,7 +62,7 @@ def test_padding_stays_inside_the_audio_and_two_regions_share_what_lies_between(
 def test_regions_are_apart_in_order_and_hold_all_speech_of_a_quarter_second(parts, silence_ms, padding_ms):
     probabilities = frames(*parts)
     total = len(probabilities) * FRAME
-    regions = speech_regions(probabilities, total, VoiceRules(0.5, silence_ms, padding_ms))
+    regions = speech_regions(probabilities, total, 0.5, silence_ms, padding_ms)
     places = [place for region in regions for place in region]
     assert places == sorted(places)
     assert all(0 <= begin < end <= total for begin, end in regions)
@@ -93,7 +94,7 @@ class Loudness:
 @pytest.fixture
 def scripted(monkeypatch):
     request = Loudness()
-    monkeypatch.setattr(voice, "_compiled", lambda _path: request)
+    monkeypatch.setattr(audio, "_compiled", lambda _path: request)
     return request
 
 
@@ -101,7 +102,7 @@ def test_every_frame_is_seen_once_after_the_end_of_the_one_before(scripted, tmp_
     samples = np.random.default_rng(0).integers(-2000, 2000, 40 * RATE + 77).astype("<i2")
     samples[20 * RATE : 22 * RATE] = 20_000
     samples.tofile(tmp_path / "pcm")
-    ((begin, end),) = voice.find_speech(str(tmp_path / "pcm"), "network", 0.5, 100, 0)
+    ((begin, end),) = find_speech(str(tmp_path / "pcm"), "network", 0.5, 100, 0)
     assert (begin / RATE, end / RATE) == (pytest.approx(20, abs=0.033), pytest.approx(22, abs=0.033))
     assert max(len(block) for block in scripted.frames) == 512, "memory must not grow with the audio"
     assert scripted.states == [(0, 0), (1, 2), (2, 4)]

@@ -1,14 +1,13 @@
-"""Anthropic's POST /v1/messages and /v1/messages/count_tokens: the chat path in the form of Anthropic's clients."""
+"""Anthropic's POST /v1/messages and /v1/messages/count_tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from secrets import token_hex
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from aiohttp import web
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from worker_node.core.errors import BadRequest, NodeError
 from worker_node.core.types import RequestContext
@@ -20,32 +19,39 @@ from worker_node.http.replies import Reply, json_response
 from worker_node.http.request_state import NODE
 from worker_node.http.sse import event_frame
 from worker_node.http.task import JSON, ApiOperation
-from worker_node.tasks.generate.blocks import Block as AnswerBlock
-from worker_node.tasks.generate.blocks import BlockKind, Closed, Finished, FinishReason, Grown, Opened
-from worker_node.tasks.generate.chat import AnswerSchema, Image, Message, Rendering, Tool, ToolCall, ToolUse
+from worker_node.tasks.generate.answer import Block as AnswerBlock
+from worker_node.tasks.generate.answer import BlockKind, Closed, Finished, FinishReason, Grown, Opened
+from worker_node.tasks.generate.building import GenerationModel
 from worker_node.tasks.generate.http import parameters
 from worker_node.tasks.generate.http.conversation import MAX_TOOLS, OtherTool, except_types, past_arguments, tool_use
 from worker_node.tasks.generate.http.parameters import Length, Temperature, TopK, TopP
-from worker_node.tasks.generate.http.replies import Ask, Renderer, generation_route
-from worker_node.tasks.generate.images import image_of_base64, image_of_url
-from worker_node.tasks.generate.model import IMAGE_TYPES, GenerationModel, GenerationRequest, generation_model
-from worker_node.tasks.generate.prompting import count_prompt
-from worker_node.tasks.generate.service import ChoiceEvent, Choices
+from worker_node.tasks.generate.http.replies import Ask, ChoiceEvent, Renderer, generation_route
+from worker_node.tasks.generate.images import IMAGE_TYPES, image_of_base64, image_of_url
+from worker_node.tasks.generate.prompting import count_prompt, generation_model
+from worker_node.tasks.generate.request import (
+    AnswerSchema,
+    GenerationRequest,
+    Image,
+    Message,
+    Rendering,
+    Tool,
+    ToolCall,
+    ToolUse,
+)
+from worker_node.tasks.generate.service import Choices
 
-# Coding agents begin their instructions with such a line; it differs in every request, so no prefix cache would hold.
+# Coding agents begin their instructions with such a line. It differs in every request: no prefix would be cached.
 _BILLING = "x-anthropic-billing-header"
 _STOP_REASONS = {FinishReason.LENGTH: "max_tokens", FinishReason.TOOL_CALLS: "tool_use"}
 
 
 class TextBlock(DialectBody):
-    """Text."""
-
     type: Literal["text"]
     text: str
 
 
 class ImageBlock(DialectBody):
-    """An image, as base64 or as a URL, which is fetched if the settings allow it."""
+    """An image, as base64 or as a data URL."""
 
     class ImageSource(DialectBody):
         type: Literal["base64", "url"]
@@ -58,8 +64,6 @@ class ImageBlock(DialectBody):
 
 
 class ToolUseBlock(DialectBody):
-    """A call that the model made."""
-
     type: Literal["tool_use"]
     id: str
     name: str
@@ -67,36 +71,29 @@ class ToolUseBlock(DialectBody):
 
 
 class ToolResultBlock(DialectBody):
-    """What a called tool returned."""
-
     type: Literal["tool_result"]
     tool_use_id: str
     content: str | list[Annotated[TextBlock | ImageBlock, Field(discriminator="type")]] | None = None
     is_error: bool | None = None
 
 
-class ThinkingBlock(DialectBody):
-    """What the model thought in an earlier turn; it is not shown to the model again."""
+class ThinkingBlock(BaseModel):
+    """Earlier reasoning; the model is not shown it again."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
 
     type: Literal["thinking", "redacted_thinking"]
-    thinking: str | None = None
-    signature: str | None = None
-    data: str | None = None
 
 
 Block = Annotated[TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock, Field(discriminator="type")]
 
 
 class AnthropicMessage(DialectBody):
-    """A turn of the conversation."""
-
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
 
 class AnthropicTool(DialectBody):
-    """A tool that the model may call, and the JSON schema of its arguments."""
-
     type: Literal["custom"] | None = None
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
     description: str | None = None
@@ -109,7 +106,7 @@ AnthropicOwnTool = Annotated[OtherTool, except_types("custom")]
 
 
 class ToolChoice(DialectBody):
-    """Whether a tool is called: as the model decides, any of them, the one of that name, or none."""
+    """Which tool is called: what the model decides, any, the one of that name, or none."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -124,8 +121,6 @@ class Thinking(DialectBody):
 
 
 class OutputConfig(DialectBody):
-    """The form of the answer."""
-
     class OutputFormat(DialectBody):
         type: Literal["json_schema"]
         json_schema: Annotated[dict[str, Any], Field(alias="schema")]
@@ -171,11 +166,13 @@ class CountTokensBody(DialectBody):
         )
 
     def _conversation(self) -> tuple[Message, ...]:
-        """The turns, of which consecutive ones of one role are combined, as Anthropic promises. Raises BadRequest."""
+        """The turns. Raises BadRequest."""
         system = self.system if isinstance(self.system, str) else _text(self.system or ())
         system = "\n".join(line for line in system.split("\n") if not line.startswith(_BILLING))
         turns = [Message("system", system)] if system.strip() else []
-        calls = _Calls()
+        # The names of called tools by the ids of the calls; those without a result yet.
+        called: dict[str, str] = {}
+        unanswered: set[str] = set()
         for number, message in enumerate(self.messages):
             where = f"messages[{number}].content"
             content = message.content
@@ -185,12 +182,18 @@ class CountTokensBody(DialectBody):
             past: list[ToolCall] = []
             for index, block in enumerate(blocks):
                 if isinstance(block, ToolUseBlock):
-                    calls.made(block, f"{where}[{index}].id")
+                    if block.id in called:
+                        param = f"{where}[{index}].id"
+                        shown = f"{block.id[:100]!r}"
+                        raise BadRequest(f"{param}: tool_use ids must be unique, got {shown} twice", param=param)
+                    called[block.id] = block.name
+                    unanswered.add(block.id)
                     past.append(ToolCall(block.name, block.input))
                 elif isinstance(block, ToolResultBlock):
-                    name = calls.answered(block, f"{where}[{index}].tool_use_id")
+                    _check_result(block, called, unanswered, f"{where}[{index}].tool_use_id")
+                    unanswered.remove(block.tool_use_id)
                     result, images = _text_and_images(block.content or "", f"{where}[{index}].content")
-                    turns.append(Message("tool", result, (), name, images))
+                    turns.append(Message("tool", result, (), called[block.tool_use_id], images))
             text, images = _text_and_images(blocks, where)
             if text or images or past or message.role == "assistant":
                 turns.append(Message(message.role, text, tuple(past), images=images))
@@ -220,8 +223,6 @@ class CountTokensBody(DialectBody):
 
 
 class MessagesBody(CountTokensBody):
-    """Body of POST /v1/messages."""
-
     max_tokens: Length
     stream: bool | None = None
     stop_sequences: list[str] | None = None
@@ -230,32 +231,19 @@ class MessagesBody(CountTokensBody):
     top_k: TopK | None = None
 
 
-@dataclass(slots=True)
-class _Calls:
-    """The calls of a conversation by id, and those that have a result."""
+B = TypeVar("B", bound=CountTokensBody)
 
-    names: dict[str, str] = field(default_factory=dict)
-    results: set[str] = field(default_factory=set)
 
-    def made(self, call: ToolUseBlock, where: str) -> None:
-        """Raises BadRequest for an id that an earlier call has."""
-        if call.id in self.names:
-            raise BadRequest(f"{where}: tool_use ids must be unique, got {call.id[:100]!r} twice", param=where)
-        self.names[call.id] = call.name
-
-    def answered(self, result: ToolResultBlock, where: str) -> str:
-        """The name of the called tool. Raises BadRequest for the result of no earlier call, and for a second one."""
-        name, shown = self.names.get(result.tool_use_id), f"{result.tool_use_id[:100]!r}"
-        if name is None:
-            raise BadRequest(
-                f"{where}: a tool_result must have its tool_use block in an earlier turn, there is none with id "
-                f"{shown}",
-                param=where,
-            )
-        if result.tool_use_id in self.results:
-            raise BadRequest(f"{where}: each tool_use has one tool_result, got two for {shown}", param=where)
-        self.results.add(result.tool_use_id)
-        return name
+def _check_result(result: ToolResultBlock, called: Mapping[str, str], unanswered: set[str], where: str) -> None:
+    """Raise BadRequest for the result of no earlier call, and for a second one."""
+    shown = f"{result.tool_use_id[:100]!r}"
+    if result.tool_use_id not in called:
+        raise BadRequest(
+            f"{where}: a tool_result must have its tool_use block in an earlier turn, there is none with id {shown}",
+            param=where,
+        )
+    if result.tool_use_id not in unanswered:
+        raise BadRequest(f"{where}: each tool_use has one tool_result, got two for {shown}", param=where)
 
 
 def _text(blocks: Sequence[Block]) -> str:
@@ -263,41 +251,39 @@ def _text(blocks: Sequence[Block]) -> str:
 
 
 def _text_and_images(content: str | Sequence[Block], where: str) -> tuple[str, tuple[Image, ...]]:
-    """The text of a content, and the images in it. Raises BadRequest, PayloadTooLarge."""
+    """Raises BadRequest, PayloadTooLarge."""
     if isinstance(content, str):
         return content, ()
     images: list[Image] = []
     for index, block in enumerate(content):
-        if isinstance(block, ImageBlock):
-            images.append(_image(block.source, len(_text(content[:index])), f"{where}[{index}].source"))
+        if not isinstance(block, ImageBlock):
+            continue
+        source, at, place = block.source, len(_text(content[:index])), f"{where}[{index}].source"
+        if source.type == "url":
+            images.append(image_of_url(source.url or "", at, f"{place}.url"))
+            continue
+        if source.media_type is not None and source.media_type.lower() not in IMAGE_TYPES:
+            kinds = ", ".join(sorted(IMAGE_TYPES))
+            raise BadRequest(f"{place}.media_type: must be one of {kinds}", param=f"{place}.media_type")
+        images.append(image_of_base64(source.data or "", at, f"{place}.data"))
     return _text(content), tuple(images)
 
 
-def _image(source: ImageBlock.ImageSource, at: int, where: str) -> Image:
-    if source.type == "url":
-        return image_of_url(source.url or "", at, f"{where}.url")
-    if source.media_type is not None and source.media_type.lower() not in IMAGE_TYPES:
-        kinds = ", ".join(sorted(IMAGE_TYPES))
-        raise BadRequest(f"{where}.media_type: must be one of {kinds}", param=f"{where}.media_type")
-    return image_of_base64(source.data or "", at, f"{where}.data")
-
-
 async def _messages(request: web.Request) -> Ask:
-    context = request_context(request)
-    body = await read_body(request, MessagesBody)
-    return Ask([body.request(context, await _model(request, context, body))], _Rendered, bool(body.stream))
+    body, _, wanted = await _read(request, MessagesBody)
+    return Ask([wanted], _Rendered, bool(body.stream))
 
 
 async def _count_tokens(request: web.Request) -> web.Response:
+    _, model, wanted = await _read(request, CountTokensBody)
+    return json_response({"input_tokens": await count_prompt(request.app[NODE].services, model, wanted)})
+
+
+async def _read(request: web.Request, kind: type[B]) -> tuple[B, GenerationModel, GenerationRequest]:
     context = request_context(request)
-    body = await read_body(request, CountTokensBody)
-    model = await _model(request, context, body)
-    count = await count_prompt(request.app[NODE].services, model, body.request(context, model))
-    return json_response({"input_tokens": count})
-
-
-async def _model(request: web.Request, context: RequestContext, body: CountTokensBody) -> GenerationModel:
-    return await generation_model(request.app[NODE].manager, body.model, context.deadline)
+    body = await read_body(request, kind)
+    model = await generation_model(request.app[NODE].manager, body.model, context.deadline)
+    return body, model, body.request(context, model)
 
 
 class _Rendered(Renderer):
@@ -382,8 +368,6 @@ def _usage(prompt: int, completion: int) -> dict[str, int]:
 
 
 class AnthropicAnswer(Reply):
-    """POST /v1/messages."""
-
     id: str
     type: Literal["message"]
     role: Literal["assistant"]
@@ -395,8 +379,6 @@ class AnthropicAnswer(Reply):
 
 
 class AnthropicCount(Reply):
-    """POST /v1/messages/count_tokens."""
-
     input_tokens: int
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
@@ -12,98 +12,74 @@ from pydantic_core import PydanticCustomError
 from worker_node.core.errors import BadRequest
 from worker_node.http.body import MAX_NESTING, DialectBody, nested_deeper
 from worker_node.http.leniency import Table, Unsupported
-from worker_node.tasks.generate.chat import AnswerSchema, Image, Message, Tool, ToolCall, ToolUse
 from worker_node.tasks.generate.images import image_of_url
+from worker_node.tasks.generate.request import AnswerSchema, Image, Message, Rendering, Tool, ToolCall, ToolUse
 
 MAX_TOOLS = 128
+NO_TEMPLATE = "the model's own template cannot be replaced; send a finished prompt to /v1/completions"
 
-# Kinds of content that OpenAI's API has and this node does not: refused with the reason, not as mistakes.
-_IMAGES = frozenset({"image_url", "input_image"})
+# Content that OpenAI's API has and this node does not.
 _MEDIA = {
-    "input_audio": "sound",
-    "audio_url": "sound",
-    "video_url": "films",
-    "input_video": "films",
-    "file": "files",
-    "input_file": "files",
+    "input_audio": "sound is not supported; the models here read text and images",
+    "audio_url": "sound is not supported; the models here read text and images",
+    "video_url": "films are not supported; the models here read text and images",
+    "input_video": "films are not supported; the models here read text and images",
+    "file": "files are not supported; the models here read text and images",
+    "input_file": "files are not supported; the models here read text and images",
 }
+_IMAGES = dict.fromkeys(("image_url", "input_image"), "images are read in messages of the user only")
 
 
-def only_text(part: Any) -> Any:
-    """The part of a message that may hold text only, as it was sent. Raises PydanticCustomError."""
-    kind = part.get("type") if isinstance(part, dict) else None
-    if isinstance(kind, str) and kind in _IMAGES:
-        reason = "{kind}: images are read in messages of the user only"
-        raise PydanticCustomError("unsupported_part", reason, {"kind": kind})
-    return text_or_image(part)
+def refuse_types(reasons: Mapping[str, str]) -> BeforeValidator:
+    """Refuse parts of these types, each for its reason."""
+
+    def check(part: Any) -> Any:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind in reasons:
+            raise PydanticCustomError("unsupported", "{kind}: {reason}", {"kind": kind, "reason": reasons[kind]})
+        return part
+
+    return BeforeValidator(check)
 
 
-def text_or_image(part: Any) -> Any:
-    """The part of a message as it was sent. Raises PydanticCustomError for one that no model here reads."""
-    kind = part.get("type") if isinstance(part, dict) else None
-    if isinstance(kind, str) and kind in _MEDIA:
-        reason = "{kind}: {media} are not supported; the models here read text and images"
-        raise PydanticCustomError("unsupported_part", reason, {"kind": kind, "media": _MEDIA[kind]})
-    return part
+TEXT_OR_IMAGE = refuse_types(_MEDIA)
+ONLY_TEXT = refuse_types(_MEDIA | _IMAGES)
 
 
 class TextPart(DialectBody):
-    """A part of a message that is text."""
+    """Text, of chat or of the Responses API."""
 
-    type: Literal["text"]
-    text: str
-
-
-class ImagePart(DialectBody):
-    """A part of a message that is an image; `detail` is a hint for models that see in several resolutions."""
-
-    class Url(DialectBody):
-        """The image itself, as a data URL."""
-
-        url: str
-        detail: str | None = None
-
-    type: Literal["image_url"]
-    # Some clients, and OpenAI's own older examples, write the URL alone.
-    image_url: Annotated[Url, BeforeValidator(lambda given: {"url": given} if isinstance(given, str) else given)]
-
-
-class RefusalPart(DialectBody):
-    """A part of an earlier answer in which a model declined; it is text, too."""
-
-    type: Literal["refusal"]
-    refusal: str
-
-    @property
-    def text(self) -> str:
-        """What the model said."""
-        return self.refusal
-
-
-class ResponsesTextPart(DialectBody):
-    """A part of a message."""
-
-    type: Literal["input_text", "output_text"]
+    type: Literal["text", "input_text", "output_text"]
     text: str
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
 
 
-class ResponsesImagePart(DialectBody):
-    """A part of a message that is an image, as a data URL; `detail` is a hint. Files are not kept here."""
+class ImagePart(DialectBody):
+    """An image. `detail` is a hint for models that see in several resolutions."""
 
-    type: Literal["input_image"]
-    image_url: str
+    class Url(DialectBody):
+        url: str
+        detail: str | None = None
+
+    type: Literal["image_url", "input_image"]
+    # The Responses API, some clients, and OpenAI's own older examples write the URL alone.
+    image_url: Annotated[Url, BeforeValidator(lambda given: {"url": given} if isinstance(given, str) else given)]
     detail: str | None = None
 
 
-Content = str | list[Annotated[TextPart, BeforeValidator(only_text)]]
-Part = Annotated[TextPart | ImagePart, Field(discriminator="type"), BeforeValidator(text_or_image)]
+class RefusalPart(DialectBody):
+    """Text of an earlier answer in which a model declined."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+Content = str | list[Annotated[TextPart, ONLY_TEXT]]
+Part = Annotated[TextPart | ImagePart, Field(discriminator="type"), TEXT_OR_IMAGE]
 
 
 class ChatMessage(DialectBody):
-    """A message of a conversation."""
-
     rules: ClassVar[Table] = {
         "audio": Unsupported("audio is not supported"),
         "function_call": Unsupported("this is the form before 2023-11; use tool_calls"),
@@ -118,8 +94,6 @@ class SystemMessage(ChatMessage):
 
 
 class UserMessage(ChatMessage):
-    """What the user said."""
-
     role: Literal["user"]
     content: str | list[Part]
 
@@ -137,20 +111,14 @@ class PastCall(DialectBody):
 
 
 class AssistantMessage(ChatMessage):
-    """What the model answered."""
-
     role: Literal["assistant"]
-    content: (
-        str | list[Annotated[TextPart | RefusalPart, Field(discriminator="type"), BeforeValidator(only_text)]] | None
-    ) = None
+    content: str | list[Annotated[TextPart | RefusalPart, Field(discriminator="type"), ONLY_TEXT]] | None = None
     refusal: str | None = None
     tool_calls: list[PastCall] | None = None
     reasoning_content: str | None = None
 
 
 class ToolMessage(ChatMessage):
-    """What a called function returned."""
-
     role: Literal["tool"]
     content: Content
     tool_call_id: str
@@ -165,7 +133,7 @@ def conversation(messages: Sequence[Turn]) -> tuple[Message, ...]:
     called: dict[str, str] = {}
     turns: list[Message] = []
     for number, message in enumerate(messages):
-        text, images = text_and_images(message.content or "", f"messages[{number}].content")
+        text, images = text_and_images(message.content, f"messages[{number}].content")
         match message:
             case UserMessage():
                 turns.append(Message("user", text, images=images))
@@ -181,27 +149,27 @@ def conversation(messages: Sequence[Turn]) -> tuple[Message, ...]:
     return tuple(turns)
 
 
-AnyPart = TextPart | ImagePart | RefusalPart | ResponsesTextPart | ResponsesImagePart
-
-
-def text_and_images(content: str | Sequence[AnyPart], where: str) -> tuple[str, tuple[Image, ...]]:
-    """The text of a content, and the images in it."""
-    if isinstance(content, str):
-        return content, ()
+def text_and_images(
+    content: str | Sequence[TextPart | ImagePart | RefusalPart] | None, where: str
+) -> tuple[str, tuple[Image, ...]]:
+    """The text of a content, and the images in it. Raises BadRequest, PayloadTooLarge."""
+    if content is None or isinstance(content, str):
+        return content or "", ()
     text, images = "", []
     for number, part in enumerate(content):
         match part:
-            case ImagePart(image_url=image):
-                images.append(image_of_url(image.url, len(text), f"{where}[{number}].image_url.url"))
-            case ResponsesImagePart(image_url=url):
-                images.append(image_of_url(url, len(text), f"{where}[{number}].image_url"))
-            case _:
+            case ImagePart():
+                field = "image_url.url" if part.type == "image_url" else "image_url"
+                images.append(image_of_url(part.image_url.url, len(text), f"{where}[{number}].{field}"))
+            case RefusalPart():
+                text += part.refusal
+            case TextPart():
                 text += part.text
     return text, tuple(images)
 
 
 def past_arguments(text: str | None) -> dict[str, Any]:
-    """The arguments of a call that a model made. They may be cut off or malformed: then the template shows the text."""
+    """The arguments of an earlier call. They may be cut off or malformed: then the template shows the text."""
     try:
         arguments = orjson.loads(text or "{}")
     except orjson.JSONDecodeError:
@@ -216,16 +184,12 @@ ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
 class FunctionFields(DialectBody):
-    """A function, what it does, and the JSON schema of its arguments."""
-
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
 
 class FunctionTool(DialectBody):
-    """A function that the model may ask to be called."""
-
     class OfferedFunction(FunctionFields):
         name: ToolName
         strict: bool | None = None
@@ -235,10 +199,7 @@ class FunctionTool(DialectBody):
 
 
 class OtherTool(BaseModel):
-    """A tool of another type, most often one that OpenAI's servers run themselves: it is passed over and listed.
-
-    Clients offer such tools whatever the server is.
-    """
+    """A tool that another server runs itself. Clients offer such tools to any server: it is ignored and listed."""
 
     model_config = ConfigDict(strict=True, frozen=True)
 
@@ -246,7 +207,7 @@ class OtherTool(BaseModel):
 
 
 def except_types(*known: str) -> AfterValidator:
-    """For `OtherTool`: its type is none of the `known` ones, so that their own models report what is wrong."""
+    """For `OtherTool`: refuses types that have models of their own, which report what is wrong."""
 
     def check(tool: OtherTool) -> OtherTool:
         if tool.type in known:
@@ -284,8 +245,11 @@ Mode = Literal["none", "auto", "required"]
 OtherChoice = Annotated[OtherTool, except_types("function", "allowed_tools")]
 
 
-class ResponseFormat(DialectBody):
-    """The form of the answer. A schema is always enforced; where it is not strict, without what cannot be enforced."""
+class AnswerFormat(DialectBody):
+    """The form of the answer. Where a schema is not strict, keywords that cannot be enforced are dropped.
+
+    Chat has the schema in `json_schema`, the Responses API and llama.cpp beside the type.
+    """
 
     class JsonSchema(DialectBody):
         name: ToolName
@@ -295,21 +259,23 @@ class ResponseFormat(DialectBody):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
-    # Where llama.cpp's server takes it.
+    name: str | None = None
+    description: str | None = None
     bare_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
 
-    def schema_of_answer(self) -> AnswerSchema | None:
-        """What the answer must match. Raises BadRequest where the schema is missing."""
+    def schema_of_answer(self, where: str, needed: str) -> AnswerSchema | None:
+        """Return the schema of a format at `where`. Raises BadRequest where the `needed` field is missing."""
         if self.type == "text":
             return None
         if self.type == "json_schema" and self.json_schema is not None:
-            given, where = self.json_schema, "response_format.json_schema.schema"
-            return AnswerSchema(given.json_schema, where, given.strict is True)
+            given, place = self.json_schema, f"{where}.json_schema.schema"
+            return AnswerSchema(given.json_schema, place, given.strict is True)
         if self.bare_schema is not None:
-            return AnswerSchema(self.bare_schema, "response_format.schema", strict=False)
+            return AnswerSchema(self.bare_schema, f"{where}.schema", self.strict is True)
         if self.type == "json_schema":
-            raise BadRequest("response_format.json_schema: it is missing", param="response_format.json_schema")
-        return AnswerSchema({"type": "object"}, "response_format")
+            raise BadRequest(f"{where}.{needed}: it is missing", param=f"{where}.{needed}")
+        return AnswerSchema({"type": "object"}, where)
 
 
 def tool_of(fields: FunctionFields, where: str, *, strict: bool) -> Tool:
@@ -321,8 +287,10 @@ def tool_of(fields: FunctionFields, where: str, *, strict: bool) -> Tool:
 def tool_use(
     tools: Sequence[Tool], choice: str | OtherTool | None, names: Sequence[str] | None = None, *, single: bool
 ) -> ToolUse | None:
-    """The tools that the model may call (all, or those of the `names`), and whether it must: `choice` is none, auto or
-    required. Raises BadRequest for names of no tool, and where a tool that was passed over is to be called."""
+    """The tools that may be called: all, or those of the `names`. `choice` is none, auto (or None), or required.
+
+    Raises BadRequest for names of no tool, and for the choice of a tool that was ignored.
+    """
     if isinstance(choice, OtherTool):
         raise BadRequest(
             f"tool_choice: this node has no tools of type {choice.type[:60]!r}; choose a function of the tools",
@@ -342,3 +310,39 @@ def tool_use(
     if choice == "required" and not chosen:
         raise BadRequest("tool_choice: required, but there are no tools that can be called here", param="tool_choice")
     return ToolUse(chosen, forced=choice == "required", single=single) if chosen else None
+
+
+# vLLM's parameters of the chat template.
+
+_MAX_BYTES = 8192
+_MAX_NESTING = 5
+# What the node itself hands to the template.
+_RESERVED = frozenset({"add_generation_prompt", "bos_token", "chat_template", "eos_token", "messages", "tools"})
+
+
+class RenderingBody(DialectBody):
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    def rendering(self) -> Rendering:
+        """The fields as the node has them. Raises BadRequest."""
+        if self.continue_final_message and self.add_generation_prompt:
+            raise BadRequest(
+                "continue_final_message: the prompt ends either with the last message or where a new one begins; leave "
+                "add_generation_prompt out",
+                param="continue_final_message",
+            )
+        variables = self.chat_template_kwargs or {}
+        if taken := sorted(_RESERVED & variables.keys()):
+            raise BadRequest(f"chat_template_kwargs: {taken[0]} is set by the node", param="chat_template_kwargs")
+        if nested_deeper(variables, _MAX_NESTING) or len(orjson.dumps(variables)) > _MAX_BYTES:
+            raise BadRequest(
+                f"chat_template_kwargs: at most {_MAX_BYTES} bytes of JSON, nested at most {_MAX_NESTING} levels deep",
+                param="chat_template_kwargs",
+            )
+        return Rendering(
+            variables,
+            answer_prompt=self.add_generation_prompt is not False,
+            continue_last=bool(self.continue_final_message),
+        )

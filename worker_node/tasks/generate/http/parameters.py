@@ -1,23 +1,31 @@
-"""Sampling parameters: their ranges, and which parameter of which dialect is which field of `Sampling`.
+"""What a request says on sampling and the form of its answer.
 
-A parameter means the same through every dialect because it is read here and nowhere else. A parameter that is absent or
-null is left open: the model's own default counts, or Ollama's in its dialect (`OLLAMA_DEFAULTS`)."""
+A parameter means the same in every dialect because it is read here only. One that is absent or null is left open: the
+model's own default counts, or Ollama's in its dialect (`OLLAMA_DEFAULTS`)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+import orjson
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from worker_node.core.errors import BadRequest
+from worker_node.core.types import RequestContext
 from worker_node.http.body import DialectBody
+from worker_node.http.leniency import Table, Unsupported
+from worker_node.structured_output.ebnf import one_text
 from worker_node.tasks.generate.messages import Sampling
+from worker_node.tasks.generate.request import AnswerSchema, GenerationRequest, GivenForm, Message, TokenIds
+from worker_node.tasks.generate.service import repeated
 
 MAX_STOP_SEQUENCES = 16
 MAX_STOP_CHARACTERS = 256
 _SEEDS = 2**63
-# Below it only ties are sampled. Engines divide by the temperature in float32, which overflows below about 1e-37.
+# Engines divide by the temperature in float32, which overflows below about 1e-37.
 _LEAST_TEMPERATURE = 1e-6
 # Engines want it above 0 in float32.
 _LEAST_TOP_P = 1e-6
@@ -47,43 +55,33 @@ class SamplingBody(DialectBody):
     frequency_penalty: Penalty | None = None
 
 
+_SAME = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "max_new_tokens"),
+)
 # The field of `Sampling` that each parameter sets.
-FIELDS: Mapping[str, str] = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "seed": "seed",
-    "stop": "stop",
+FIELDS: Mapping[str, str] = {name: name for name in _SAME} | {
     "stop_sequences": "stop",  # Anthropic
-    "stop_token_ids": "stop_token_ids",  # vLLM
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "repetition_penalty": "repetition_penalty",  # vLLM
     "repeat_penalty": "repetition_penalty",  # llama.cpp, Ollama
-    "ignore_eos": "ignore_eos",
-    "min_tokens": "min_tokens",  # vLLM
-    "max_new_tokens": "max_new_tokens",  # native
     "max_tokens": "max_new_tokens",  # OpenAI, Anthropic
     "max_completion_tokens": "max_new_tokens",  # OpenAI
     "max_output_tokens": "max_new_tokens",  # OpenAI's Responses
     "n_predict": "max_new_tokens",  # llama.cpp
     "num_predict": "max_new_tokens",  # Ollama
 }
-# What counts in Ollama's dialect where the request leaves a parameter open, whatever the model's own defaults are.
+# What counts in Ollama's dialect where the request leaves a parameter open.
 OLLAMA_DEFAULTS: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "repetition_penalty": 1.1}
 
 
 def sent_as(field: str, given: Mapping[str, Any]) -> str:
-    """The parameter of the request that means this field of `Sampling`; the field's own name where none was sent."""
+    """The parameter that set this field of `Sampling`; the field's own name where none did."""
     return next((name for name, one in FIELDS.items() if one == field and given.get(name) is not None), field)
 
 
 def sampling(given: Mapping[str, Any], **more: Any) -> Sampling:
-    """Return how to sample, from the parameters among `given`, the fields of a body.
+    """Return how to sample, from the fields of a body; `more` are fields that the dialect sets by itself.
 
-    `more` are fields of `Sampling` that the dialect sets by itself. Raises BadRequest for a value out of range, and for
-    two parameters that mean the same and differ.
+    Raises BadRequest for a value out of range, and for two parameters that mean the same and differ.
     """
     fields: dict[str, Any] = {}
     for name, field in FIELDS.items():
@@ -133,3 +131,211 @@ def _stop_sequences(given: str | list[str], name: str) -> tuple[str, ...]:
     if not all(0 < len(stop) <= MAX_STOP_CHARACTERS for stop in stops):
         raise BadRequest(f"a stop sequence has 1 to {MAX_STOP_CHARACTERS} characters", param=name)
     return stops
+
+
+# What the bodies of chat and completions share.
+
+# Seconds, or a duration such as 5m.
+KeepAlive = str | float
+
+# What this node does not implement of the API references of OpenAI, vLLM, llama.cpp's server and OpenRouter.
+
+_SAMPLER = "this engine has no such sampling; leave it out, or use temperature, top_p, top_k, min_p and the penalties"
+_TOKENS = "single tokens cannot be favoured or forbidden by this engine"
+_NO_LAZY = (
+    "a grammar counts from the first token of the answer; offer tools, whose calls are enforced from where they begin"
+)
+_NO_GRAMMAR = "grammars are not enforced; send a JSON schema, a regular expression (guided_regex) or guided_choice"
+_NO_TAGS = "tags of the caller's own cannot be enforced; offer tools, whose calls are"
+
+SAMPLING: Table = {
+    "allowed_token_ids": Unsupported(_TOKENS),
+    "bad_words": Unsupported(_TOKENS),
+    "dry_multiplier": Unsupported(_SAMPLER),
+    "dynatemp_range": Unsupported(_SAMPLER),
+    "early_stopping": Unsupported("a beam search ends when no better answer is likely"),
+    "grammar": Unsupported(_NO_GRAMMAR),
+    "grammar_lazy": Unsupported(_NO_LAZY),
+    "grammar_triggers": Unsupported(_NO_LAZY),
+    "guided_grammar": Unsupported(_NO_GRAMMAR),
+    "include_stop_str_in_output": Unsupported("the answer ends before what ended it; add your stop string to it"),
+    "logit_bias": Unsupported(_TOKENS),
+    "logits_processors": Unsupported(_TOKENS),
+    "lora": Unsupported("adapters are not loaded here; install the merged model"),
+    "mirostat": Unsupported(_SAMPLER),
+    "n_cmpl": Unsupported("use n", (1,)),
+    "n_indent": Unsupported("lines are not indented by the engine; ask for it in the prompt"),
+    "n_probs": Unsupported("use logprobs"),
+    "prompt_embeds": Unsupported("a prompt is text or token ids"),
+    "prompt_logprobs": Unsupported("the engine gives no reliable probabilities of the prompt's tokens"),
+    "repeat_last_n": Unsupported("this engine's penalties count the whole answer", (-1, 64)),
+    "repetition_detection": Unsupported("use the penalties, or stop"),
+    "response_fields": Unsupported("replies have all of their fields"),
+    "return_tokens": Unsupported("use return_token_ids"),
+    "return_tokens_as_token_ids": Unsupported("use return_token_ids"),
+    "t_max_predict_ms": Unsupported("send the header X-Request-Timeout-Ms, which counts from the request's arrival"),
+    "tfs_z": Unsupported(_SAMPLER, (1,)),
+    "top_a": Unsupported(_SAMPLER),
+    "top_n_sigma": Unsupported(_SAMPLER, (-1,)),
+    "truncate_prompt_tokens": Unsupported("prompts are not cut; send the part that counts", (-1,)),
+    "typical_p": Unsupported(_SAMPLER, (1,)),
+    "xtc_probability": Unsupported(_SAMPLER),
+}
+
+
+def _parsed(schema: Any) -> Any:
+    """A schema that may be sent as JSON text."""
+    if not isinstance(schema, str):
+        return schema
+    try:
+        return orjson.loads(schema)
+    except orjson.JSONDecodeError:
+        raise PydanticCustomError("not_a_schema", "the text is not a JSON schema") from None
+
+
+# The runtime's grammars hold no control characters but those of white space.
+_PLAIN = r"^[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f]*$"
+_Choice = Annotated[str, Field(min_length=1, max_length=1000, pattern=_PLAIN)]
+Choices = Annotated[list[_Choice], Field(min_length=1, max_length=256)]
+Expression = Annotated[str, Field(min_length=1)]
+Schema = Annotated[dict[str, Any], BeforeValidator(_parsed)]
+Answer = AnswerSchema | GivenForm | str
+
+
+class StructuredOutputs(DialectBody):
+    """vLLM's newer name for the forms of an answer."""
+
+    rules: ClassVar[Table] = {"structural_tag": Unsupported(_NO_TAGS), "grammar": Unsupported(_NO_GRAMMAR)}
+
+    choice: Choices | None = None
+    choices: Choices | None = None
+    json_schema: Annotated[Schema | None, Field(alias="json")] = None
+    json_object: bool | None = None
+    regex: Expression | None = None
+
+
+class StreamOptions(DialectBody):
+    """What a stream holds besides its text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class SamplingFields(SamplingBody):
+    """What the bodies of chat and completions share: OpenAI's fields, and what vLLM and llama.cpp add."""
+
+    # In tokens, of an answer to a request that names no length.
+    default_length: ClassVar[int | None] = None
+
+    model: str
+    max_tokens: Length | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    ignore_eos: bool | None = None
+    # What the schema takes; a model's own best_of_limit decides.
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=128)] | None = None
+    use_beam_search: bool | None = None
+    length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_SEQUENCES)] | None = None
+    return_token_ids: bool | None = None
+    n_predict: Annotated[int, Field(ge=-1, le=1_000_000)] | None = None
+    repeat_penalty: RepetitionPenalty | None = None
+    num_ctx: ContextLength | None = None
+    priority: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    keep_alive: KeepAlive | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    guided_choice: Choices | None = None
+    guided_json: Schema | None = None
+    guided_regex: Expression | None = None
+    json_schema: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    @property
+    def generations(self) -> int:
+        """How many answers are generated for a prompt; of more than `n` the best are returned."""
+        return (None if self.use_beam_search else self.best_of) or self.n or 1
+
+    def requests_for(
+        self,
+        context: RequestContext,
+        prompt: str | TokenIds | tuple[Message, ...],
+        *,
+        logprobs: bool,
+        form: AnswerSchema | None = None,
+        **more: Any,
+    ) -> list[GenerationRequest]:
+        """One domain request for each generation; `form` is what a field of the route asks for. Raises BadRequest."""
+        names = {"max_new_tokens": sent_as("max_new_tokens", vars(self))}
+        if isinstance(prompt, tuple):
+            names["prompt"] = "messages"
+        if self.best_of:
+            names["n"] = "best_of"
+            if not logprobs:
+                # The answers are ranked by their probabilities.
+                names["logprobs"] = "best_of"
+        request = GenerationRequest(
+            # In vLLM's field, what is above 0 may wait.
+            replace(context, interactive=False) if (self.priority or 0) > 0 else context,
+            prompt,
+            self._sampling(logprobs=logprobs),
+            self.model,
+            grammar=self._answer_form(form),
+            context_limit=self.num_ctx,
+            sent_as=names,
+            **more,
+        )
+        return repeated(request, self.generations)
+
+    def _sampling(self, *, logprobs: bool) -> Sampling:
+        if self.stream_options is not None and not self.stream:
+            raise BadRequest("stream_options: only with stream: true; leave it out, or stream", param="stream_options")
+        n, width, given = self.n or 1, self.best_of or self.n or 1, dict(vars(self))
+        if sent_as("max_new_tokens", given) == "max_new_tokens":
+            given["max_new_tokens"] = self.default_length
+        if width < n:
+            raise BadRequest(f"best_of: must be at least n, {n}, got {width}", param="best_of")
+        if self.stream and (width > n or self.use_beam_search):
+            raise BadRequest(
+                "stream: best_of and use_beam_search choose among whole answers; leave them out, or stream",
+                param="stream",
+            )
+        if self.stream and self.return_token_ids:
+            raise BadRequest(
+                "return_token_ids: only whole replies have token ids; leave out return_token_ids or stream",
+                param="return_token_ids",
+            )
+        ids = bool(self.return_token_ids)
+        if not self.use_beam_search:
+            return sampling(given, logprobs=logprobs or width > n, token_ids=ids)
+        if width == 1:
+            raise BadRequest("use_beam_search: best_of must be the number of beams, at least 2", param="best_of")
+        given["temperature"] = 0.0
+        if not self.repeat_penalty:
+            # GenAI takes no repetition penalty with it, so a model's own does not count either.
+            given["repetition_penalty"] = self.repetition_penalty or 1
+        more = {"beams": width, "length_penalty": 1.0 if self.length_penalty is None else self.length_penalty}
+        return sampling(given, logprobs=logprobs, token_ids=ids, **more)
+
+    def _answer_form(self, form: AnswerSchema | None) -> Answer | None:
+        more = self.structured_outputs or StructuredOutputs()
+        forms: list[Answer] = [] if form is None else [form]
+        for where, schema in (
+            ("guided_json", self.guided_json),
+            ("json_schema", self.json_schema),
+            ("structured_outputs.json", more.json_schema),
+            ("structured_outputs.json_object", {"type": "object"} if more.json_object else None),
+        ):
+            if schema is not None:
+                forms.append(AnswerSchema(schema, where, strict=False))
+        choices = (self.guided_choice, more.choice, more.choices)
+        forms += [f"root ::= {one_text(texts)}\n" for texts in choices if texts is not None]
+        for where, source in (("guided_regex", self.guided_regex), ("structured_outputs.regex", more.regex)):
+            if source is not None:
+                forms.append(GivenForm(source, where))
+        if len(forms) > 1:
+            names = ("guided_choice", "guided_json", "guided_regex", "json_schema", "response_format")
+            sent = [name for name in (*names, "structured_outputs") if getattr(self, name, None) is not None]
+            raise BadRequest(f"{', '.join(sent)}: the answer can have one form only; send one of them", param=sent[-1])
+        return forms[0] if forms else None

@@ -1,9 +1,9 @@
-"""OpenAI's /v1/responses: the answer as items, whole or as the events of their growth. Nothing is stored."""
+"""OpenAI's POST /v1/responses: the answer as items. Nothing is stored."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from secrets import token_hex
@@ -21,37 +21,34 @@ from worker_node.http.errors import describe_error
 from worker_node.http.leniency import Table, Unsupported
 from worker_node.http.replies import Reply
 from worker_node.http.sse import event_frame
-from worker_node.tasks.generate.blocks import Block, BlockKind, Closed, Finished, FinishReason, Grown, Opened
-from worker_node.tasks.generate.chat import AnswerSchema, Message, Tool, ToolCall, ToolUse
+from worker_node.tasks.generate.answer import Block, BlockKind, Closed, Finished, FinishReason, Grown, Opened
 from worker_node.tasks.generate.http import parameters
 from worker_node.tasks.generate.http.conversation import (
+    TEXT_OR_IMAGE,
+    AnswerFormat,
     FunctionFields,
+    ImagePart,
     Mode,
     OtherTool,
     RefusalPart,
-    ResponsesImagePart,
-    ResponsesTextPart,
+    TextPart,
     ToolName,
     except_types,
     past_arguments,
     text_and_images,
-    text_or_image,
     tool_of,
     tool_use,
 )
-from worker_node.tasks.generate.http.fields import SAMPLING
-from worker_node.tasks.generate.http.parameters import Length, RepetitionPenalty, SamplingBody
-from worker_node.tasks.generate.http.replies import Ask, Renderer, generation_route
-from worker_node.tasks.generate.model import GenerationRequest
-from worker_node.tasks.generate.service import ChoiceEvent, Choices
+from worker_node.tasks.generate.http.parameters import SAMPLING, Length, RepetitionPenalty, SamplingBody
+from worker_node.tasks.generate.http.replies import Ask, ChoiceEvent, Renderer, generation_route
+from worker_node.tasks.generate.request import GenerationRequest, Message, Tool, ToolCall, ToolUse
+from worker_node.tasks.generate.service import Choices
 
 Json = dict[str, Any]
 
 _NOT_STORED = "nothing is stored here; send the conversation so far in `input`"
 
-MessagePart = Annotated[
-    ResponsesTextPart | ResponsesImagePart | RefusalPart, Field(discriminator="type"), BeforeValidator(text_or_image)
-]
+MessagePart = Annotated[TextPart | ImagePart | RefusalPart, Field(discriminator="type"), TEXT_OR_IMAGE]
 
 
 class InputItem(DialectBody):
@@ -62,25 +59,17 @@ class InputItem(DialectBody):
 
 
 class MessageItem(InputItem):
-    """A turn of the conversation."""
-
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[MessagePart]
 
 
 class CallItem(InputItem):
-    """A call that the model made; its arguments are JSON in a string."""
-
     type: Literal["function_call"]
     call_id: str
     name: str
     namespace: str | None = None
     arguments: str
-
-    def past_arguments(self) -> dict[str, Any]:
-        """The arguments as the model wrote them."""
-        return past_arguments(self.arguments)
 
 
 class CustomCallItem(InputItem):
@@ -92,42 +81,30 @@ class CustomCallItem(InputItem):
     namespace: str | None = None
     input: str
 
-    def past_arguments(self) -> dict[str, Any]:
-        """The arguments of the function that the tool is to the model."""
-        return {"input": self.input}
-
 
 class OutputItem(InputItem):
-    """What a called tool returned."""
-
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
     output: str | list[MessagePart]
 
 
-class ReasoningItem(InputItem):
-    """What the model thought in an earlier turn; it is not shown to the model again."""
-
-    type: Literal["reasoning"]
-    content: Any = None
-    encrypted_content: str | None = None
-    summary: Any = None
-
-
-class SearchItem(BaseModel):
-    """What another server searched the web for. It holds no result, so there is nothing to show to the model."""
+class PassedItem(BaseModel):
+    """Earlier reasoning, which the model is not shown again, or a search, which holds no result."""
 
     model_config = ConfigDict(strict=True, frozen=True)
 
-    type: Literal["web_search_call"]
+    type: Literal["reasoning", "web_search_call"]
 
 
-Item = CallItem | CustomCallItem | OutputItem | ReasoningItem | SearchItem | MessageItem
-_ITEM_TYPES = frozenset(
-    {
-        *("message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"),
-        *("reasoning", "web_search_call"),
-    }
+Item = CallItem | CustomCallItem | OutputItem | PassedItem | MessageItem
+_ITEM_TYPES = (
+    "message",
+    "function_call",
+    "function_call_output",
+    "custom_tool_call",
+    "custom_tool_call_output",
+    "reasoning",
+    "web_search_call",
 )
 
 
@@ -143,8 +120,6 @@ def _known_item(item: Any) -> Any:
 
 
 class ResponsesFunctionTool(FunctionFields):
-    """A function that the model may ask to be called."""
-
     type: Literal["function"]
     name: ToolName
     strict: bool | None = None
@@ -203,7 +178,7 @@ _OtherChoice = Annotated[OtherTool, except_types("function", "custom", "namespac
 
 
 class OfferedCall(NamedTuple):
-    """A tool under the name by which the model calls it, and what a call of it is in items."""
+    """A tool under the model's name for it, and what a call of it is in items."""
 
     tool: Tool
     name: str
@@ -220,29 +195,15 @@ _TEXT_INPUT = {
 
 
 def _model_name(name: str, namespace: str | None) -> str:
-    """The name by which the model calls a tool. OpenAI's names hold no dot, so those of two tools differ."""
+    """The model's name for a tool. OpenAI's names hold no dot, so no two tools share one."""
     return name if namespace is None else f"{namespace}.{name}"
 
 
-class Format(DialectBody):
-    """The form of the answer."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    name: str | None = None
-    description: str | None = None
-    json_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
-    strict: bool | None = None
-
-
 class TextOptions(DialectBody):
-    """How the answer's text is to be."""
-
-    format: Format | None = None
+    format: AnswerFormat | None = None
 
 
 class ResponsesBody(SamplingBody):
-    """Body of POST /v1/responses."""
-
     rules: ClassVar[Table] = {
         **SAMPLING,
         "background": Unsupported("a response is made while the client waits"),
@@ -267,22 +228,16 @@ class ResponsesBody(SamplingBody):
     truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None
 
-    @property
-    def items(self) -> list[Item]:
-        """The input; a text is a message of the user."""
-        if isinstance(self.input, str):
-            return [MessageItem(role="user", content=[ResponsesTextPart(type="input_text", text=self.input)])]
-        return self.input
-
     def request(self, context: RequestContext) -> GenerationRequest:
         """The domain request that it makes. Raises BadRequest."""
+        form = self.text.format if self.text else None
         return GenerationRequest(
             context,
             self._conversation(context),
             parameters.sampling(vars(self)),
             self.model,
             tool_use=self._tool_use(context),
-            grammar=self._schema(),
+            grammar=form.schema_of_answer("text.format", "schema") if form else None,
             split_reasoning=True,
             drop_oldest=self.truncation == "auto",
             sent_as={"prompt": "input", "messages": "input", "max_new_tokens": "max_output_tokens"},
@@ -290,38 +245,39 @@ class ResponsesBody(SamplingBody):
 
     @cached_property
     def offered(self) -> dict[str, OfferedCall]:
-        """The tools that can be offered to the model, by the names by which it calls them. Raises BadRequest."""
+        """The tools that can be called here, by the model's names for them. Raises BadRequest."""
         found: dict[str, OfferedCall] = {}
-        for tool, where, group in self._flat_tools():
-            if isinstance(tool, OtherTool):
+        for index, one in enumerate(self.tools or []):
+            if not isinstance(one, NamespaceTool):
+                self._offer(one, f"tools[{index}]", found)
                 continue
-            namespace = None if group is None else group.name
-            name = _model_name(tool.name, namespace)
-            if name in found:
-                raise BadRequest(f"tools: two tools have the same name, {name!r}", param="tools")
-            if isinstance(tool, CustomTool):
-                made = Tool(name, tool.description or "", _TEXT_INPUT, where)
-            else:
-                made = replace(tool_of(tool, where, strict=tool.strict is True), name=name)
-            if group is not None and group.description and tool is group.tools[0]:
-                # What a namespace is for is said once, before the first of its tools.
-                made = replace(made, description=f"{group.name}: {group.description}\n{made.description}")
-            found[name] = OfferedCall(made, tool.name, namespace, isinstance(tool, CustomTool))
+            for inner, tool in enumerate(one.tools):
+                self._offer(tool, f"tools[{index}].tools[{inner}]", found, one)
         return found
 
-    def _flat_tools(self) -> Iterator[tuple[SingleTool, str, NamespaceTool | None]]:
-        """Each tool, its place, and the namespace that it is in."""
-        for index, tool in enumerate(self.tools or []):
-            if isinstance(tool, NamespaceTool):
-                for inner, one in enumerate(tool.tools):
-                    yield one, f"tools[{index}].tools[{inner}]", tool
-            else:
-                yield tool, f"tools[{index}]", None
+    def _offer(
+        self, tool: SingleTool, where: str, found: dict[str, OfferedCall], group: NamespaceTool | None = None
+    ) -> None:
+        if isinstance(tool, OtherTool):
+            return
+        namespace = None if group is None else group.name
+        name = _model_name(tool.name, namespace)
+        if name in found:
+            raise BadRequest(f"tools: two tools have the same name, {name!r}", param="tools")
+        if isinstance(tool, CustomTool):
+            made = Tool(name, tool.description or "", _TEXT_INPUT, where)
+        else:
+            made = replace(tool_of(tool, where, strict=tool.strict is True), name=name)
+        if group is not None and group.description and tool is group.tools[0]:
+            # What a namespace is for is said once, before the first of its tools.
+            made = replace(made, description=f"{group.name}: {group.description}\n{made.description}")
+        found[name] = OfferedCall(made, tool.name, namespace, isinstance(tool, CustomTool))
 
     def _tool_use(self, context: RequestContext) -> ToolUse | None:
-        for tool, _, _ in self._flat_tools():
-            if isinstance(tool, OtherTool):
-                context.note_ignored(f"tools.{tool.type}")
+        for one in self.tools or []:
+            for tool in one.tools if isinstance(one, NamespaceTool) else [one]:
+                if isinstance(tool, OtherTool):
+                    context.note_ignored(f"tools.{tool.type}")
         tools = [offered.tool for offered in self.offered.values()]
         single = self.parallel_tool_calls is False
         match self.tool_choice:
@@ -342,31 +298,25 @@ class ResponsesBody(SamplingBody):
 
     def _conversation(self, context: RequestContext) -> tuple[Message, ...]:
         turns = [Message("system", self.instructions)] if self.instructions else []
+        if isinstance(self.input, str):
+            return (*turns, Message("user", self.input))
         called: dict[str, str] = {}
-        for number, item in enumerate(self.items):
-            if isinstance(item, CallItem | CustomCallItem):
-                name = called[item.call_id] = _model_name(item.name, item.namespace)
-                turns.append(Message("assistant", "", (ToolCall(name, item.past_arguments()),)))
-            elif isinstance(item, OutputItem):
-                text, images = text_and_images(item.output, f"input[{number}].output")
-                turns.append(Message("tool", text, tool_name=called.get(item.call_id), images=images))
-            elif isinstance(item, SearchItem):
-                context.note_ignored(f"input.{item.type}")
-            elif isinstance(item, MessageItem):
-                text, images = text_and_images(item.content, f"input[{number}].content")
-                role = "system" if item.role == "developer" else item.role
-                turns.append(Message(role, text, images=images))
+        for number, item in enumerate(self.input):
+            match item:
+                case CallItem() | CustomCallItem():
+                    name = called[item.call_id] = _model_name(item.name, item.namespace)
+                    arguments = past_arguments(item.arguments) if isinstance(item, CallItem) else {"input": item.input}
+                    turns.append(Message("assistant", "", (ToolCall(name, arguments),)))
+                case OutputItem():
+                    text, images = text_and_images(item.output, f"input[{number}].output")
+                    turns.append(Message("tool", text, tool_name=called.get(item.call_id), images=images))
+                case MessageItem():
+                    text, images = text_and_images(item.content, f"input[{number}].content")
+                    role = "system" if item.role == "developer" else item.role
+                    turns.append(Message(role, text, images=images))
+                case PassedItem(type="web_search_call"):
+                    context.note_ignored("input.web_search_call")
         return tuple(turns)
-
-    def _schema(self) -> AnswerSchema | None:
-        wanted = self.text.format if self.text else None
-        if wanted is None or wanted.type == "text":
-            return None
-        if wanted.type == "json_object":
-            return AnswerSchema({"type": "object"}, "text.format")
-        if wanted.json_schema is None:
-            raise BadRequest("text.format.schema: it is missing", param="text.format.schema")
-        return AnswerSchema(wanted.json_schema, "text.format.schema", wanted.strict is True)
 
 
 async def _responses(request: web.Request) -> Ask:
@@ -533,8 +483,6 @@ def _fields(body: ResponsesBody, route: Route) -> Json:
 
 
 class OpenAIResponse(Reply):
-    """POST /v1/responses."""
-
     id: str
     object: Literal["response"]
     created_at: int

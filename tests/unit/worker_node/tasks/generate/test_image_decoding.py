@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from worker_node.core.errors import BadRequest
-from worker_node.tasks.generate.image_decoding import decode
+from worker_node.tasks.generate.images import decode
 
 RED, GREEN = (255, 0, 0), (0, 255, 0)
 

@@ -4,9 +4,8 @@ import pytest
 
 from tests.support.application import application, built_models
 from worker_node.core.errors import BadRequest, PayloadTooLarge
-from worker_node.tasks.generate.chat import Image
-from worker_node.tasks.generate.images import image_of_base64, image_of_url
-from worker_node.tasks.generate.model import MAX_IMAGE_BYTES
+from worker_node.tasks.generate.images import MAX_IMAGE_BYTES, image_of_base64, image_of_url
+from worker_node.tasks.generate.request import Image
 
 WRITER = "smollm2-135m-instruct"
 URL = "data:image/png;base64,AAAA"

@@ -6,17 +6,15 @@ from types import SimpleNamespace
 import pytest
 
 from worker_node.core.errors import BadRequest
-from worker_node.sandbox.pool import PreparationLimits, PreparationPool
 from worker_node.structured_output.form import CallForm, Form, FormPart
 from worker_node.tasks.generate.schemas import SMALL_BYTES, SchemaCompiler
 
-MODULES = ["worker_node.structured_output.form"]
 LARGE = {"enum": [f"{number}{0:064}" for number in range(SMALL_BYTES // 64 + 1)]}
 
 
 async def test_the_processes_of_large_schemas_start_with_the_first_large_schema():
-    small, large = (PreparationPool(PreparationLimits(), MODULES) for _ in range(2))
-    compiler = SchemaCompiler(small, large)
+    compiler = SchemaCompiler()
+    small, large = compiler._small, compiler._large
     context = SimpleNamespace(deadline=time.monotonic() + 60, note_ignored=None)
     try:
         await compiler.start()

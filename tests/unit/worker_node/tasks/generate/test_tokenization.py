@@ -5,7 +5,8 @@ import pytest
 from worker_node.core.errors import BadRequest, ContextLengthExceeded
 from worker_node.sandbox.pool import PreparationLimits, PreparationPool
 from worker_node.tasks.generate import tokenization
-from worker_node.tasks.generate.chat import Message, Rendering, ToolCall
+from worker_node.tasks.generate.answer import detokenizer
+from worker_node.tasks.generate.request import Message, Rendering, ToolCall
 from worker_node.tasks.generate.tokenization import ChatTokenizer, LargeTexts
 
 FAR = 1e12
@@ -32,8 +33,8 @@ def chat(store):
 
 def test_special_tokens_have_text_only_where_it_is_asked_for(chat):
     tokens = chat.encode_chat([Message("user", "漢🙂é")])
-    detokenizer = chat.detokenizer()
-    text = detokenizer.push(tokens) + detokenizer.flush()
+    growing = detokenizer(chat)
+    text = growing.push(tokens) + growing.flush()
     assert text == chat.decode(tokens)
     assert "<|im_start|>" not in text
     assert "<|im_start|>" in chat.decode(tokens, skip_special_tokens=False)
@@ -47,7 +48,7 @@ def pool():
 
 @pytest.fixture
 def texts(pool):
-    return LargeTexts(pool)
+    return LargeTexts(pool=pool)
 
 
 @pytest.mark.parametrize("text", [SMALL, LARGE, "漢🙂é" * 1000], ids=["small", "large", "of many bytes"])
@@ -104,7 +105,7 @@ async def test_a_process_tokenizes_refuses_and_is_ended_at_its_limit(chat):
     finally:
         await texts.close()
     impatient = LargeTexts(
-        PreparationPool(PreparationLimits(cpu_s=0.01, memory_bytes=8 * 2**30), tokenization._MODULES)
+        pool=PreparationPool(PreparationLimits(cpu_s=0.01, memory_bytes=8 * 2**30), tokenization._MODULES)
     )
     try:
         with pytest.raises(BadRequest, match="CPU time"):

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_node.tasks.generate.blocks import Token, ToolCallArguments, ToolCallStarted
-from worker_node.tasks.generate.chat import ToolCall
-from worker_node.tasks.generate.tool_calls import BareCalls, TaggedCalls, tool_format
+from worker_node.tasks.generate.answer import BlockKind, Blocks, Grown, Opened
+from worker_node.tasks.generate.request import ToolCall
+from worker_node.tasks.generate.tool_calls import HERMES, TOOL_FORMATS, BareCalls, TaggedCalls
 
 NAMES = frozenset({"add", "get_weather"})
 VALUES = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=8), st.lists, max_leaves=4)
@@ -18,22 +18,16 @@ CALLS = st.lists(st.tuples(st.sampled_from(sorted(NAMES)), ARGUMENTS), min_size=
 
 
 def parse(parser, text, cuts=()):
-    """The text and the calls of an answer that arrives in pieces; the pieces come in order, calls numbered from 0."""
+    """The text and the calls of an answer that arrives in pieces."""
     ends = sorted({min(cut, len(text)) for cut in cuts} | {0, len(text)})
-    pieces = []
+    found = Blocks(skip_blanks=False)
     for start, end in itertools.pairwise(ends):
-        pieces += parser.push(text[start:end])
-    pieces += parser.flush(cut=False)
-    calls = []
-    for piece in pieces:
-        if isinstance(piece, ToolCallStarted):
-            assert piece.call == len(calls)
-            calls.append([piece.name, ""])
-        elif isinstance(piece, ToolCallArguments):
-            assert piece.call == len(calls) - 1
-            calls[-1][1] += piece.text
-    text = "".join(piece.text for piece in pieces if isinstance(piece, Token))
-    return text, [(name, json.loads(arguments)) for name, arguments in calls]
+        parser.push(text[start:end], found)
+    parser.finish(found, cut=False)
+    calls = [block for block in found.blocks if block.kind is BlockKind.CALL]
+    assert [call.call for call in calls] == list(range(len(calls)))
+    text = "".join(block.text for block in found.blocks if block.kind is BlockKind.TEXT)
+    return text, [(call.name, json.loads(call.text)) for call in calls]
 
 
 CUTS = st.lists(st.integers(0, 400), max_size=60)
@@ -93,12 +87,13 @@ def test_what_only_looks_like_a_call_stays_text(text):
 
 
 def test_arguments_stream_as_they_come():
-    parser = TaggedCalls(NAMES)
-    assert parser.push('<tool_call>{"name": "add", "arguments": {"a": 1') == [
-        ToolCallStarted(0, "add"),
-        ToolCallArguments(0, '{"a": 1'),
-    ]
-    assert parser.push(', "b": 2}}') == [ToolCallArguments(0, ', "b": 2}')]
+    parser, found = TaggedCalls(NAMES), Blocks()
+    parser.push('<tool_call>{"name": "add", "arguments": {"a": 1', found)
+    [call] = found.blocks
+    assert call.name == "add"
+    assert found.take() == [Opened(call), Grown(call, '{"a": 1')]
+    parser.push(', "b": 2}}', found)
+    assert found.take() == [Grown(call, ', "b": 2}')]
 
 
 @pytest.mark.parametrize("length", range(1, 16))
@@ -106,8 +101,10 @@ def test_arguments_stream_as_they_come():
 def test_the_beginning_of_a_call_that_is_cut_is_not_text(opening, length):
     parser = TaggedCalls(NAMES) if opening else BareCalls(NAMES, single=True)
     beginning = '{"name": "get_weather"'[:length]
-    assert parser.push(opening + beginning) == []
-    assert parser.flush(cut=True) == []
+    found = Blocks()
+    parser.push(opening + beginning, found)
+    parser.finish(found, cut=True)
+    assert found.blocks == []
 
 
 @pytest.mark.parametrize(
@@ -126,7 +123,7 @@ def test_the_ways_in_which_models_write_arguments(written, arguments):
 
 @pytest.mark.parametrize("family", ["smollm", "qwen", "llama3", "unheard-of"])
 def test_each_family_reads_what_it_is_shown_to_write(family):
-    wanted = tool_format(family)
+    wanted = TOOL_FORMATS.get(family, HERMES)
     text = wanted.written([ToolCall("add", {"a": 1}), ToolCall("get_weather", {"city": "Rome"})])
     expected = [("add", {"a": 1}), ("get_weather", {"city": "Rome"})]
     assert parse(wanted.parser(NAMES), text) == ("", expected)

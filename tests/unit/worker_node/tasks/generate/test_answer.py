@@ -10,40 +10,38 @@ from hypothesis import strategies as st
 
 from tests.support.writing import WRITER, writing
 from worker_node.core.errors import EngineUnavailable
-from worker_node.tasks.generate.answer_text import (
-    AnswerText,
+from worker_node.tasks.generate.answer import (
+    Answer,
+    BlockKind,
+    Blocks,
     ByteDetokenizer,
-    ReasoningFirst,
-    StopMatcher,
-    WindowDetokenizer,
-)
-from worker_node.tasks.generate.blocks import (
-    BlockReader,
     Closed,
     Finished,
     FinishReason,
     Grown,
     Opened,
-    Reasoning,
-    Token,
+    ReasoningFirst,
+    StopMatcher,
+    WindowDetokenizer,
+    detokenizer,
 )
-from worker_node.tasks.generate.messages import Sampling
+from worker_node.tasks.generate.messages import Sampling, TokenDelta
 from worker_node.tasks.generate.tokenization import ChatTokenizer
 from worker_node.tasks.generate.tool_calls import TaggedCalls
 
 BYTES = [bytes([i]) for i in range(256)]
-TOKENIZER = SimpleNamespace(detokenizer=lambda: ByteDetokenizer(BYTES))
+TOKENIZER = SimpleNamespace(byte_table=BYTES)
 
 
 def answered(steps, sampling):
     """The text and the number of tokens of an answer that the engine gives in these steps, until it has ended."""
-    answer = AnswerText(TOKENIZER, sampling)
-    text = ""
+    answer = Answer(TOKENIZER, sampling)
     for step in steps:
-        text += answer.push(step)
-        if answer.ended:
+        answer.push(TokenDelta(1, step))
+        if answer.complete:
             break
-    return text + answer.flush(), answer.tokens
+    answer.flush()
+    return answer.finished(0.0, 0.0).text(), answer.tokens
 
 
 @pytest.mark.parametrize(
@@ -85,10 +83,11 @@ def test_bytes_that_are_no_text_are_left_out():
 def test_a_tokenizer_gives_no_text_for_tokens_beyond_its_vocabulary(store, byte_level):
     installed = store.get("smollm2-135m-instruct")
     chat = ChatTokenizer(installed.path, installed.context_limit)
-    chat._byte_level = byte_level  # the other kind of vocabulary is decoded by the tokenizer itself
+    if not byte_level:
+        chat.byte_table = None  # the other kind of vocabulary is decoded by the tokenizer itself
     [hello] = chat.encode_prompt("hello")
-    detokenizer = chat.detokenizer()
-    text = "".join(detokenizer.push([token]) for token in (hello, 49152, 10**6, hello)) + detokenizer.flush()
+    growing = detokenizer(chat)
+    text = "".join(growing.push([token]) for token in (hello, 49152, 10**6, hello)) + growing.flush()
     assert text == "hellohello"
     assert chat.piece(10**6) == b""
 
@@ -133,11 +132,13 @@ CUTS = st.lists(st.integers(0, 60), max_size=30)
 
 
 def reasoning_and_answer(text, cuts=(), *, begun=False):
-    parser = ReasoningFirst(begun=begun)
+    parser, found = ReasoningFirst(begun=begun), Blocks(skip_blanks=False)
     ends = sorted({min(cut, len(text)) for cut in cuts} | {0, len(text)})
-    pieces = [piece for start, end in itertools.pairwise(ends) for piece in parser.push(text[start:end])]
-    pieces += parser.flush(cut=False)
-    return tuple("".join(p.text for p in pieces if isinstance(p, kind)) for kind in (Reasoning, Token))
+    for start, end in itertools.pairwise(ends):
+        parser.push(text[start:end], found)
+    parser.finish(found, cut=False)
+    ended = Finished(FinishReason.STOP, None, None, blocks=found.blocks)
+    return ended.text(BlockKind.REASONING), ended.text()
 
 
 @given(PLAIN, PLAIN, CUTS, st.booleans())
@@ -188,18 +189,25 @@ CHAT = [{"role": "user", "content": "Hello"}]
 LOOK = {"name": "look", "parameters": {"type": "object"}}
 
 
-def blocks_of(text, *, size=1, single=False, cut=False):
-    """The kinds and texts of an answer's blocks; the events say the same, and only the last block is ever open."""
-    reader = BlockReader(ReasoningFirst(TaggedCalls({"look"})), single=single)
-    events = [e for at in range(0, len(text), size) for e in reader.read(text[at : at + size], ())]
-    events += reader.finish("", cut=cut)
-    opened = [event.block for event in events if isinstance(event, Opened)]
-    assert opened == reader.blocks
-    assert [event.block for event in events if isinstance(event, Closed)] == opened
-    assert [block.index for block in opened] == list(range(len(opened)))
-    for block in opened:
+def blocks_of(text, *, size=1000, parser=None, single=False, cut=False):
+    """The blocks of an answer; the events say the same, and only the last block is ever open."""
+    answer = Answer(TOKENIZER, Sampling(), parser or ReasoningFirst(lambda: TaggedCalls({"look"})), single_call=single)
+    tokens, finish = list(text.encode()), "length" if cut else "stop"
+    events = [
+        e for at in range(0, len(tokens), size) for e in answer.push(TokenDelta(1, tokens[at : at + size], finish))
+    ]
+    events += answer.flush()
+    blocks = answer.finished(0.0, 0.0).blocks
+    assert [event.block for event in events if isinstance(event, Opened)] == blocks
+    assert [event.block for event in events if isinstance(event, Closed)] == blocks
+    assert [block.index for block in blocks] == list(range(len(blocks)))
+    for block in blocks:
         assert block.text == "".join(e.text for e in events if isinstance(e, Grown) and e.block is block)
-    return [(block.kind.value, block.text) for block in reader.blocks]
+    return blocks
+
+
+def kinds_and_texts(text, **options):
+    return [(block.kind.value, block.text) for block in blocks_of(text, **options)]
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
@@ -215,15 +223,14 @@ def blocks_of(text, *, size=1, single=False, cut=False):
     ],
 )
 def test_blanks_around_calls_are_no_text(text, blocks, size):
-    assert blocks_of(text, size=size) == blocks
+    assert kinds_and_texts(text, size=size) == blocks
 
 
 def test_only_a_call_that_the_length_cut_is_no_call():
     for length, cut, calls in ((-14, True, 0), (-12, True, 1), (-14, False, 1)):
-        reader = BlockReader(TaggedCalls({"look"}), single=False)
-        reader.finish(CALL[:length], cut=cut)
-        assert len(Finished(FinishReason.LENGTH, None, None, blocks=reader.blocks).calls) == calls
-    assert blocks_of(CALL + CALL, single=True) == [("call", '{"at": "x"}')]
+        blocks = blocks_of(CALL[:length], parser=TaggedCalls({"look"}), cut=cut)
+        assert len(Finished(FinishReason.LENGTH, None, None, blocks=blocks).calls) == calls
+    assert kinds_and_texts(CALL + CALL, single=True) == [("call", '{"at": "x"}')]
 
 
 async def test_every_dialect_streams_the_blocks_that_its_whole_reply_has(store):

@@ -1,19 +1,172 @@
-"""What a source holds and needs, before anything large of it is downloaded; decides what is fetched and converted."""
+"""What a model's name stands for (a catalog entry, a hub repository, local files), and which files are needed of it."""
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from worker_node.core.errors import ConversionFailed, SourceRejected
-from worker_node.devices.memory import available_memory
-from worker_node.models.catalog import SourceFormat
+from worker_node.core.errors import BadRequest, ModelNotFound, SourceRejected
+from worker_node.models.catalog import Catalog, CatalogEntry, HubSource, SourceFormat, normalise_name
 from worker_node.models.convert.job import files_of_task
 from worker_node.models.directory import GENERATION_FILES, MODEL_FILE, WEIGHTS_FILE
-from worker_node.models.sources.disk import in_gigabytes, require_space
+
+ACCEPTED = "a name of the catalog, ORG/REPO[@REVISION][:QUANTIZATION] of a hub, or a local path"
+
+_HUB_PREFIXES = ("hf:", "https://huggingface.co/", "https://hf.co/", "huggingface.co/", "hf.co/")
+_REPOSITORY = re.compile(
+    r"(?P<repo>[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*)"
+    r"(?:/tree/(?P<tree>[\w./-]+))?(?:@(?P<revision>[\w./-]+))?(?::(?P<tag>[\w.-]+))?"
+)
+_NOT_OF_AN_ID = re.compile(r"[^a-z0-9._-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class HubReference:
+    """A repository of a model hub; `tag` selects one of its GGUF files by quantization or file name.
+
+    `form` is what the catalog says of its files; None: the repository decides.
+    """
+
+    repo: str
+    revision: str = "main"
+    tag: str | None = None
+    form: SourceFormat | None = None
+
+    def __str__(self) -> str:
+        return f"hub {self.repo}@{self.revision}" + (f":{self.tag}" if self.tag else "")
+
+    @property
+    def model_id(self) -> str:
+        """The model's directory in the store, unless the user chooses another name."""
+        name = self.repo.rpartition("/")[2]
+        return as_id(f"{name}-{self.tag}" if self.tag else name)
+
+    @property
+    def alias(self) -> str:
+        """The name under which the installed model is found, however it was spelled."""
+        revision = "" if self.revision == "main" else f"@{self.revision}"
+        return normalise_name(self.repo + revision + (f":{self.tag}" if self.tag else ""))
+
+
+@dataclass(frozen=True, slots=True)
+class LocalReference:
+    """A file or directory of this machine."""
+
+    path: Path
+
+    @property
+    def model_id(self) -> str:
+        """See `HubReference.model_id`."""
+        return as_id(self.path.resolve().name.removesuffix(".gguf"))
+
+    @property
+    def alias(self) -> str:
+        """See `HubReference.alias`."""
+        return normalise_name(str(self.path.resolve()))
+
+    def __str__(self) -> str:
+        return f"local {self.path.name}"
+
+
+# What is not in the catalog.
+ForeignReference = HubReference | LocalReference
+Reference = CatalogEntry | ForeignReference
+
+
+def hub_repository(reference: Reference) -> HubReference | None:
+    """The repository that a reference stands for; None for packages and local files."""
+    if isinstance(reference, CatalogEntry) and isinstance(source := reference.source, HubSource):
+        return HubReference(source.repo, source.revision, source.tag, reference.format)
+    return reference if isinstance(reference, HubReference) else None
+
+
+def parse_reference(name: str, catalog: Catalog) -> Reference:
+    """What `name` stands for; names of the catalog come first. Makes no network calls.
+
+    Raises ModelNotFound when it has none of the known forms, BadRequest for a path that cannot be.
+    """
+    name = name.strip()
+    if (entry := catalog.find(name)) is not None:
+        return entry
+    if (reference := foreign_reference(name)) is not None:
+        return reference
+    hint = catalog.suggest(name) or f"; a model is {ACCEPTED}"
+    raise ModelNotFound(
+        f"model {name[:200]!r} is not known{hint} (npu-node list --all shows the catalog)", param="model"
+    )
+
+
+def foreign_reference(name: str) -> ForeignReference | None:
+    """As `parse_reference` without the catalog; None when the name has none of the forms. Raises BadRequest."""
+    return _local(name) if is_local(name) else hub_reference(name)
+
+
+def is_local(name: str) -> bool:
+    """Whether a name that is not of the catalog stands for files of this machine. Looks at no file."""
+    if "://" in name or hub_reference(name) is not None:
+        return False
+    return name.startswith(("/", "./", "../", "~")) or name.endswith(".gguf") or name in {".", ".."}
+
+
+def is_below(name: str, roots: Iterable[Path]) -> bool:
+    """Whether a name is an absolute path into one of the directories, with all links resolved."""
+    try:
+        return Path(name).is_absolute() and any(Path(name).resolve().is_relative_to(root.resolve()) for root in roots)
+    except (OSError, ValueError, RuntimeError):
+        # Too long, a null byte, links in a circle.
+        return False
+
+
+def is_foreign(name: str) -> bool:
+    """Whether the name has the form of a source that can be pulled without the catalog.
+
+    Looks at no file: requests may name any path as their model, and must not learn from the answer what is there.
+    """
+    return is_local(name.strip()) or hub_reference(name.strip()) is not None
+
+
+def alias_of(name: str) -> str:
+    """The form in which the names of installed models are compared, whatever the spelling of their source."""
+    try:
+        reference = foreign_reference(name.strip())
+    except BadRequest:
+        reference = None
+    return normalise_name(name) if reference is None else reference.alias
+
+
+def hub_reference(name: str) -> HubReference | None:
+    """The hub repository that `name` stands for; None if it has another form."""
+    rest = name.removesuffix(":latest")
+    prefix = next((p for p in _HUB_PREFIXES if rest.lower().startswith(p)), "")
+    rest = rest[len(prefix) :]
+    # A name without a prefix that ends in .gguf is a file of this machine.
+    if not prefix and (rest.startswith((".", "~")) or rest.endswith(".gguf")):
+        return None
+    found = _REPOSITORY.fullmatch(rest.rstrip("/"))
+    if found is None or ".." in rest:
+        return None
+    return HubReference(found["repo"], found["revision"] or found["tree"] or "main", found["tag"])
+
+
+def _local(name: str) -> LocalReference:
+    try:
+        path = Path(name).expanduser()
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            path.stat()
+    except (OSError, ValueError, RuntimeError) as error:
+        # Too long, a null byte, links in a circle, a user that there is not, a directory that may not be read.
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise BadRequest(f"{name[:200]!r} cannot be a file of this machine: {why}", param="model") from None
+    return LocalReference(path)
+
+
+def as_id(name: str) -> str:
+    """A name as a directory of a store may have it."""
+    return _NOT_OF_AN_ID.sub("-", name.lower()).strip("-._") or "model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +190,6 @@ class Listing:
     licence: str = "unknown"
     gguf: dict[str, Any] = field(default_factory=dict)
     architectures: tuple[str, ...] = ()
-
-    def find(self, path: str) -> RemoteFile | None:
-        """The file of that path, or None."""
-        return next((file for file in self.files if file.path == path), None)
 
 
 SAFETENSORS_FILE = "model.safetensors"
@@ -180,45 +329,4 @@ def require_known_architecture(architecture: str, name: str) -> None:
             f"{name} is a GGUF file of architecture {architecture or 'unknown'!r}; those that can be converted are "
             f"{', '.join(ARCHITECTURES)}. Look for a repository of the same model that ends in -ov "
             "(npu-node list --all shows some)"
-        )
-
-
-_GIGABYTE = 10**9
-
-
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """Bytes of memory at the peak, and bytes of disk beside the published files."""
-
-    memory: int
-    disk: int
-
-
-def conversion_needs(source_format: SourceFormat, size: int, *, movable: bool) -> Needs:
-    """Estimate for weights of `size` bytes; `movable` files are moved where they need no change.
-
-    The factors are upper bounds of what was measured (docs/performance.md).
-    """
-    match source_format:
-        case SourceFormat.GGUF:
-            return Needs(memory=3 * size + _GIGABYTE, disk=2 * size)
-        case SourceFormat.SAFETENSORS | SourceFormat.TASK:
-            # Half-precision weights become twice as large: encoders are kept in float32.
-            return Needs(memory=4 * size + _GIGABYTE // 2, disk=int(2.2 * size))
-        case _:
-            return Needs(memory=_GIGABYTE // 2, disk=0 if movable else size)
-
-
-def require_resources(
-    source_format: SourceFormat, size: int, room: Path, what: str, *, movable: bool, to_fetch: int = 0
-) -> None:
-    """Raise DownloadFailed (disk) or ConversionFailed (memory), with both figures, when a conversion does not fit."""
-    needs = conversion_needs(source_format, size, movable=movable)
-    require_space(room, needs.disk + to_fetch, what)
-    available = available_memory()
-    if needs.memory > available:
-        raise ConversionFailed(
-            f"not enough memory to convert {what}: it takes up to {in_gigabytes(needs.memory)}, "
-            f"{in_gigabytes(available)} are available; stop other programs, choose a smaller file, "
-            "or convert it on a larger machine and copy the directory"
         )

@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from worker_node.core.errors import NodeError
+from worker_node.core.types import RequestContext
+from worker_node.tasks.generate.messages import Sampling
+
 
 @dataclass(frozen=True, slots=True)
 class TokenIds:
@@ -103,3 +107,34 @@ class Rendering:
     variables: Mapping[str, Any] = field(default_factory=dict)
     answer_prompt: bool = True
     continue_last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """A prompt to continue. Text and token ids are continued as they stand; messages go through the chat template.
+
+    `sampling.max_new_tokens` None means as many as the placement allows. The answer has the form of `grammar`: EBNF, or
+    what EBNF is compiled from; with tools it may be calls instead, and is if one is forced.
+    `think` turns the reasoning of models that can do with and without it on or off; with `split_reasoning` it is
+    separated from the answer. Prompt and answer together have at most `context_limit` tokens. With
+    `drop_oldest` the oldest turns of a conversation that is too long are left out. `sent_as` says what the dialect
+    calls the parts that errors name: `prompt`, `messages`, `max_new_tokens`, `n`, `response_format`.
+    """
+
+    context: RequestContext
+    prompt: str | TokenIds | tuple[Message, ...]
+    sampling: Sampling
+    model: str | None = None
+    tool_use: ToolUse | None = None
+    grammar: str | AnswerSchema | GivenForm | None = None
+    think: bool | None = None
+    split_reasoning: bool = False
+    context_limit: int | None = None
+    rendering: Rendering = field(default_factory=Rendering)
+    drop_oldest: bool = False
+    sent_as: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    def name_field(self, error: NodeError) -> None:
+        """Make the error name the field that the caller sent."""
+        if error.param:
+            error.param = self.sent_as.get(error.param, error.param)

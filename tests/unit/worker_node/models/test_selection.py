@@ -4,7 +4,7 @@ import pytest
 
 from worker_node.core.errors import SourceRejected
 from worker_node.models.catalog import SourceFormat
-from worker_node.models.sources.selection import Listing, RemoteFile, select
+from worker_node.models.sources import Listing, RemoteFile, select
 
 
 def listing(*paths):

@@ -7,9 +7,10 @@ import pytest
 from tests.support.scripted_hub import Repository
 from worker_node.cli.main import main
 from worker_node.core.errors import SourceRejected
+from worker_node.models import pull
 from worker_node.models.catalog import SourceFormat
-from worker_node.models.sources import check as check_module
-from worker_node.models.sources.check import check, npu_verdict
+from worker_node.models.npu_rules import npu_verdict
+from worker_node.models.pull import check
 from worker_node.models.store import ModelStore
 
 CONFIG = {"max_position_embeddings": 40960}
@@ -43,8 +44,8 @@ def test_a_hub_model_is_judged_by_its_configuration_alone(hub, repository, store
 
 
 def test_what_does_not_fit_is_a_problem_and_status_1(hub, repository, store_root, capsys, monkeypatch):
-    monkeypatch.setattr(check_module, "available_memory", lambda: 400_000_000)
-    monkeypatch.setattr(check_module, "free_space", lambda _: 1000)
+    monkeypatch.setattr(pull, "available_memory", lambda: 400_000_000)
+    monkeypatch.setattr(pull, "free_space", lambda _: 1000)
     assert main(["pull", "--check", "maker/m-ov"]) == 1
     out = capsys.readouterr().out
     assert "NPU_NODE_MODEL_STORE" in out

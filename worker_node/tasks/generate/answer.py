@@ -1,0 +1,553 @@
+"""An answer: token ids become text, up to a stop sequence, and text becomes blocks, which every dialect renders."""
+
+from __future__ import annotations
+
+import codecs
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum, auto
+from secrets import token_hex
+from typing import Protocol
+
+import orjson
+
+from worker_node.core.types import NOT_MEASURED, Busy, Timing, Usage
+from worker_node.tasks.generate.messages import Sampling, TokenDelta
+
+
+class FinishReason(StrEnum):
+    """Why a generation ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+
+
+class BlockKind(StrEnum):
+    """Kinds of blocks."""
+
+    TEXT = "text"
+    REASONING = "reasoning"
+    CALL = "call"
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """A part of an answer, at the place `index`. Only the last block of an answer is `open`.
+
+    The text of a call is the JSON of its arguments; `call` numbers the calls of one answer. `cut`: the length of the
+    answer was used up within the block.
+    """
+
+    kind: BlockKind
+    index: int
+    name: str = ""
+    call: int = 0
+    id: str = ""
+    open: bool = True
+    cut: bool = False
+    parts: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """Its text so far."""
+        return "".join(self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One token as it was generated, and the natural logarithm of its probability."""
+
+    text: str
+    utf8: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A block begins, without text; those before it are closed. Its `block` may be ahead of the event."""
+
+    block: Block
+
+
+@dataclass(slots=True)
+class Grown:
+    """The open block grew by `text`.
+
+    `logprobs`, where asked for, are those of the tokens that arrived; the text of some may still be held back. Where
+    there is no text for them they come with an empty one, of a block that was not opened.
+    """
+
+    block: Block
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A block is complete, or cut."""
+
+    block: Block
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of a generation, with its `blocks`.
+
+    `mean_logprob` is that of its tokens where log probabilities were asked for, `token_ids` those of the answer where
+    they were.
+    """
+
+    finish_reason: FinishReason
+    usage: Usage
+    timing: Timing
+    busy: Busy = NOT_MEASURED
+    stop_sequence: str | None = None
+    mean_logprob: float = -math.inf
+    token_ids: tuple[int, ...] = ()
+    logprobs: Sequence[TokenLogprob] = ()
+    blocks: Sequence[Block] = ()
+
+    @property
+    def calls(self) -> list[Block]:
+        """The calls, without one that was cut: nobody could run it."""
+        return [block for block in self.blocks if block.kind is BlockKind.CALL and not block.cut]
+
+    def text(self, kind: BlockKind = BlockKind.TEXT) -> str:
+        """The text of all blocks of that kind."""
+        return "".join([block.text for block in self.blocks if block.kind is kind])
+
+
+BlockEvent = Opened | Grown | Closed
+Event = BlockEvent | Finished
+
+
+class Parser(Protocol):
+    """Splits growing text into text, reasoning and calls, which it adds to `blocks`.
+
+    `finish` adds what was held back. `cut`: the length of the answer was used up. Then the beginning of a call is not
+    text, but a call that is missing.
+    """
+
+    def push(self, text: str, blocks: Blocks) -> None: ...
+    def finish(self, blocks: Blocks, *, cut: bool) -> None: ...
+
+
+class Blocks:
+    """The blocks of an answer under construction; `take` returns what has changed.
+
+    With `single_call` only the first call counts. Models write blanks around calls: with `skip_blanks`, blanks without
+    words are not text. `in_reasoning`: what came last is reasoning.
+    """
+
+    def __init__(self, *, single_call: bool = False, skip_blanks: bool = True) -> None:
+        self._single_call = single_call
+        self._skip_blanks = skip_blanks
+        self._blanks = ""
+        self._calls = 0
+        self._changes: list[BlockEvent] = []
+        self.blocks: list[Block] = []
+        self.in_reasoning = False
+
+    def add_text(self, text: str) -> None:
+        """Continue the text, or begin one."""
+        self.in_reasoning = False
+        if not self._continues(BlockKind.TEXT):
+            text = self._blanks + text
+            if self._skip_blanks and not text.strip():
+                self._blanks = text
+                return
+            self._open(BlockKind.TEXT)
+        self._grow(text)
+
+    def add_reasoning(self, text: str) -> None:
+        """Continue the reasoning, or begin one."""
+        # Until something else comes, what is held back belongs to the reasoning as well.
+        self.in_reasoning = True
+        if not self._continues(BlockKind.REASONING):
+            self._open(BlockKind.REASONING)
+        self._grow(text)
+
+    def begin_call(self, name: str) -> None:
+        """Begin a call of this tool."""
+        self.in_reasoning = False
+        self._calls += 1
+        if self._calls == 1 or not self._single_call:
+            self._open(BlockKind.CALL, name, self._calls - 1)
+
+    def add_arguments(self, text: str) -> None:
+        """Continue the JSON of the arguments of the call that was begun last."""
+        if self._calls == 1 or not self._single_call:
+            self._grow(text)
+
+    def close(self, *, cut: bool = False) -> None:
+        """Close the open block; `cut` as in `Block`."""
+        if not self.blocks or not self.blocks[-1].open:
+            return
+        block = self.blocks[-1]
+        block.open = False
+        block.cut = cut and not (block.kind is BlockKind.CALL and _is_json(block.text))
+        self._changes.append(Closed(block))
+
+    def take(self) -> list[BlockEvent]:
+        """Return the changes since the last call."""
+        changes, self._changes = self._changes, []
+        return changes
+
+    def _continues(self, kind: BlockKind) -> bool:
+        return bool(self.blocks) and self.blocks[-1].kind is kind and self.blocks[-1].open
+
+    def _open(self, kind: BlockKind, name: str = "", call: int = 0) -> None:
+        self._blanks = ""
+        self.close()
+        self.blocks.append(Block(kind, len(self.blocks), name, call, token_hex(12)))
+        self._changes.append(Opened(self.blocks[-1]))
+
+    def _grow(self, text: str) -> None:
+        block = self.blocks[-1]
+        block.parts.append(text)
+        last = self._changes[-1] if self._changes else None
+        if isinstance(last, Grown):
+            last.text += text
+        else:
+            self._changes.append(Grown(block, text))
+
+
+def _is_json(text: str) -> bool:
+    try:
+        orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return False
+    return True
+
+
+class Answer:
+    """An answer under construction, and the data for its last event.
+
+    Within the first `min_tokens` neither stop sequences nor stop tokens end it. What ends it is not part of its text,
+    nor are special tokens. `tokens` are those of the answer so far, `unreported` those that no metric has counted yet.
+    The engine had the last ones `at` that time. `ended`: a stop sequence or a stop token ended it; it is `complete` too
+    when the engine says so. Times are monotonic.
+    """
+
+    def __init__(
+        self,
+        tokenizer: TokenTexts,
+        sampling: Sampling,
+        parser: Parser | None = None,
+        *,
+        single_call: bool = False,
+        prompt_tokens: int = 0,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._detokenizer = detokenizer(tokenizer)
+        self._sampling = sampling
+        self._stop = StopMatcher(sampling.stop)
+        self._parser = parser
+        self._blocks = Blocks(single_call=single_call, skip_blanks=parser is not None)
+        self._finish = FinishReason.STOP
+        self._prompt_tokens = prompt_tokens
+        self._reasoning_tokens = 0
+        self._logprob = 0.0
+        self._logprobs: list[TokenLogprob] = []
+        self._ids: list[int] = []
+        self.tokens = 0
+        self.unreported = 0
+        self.busy = NOT_MEASURED
+        self.ended = self.complete = False
+        self.at = 0.0
+        self.submitted = self.started = time.monotonic()
+        self.first_token: float | None = None
+
+    def push(self, delta: TokenDelta) -> list[BlockEvent]:
+        """Add tokens; return what is certain now."""
+        before = self.tokens
+        self.at = delta.at or time.monotonic()
+        text = self._text_of(delta.tokens)
+        taken = delta.tokens[: self.tokens - before]
+        self.unreported += len(delta.tokens)
+        if self._sampling.token_ids:
+            self._ids += taken
+        logprobs = self._with_logprobs(taken, delta.logprobs) if delta.logprobs else ()
+        if text:
+            self._parse(text)
+        events = self._blocks.take()
+        if logprobs:
+            grown = (event for event in events if isinstance(event, Grown) and event.block.kind is BlockKind.TEXT)
+            if (first := next(grown, None)) is None:
+                events.insert(0, Grown(Block(BlockKind.TEXT, -1), "", logprobs))
+            else:
+                first.logprobs = logprobs
+        self._reasoning_tokens += len(taken) if self._blocks.in_reasoning else 0
+        self.busy = delta.busy
+        self._prompt_tokens = delta.prompt_tokens or self._prompt_tokens
+        if delta.finish is not None:
+            self._finish = FinishReason(delta.finish)
+        self.complete = self.ended or delta.finish is not None
+        return events
+
+    def flush(self) -> list[BlockEvent]:
+        """Return what was held back, at the end."""
+        if self._stop.matched is None:
+            self._parse(self._stop.push(self._detokenizer.flush()) + self._stop.flush())
+        events = self._blocks.take()
+        cut = self._finish_reason() is FinishReason.LENGTH
+        if self._parser is not None:
+            self._parser.finish(self._blocks, cut=cut)
+        self._blocks.close(cut=cut)
+        return events + self._blocks.take()
+
+    def finished(self, arrived: float, tokenize_s: float) -> Finished:
+        """The last event, as of now."""
+        now = time.monotonic()
+        return Finished(
+            finish_reason=self._finish_reason(),
+            usage=Usage(self._prompt_tokens, self.tokens, self._reasoning_tokens),
+            timing=Timing(
+                queue=max(0.0, self.started - self.submitted) * 1e3,
+                tokenize=tokenize_s * 1e3,
+                inference=(now - self.started) * 1e3,
+                total=(now - arrived) * 1e3,
+                first_token=None if self.first_token is None else (self.first_token - arrived) * 1e3,
+            ),
+            busy=self.busy,
+            stop_sequence=self._stop.matched,
+            mean_logprob=self._logprob / self.tokens if self.tokens else -math.inf,
+            token_ids=tuple(self._ids),
+            logprobs=self._logprobs,
+            blocks=self._blocks.blocks,
+        )
+
+    def _text_of(self, tokens: Sequence[int]) -> str:
+        """Count tokens; return the text that is certain with them."""
+        sampling = self._sampling
+        plain = not sampling.stop_token_ids and (not sampling.min_tokens or not sampling.stop)
+        # With guessed tokens several come at once, and those behind a stop sequence are none of the answer.
+        if plain and (len(tokens) == 1 or not sampling.stop):
+            self.tokens += len(tokens)
+            text = self._stop.push(self._detokenizer.push(tokens))
+            self.ended = self._stop.matched is not None
+            return text
+        text = ""
+        for token in tokens:
+            if self.ended:
+                break
+            self.tokens += 1
+            may_end = self.tokens > sampling.min_tokens
+            if may_end and token in sampling.stop_token_ids:
+                self.ended = True
+                break
+            piece = self._detokenizer.push([token])
+            text += self._stop.push(piece) if may_end else piece
+            self.ended = self._stop.matched is not None
+        return text
+
+    def _parse(self, text: str) -> None:
+        if not text:
+            return
+        if self._parser is None:
+            self._blocks.add_text(text)
+        else:
+            self._parser.push(text, self._blocks)
+
+    def _finish_reason(self) -> FinishReason:
+        if self.ended:
+            return FinishReason.STOP
+        # An answer that was cut within a call is cut, not a call.
+        called = any(block.kind is BlockKind.CALL for block in self._blocks.blocks)
+        return FinishReason.TOOL_CALLS if called and self._finish is FinishReason.STOP else self._finish
+
+    def _with_logprobs(self, tokens: Sequence[int], values: Sequence[float]) -> tuple[TokenLogprob, ...]:
+        """The probabilities of tokens that are text; special tokens, such as the end of the answer, have none."""
+        found: list[TokenLogprob] = []
+        for token, value in zip(tokens, values, strict=False):
+            self._logprob += value
+            if utf8 := self._tokenizer.piece(token):
+                found.append(TokenLogprob(utf8.decode("utf-8", "replace"), utf8, value))
+        self._logprobs += found
+        return tuple(found)
+
+
+@dataclass(slots=True)
+class StopMatcher:
+    """Cuts the text at the first stop sequence, however it is split over pieces."""
+
+    stops: tuple[str, ...]
+    matched: str | None = None
+    _held: str = ""
+
+    def push(self, text: str) -> str:
+        """Add text; return the part that no stop sequence can begin in any more. After a match, nothing."""
+        if self.matched is not None:
+            return ""
+        if not self.stops:
+            return text
+        self._held += text
+        hits = [(at, stop) for stop in self.stops if (at := self._held.find(stop)) >= 0]
+        if hits:
+            at, self.matched = min(hits, key=lambda hit: (hit[0], -len(hit[1])))
+            text, self._held = self._held[:at], ""
+            return text
+        keep = max(overlap(self._held, stop) for stop in self.stops)
+        text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        return text
+
+    def flush(self) -> str:
+        """Return what was held back, at the end of the generation."""
+        text, self._held = self._held, ""
+        return text
+
+
+_THINK, _END_OF_THINKING = "<think>", "</think>"
+
+
+class _In(Enum):
+    START = auto()
+    THOUGHT = auto()
+    GAP = auto()
+    ANSWER = auto()
+
+
+class ReasoningFirst:
+    """Separates reasoning at the start of the answer from the rest, which goes to the parser that `answer` makes.
+
+    `begun`: the prompt ends inside the reasoning, as with the templates of some models.
+    """
+
+    def __init__(self, answer: Callable[[], Parser] | None = None, *, begun: bool = False) -> None:
+        self._answer = None if answer is None else answer()
+        self._in = _In.THOUGHT if begun else _In.START
+        self._held = ""
+
+    def push(self, text: str, blocks: Blocks) -> None:
+        self._held += text
+        if self._in is _In.START:
+            start = self._held.lstrip()
+            if start.startswith(_THINK):
+                self._held = start[len(_THINK) :]
+                self._in = _In.THOUGHT
+            elif not _THINK.startswith(start):
+                self._in = _In.ANSWER
+        if self._in is _In.THOUGHT:
+            self._read_thought(blocks)
+        if self._in is _In.GAP:
+            # Blank lines between the reasoning and the answer belong to neither.
+            self._held = self._held.lstrip()
+            if self._held:
+                self._in = _In.ANSWER
+        if self._in is _In.ANSWER:
+            held, self._held = self._held, ""
+            if self._answer is not None:
+                self._answer.push(held, blocks)
+            elif held:
+                blocks.add_text(held)
+
+    def finish(self, blocks: Blocks, *, cut: bool) -> None:
+        thinking, self._in = self._in is _In.THOUGHT, _In.ANSWER
+        if thinking and self._held:
+            blocks.add_reasoning(self._held)
+        elif not thinking:
+            self.push("", blocks)
+        if self._answer is not None:
+            self._answer.finish(blocks, cut=cut)
+
+    def _read_thought(self, blocks: Blocks) -> None:
+        thought, found, after = self._held.partition(_END_OF_THINKING)
+        if found:
+            self._held = after
+            self._in = _In.GAP
+        else:
+            kept = overlap(thought, _END_OF_THINKING)
+            thought, self._held = thought[: len(thought) - kept], thought[len(thought) - kept :]
+        if thought:
+            blocks.add_reasoning(thought)
+
+
+def overlap(text: str, mark: str) -> int:
+    """How many characters at the end of the text may be the beginning of the mark."""
+    for size in range(min(len(mark) - 1, len(text)), 0, -1):
+        if mark.startswith(text[-size:]):
+            return size
+    return 0
+
+
+class TokenTexts(Protocol):
+    """What an answer needs of its model's tokenizer; `byte_table` are the bytes of each token, where it has such."""
+
+    byte_table: Sequence[bytes] | None
+
+    def decode(self, tokens: Sequence[int]) -> str: ...
+    def piece(self, token: int) -> bytes: ...
+
+
+def detokenizer(tokenizer: TokenTexts) -> Detokenizer:
+    """Return a fresh detokenizer for one generation."""
+    if tokenizer.byte_table is not None:
+        return ByteDetokenizer(tokenizer.byte_table)
+    return WindowDetokenizer(tokenizer.decode)
+
+
+class Detokenizer(Protocol):
+    """Turns growing token ids into growing text; one instance per generation.
+
+    A character may span several tokens; what is not yet certain is held back.
+    """
+
+    def push(self, tokens: Sequence[int]) -> str:
+        """Add tokens and return the text that is now certain."""
+        ...
+
+    def flush(self) -> str:
+        """Return what was held back, at the end."""
+        ...
+
+
+class ByteDetokenizer:
+    """For vocabularies in which each token stands for fixed bytes (byte-level BPE): a table look-up per token.
+
+    A model's output layer may be wider than its vocabulary (padding): a token beyond the table has no text.
+    """
+
+    def __init__(self, table: Sequence[bytes]) -> None:
+        self._table = table
+        # As the tokenizer's own decoder does, bytes that are no UTF-8 are left out.
+        self._decoder = codecs.getincrementaldecoder("utf-8")("ignore")
+
+    def push(self, tokens: Sequence[int]) -> str:
+        table = self._table
+        size = len(table)
+        return self._decoder.decode(b"".join([table[token] for token in tokens if token < size]))
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class WindowDetokenizer:
+    """For every other vocabulary: decodes a short window again for each token and emits what it grew by.
+
+    The window starts at a token where the text was last complete, so context-dependent decoding (a leading space that
+    is dropped only at the start, a character over several tokens) comes out as if all had been decoded at once.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
+        self._tokens: list[int] = []
+        self._prefix = 0
+        self._read = 0
+
+    def push(self, tokens: Sequence[int]) -> str:
+        self._tokens += tokens
+        return self._emit(final=False)
+
+    def flush(self) -> str:
+        return self._emit(final=True)
+
+    def _emit(self, *, final: bool) -> str:
+        known = self._decode(self._tokens[self._prefix : self._read])
+        text = self._decode(self._tokens[self._prefix :])
+        if len(text) <= len(known) or (text.endswith("\ufffd") and not final):
+            return ""
+        self._prefix, self._read = self._read, len(self._tokens)
+        return text[len(known) :]
