@@ -91,9 +91,9 @@ class JobQueue(Generic[J]):
             self.remove(prompt.job.id)
         return late
 
-    def next(self, piece_tokens: int = WHOLE_PROMPT_PIECE) -> Prompt[J] | None:
+    def next(self) -> Prompt[J] | None:
         """Remove and return the job to run next, alone and to its end; None if none waits."""
-        first = next(iter(self.ranked(piece_tokens, due=sys.maxsize)), None)
+        first = next(iter(self.ranked(WHOLE_PROMPT_PIECE, due=sys.maxsize)), None)
         if first is not None:
             self.remove(first.job.id)
         return first
