@@ -278,8 +278,8 @@ def identify(installed: InstalledModel) -> Identity:
 
     Reads the file of weights where the architecture is the same: about a second for each gigabyte.
     """
-    reference = Catalog.load().resolve(REFERENCE_MODEL)
-    if not reference.describes(peek_config(installed.path / "config.json")):
+    reference = Catalog.load().find(REFERENCE_MODEL)
+    if reference is None or not reference.describes(peek_config(installed.path / "config.json")):
         return Identity.OTHER
     with (installed.path / WEIGHTS_FILE).open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
