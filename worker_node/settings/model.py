@@ -137,7 +137,7 @@ class ModelSettings(BaseModel):  # noqa: PLW1641  (options is a dictionary)
     model has is refused.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     name: str = Field(
         description="the model's name, as `npu-node models` lists it; with a path any name; default: that of the "
