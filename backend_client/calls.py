@@ -7,7 +7,7 @@ import inspect
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Protocol, Self, TypeVar, Unpack
 
 import numpy as np
@@ -19,15 +19,14 @@ from backend_client.arguments import Audio
 from backend_client.embed_many import Progress, Source, embed_in_batches, embed_windowed
 from backend_client.errors import DeadlineExceeded, InvalidArgument
 from backend_client.http.answers import count_in, ranking_in, transcription_in
-from backend_client.http.forwarding import Forwarded
 from backend_client.http.health import ModelReport
-from backend_client.http.messages import EmbedJob, Exchange, encode, split_options
+from backend_client.http.messages import Request, encode, split_options
+from backend_client.http.replies import Forwarded
 from backend_client.http.routes import ROUTES
 from backend_client.http.stream_forms import EventStream
 from backend_client.lifetime import Clock, Deadline, OneLoop, OpenCalls
 from backend_client.options import ClientOptions
 from backend_client.results import (
-    Attempt,
     CallOptions,
     ChatOptions,
     ChatResult,
@@ -46,13 +45,9 @@ from backend_client.results import (
     origin_fields,
 )
 from backend_client.streams import (
-    Answer,
-    ChatItems,
     ChatStream,
     TokenStream,
-    chat_items,
     chat_result,
-    generate_items,
     generate_result,
     invalid_answer,
 )
@@ -61,28 +56,22 @@ from backend_client.streams import (
 class Backend(Protocol):
     """What can do the work: the fleet, the cloud, or the two in that order."""
 
-    async def embed(self, job: EmbedJob) -> EmbedBatch:
-        """Embed the texts in one request."""
+    async def embed(self, request: Request) -> EmbedBatch:
+        """The vectors of the texts of a request to /embeddings."""
         ...
 
-    async def exchange(self, job: Exchange) -> RawReply:
+    async def send(self, request: Request) -> RawReply:
         """The whole reply to a request."""
         ...
 
-    async def open_exchange(self, job: Exchange, opened_by: Deadline | None = None) -> EventStream:
-        """Return once a part of the answer is there, at the latest at `opened_by` (else the deadline).
-
-        What came before it is among the first events.
+    async def open(self, request: Request) -> EventStream:
+        """The reply as a stream; returns once a part of the answer is there. What came before it is among the first
+        events.
         """
         ...
 
-    async def forward(
-        self, job: Exchange
-    ) -> tuple[Forwarded | EmbedBatch | RawReply | EventStream, tuple[Attempt, ...]]:
-        """The reply to a request that came as bytes (`content`), a node's with its bytes unchanged.
-
-        Beside it the attempts before those that the reply names.
-        """
+    async def forward(self, request: Request) -> Forwarded:
+        """The reply to a request that came as bytes (`content`), a node's with its bytes unchanged."""
         ...
 
     async def close(self) -> None:
@@ -189,7 +178,7 @@ class BaseClient:
     async def embed_batch(self, texts: Sequence[str], **options: Unpack[EmbedOptions]) -> EmbedBatch:
         """The vectors of a few texts in one request, and who made them. Raises PayloadTooLarge for too many."""
         given = self._given("embed_batch", options, EmbedOptions)
-        return await self.core.backend.embed(self._embed_job(arguments.text_list(texts), given))
+        return await self.core.backend.embed(self._embed_request(arguments.text_list(texts), given))
 
     async def embed_many(
         self, texts: Iterable[str], *, progress: Progress | None = None, **options: Unpack[EmbedOptions]
@@ -213,8 +202,8 @@ class BaseClient:
         whole = self._deadline(given, 0.0) if "timeout" in given else None
 
         async def embed(part: Sequence[str]) -> EmbedBatch:
-            job = self._embed_job(part, given)
-            return await self.core.backend.embed(job.within(whole) if whole else job)
+            request = self._embed_request(part, given)
+            return await self.core.backend.embed(replace(request, deadline=whole) if whole else request)
 
         return await embed_in_batches(
             _checked(texts),
@@ -239,7 +228,7 @@ class BaseClient:
         given = self._given("embed_stream", options, EmbedOptions)
 
         async def embed(part: Sequence[str]) -> EmbedBatch:
-            return await self.core.backend.embed(self._embed_job(part, given))
+            return await self.core.backend.embed(self._embed_request(part, given))
 
         batches = embed_windowed(
             _checked(texts),
@@ -252,19 +241,15 @@ class BaseClient:
 
     async def generate(self, prompt: str, **options: Unpack[GenerateOptions]) -> GenerateResult:
         """The answer to a prompt."""
-        return generate_result(await self.core.backend.exchange(self._generate_job("generate", prompt, options)))
+        return generate_result(await self.core.backend.send(self._generate_request("generate", prompt, options)))
 
     def stream(self, prompt: str, **options: Unpack[GenerateOptions]) -> TokenStream:
         """The answer to a prompt, piece by piece: `async for piece in client.stream(prompt)`.
 
         Raises StreamInterrupted, which holds the text so far, when the answer stops after its first piece.
         """
-        job = self._generate_job("stream", prompt, options)
-
-        async def opened() -> Answer:
-            return generate_items(await self.core.backend.open_exchange(job))
-
-        return TokenStream(opened)
+        request = self._generate_request("stream", prompt, options)
+        return TokenStream(lambda: self.core.backend.open(request))
 
     async def chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> ChatResult:
         """The answer to a conversation.
@@ -272,28 +257,24 @@ class BaseClient:
         `messages` are OpenAI's, with text and image parts. With a pydantic model as `response_format` the answer is
         validated and in `parsed`. Raises InvalidAnswer when it does not validate.
         """
-        job, schema = self._chat_job("chat", messages, options)
-        return chat_result(await self.core.backend.exchange(job), schema)
+        request, schema = self._chat_request("chat", messages, options)
+        return chat_result(await self.core.backend.send(request), schema)
 
     def stream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> ChatStream:
         """The answer to a conversation, delta by delta; `result` is there after the last.
 
         Raises StreamInterrupted, which holds the text so far, when the answer stops after its first delta.
         """
-        job, schema = self._chat_job("stream_chat", messages, options)
-
-        async def opened() -> ChatItems:
-            return chat_items(await self.core.backend.open_exchange(job), schema)
-
-        return ChatStream(opened)
+        request, schema = self._chat_request("stream_chat", messages, options)
+        return ChatStream(lambda: self.core.backend.open(request), schema)
 
     async def parse(self, messages: Messages, schema: type[M], **options: Unpack[ChatOptions]) -> M:
         """The answer to a conversation as an object of a pydantic model.
 
         Raises InvalidAnswer, which holds the text, when it does not validate or the model called a tool instead.
         """
-        job, _ = self._chat_job("parse", messages, {**options, "response_format": schema})
-        result = chat_result(await self.core.backend.exchange(job), schema)
+        request, _ = self._chat_request("parse", messages, {**options, "response_format": schema})
+        result = chat_result(await self.core.backend.send(request), schema)
         if isinstance(result.parsed, schema):
             return result.parsed
         raise invalid_answer(schema, result, "the model called a tool instead")
@@ -305,8 +286,8 @@ class BaseClient:
             body: dict[str, Any] = {"prompt": arguments.text(messages, "messages")}
         else:
             body = {"messages": arguments.messages(messages)}
-        job = self._exchange("/tokenize", body, given, self.core.options.timeouts.embed)
-        return count_in((await self.core.backend.exchange(job)).body)
+        request = self._request("/tokenize", body, given, self.core.options.timeouts.embed)
+        return count_in((await self.core.backend.send(request)).body)
 
     async def post(self, path: str, body: Mapping[str, Any], **options: Unpack[CallOptions]) -> RawReply:
         """A request in OpenAI's dialect as it is, and the reply with its headers.
@@ -325,8 +306,7 @@ class BaseClient:
         if options.get("model") is None:
             options["model"] = body.get("model")
         given = self._given("post", options, CallOptions)
-        job = self._exchange(path, rest, given, self.core.options.timeouts.generate)
-        return await self.core.backend.exchange(job)
+        return await self.core.backend.send(self._request(path, rest, given, self.core.options.timeouts.generate))
 
     async def rerank(self, query: str, documents: Sequence[str], **options: Unpack[RerankOptions]) -> RerankResult:
         """The documents by their relevance to the query, the most relevant first.
@@ -338,8 +318,7 @@ class BaseClient:
         if not texts:
             raise InvalidArgument("documents is empty: there is nothing to rank", param="documents")
         body = {"query": arguments.text(query, "query"), "documents": texts}
-        job = self._exchange("/v1/rerank", body, given, self.core.options.timeouts.embed)
-        reply = await self.core.backend.exchange(job)
+        reply = await self.core.backend.send(self._request("/v1/rerank", body, given, self.core.options.timeouts.embed))
         scores = ranking_in(reply.body, len(texts), given.get("top_n", len(texts)))
         scores.sort(key=lambda scored: -scored[1])
         ranked = tuple(RankedDocument(index, score, texts[index]) for index, score in scores)
@@ -365,7 +344,7 @@ class BaseClient:
         body |= {field: arguments.form_value(value, field) for field, value in fields.items()}
         if granularities is not None:
             body["timestamp_granularities[]"] = granularities
-        job = Exchange(
+        request = Request(
             path="/v1/audio/transcriptions",
             kind="transcription",
             deadline=deadline,
@@ -373,7 +352,7 @@ class BaseClient:
             file=file,
             **common,
         )
-        reply = await self.core.backend.exchange(job)
+        reply = await self.core.backend.send(request)
         return Transcription(**transcription_in(reply.body), **origin_fields(reply))
 
     def _given(self, method: str, options: Mapping[str, Any], declared: type) -> dict[str, Any]:
@@ -385,40 +364,37 @@ class BaseClient:
     def _deadline(self, given: Mapping[str, Any], default: float) -> Deadline:
         return Deadline.after(given.get("timeout", default), self.core.clock)
 
-    def _one_text(self, method: str, text: str, options: EmbedOptions) -> EmbedJob:
+    def _one_text(self, method: str, text: str, options: EmbedOptions) -> Request:
         given = self._given(method, options, EmbedOptions)
         # Nearly all texts pass without a call.
         checked = text if type(text) is str and text.isascii() else arguments.text(text, "text")
-        return self._embed_job([checked], given)
+        return self._embed_request([checked], given)
 
-    def _embed_job(self, texts: Sequence[str], given: Mapping[str, Any]) -> EmbedJob:
+    def _embed_request(self, texts: Sequence[str], given: Mapping[str, Any]) -> Request:
         common, others = split_options(given)
         deadline = self._deadline(given, self.core.options.timeouts.embed)
-        return EmbedJob(texts=texts, deadline=deadline, **common, **others)
+        if others.get("truncate") is False:
+            del others["truncate"]
+        body = {"texts": texts, **others}
+        return Request(path="/embeddings", kind="embedding", body=body, deadline=deadline, **common)
 
-    def _exchange(
-        self,
-        path: str,
-        body: Mapping[str, Any],
-        given: Mapping[str, Any],
-        timeout: float,
-    ) -> Exchange:
+    def _request(self, path: str, body: Mapping[str, Any], given: Mapping[str, Any], timeout: float) -> Request:
         """A request with this body and those options that belong into it."""
         common, others = split_options(given)
         body = {**body, **others}
         encode(body)
         deadline = self._deadline(given, timeout)
         ends = deadline if "timeout" in given else None
-        return Exchange(path=path, kind=ROUTES[path].kind_of(body), deadline=deadline, ends=ends, body=body, **common)
+        return Request(path=path, kind=ROUTES[path].kind_of(body), deadline=deadline, ends=ends, body=body, **common)
 
-    def _generate_job(self, method: str, prompt: str, options: GenerateOptions) -> Exchange:
+    def _generate_request(self, method: str, prompt: str, options: GenerateOptions) -> Request:
         given = self._given(method, options, GenerateOptions)
         body = {"prompt": arguments.text(prompt, "prompt")}
-        return self._exchange("/inference", body, given, self.core.options.timeouts.generate)
+        return self._request("/inference", body, given, self.core.options.timeouts.generate)
 
-    def _chat_job(
+    def _chat_request(
         self, method: str, messages: Messages, options: Mapping[str, Any]
-    ) -> tuple[Exchange, type[BaseModel] | None]:
+    ) -> tuple[Request, type[BaseModel] | None]:
         given = self._given(method, options, ChatOptions)
         schema = given.get("response_format")
         if method == "parse" or arguments.is_model(schema):
@@ -426,8 +402,7 @@ class BaseClient:
         else:
             schema = None
         body = {"messages": arguments.messages(messages)}
-        job = self._exchange("/v1/chat/completions", body, given, self.core.options.timeouts.generate)
-        return job, schema
+        return self._request("/v1/chat/completions", body, given, self.core.options.timeouts.generate), schema
 
 
 def _checked(texts: Source) -> Source:

@@ -18,6 +18,7 @@ from backend_client.errors import ConfigurationError
 from backend_client.fleet.breaker import BreakerState
 from backend_client.fleet.node import Node
 from backend_client.fleet.pool import Pool
+from backend_client.fleet.runtime import Runtime
 from backend_client.fleet.spaces import Bindings
 from backend_client.http.addresses import node_url, parse_nodes
 from backend_client.http.health import DeviceReport, ModelReport
@@ -27,7 +28,6 @@ from backend_client.lifetime import Clock
 from backend_client.options import ClientOptions
 from backend_client.routing.backend import FleetBackend
 from backend_client.routing.fallback import FallbackBackend
-from backend_client.routing.runtime import Runtime
 from backend_client.settings import ClientSettings, checked_key
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class NPUClient(BaseClient):
             rng,
             lists,
         )
-        self.fleet = FleetBackend(runtime, options)
+        self.fleet = FleetBackend(runtime, options, rng)
         super().__init__(self.fleet, self.fleet, options, clock)
 
     @classmethod
@@ -220,7 +220,7 @@ class NPUClient(BaseClient):
         nodes = self.status()
         usable = sum(node.usable for node in nodes)
         states = {node.url: node.status if node.usable or not node.trouble else node.trouble for node in nodes}
-        return ClientStatus(usable > 0, usable, states, int(self.fleet.runtime.budget.balance))
+        return ClientStatus(usable > 0, usable, states, int(self.fleet.dispatcher.budget.balance))
 
     def __repr__(self) -> str:
         return f"NPUClient({list(self._pool.nodes)})"

@@ -58,6 +58,9 @@ INSTALL_EXTRA = "pip install '.[{}]' in the project's checkout"
 class NPUError(Exception):
     """Base of all. `attempts` holds each try on each node (and the cloud), oldest first."""
 
+    # A node's refusal as it came (`http.messages.Reply`), for callers who speak its dialect.
+    reply: Any = None
+
     def __init__(self, message: str, *, attempts: Sequence[Attempt] = (), request_id: str | None = None) -> None:
         super().__init__(message)
         self.message = message

@@ -169,30 +169,38 @@ def owning(make: Callable[P, AsyncGenerator[T, None]]) -> Callable[P, AsyncGener
     return made
 
 
-class OneLoop(AsyncGenerator[T, None]):
-    """An async generator that is read in the event loop that began to read it.
+class HomeLoop:
+    """The event loop in which a stream was begun.
 
     asyncio ends the generators of a loop that ends: read in the next loop, what is left would be missing.
     """
 
-    def __init__(self, items: AsyncGenerator[T, None]) -> None:
-        self._items = items
+    def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._ended = False
-
-    def check(self) -> None:
-        """Raise ConfigurationError where it was begun elsewhere and has not ended."""
-        if not self._ended and self._elsewhere:
-            raise ConfigurationError("this stream was begun in another event loop or process; begin a new one here")
 
     @property
-    def _elsewhere(self) -> bool:
-        return self._loop not in {None, asyncio.get_running_loop()}
+    def elsewhere(self) -> bool:
+        return self._loop is not None and self._loop is not asyncio.get_running_loop()
+
+    def enter(self) -> None:
+        """Raise ConfigurationError where the stream was begun elsewhere."""
+        if self.elsewhere:
+            raise ConfigurationError("this stream was begun in another event loop or process; begin a new one here")
+        self._loop = asyncio.get_running_loop()
+
+
+class OneLoop(AsyncGenerator[T, None]):
+    """An async generator that is read in the event loop that began to read it."""
+
+    def __init__(self, items: AsyncGenerator[T, None]) -> None:
+        self._items = items
+        self._home = HomeLoop()
+        self._ended = False
 
     async def asend(self, _: None) -> T:
-        """The next item. Raises ConfigurationError, see `check`."""
-        self.check()
-        self._loop = asyncio.get_running_loop()
+        """The next item. Raises ConfigurationError where it was begun elsewhere and has not ended."""
+        if not self._ended:
+            self._home.enter()
         try:
             return await anext(self._items)
         except StopAsyncIteration:
@@ -204,7 +212,7 @@ class OneLoop(AsyncGenerator[T, None]):
 
     async def aclose(self) -> None:
         """Close it. What was begun elsewhere is not touched: its connections are used there."""
-        if not self._elsewhere:
+        if not self._home.elsewhere:
             await self._items.aclose()
         self._ended = True
 

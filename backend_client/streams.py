@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Generic, Self, TypeVar
 
@@ -12,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from backend_client.errors import InvalidAnswer
 from backend_client.http.answers import choices_in
 from backend_client.http.stream_forms import CHAT, INFERENCE, EventStream, StreamEvent
-from backend_client.lifetime import STARTED, OneLoop, end_now, owning
+from backend_client.lifetime import HomeLoop, end_now
 from backend_client.results import (
     ChatDelta,
     ChatResult,
@@ -22,10 +24,6 @@ from backend_client.results import (
     ToolCallDelta,
     origin_fields,
 )
-
-ChatItems = AsyncGenerator[ChatDelta | ChatResult, None]
-Answer = AsyncGenerator[str | GenerateResult, None]
-"""Pieces of text, as they come; the result is the last item."""
 
 M = TypeVar("M", bound=BaseModel)
 _INCOMPLETE = {
@@ -73,23 +71,6 @@ def invalid_answer(model: type[BaseModel], result: ChatResult, why: str) -> Inva
     )
 
 
-@owning
-async def chat_items(events: EventStream, schema: type[BaseModel] | None) -> ChatItems:
-    """The deltas of a streamed chat, and its result. Raises what the stream raises, and as `chat_result`."""
-    seen: list[StreamEvent] = []
-    try:
-        yield STARTED
-        async for item in events:
-            if isinstance(item, StreamEvent):
-                seen.append(item)
-                for delta in _deltas(item.data or {}):
-                    yield delta
-                continue
-            yield chat_result(replace(item, body=CHAT.whole(seen)), schema)
-    finally:
-        await events.aclose()
-
-
 def generate_result(reply: RawReply) -> GenerateResult:
     """The reply of /inference."""
     body = reply.body
@@ -102,23 +83,6 @@ def generate_result(reply: RawReply) -> GenerateResult:
         timing=timing,
         **origin_fields(reply),
     )
-
-
-@owning
-async def generate_items(events: EventStream) -> Answer:
-    """The pieces of a streamed answer of /inference, and its result. Raises what the stream raises."""
-    seen: list[StreamEvent] = []
-    try:
-        yield STARTED
-        async for item in events:
-            if isinstance(item, RawReply):
-                yield generate_result(replace(item, body=INFERENCE.whole(seen)))
-                continue
-            seen.append(item)
-            if item.text:
-                yield item.text
-    finally:
-        await events.aclose()
 
 
 def _deltas(data: Mapping[str, Any]) -> Iterator[ChatDelta]:
@@ -140,12 +104,11 @@ def _call_delta(call: Mapping[str, Any]) -> ToolCallDelta:
     return ToolCallDelta(call.get("index") or 0, call.get("id"), function.get("name"), function.get("arguments") or "")
 
 
-I = TypeVar("I")  # noqa: E741  (an item of a stream)
 P = TypeVar("P")
 R = TypeVar("R")
 
 
-class ResultStream(Generic[P, R]):
+class ResultStream(ABC, Generic[P, R]):
     """Iterate over it for the pieces; `result` is there after the last one.
 
     Nothing is sent before the first piece is asked for. Leaving the loop early, or `aclose`, stops the node's work.
@@ -155,43 +118,77 @@ class ResultStream(Generic[P, R]):
     iteration in the others.
     """
 
-    _result_type: type[R]
-
-    def __init__(self, open_answer: Callable[[], Awaitable[AsyncGenerator[P | R, None]]]) -> None:
-        self._items = OneLoop(_answer(open_answer))
+    def __init__(self, open_events: Callable[[], Awaitable[EventStream]]) -> None:
+        self._open = open_events
+        self._events: EventStream | None = None
+        self._home = HomeLoop()
+        self._seen: list[StreamEvent] = []
+        self._reply: RawReply | None = None
+        self._pieces: deque[P] = deque()
         # An async generator allows only one reader at a time.
         self._turn = asyncio.Lock()
         self._reading: asyncio.Timeout | None = None
+        self._ended = False
         self._closed = False
         self.result: R | None = None
+
+    @abstractmethod
+    def _pieces_of(self, event: StreamEvent) -> Iterable[P]:
+        """What callers get of an event."""
+
+    @abstractmethod
+    def _result_of(self, reply: RawReply, events: Sequence[StreamEvent]) -> R:
+        """The result, from who answered and all events."""
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> P:
         # In a forked child the turn may be the parent's for good.
-        self._items.check()
+        if not self._ended:
+            self._home.enter()
         async with self._turn:
-            if not self._closed:
-                try:
-                    async with asyncio.timeout(None) as self._reading:
-                        async for item in self._items:
-                            if not isinstance(item, self._result_type):
-                                return item  # type: ignore[return-value]  # all others are pieces
-                            self.result = item
-                except TimeoutError:
-                    if not self._closed:
-                        raise
-                finally:
-                    self._reading = None
+            try:
+                async with asyncio.timeout(None) as self._reading:
+                    while not (self._pieces or self._ended):
+                        await self._read()
+            except TimeoutError:
+                if not self._closed:
+                    raise
+            finally:
+                self._reading = None
+            if self._pieces and not self._closed:
+                return self._pieces.popleft()
         raise StopAsyncIteration
 
+    async def _read(self) -> None:
+        try:
+            if self._events is None:
+                self._events = await self._open()
+            item = await anext(self._events, None)
+            if isinstance(item, StreamEvent):
+                self._seen.append(item)
+                self._pieces.extend(self._pieces_of(item))
+                return
+            if item is not None:
+                self._reply = item
+                return
+            self._ended = True
+            if self._reply is not None:
+                self.result = self._result_of(self._reply, self._seen)
+        except BaseException:
+            self._ended = True
+            raise
+
     async def aclose(self) -> None:
-        self._closed = True
+        self._closed = self._ended = True
         if self._reading is not None:
             end_now(self._reading)
-        async with self._turn:
-            await self._items.aclose()
+        # What was begun elsewhere is not touched: its connections are used there.
+        if not self._home.elsewhere:
+            async with self._turn:
+                if self._events is not None:
+                    await self._events.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -203,19 +200,24 @@ class ResultStream(Generic[P, R]):
 class TokenStream(ResultStream[str, GenerateResult]):
     """A streamed generation: pieces of text, then the result. See `ResultStream`."""
 
-    _result_type = GenerateResult
+    def _pieces_of(self, event: StreamEvent) -> Iterable[str]:
+        return (event.text,) if event.text else ()
+
+    def _result_of(self, reply: RawReply, events: Sequence[StreamEvent]) -> GenerateResult:
+        return generate_result(replace(reply, body=INFERENCE.whole(events)))
 
 
 class ChatStream(ResultStream[ChatDelta, ChatResult]):
     """A streamed chat: deltas of text and tool calls, then the result. See `ResultStream`."""
 
-    _result_type = ChatResult
+    def __init__(
+        self, open_events: Callable[[], Awaitable[EventStream]], schema: type[BaseModel] | None = None
+    ) -> None:
+        super().__init__(open_events)
+        self._schema = schema
 
+    def _pieces_of(self, event: StreamEvent) -> Iterable[ChatDelta]:
+        return _deltas(event.data or {})
 
-async def _answer(open_answer: Callable[[], Awaitable[AsyncGenerator[I, None]]]) -> AsyncGenerator[I, None]:
-    answer = await open_answer()
-    try:
-        async for item in answer:
-            yield item
-    finally:
-        await answer.aclose()
+    def _result_of(self, reply: RawReply, events: Sequence[StreamEvent]) -> ChatResult:
+        return chat_result(replace(reply, body=CHAT.whole(events)), self._schema)

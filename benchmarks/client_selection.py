@@ -1,4 +1,4 @@
-"""What choosing a node costs: requirement, budget, selection, breaker and book-keeping of a call, without any I/O."""
+"""What choosing a node costs: request, budget, selection, breaker and book-keeping of a call, without any I/O."""
 
 import gc
 import random
@@ -8,10 +8,11 @@ from collections import deque
 import psutil
 
 from backend_client.errors import NodeFailed
-from backend_client.fleet.node import Requirement
 from backend_client.fleet.pool import Pool
 from backend_client.fleet.spaces import Bindings
 from backend_client.http.health import HealthReport
+from backend_client.http.messages import Request
+from backend_client.lifetime import Deadline
 from backend_client.options import ClientOptions
 from backend_client.routing.call import RetryBudget
 from benchmarks.harness import Figure, show, to_json
@@ -35,13 +36,18 @@ class Fleet:
         self.bindings = Bindings(self.pool, {})
         self.budget = RetryBudget(options.retry, time.monotonic)
 
+    def request(self):
+        request = Request(path="/embeddings", kind="embedding", deadline=Deadline.after(10))
+        self.bindings.complete(request)
+        return request
+
     def take(self, calls, *, failing):
         """Microseconds a call, with some under way all the time."""
         under_way = deque()
         began = time.perf_counter()
         for number in range(calls):
             self.budget.deposit()
-            under_way.append(self.pool.acquire(self.bindings.complete(Requirement("embedding"))))
+            under_way.append(self.pool.acquire(self.request()))
             if len(under_way) == UNDER_WAY:
                 error = None
                 if failing and number % FAILS_ONE_IN == 0:

@@ -25,8 +25,8 @@ from pydantic import BaseModel
 
 from backend_client.client import NodeStatus, NPUClient
 from backend_client.errors import AttemptTimeout, BadReply, ConfigurationError, KeyRefused, NodeError
-from backend_client.http.messages import WireCall, new_request_id
-from backend_client.lifetime import Deadline
+from backend_client.http.messages import new_request_id
+from backend_client.http.transport import REQUEST_ID
 from backend_client.settings import ClientSettings
 
 _HOST = "127.0.0.1"
@@ -120,11 +120,10 @@ class Fleet:
 
 async def fetch_state(client: NPUClient, url: str) -> dict[str, Any]:
     """A node's own state, with the client's key and certificates. Raises NodeError."""
-    transport = client.fleet.runtime.start().transport
-    request = WireCall(b"", Deadline.after(_PATIENCE_S), new_request_id(), method="GET", path="/dashboard/state")
+    transport = client.fleet.runtime.start()
     try:
         async with asyncio.timeout(_PATIENCE_S):
-            reply = await transport.exchange(url, request)
+            reply = await transport.request(url, "GET", "/dashboard/state", None, {REQUEST_ID: new_request_id()})
     except TimeoutError:
         raise AttemptTimeout(f"no answer within {_PATIENCE_S:g} s", node=url) from None
     if reply.status == 401:

@@ -15,7 +15,7 @@ from backend_client.cloud.ledger import Ledger
 from backend_client.errors import CloudError, CloudRejected, CloudUnavailable
 from backend_client.fleet.breaker import Breaker
 from backend_client.http.errors import retry_after_of
-from backend_client.http.messages import Job, NotAnAnswer
+from backend_client.http.messages import NotAnAnswer, Request
 from backend_client.lifetime import Clock, OpenCalls
 from backend_client.results import Attempt, FailureKind, Usage
 from backend_client.sdk.client import httpx
@@ -75,14 +75,14 @@ class CloudAttempt:
     `run` settles a failure itself.
     """
 
-    def __init__(self, state: CloudState, job: Job, model: str, bound: Usage) -> None:
+    def __init__(self, state: CloudState, request: Request, model: str, bound: Usage) -> None:
         state.calls.check()
         if trouble := state.trouble(model):
             raise CloudUnavailable(f"{model} of the cloud at {state.name} is {trouble}")
         self.model = model
-        self.job = job
+        self.request = request
         self._state = state
-        self._reservation = state.ledger.reserve(model, bound, capped=job.spend_limit is not None)
+        self._reservation = state.ledger.reserve(model, bound, capped=request.spend_limit is not None)
         self._pay: Callable[[Decimal], None] = _nobody_else
         self._breaker = state.breaker(model)
         self._ticket = self._breaker.begin()
@@ -90,13 +90,13 @@ class CloudAttempt:
         self._settled = False
 
     @classmethod
-    async def begin(cls, state: CloudState, job: Job, model: str, bound: Usage) -> Self:
-        """Raises CloudUnavailable while the breaker is open, SpendCapReached, and as the job's spend limit."""
-        attempt = cls(state, job, model, bound)
-        if job.spend_limit is None:
+    async def begin(cls, state: CloudState, request: Request, model: str, bound: Usage) -> Self:
+        """Raises CloudUnavailable while the breaker is open, SpendCapReached, and as the request's spend limit."""
+        attempt = cls(state, request, model, bound)
+        if request.spend_limit is None:
             return attempt
         try:
-            attempt._pay = await job.spend_limit.reserve(attempt._reservation.cost)
+            attempt._pay = await request.spend_limit.reserve(attempt._reservation.cost)
         except BaseException:
             # Nothing was sent.
             attempt._settled = True
@@ -115,7 +115,7 @@ class CloudAttempt:
 
         Raises CloudError, with this attempt in its history, or ClientClosed.
         """
-        remaining = self.job.deadline.remaining() if seconds is None else seconds
+        remaining = self.request.deadline.remaining() if seconds is None else seconds
         problem: CloudError
         try:
             async with self._state.calls.open():
@@ -156,7 +156,7 @@ class CloudAttempt:
             "node": self._state.name,
             "model": self.model,
             "device": None,
-            "request_id": self.job.request_id,
+            "request_id": self.request.request_id,
             "attempts": (self._record("ok", 200),),
         }
 
@@ -168,7 +168,7 @@ class CloudAttempt:
         self._settled = True
         status = problem.status if isinstance(problem, CloudRejected | CloudUnavailable) else None
         problem.attempts = (self._record(type(problem).__name__, status, sent=owed or status is not None),)
-        problem.request_id = self.job.request_id
+        problem.request_id = self.request.request_id
         if failure is not FailureKind.NONE:
             self._breaker.failed(self._ticket, failure)
         elif isinstance(problem, CloudRejected):

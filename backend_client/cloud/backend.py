@@ -12,18 +12,25 @@ from backend_client.cloud.attempt import CloudAttempt, CloudState, check_chat_mo
 from backend_client.cloud.ledger import Ledger
 from backend_client.errors import ClientClosed, CloudError, CloudRejected, StreamInterrupted
 from backend_client.fleet.breaker import Breaker
-from backend_client.http import messages
 from backend_client.http.answers import choices_in, completion_in, read_json, reading, vectors_in
-from backend_client.http.forwarding import asks_for_stream
 from backend_client.http.health import ModelReport
-from backend_client.http.messages import EmbedJob, Exchange, Job, NotAnAnswer, Vectors, plain_name
-from backend_client.http.routes import only_on_nodes
-from backend_client.http.sse import EventParser
-from backend_client.http.stream_forms import CHAT, EventStream, Json, StreamEvent, failure_in, read_event
+from backend_client.http.messages import NotAnAnswer, Request, Vectors, encode, plain_name
+from backend_client.http.replies import Forwarded, TokenCount, asks_for_stream, passed_on, tokens_of_prompt
+from backend_client.http.routes import only_on_nodes, texts_to_embed
+from backend_client.http.stream_forms import (
+    CHAT,
+    EventParser,
+    EventStream,
+    Json,
+    StreamEvent,
+    failure_in,
+    read_event,
+)
 from backend_client.lifetime import STARTED, Clock, Deadline, OpenCalls, owning
 from backend_client.options import ClientOptions
-from backend_client.results import Attempt, ChatChoice, EmbedBatch, RawReply, Usage
+from backend_client.results import Attempt, ChatChoice, EmbedBatch, Origin, RawReply, Usage, origin_fields
 from backend_client.sdk.client import httpx
+from backend_client.sdk.routes import embedding_body
 from backend_client.settings import CloudSettings
 
 _CHAT = "/v1/chat/completions"
@@ -88,13 +95,12 @@ class CloudBackend:
         """The cloud's model for one of the fleet (None: the fleet's default); None when none is declared for it."""
         return self._settings.chat_model if name is None else self._chat_models.get(plain_name(name))
 
-    def refusal(self, job: Job) -> str | None:
-        """Why the cloud cannot serve a job, or None."""
-        if reason := only_on_nodes(job):
+    def refusal(self, request: Request) -> str | None:
+        """Why the cloud cannot serve a request, or None."""
+        if reason := only_on_nodes(request):
             return reason
-        if isinstance(job, EmbedJob):
-            return self._embedding_refusal(job)
-        return self._chat_refusal(job) if isinstance(job, Exchange) else None
+        embeds = texts_to_embed(request) is not None
+        return self._embedding_refusal(request) if embeds else self._chat_refusal(request)
 
     def concurrency(self) -> int:
         """Batches of one `embed_many` that may be under way."""
@@ -104,89 +110,112 @@ class CloudBackend:
         """End all calls, then close the SDK's connections."""
         await self.calls.close()
 
-    async def embed(self, job: EmbedJob) -> EmbedBatch:
-        """Embed with the model that is mapped to the job's space. Raises CloudError."""
-        model = self._embedding_model(job)
-        bound = sum(len(text.encode(errors="replace")) + _SPECIAL_TOKENS for text in job.texts)
-        self._check(job)
-        attempt = await CloudAttempt.begin(self.state, job, model, Usage(bound))
-        vectors, usage = await attempt.run(lambda: self._embed(job, attempt))
+    async def embed(self, request: Request) -> EmbedBatch:
+        """Embed with the model that is mapped to the request's space. Raises CloudError."""
+        self._check(request)
+        model, texts = self._embedding_model(request), texts_to_embed(request) or []
+        bound = sum(len(text.encode(errors="replace")) + _SPECIAL_TOKENS for text in texts)
+        attempt = await CloudAttempt.begin(self.state, request, model, Usage(bound))
+        vectors, usage = await attempt.run(lambda: self._embed(request, texts, attempt))
         attempt.succeeded(usage)
         return EmbedBatch(
             vectors=vectors,
-            space=job.space or self._spaces[model],
+            space=request.space.name or self._spaces[model],
             usage=usage or attempt.bound,
             **attempt.origin(),
         )
 
-    async def exchange(self, job: Exchange) -> RawReply:
+    async def send(self, request: Request) -> RawReply:
         """The whole reply to a chat, or to a prompt. Raises CloudError."""
-        self._check(job)
-        chat = _as_chat(job)
+        if texts_to_embed(request) is not None:
+            batch = await self.embed(request)
+            body = embedding_body(batch, request.body.get("encoding_format"))
+            origin = origin_fields(batch) | {"headers": {"x-space": batch.space}}
+            return RawReply(body=body, usage=batch.usage, **origin)
+        self._check(request)
+        chat = _as_chat(request)
         attempt, body = await self._chat_attempt(chat)
         found, usage = await attempt.run(lambda: self._whole(chat, attempt, body))
         attempt.succeeded(usage)
-        if chat is not job:
+        if chat is not request:
             choice = choices_in(found)[0]
             found = {"text": choice.text, "finish_reason": choice.finish_reason}
         return _reply(attempt, usage, found)
 
-    async def open_exchange(self, job: Exchange, opened_by: Deadline | None = None) -> EventStream:
+    async def open(self, request: Request) -> EventStream:
         """The reply as a stream; returns when the answer has begun. Raises CloudError."""
-        self._check(job)
-        chat = _as_chat(job)
+        return (await self._open(request))[0]
+
+    async def _open(self, request: Request) -> tuple[EventStream, CloudAttempt]:
+        self._check(request)
+        chat = _as_chat(request)
         attempt, body = await self._chat_attempt(chat)
         events = self._events(chat, attempt, body)
-        held = await attempt.run(lambda: _begun(events), opened_by.remaining() if opened_by else None)
-        items = _follow(attempt, held, events, job.end_of_stream(), self._silence)
-        return items if chat is job else _as_inference(items)
+        held = await attempt.run(lambda: _begun(events))
+        items = _follow(attempt, held, events, request.end_of_stream(), self._silence)
+        return (items if chat is request else _as_inference(items)), attempt
 
-    async def forward(self, job: Exchange) -> tuple[RawReply | EventStream, tuple[Attempt, ...]]:
-        """The reply to a request that came as bytes, which mean nothing to the cloud. Raises CloudError."""
-        job = replace(job, content=None)
-        return await (self.open_exchange(job) if asks_for_stream(job) else self.exchange(job)), ()
+    async def forward(self, request: Request) -> Forwarded:
+        """The reply to a request that came as bytes, in OpenAI's form. Raises CloudError."""
+        request = replace(request, content=None)
+        body, count = request.body, TokenCount(tokens_of_prompt(request.body))
+        if not asks_for_stream(request):
+            reply = await self.send(request)
+            count.read(_used(reply.usage))
+            count.complete = True
+            content = encode(reply.body)
+            origin, headers = Origin(**origin_fields(reply)), passed_on(reply.headers)
+            return Forwarded(
+                {"content-type": "application/json", **headers}, origin, list(reply.attempts), count, content
+            )
+        events, attempt = await self._open(request)
+        origin, attempts = Origin(**attempt.origin() | {"attempts": ()}), list[Attempt]()
+        asked = body.get("stream_options")
+        shown = request.path == "/inference" or (isinstance(asked, dict) and bool(asked.get("include_usage")))
+        head = {"content-type": "text/event-stream; charset=utf-8"}
+        return Forwarded(head, origin, attempts, count, _encoded(events, attempts, count, with_usage=shown))
 
     async def models(self) -> list[ModelReport]:
         """None: its models are those of the settings."""
         return []
 
-    async def _embed(self, job: EmbedJob, attempt: CloudAttempt) -> tuple[Vectors, Usage | None]:
+    async def _embed(self, request: Request, texts: list[str], attempt: CloudAttempt) -> tuple[Vectors, Usage | None]:
         model = attempt.model
-        body = {"model": model, "input": list(job.texts), "encoding_format": "float"}
-        response = await self._client(job).post("/embeddings", cast_to=httpx.Response, body=body)
+        body = {"model": model, "input": texts, "encoding_format": "float"}
+        response = await self._client(request).post("/embeddings", cast_to=httpx.Response, body=body)
         found = read_json(response.content)
         with reading("a list of embeddings"):
             # Their order is in `index`, and nowhere else.
             found["data"] = sorted(found["data"], key=lambda row: row["index"])
-        vectors = vectors_in(found, len(job.texts))
+        vectors = vectors_in(found, len(texts))
         check_model(model, found)
-        dimensions, space = vectors.shape[1], job.space or self._spaces[model]
-        if dimensions != (job.dimensions or self._dimensions.setdefault(space, dimensions)):
-            known = job.dimensions or self._dimensions[space]
+        dimensions, space = vectors.shape[1], request.space.name or self._spaces[model]
+        known = request.space.dimensions or self._dimensions.setdefault(space, dimensions)
+        if dimensions != known:
             raise NotAnAnswer(f"vectors of {dimensions} dimensions, those of their space have {known}")
         return vectors, usage_in(found, attempt.bound)
 
-    def _client(self, job: Job) -> AsyncOpenAI:
-        headers = {name: value for name, value in job.extra_headers.items() if name.lower() in self._headers}
+    def _client(self, request: Request) -> AsyncOpenAI:
+        headers = {name: value for name, value in request.extra_headers.items() if name.lower() in self._headers}
         # The attempt bounds the time.
         return self._sdk.with_options(timeout=None, default_headers=headers or None)
 
-    async def _chat_attempt(self, job: Exchange) -> tuple[CloudAttempt, Json]:
+    async def _chat_attempt(self, request: Request) -> tuple[CloudAttempt, Json]:
         """The reservation of the most that the request may cost, and its body."""
-        body = self._body(job)
+        body = self._body(request)
         texts, images = _without_images(body)
         # No tokenizer makes more than one token of a byte.
-        prompt = len(messages.encode(texts)) + _TEMPLATE_TOKENS + images * _IMAGE_TOKENS
+        prompt = len(encode(texts)) + _TEMPLATE_TOKENS + images * _IMAGE_TOKENS
         # What was predicted in vain is billed as written.
-        predicted = len(messages.encode({"": body["prediction"]})) if body.get("prediction") else 0
+        predicted = len(encode({"": body["prediction"]})) if body.get("prediction") else 0
         bound = Usage(prompt, (self._limit(body) + predicted) * (body.get("n") or 1))
-        return await CloudAttempt.begin(self.state, job, body["model"], bound), body
+        return await CloudAttempt.begin(self.state, request, body["model"], bound), body
 
     def _limit(self, body: Mapping[str, Any]) -> int:
         return body.get("max_completion_tokens") or body.get("max_tokens") or self._settings.max_tokens
 
-    def _body(self, job: Exchange) -> Json:
-        given = dict(job.body or {})
+    def _body(self, request: Request) -> Json:
+        given = dict(request.body)
         limit = self._limit(given)
         for name in ("max_tokens", "max_completion_tokens", "stream"):
             given.pop(name, None)
@@ -196,19 +225,19 @@ class CloudBackend:
         if isinstance(form, dict) and isinstance(form.get("json_schema"), dict):
             # Nodes enforce a schema always, OpenAI only a strict one.
             given["response_format"] = {**form, "json_schema": {"strict": True, **form["json_schema"]}}
-        return {**given, "model": job.model or self._settings.chat_model or "", name: limit}
+        return {**given, "model": request.model or self._settings.chat_model or "", name: limit}
 
-    async def _whole(self, job: Exchange, attempt: CloudAttempt, body: Json) -> tuple[Json, Usage | None]:
-        response = await self._client(job).post("/chat/completions", cast_to=httpx.Response, body=body)
+    async def _whole(self, request: Request, attempt: CloudAttempt, body: Json) -> tuple[Json, Usage | None]:
+        response = await self._client(request).post("/chat/completions", cast_to=httpx.Response, body=body)
         found: Json = read_json(response.content)
         choices: tuple[ChatChoice, ...] = completion_in(body, found)
         self._check_chat_model(attempt, found)
         return found, usage_in(found, attempt.bound, "".join(choice.text for choice in choices))
 
-    async def _events(self, job: Exchange, attempt: CloudAttempt, body: Json) -> AsyncGenerator[StreamEvent, None]:
+    async def _events(self, request: Request, attempt: CloudAttempt, body: Json) -> AsyncGenerator[StreamEvent, None]:
         """The events up to `[DONE]`, which is there also where the cloud sends none."""
         read = CHAT.reader(body)
-        create = self._client(job).chat.completions.with_streaming_response.create
+        create = self._client(request).chat.completions.with_streaming_response.create
         async with create(messages=[], model="", extra_body=CHAT.request(body)) as response:
             async for event in _parsed(response.iter_bytes()):
                 if event.data is None:
@@ -222,48 +251,49 @@ class CloudBackend:
     def _check_chat_model(self, attempt: CloudAttempt, body: Json) -> None:
         check_chat_model(attempt.model, self._settings.answers_as.get(attempt.model, ()), body)
 
-    def _check(self, job: Job) -> None:
-        refusal = self.refusal(job)
+    def _check(self, request: Request) -> None:
+        refusal = self.refusal(request)
         if refusal is not None:
             raise CloudRejected(f"the cloud cannot serve this: {refusal}", node=self.state.name)
 
-    def _chat_refusal(self, job: Exchange) -> str | None:
-        body = job.body or {}
-        if job.path == "/inference" and body.get("raw"):
+    def _chat_refusal(self, request: Request) -> str | None:
+        body = request.body
+        if request.path == "/inference" and body.get("raw"):
             return "it applies its own chat template, and the prompt is raw"
-        body = _as_chat(job).body or {}
-        if not (job.model or self._settings.chat_model):
+        body = _as_chat(request).body
+        if not (request.model or self._settings.chat_model):
             return "cloud.chat_model is not set"
         if asked := [name for name in _FORMS_OF_NODES if body.get(name) is not None]:
             return f"only nodes hold an answer to {', '.join(asked)}"
         local = [name for name in _LOCAL if body.get(name) is not None]
         if local and not self._settings.base_url:
             return f"OpenAI has no {', '.join(local)}"
-        unbounded = _unbounded(body) if job.spend_limit is not None or self._settings.spend_cap is not None else []
+        unbounded = _unbounded(body) if request.spend_limit is not None or self._settings.spend_cap is not None else []
         return f"the spend cap cannot bound what {', '.join(unbounded)} costs" if unbounded else None
 
-    def _embedding_refusal(self, job: EmbedJob) -> str | None:
-        if job.truncate and not _fits(job):
+    def _embedding_refusal(self, request: Request) -> str | None:
+        body, space = request.body, request.space.name
+        if body.get("truncate") and not _fits(request):
             return "it cannot truncate as the nodes do (truncate=True)"
-        if job.input_type is not None:
+        if body.get("input_type") is not None:
             return "it does not know the prompts of the nodes' model (input_type)"
-        if job.space is None and job.dimensions is not None:
+        if space is None and body.get("dimensions") is not None:
             return "it does not cut vectors as the nodes do (dimensions)"
-        if self._embedding_model(job):
+        if self._embedding_model(request):
             return None
-        if job.space is None:
+        if space is None:
             return "name one of the models of cloud.embedding_models"
-        return f"no cloud model is declared for the vector space {job.space} (cloud.embedding_models)"
+        return f"no cloud model is declared for the vector space {space} (cloud.embedding_models)"
 
-    def _embedding_model(self, job: EmbedJob) -> str:
+    def _embedding_model(self, request: Request) -> str:
         """The mapped model; for a caller of the cloud itself, who names no space, the one that is named or the only
         one.
         """
-        if job.space is not None:
-            return self._settings.embedding_models.get(job.space, "")
-        if job.model in self._spaces:
-            return job.model or ""
-        return next(iter(self._spaces)) if job.model is None and len(self._spaces) == 1 else ""
+        if request.space.name is not None:
+            return self._settings.embedding_models.get(request.space.name, "")
+        if request.model in self._spaces:
+            return request.model or ""
+        return next(iter(self._spaces)) if request.model is None and len(self._spaces) == 1 else ""
 
 
 async def _parsed(chunks: AsyncIterator[bytes]) -> AsyncGenerator[StreamEvent, None]:
@@ -318,7 +348,7 @@ async def _follow(
         attempt.abandoned()
         await events.aclose()
     if failed is not None:
-        raise StreamInterrupted.after(parts, failed, attempts=failed.attempts, request_id=attempt.job.request_id)
+        raise StreamInterrupted.after(parts, failed, attempts=failed.attempts, request_id=attempt.request.request_id)
     yield event
     yield _reply(attempt, usage, None)
 
@@ -372,13 +402,13 @@ def _reply(attempt: CloudAttempt, usage: Usage | None, body: Json | None) -> Raw
     return RawReply(body=body, usage=usage or attempt.bound, **attempt.origin())
 
 
-def _as_chat(job: Exchange) -> Exchange:
+def _as_chat(request: Request) -> Request:
     """A prompt for /inference as a chat of one message; a chat as it is."""
-    if job.path != "/inference":
-        return job
-    given = {{"max_new_tokens": "max_tokens"}.get(name, name): value for name, value in (job.body or {}).items()}
+    if request.path != "/inference":
+        return request
+    given = {{"max_new_tokens": "max_tokens"}.get(name, name): value for name, value in request.body.items()}
     body = {"messages": [{"role": "user", "content": given.pop("prompt")}], **given}
-    return replace(job, path=_CHAT, body=body)
+    return replace(request, path=_CHAT, body=body)
 
 
 @owning
@@ -439,7 +469,33 @@ def _sdk(settings: CloudSettings, max_reply_bytes: int) -> AsyncOpenAI:
     return sdk
 
 
-def _fits(job: EmbedJob) -> bool:
+def _fits(request: Request) -> bool:
     """Whether no text can be too long for the model, so that there is nothing to truncate."""
-    limit = job.context_limit
-    return limit is not None and all(len(text.encode()) + _SPECIAL_TOKENS <= limit for text in job.texts)
+    limit = request.space.context_limit
+    texts = texts_to_embed(request) or ()
+    return limit is not None and all(len(text.encode()) + _SPECIAL_TOKENS <= limit for text in texts)
+
+
+def _used(usage: Usage) -> Json:
+    return {"usage": {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}}
+
+
+@owning
+async def _encoded(
+    events: EventStream, attempts: list[Attempt], count: TokenCount, *, with_usage: bool
+) -> AsyncGenerator[bytes, None]:
+    """The events as bytes; notes the attempt and the tokens."""
+    try:
+        yield STARTED
+        async for item in events:
+            if isinstance(item, RawReply):
+                attempts += item.attempts
+                count.read(_used(item.usage))
+                count.complete = True
+                continue
+            if item.text:
+                count.write(item.text)
+            if with_usage or not item.only_usage:
+                yield item.encode()
+    finally:
+        await events.aclose()

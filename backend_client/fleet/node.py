@@ -7,21 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from backend_client.fleet.breaker import Breaker
-from backend_client.http.health import HealthReport, ModelKind, ModelReport
-from backend_client.http.messages import plain_name
+from backend_client.http.health import HealthReport, ModelReport
+from backend_client.http.messages import Request, plain_name
 
 # How long a refusal is remembered: until the next probe, that is less than the 5 s in which a node serves again.
 _REMEMBERED_S = 3.0
-
-
-@dataclass(frozen=True, slots=True)
-class Requirement:
-    """What a request asks of the node that serves it. `model` None: the node's default of that kind."""
-
-    kind: ModelKind
-    model: str | None = None
-    device: str | None = None
-    space: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +99,7 @@ class Lease:
     """
 
     node: Node
-    need: Requirement
+    request: Request
     model: str
     ticket: int
     began: float

@@ -18,9 +18,9 @@ from backend_client.errors import (
 )
 from backend_client.fleet.breaker import Breaker, BreakerState
 from backend_client.fleet.choose import choose, eligible
-from backend_client.fleet.node import Hold, Lease, Node, Requirement
+from backend_client.fleet.node import Hold, Lease, Node
 from backend_client.http.health import HealthReport
-from backend_client.http.messages import plain_name
+from backend_client.http.messages import Request, plain_name
 from backend_client.lifetime import Clock
 from backend_client.options import ClientOptions
 from backend_client.results import FailureKind
@@ -73,7 +73,7 @@ class Pool:
         """Whether some node's first probe has not ended yet, or discovery has not."""
         return not self.complete or any(not node.probed for node in self.nodes.values())
 
-    def acquire(self, need: Requirement, tried: Collection[str] = ()) -> Lease:
+    def acquire(self, request: Request, tried: Collection[str] = ()) -> Lease:
         """Lend a node to a request, one outside of `tried` while there is any.
 
         A node that is loading the model is lent when no other can take the request: it waits there.
@@ -81,14 +81,14 @@ class Pool:
         Raises ModelNotFound, FleetOverloaded, VectorSpaceMismatch or NPUUnavailableError, with each node's reason.
         """
         now = self.clock()
-        candidates = eligible(self.nodes, need, tried, now, self.trouble)
-        node = choose(candidates, need, self.rng)
-        found = node.names.get(plain_name(need.model)) if need.model else None
-        model = found.id if found else need.model or ""
+        candidates = eligible(self.nodes, request, tried, now, self.trouble)
+        node = choose(candidates, request, self.rng)
+        found = node.names.get(plain_name(request.model)) if request.model else None
+        model = found.id if found else request.model or ""
         breaker = node.breakers.get(model)
         lease = Lease(
             node,
-            need,
+            request,
             model,
             0 if node.breaker.closed else node.breaker.begin(),
             now,
@@ -170,7 +170,7 @@ class Pool:
         else:
             why = f"answered {error.code or error.status or 'in another vector space'}"
             hold = Hold(now + pause, busy=False, why=why, since=now, passing=not isinstance(error, SpaceChanged))
-        node.holds[lease.model, lease.need.device] = hold
+        node.holds[lease.model, lease.request.require_device] = hold
 
     def _learn_of_model(self, lease: Lease, error: BaseException | None) -> None:
         """Only an answer of the engine closes its breaker; a refusal at the node's edge says nothing of it."""

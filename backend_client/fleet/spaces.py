@@ -4,24 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 from backend_client.errors import BadReply, ConfigurationError, SpaceChanged, VectorSpaceMismatch
-from backend_client.fleet.node import Lease, Requirement
+from backend_client.fleet.node import Lease
 from backend_client.fleet.pool import Pool
 from backend_client.http.health import ModelReport
-from backend_client.http.messages import plain_name
+from backend_client.http.messages import KnownSpace, Request, plain_name
 
 # Stands for the default model, if the cloud answered before a node named it. No caller can name a model so.
 _NO_MODEL = "\0"
-
-
-class KnownSpace(NamedTuple):
-    """A vector space, its dimensions, and the most tokens that its model takes; None for what is not known."""
-
-    space: str | None = None
-    dimensions: int | None = None
-    context_limit: int | None = None
 
 
 class Bindings:
@@ -44,24 +35,26 @@ class Bindings:
         """The vector space of each name that is bound, in lower case."""
         return {name: space for name, space in self._spaces.items() if name != _NO_MODEL}
 
-    def complete(self, need: Requirement) -> Requirement | None:
-        """The requirement with the default model and its space filled in, as far as they are known.
+    def complete(self, request: Request) -> bool:
+        """Fill in the default model and its space, as far as they are known.
 
-        None where that needs a decision that must wait until every node's first probe has ended: otherwise the node
+        False where that needs a decision that must wait until every node's first probe has ended: otherwise the node
         that answers its probe first would decide, and two processes could decide differently.
 
         Raises ConfigurationError when no model is named and the fleet has several, VectorSpaceMismatch when its only
         one is bound to another space than the one in which the cloud answered before.
         """
-        if self._pool.unseen:
-            model = need.model or self._defaults.get(need.kind)
-            if model is None or (need.kind == "embedding" and plain_name(model) not in self._spaces):
-                return None
-        model = need.model or self.default_model(need.kind)
-        if need.kind == "embedding" and need.model is None and model is not None and _NO_MODEL in self._spaces:
-            self.bind(model, self._spaces[_NO_MODEL])
-        space = self.space(model) if need.kind == "embedding" and model is not None else None
-        return Requirement(need.kind, model, need.device, space)
+        embeds = request.kind == "embedding"
+        model = request.model or self._defaults.get(request.kind)
+        if (model is None or (embeds and plain_name(model) not in self._spaces)) and self._pool.unseen:
+            return False
+        model = model or self.default_model(request.kind)
+        if embeds and model is not None:
+            if request.model is None and _NO_MODEL in self._spaces:
+                self.bind(model, self._spaces[_NO_MODEL])
+            request.space = KnownSpace(self.space(model))
+        request.model = model
+        return True
 
     def default_model(self, kind: str) -> str | None:
         """The only model of that kind in the fleet, from then on always the same; None while no node has reported one.
@@ -129,25 +122,9 @@ class Bindings:
         space = bound or self.space(name)
         reports = [report for report in self._reports(name) if report.space == space]
         limits = [report.context_limit for report in reports if report.context_limit is not None]
-        return KnownSpace(space, self.dimensions(space), min(limits, default=None))
-
-    def dimensions(self, space: str | None) -> int | None:
-        """The length of vectors in a space: what most nodes report; None where none does, or others report as often.
-
-        It is bound once two nodes or more report it, and not before: a single node that is wrong would lock out others.
-        """
-        length = self._dimensions.get(space or "")
-        if length is None:
-            models = [(node, model) for node in self._pool.nodes.values() for model in node.models.values()]
-            # Each node counts once, however many models of the space it has.
-            reported = {(node.url, model.dimensions) for node, model in models if model.space == space}
-            found = Counter(each for _, each in reported if each is not None).most_common(2)
-            if not found or (len(found) == 2 and found[0][1] == found[1][1]):
-                return None
-            length, nodes = found[0]
-            if space and nodes > 1:
-                self._dimensions[space] = length
-        return length
+        lengths = {report.dimensions for report in reports if report.dimensions is not None}
+        dimensions = self._dimensions.get(space or "") or (lengths.pop() if len(lengths) == 1 else None)
+        return KnownSpace(space, dimensions, min(limits, default=None))
 
     def bind_dimensions(self, space: str, dimensions: int) -> None:
         """Bind the length of vectors in a space, for callers who keep such vectors."""
@@ -165,7 +142,7 @@ class Bindings:
         if asked is not None and dimensions != asked:
             raise BadReply(f"{asked} dimensions were asked for, vectors of {dimensions} came", node=node)
         cut_from = space.removesuffix(f"-{asked}")
-        requested = lease.need.model or model
+        requested = lease.request.model or model
         key = plain_name(requested)
         # What was declared for the model that answered also counts, unless the requested name has a declaration itself.
         declared = None if key in self._declared else self._declared.get(plain_name(model))
@@ -178,9 +155,6 @@ class Bindings:
         report = lease.node.models.get(lease.model)
         own = report.dimensions if report is not None and report.space == cut_from else None
         bound = self._dimensions.get(cut_from)
-        if bound is None and len(self._pool.nodes) > 1:
-            self.dimensions(cut_from)
-            bound = self._dimensions.get(cut_from)
         for expected, who in ((own, "its own /health says"), (bound, "that space has")):
             wrong = expected is not None and (dimensions > expected or (space == cut_from and dimensions != expected))
             if wrong:

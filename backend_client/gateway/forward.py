@@ -16,7 +16,6 @@ from backend_client.arguments import headers as printable
 from backend_client.client import InferenceClient
 from backend_client.errors import (
     AuthenticationFailed,
-    CloudError,
     ModelNotFound,
     NPUError,
     RequestRejected,
@@ -25,23 +24,13 @@ from backend_client.gateway.keys import Team
 from backend_client.gateway.limits import Limits, Refusal
 from backend_client.gateway.metrics import Metrics
 from backend_client.gateway.spending import Spending
-from backend_client.http.errors import openai_error, problem_of
+from backend_client.http.errors import openai_error, problem_of, refusal_of_node
 from backend_client.http.forms import read_form
-from backend_client.http.forwarding import Forwarded, passed_on, tokens_of
-from backend_client.http.messages import Exchange, Reply, encode, plain_name
+from backend_client.http.messages import Reply, Request, encode, plain_name
+from backend_client.http.replies import Forwarded, passed_on
 from backend_client.http.routes import ROUTES, Dialect
-from backend_client.http.stream_forms import EventStream
-from backend_client.lifetime import Deadline, in_daemon_thread, owning
-from backend_client.results import Attempt, EmbedBatch, RawReply, Usage
-from backend_client.sdk.routes import (
-    OpenAIRoutes,
-    embedding_reply,
-    json_object,
-    read_device,
-    read_flag,
-    stream_bytes,
-    whole_reply,
-)
+from backend_client.lifetime import Deadline, in_daemon_thread
+from backend_client.sdk.routes import OpenAIRoutes, json_object, read_device, read_flag
 
 TEAM = web.RequestKey("team", Team)
 ID = web.RequestKey("id", str)
@@ -144,52 +133,50 @@ class Forwarder:
     async def _forward(self, request: web.Request) -> web.StreamResponse:
         dialect = ROUTES[request.path].dialect
         try:
-            job = await self._job(request, await request.read())
+            asked = await self._asked(request, await request.read())
         except RequestRejected as error:
             raise _refusal_of(error) from None
         try:
-            found, before = await self._answered(job)
+            found = await self._answered(asked)
         except NPUError as error:
-            last = job.refused[-1] if job.refused else None
-            rejected = isinstance(error, RequestRejected) and not isinstance(error, CloudError | AuthenticationFailed)
-            if rejected and last is not None and 400 <= last.status < 500:
-                return _as_it_came(last)
+            own = refusal_of_node(error)
+            if own is not None and not isinstance(error, AuthenticationFailed):
+                return _as_it_came(own)
             if dialect == "ollama" and isinstance(error, ModelNotFound):
                 # Its clients look for these words.
-                raise Refusal(404, "model_not_found", f"model '{(job.model or '')[:200]}' not found") from None
+                raise Refusal(404, "model_not_found", f"model '{(asked.model or '')[:200]}' not found") from None
             raise _refusal_of(error) from None
-        if isinstance(found, Forwarded):
-            return await self._from_node(request, dialect, found, before, job)
-        self._metrics.answers.labels("cloud").inc()
-        headers = {"X-NPU-Gateway-Source": "cloud", "X-NPU-Gateway-Attempts": str(len(before) + 1)}
-        if isinstance(found, EmbedBatch | RawReply):
-            await self._count(request, found.usage.prompt_tokens, found.usage.completion_tokens)
-            encoding = (job.body or {}).get("encoding_format")
-            reply = embedding_reply(found, encoding) if isinstance(found, EmbedBatch) else whole_reply(found)
-            body = reply.content if isinstance(reply.content, bytes) else b""
-            return web.Response(body=body, status=reply.status, headers={**reply.headers, **headers})
-        asked = (job.body or {}).get("stream_options")
-        usage = isinstance(asked, dict) and bool(asked.get("include_usage"))
-        counted = CloudUsage(job)
-        parts = stream_bytes(counted.follow(found), with_usage=usage or job.path == "/inference")
-        head = {"Content-Type": "text/event-stream; charset=utf-8", **headers}
+        source, streamed = found.origin.source, not isinstance(found.content, bytes)
+        attempts = len(found.attempts) + streamed
+        self._metrics.answers.labels(source).inc()
+        self._metrics.attempts.inc(attempts)
+        headers = {
+            **found.headers,
+            "X-NPU-Gateway-Source": source,
+            "X-NPU-Gateway-Attempts": str(attempts),
+        }
+        if source == "node":
+            headers["X-NPU-Gateway-Node"] = found.origin.node
         try:
-            return await self._stream(request, dialect, head, parts, job)
+            if isinstance(found.content, bytes):
+                return web.Response(body=found.content, headers=headers)
+            return await self._stream(request, dialect, headers, found.content, asked)
         finally:
-            await self._count(request, counted.usage.prompt_tokens, counted.usage.completion_tokens)
+            usage, team = found.count.usage, request[TEAM]
+            self._metrics.tokens.labels(team.name, "prompt").inc(usage.prompt_tokens)
+            self._metrics.tokens.labels(team.name, "completion").inc(usage.completion_tokens)
+            await self._limits.used(team, usage.prompt_tokens + usage.completion_tokens)
 
-    async def _answered(
-        self, job: Exchange
-    ) -> tuple[Forwarded | EmbedBatch | RawReply | EventStream, tuple[Attempt, ...]]:
+    async def _answered(self, asked: Request) -> Forwarded:
         try:
-            return await self._client.core.backend.forward(job)
+            return await self._client.core.backend.forward(asked)
         except ModelNotFound:
-            look = Deadline.after(min(_LOOK_S, job.deadline.remaining()), self._client.core.clock)
-            if job.model is None or not await self._client.npu.fleet.find_in_stores(job.model, look):
+            look = Deadline.after(min(_LOOK_S, asked.deadline.remaining()), self._client.core.clock)
+            if asked.model is None or not await self._client.npu.fleet.find_in_stores(asked.model, look):
                 raise
-        return await self._client.core.backend.forward(job)
+        return await self._client.core.backend.forward(asked)
 
-    async def _job(self, request: web.Request, content: bytes) -> Exchange:
+    async def _asked(self, request: web.Request, content: bytes) -> Request:
         """The request as the client takes it. Raises RequestRejected, Refusal for what the team may not do."""
         route, team = ROUTES[request.path], request[TEAM]
         fields = await _fields(request, content) if route.upload else json_object(content)
@@ -217,7 +204,7 @@ class Forwarder:
             ends = Deadline.after(limit_s, self._client.core.clock)
             seconds = min(seconds, limit_s)
         deadline = Deadline.after(seconds, self._client.core.clock)
-        return Exchange(
+        return Request(
             path=request.path,
             kind=kind,
             body=fields,
@@ -235,39 +222,19 @@ class Forwarder:
             extra_headers=sent_on | {HOP: "1"},
         )
 
-    async def _from_node(
-        self, request: web.Request, dialect: Dialect, found: Forwarded, before: tuple[Attempt, ...], job: Exchange
-    ) -> web.StreamResponse:
-        attempts = len(before) + len(found.attempts) + (not isinstance(found.content, bytes))
-        self._metrics.answers.labels("node").inc()
-        self._metrics.attempts.inc(attempts)
-        headers = {
-            **passed_on(found.head.headers),
-            "X-NPU-Gateway-Source": "node",
-            "X-NPU-Gateway-Node": found.origin.node,
-            "X-NPU-Gateway-Attempts": str(attempts),
-        }
-        if isinstance(found.content, bytes):
-            await self._count(request, found.watch.usage.prompt_tokens, found.watch.usage.completion_tokens)
-            return web.Response(body=found.content, headers=headers)
-        try:
-            return await self._stream(request, dialect, headers, found.content, job)
-        finally:
-            await self._count(request, found.watch.usage.prompt_tokens, found.watch.usage.completion_tokens)
-
     async def _stream(
         self,
         request: web.Request,
         dialect: Dialect,
         headers: dict[str, str],
         parts: AsyncGenerator[bytes, None],
-        job: Exchange,
+        asked: Request,
     ) -> web.StreamResponse:
         """The parts as they come; a failure in the middle is the last of them, in the form of the dialect.
 
         A caller who does not read for `timeouts.silence` seconds, or when its stream must have ended, is disconnected.
         """
-        ends, silence = job.end_of_stream(), self._client.npu.options.timeouts.silence
+        ends, silence = asked.end_of_stream(), self._client.npu.options.timeouts.silence
 
         async def bounded(writing: Awaitable[None]) -> None:
             try:
@@ -352,39 +319,6 @@ class Forwarder:
             # Its clients look for these words.
             raise Refusal(404, "model_not_found", f"model '{name[:200]}' not found")
         raise Refusal(503, "unavailable", "no node has an answer to this")
-
-    async def _count(self, request: web.Request, prompt: int, completion: int) -> None:
-        team = request[TEAM].name
-        self._metrics.tokens.labels(team, "prompt").inc(prompt)
-        self._metrics.tokens.labels(team, "completion").inc(completion)
-        await self._limits.used(request[TEAM], prompt + completion)
-
-
-class CloudUsage:
-    """The tokens of a stream of the cloud: until it says them, about those of the prompt and of what was passed on."""
-
-    def __init__(self, job: Exchange) -> None:
-        body = job.body or {}
-        messages = body.get("messages")
-        rows = [row for row in messages if isinstance(row, dict)] if isinstance(messages, list) else []
-        for row in list(rows):
-            content = row.get("content")
-            rows += [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
-        texts = [body.get("prompt"), *(row.get(name) for row in rows for name in ("content", "text"))]
-        self.usage = Usage(sum(tokens_of(text) for text in texts if isinstance(text, str)))
-
-    @owning
-    async def follow(self, events: EventStream) -> EventStream:
-        try:
-            async for item in events:
-                if isinstance(item, RawReply):
-                    self.usage = item.usage
-                elif item.text:
-                    written = self.usage.completion_tokens + tokens_of(item.text)
-                    self.usage = Usage(self.usage.prompt_tokens, written)
-                yield item
-        finally:
-            await events.aclose()
 
 
 def _may_use(team: Team, model: str | None) -> bool:

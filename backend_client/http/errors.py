@@ -81,17 +81,34 @@ _NODE_ERRORS = {408: NodeNotServing, 429: NodeOverloaded, 503: NodeNotServing, 5
 # What these mean does not depend on who answers: a wrong key, a slow or large request, a rate limit. Any other 4xx
 # comes from a node only if it has the error body of one.
 _MEANT_BY_ANYBODY = frozenset({401, 403, 408, 413, 429})
+_CODES = {401: "invalid_api_key", 404: "model_not_found", 413: "payload_too_large"}
 # Nodes name at most a minute or two. A proxy that names a year must not take a node out of service for that long.
 _LONGEST_PAUSE_S = 300.0
 
 
-def status_error(node: str, reply: Reply, model: str | None) -> NPUError:
-    """The error that a reply other than 200 means. `model` is the one that was asked for."""
+def status_error(node: str, reply: Reply, model: str | None, dialect: str = "openai") -> NPUError:
+    """The error that a reply other than 200 means; it has the reply. `model` is the one that was asked for."""
     status = reply.status
     try:
         fields = json.loads(reply.body)["error"]
     except (ValueError, RecursionError, KeyError, TypeError):
         fields = None
+    if dialect != "openai" and fields is not None and 400 <= status < 500:
+        fields = _in_openai_form(status, fields)
+    error = _status_error(node, reply, fields, model)
+    error.reply = reply
+    return error
+
+
+def _in_openai_form(status: int, fields: Any) -> dict[str, Any]:
+    """A refusal in another dialect as OpenAI's has it: these name no code."""
+    text = fields.get("message") if isinstance(fields, dict) else fields
+    code = "context_length_exceeded" if "prompt is too long" in str(text) else None
+    return {"message": "", "type": "", "code": code or _CODES.get(status, "invalid_request"), "param": None}
+
+
+def _status_error(node: str, reply: Reply, fields: object, model: str | None) -> NPUError:
+    status = reply.status
     if 400 <= status < 500 and status not in _MEANT_BY_ANYBODY and not _of_a_node(fields):
         why = "without the error body of a node; check the address, and the proxy if there is one"
         return BadReply(f"answered HTTP {status} {why}", node=node, status=status)
@@ -191,6 +208,12 @@ def problem_of(error: NPUError) -> Problem:
         # The request names no model, and the fleet has several.
         found = Problem(400, "invalid_request", error.message, "model")
     return found
+
+
+def refusal_of_node(error: NPUError) -> Reply | None:
+    """A node's refusal of a request as it came, where the error is one: for callers who speak the node's dialect."""
+    reply = error.reply if isinstance(error, RequestRejected) else None
+    return reply if isinstance(reply, Reply) and 400 <= reply.status < 500 else None
 
 
 def openai_error(status: int, code: str, message: str, param: str | None = None) -> dict[str, Any]:

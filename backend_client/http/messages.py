@@ -1,14 +1,14 @@
-"""A call as the backends get it, as it goes to a node, and what the reply says. No I/O."""
+"""A request as the backends get it, and what the head of its reply says. No I/O."""
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import lru_cache
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -41,51 +41,6 @@ class NotAnAnswer(ValueError):
     """A reply is not an answer to its request; the text says why and quotes nothing."""
 
 
-@dataclass(slots=True)
-class WireCall:
-    """One request as it goes to nodes, encoded once for all attempts.
-
-    `model` is the name in the body; a 404 for it is another node's chance. `trace` are further headers. `may_wait`: the
-    node may keep it while an engine is restarted; else it is refused, and another node is asked. A whole reply must be
-    there by the `deadline`; an answer that is `streamed` must have begun by then, and have ended by `ends`, if given.
-    """
-
-    encoded: bytes = field(repr=False)
-    deadline: Deadline
-    request_id: str
-    model: str | None = None
-    priority: str = "interactive"
-    require_device: str | None = None
-    trace: Mapping[str, str] = field(default_factory=dict)
-    method: str = "POST"
-    path: str = ""
-    content_type: str = "application/json"
-    accept: str = "*/*"
-    may_wait: bool = True
-    streamed: bool = False
-    ends: Deadline | None = None
-
-    def headers(self) -> dict[str, str]:
-        """Its headers; the remaining time is that of this moment."""
-        headers = {
-            "Content-Type": self.content_type,
-            "Accept": self.accept,
-            "X-Request-ID": self.request_id,
-        }
-        if self.streamed:
-            headers["X-NPU-Start-Timeout-Ms"] = str(self.deadline.remaining_ms())
-        if whole := self.ends if self.streamed else self.deadline:
-            headers["X-Request-Timeout-Ms"] = str(whole.remaining_ms())
-        if self.priority != "interactive":
-            headers["X-Priority"] = self.priority
-        if not self.may_wait:
-            headers["X-NPU-Restart-Wait-Ms"] = "0"
-        if self.require_device is not None:
-            headers["X-NPU-Require-Device"] = self.require_device
-        headers.update(self.trace)
-        return headers
-
-
 @dataclass(frozen=True, slots=True)
 class Reply:
     """An HTTP reply of any status. The names of its headers are in lower case."""
@@ -103,18 +58,6 @@ def encode(body: Mapping[str, Any]) -> bytes:
         pass
     # Raised here and not inside the handler: the error that came up there holds the text.
     raise InvalidArgument("the request has a value that JSON cannot carry, or text that is not Unicode")
-
-
-def encode_texts(
-    texts: Sequence[str],
-    model: str | None,
-    *,
-    truncate: bool,
-    input_type: str | None = None,
-    dimensions: int | None = None,
-) -> bytes:
-    given = {"truncate": truncate or None, "input_type": input_type, "dimensions": dimensions, "model": model}
-    return encode({"texts": texts} | {name: value for name, value in given.items() if value is not None})
 
 
 def binary_vectors(reply: Reply, count: int | None) -> Vectors:
@@ -170,101 +113,61 @@ def new_request_id() -> str:
     return f"req_{random.getrandbits(96):024x}"
 
 
-J = TypeVar("J", bound="Job")
-
 _COMMON = frozenset(CallOptions.__annotations__)
 # A body that has one of them means an option of the call, or of the SDK, which would be lost.
 _NO_FIELDS = ("local_only", "require_device", "extra_headers", "extra_body", "extra_query")
 
 
+class KnownSpace(NamedTuple):
+    """A vector space, its dimensions, and the most tokens that its model takes; None for what is not known."""
+
+    name: str | None = None
+    dimensions: int | None = None
+    context_limit: int | None = None
+
+
+_UNKNOWN_SPACE = KnownSpace()
+
+
 @dataclass(slots=True, kw_only=True)
-class Job:
-    """A call as the backends get it, whichever of them serves it.
+class Request:
+    """What a caller asks, whoever serves it: a node or the cloud.
+
+    `path` is one of `routes.ROUTES`, and `kind` the models that serve it; `model` None: the default of that kind.
+    `body` is JSON without `model`; with a `file` (name and bytes) its fields and the file are sent as a form. With
+    `content`, of a type, nodes get these very bytes, and `body` is what they say.
 
     A whole reply must be there by the `deadline`, and a streamed answer must have begun. `ends`: when a streamed answer
-    must have ended; without it, it may go on as long as parts come.
-    `extra_headers` are the caller's, for nodes, and for the cloud where its settings list them; `trace` are those that
-    tie a node's spans to the caller's (W3C trace context). `cloud_takes_over`: whether the cloud gets it when
-    no node can take it now; None: no. `spend_limit`: a cap on what it may cost in the cloud, beside the client's own.
+    must have ended; without it, it may go on as long as parts come. `space` is what its vectors must be in, where that
+    is known. `extra_headers` are the caller's, for nodes, and for the cloud where its settings list them; `trace` are
+    those that tie a node's spans to the caller's (W3C trace context). `cloud_takes_over`: whether the cloud gets it
+    when no node can take it now. `spend_limit`: a cap on what it may cost in the cloud, beside the client's own.
     """
 
+    path: str
     deadline: Deadline
     ends: Deadline | None = None
     request_id: str = field(default_factory=new_request_id)
+    kind: ModelKind = "generation"
     model: str | None = None
+    body: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    file: tuple[str, bytes] | None = field(default=None, repr=False)
+    content: bytes | None = field(default=None, repr=False)
+    content_type: str = "application/json"
     priority: Priority = "interactive"
     require_device: str | None = None
     local_only: bool = False
+    space: KnownSpace = _UNKNOWN_SPACE
     trace: Mapping[str, str] = field(default_factory=dict)
     extra_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     cloud_takes_over: Callable[[], bool] = field(default=lambda: False, repr=False, compare=False)
     spend_limit: SpendLimit | None = field(default=None, repr=False, compare=False)
 
-    @property
-    def only_on_nodes(self) -> str | None:
-        """Why no cloud serves it, or None."""
-        if self.local_only:
-            return "local_only is set"
-        return None if self.require_device is None else f"the call requires the device {self.require_device}"
-
-    @property
-    def node_headers(self) -> Mapping[str, str]:
-        """The headers that nodes get beside the usual ones."""
-        return {**self.extra_headers, **self.trace} if self.extra_headers else self.trace
-
-    def wired(self, content: bytes, model: str | None, device: str | None, path: str, accept: str) -> WireCall:
-        """The request with this content, for the model and the device that were chosen."""
-        headers = self.node_headers
-        return WireCall(
-            content, self.deadline, self.request_id, model, self.priority, device, headers, path=path, accept=accept
-        )
-
-    def within(self, deadline: Deadline) -> Self:
-        return replace(self, deadline=deadline)
-
-    def end_of_stream(self) -> Deadline:
-        """When a streamed answer that has begun must have ended: far off where nothing bounds it."""
-        return self.ends or Deadline.after(LONGEST_S, self.deadline.clock)
-
-
-@dataclass(slots=True, kw_only=True)
-class EmbedJob(Job):
-    """Texts for one request. `dimensions` is what the caller asked for.
-
-    In the cloud `space` and `dimensions` are what the vectors must have, where that is known; `context_limit` is the
-    most tokens of a text that their model takes.
-    """
-
-    texts: Sequence[str] = field(repr=False)
-    truncate: bool = False
-    input_type: str | None = None
-    space: str | None = None
-    dimensions: int | None = None
-    context_limit: int | None = None
-
-
-@dataclass(slots=True, kw_only=True)
-class Exchange(Job):
-    """A request in OpenAI's dialect, or a prompt for the nodes' own /inference, sent as it is but for the model's name.
-
-    `path` is one of `routes.ROUTES`. `body` is JSON without `model`; with a `file` (name and bytes) its fields and the
-    file are sent as a form. `refused` gets the replies of nodes that refused it, for callers who hand them on. With
-    `content`, of a type, nodes get these very bytes, and `body` is what they say.
-    """
-
-    path: str
-    kind: ModelKind = "generation"
-    body: Mapping[str, Any] | None = field(default=None, repr=False)
-    file: tuple[str, bytes] | None = field(default=None, repr=False)
-    refused: list[Reply] = field(default_factory=list, repr=False)
-    content: bytes | None = field(default=None, repr=False)
-    content_type: str = "application/json"
-
     def __post_init__(self) -> None:
         """Raise InvalidArgument for a wrong number, or an option of the call among the fields of the body."""
         if self.content is not None:
             return  # the node refuses it in the words of the caller's dialect
-        for given in self.body or ():
+        for given in self.body:
             if not isinstance(given, str):
                 named = type(given).__name__
                 raise InvalidArgument(f"the names of the body's fields must be str, got {named}", param="body")
@@ -274,11 +177,15 @@ class Exchange(Job):
                 raise InvalidArgument(f"the body has {given}: {option}", param=name)
         # The fields of a form are texts.
         if self.file is None:
-            check_counts(self.body or {})
+            check_counts(self.body)
+
+    def end_of_stream(self) -> Deadline:
+        """When a streamed answer that has begun must have ended: far off where nothing bounds it."""
+        return self.ends or Deadline.after(LONGEST_S, self.deadline.clock)
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Common options as fields of a Job, and the others."""
+    """Common options as fields of a Request, and the others."""
     if not options:
         return {}, {}
     common = {name: value for name, value in options.items() if name in _COMMON and name != "timeout"}

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from backend_client.http import answers, stream_forms
 from backend_client.http.forms import writing_kind
 from backend_client.http.health import ModelKind
-from backend_client.http.messages import Exchange, Job, Reply, binary_vectors
+from backend_client.http.messages import Reply, Request, binary_vectors, plain_texts
 from backend_client.http.stream_forms import StreamForm, WholeForm
 
 Dialect = Literal["openai", "anthropic", "ollama"]
@@ -45,9 +45,9 @@ class Route:
         """The kind of model for a request."""
         return self.kind or writing_kind(body)
 
-    def form_of(self, job: Exchange) -> WholeForm | None:
+    def form_of(self, request: Request) -> WholeForm | None:
         """The form in which to ask for the answer; None where it comes whole. Recordings choose themselves."""
-        asked = not self.upload or bool((job.body or {}).get("stream"))
+        asked = not self.upload or bool(request.body.get("stream"))
         return self.form if asked and isinstance(self.form, WholeForm) else None
 
 
@@ -109,36 +109,48 @@ ROUTES: Mapping[str, Route] = {
 }  # fmt: skip
 
 
-def read_whole(job: Exchange, reply: Reply) -> tuple[Any, Any]:
+def read_whole(request: Request, reply: Reply) -> tuple[Any, Any]:
     """The body of a reply that came whole, its JSON or its bytes, and what its route's check reads in it.
 
     Raises NotAnAnswer.
     """
-    if job.path == "/embeddings" and "x-shape" in reply.headers:
-        return reply.body, binary_vectors(reply, answers.plain_count(job.body or {}, "texts"))
+    if request.path == "/embeddings" and "x-shape" in reply.headers:
+        return reply.body, binary_vectors(reply, answers.plain_count(request.body, "texts"))
     body: Any = reply.body
     if "json" in reply.headers.get("content-type", ""):
         body = answers.read_json(reply.body)
-    return body, ROUTES[job.path].check(job.body or {}, body)
+    return body, ROUTES[request.path].check(request.body, body)
 
 
-def runs_on_device(job: Exchange) -> bool:
+def runs_on_device(request: Request) -> bool:
     """Whether a device runs the request, which its reply then names."""
-    route = ROUTES[job.path]
-    only_loads = route.loads_without and not any((job.body or {}).get(field) for field in route.loads_without)
+    route = ROUTES[request.path]
+    only_loads = route.loads_without and not any(request.body.get(field) for field in route.loads_without)
     return route.on_device and not only_loads
 
 
-def dimensions_asked(job: Exchange) -> int | None:
+def dimensions_asked(request: Request) -> int | None:
     """The length of vectors that a request asks for; Ollama's clients send 0 for the model's own."""
-    asked = (job.body or {}).get("dimensions")
-    return asked if ROUTES[job.path].cuts and type(asked) is int and asked > 0 else None
+    asked = request.body.get("dimensions")
+    return asked if ROUTES[request.path].cuts and type(asked) is int and asked > 0 else None
 
 
-def only_on_nodes(job: Job) -> str | None:
-    """Why no cloud serves a job, or None."""
-    if (reason := job.only_on_nodes) or not isinstance(job, Exchange) or ROUTES[job.path].cloud:
-        return reason
-    if job.path == "/v1/embeddings":
+def texts_to_embed(request: Request) -> list[str] | None:
+    """The texts of a request for their vectors that asks for nothing else; None for any other."""
+    if request.path == "/embeddings":
+        texts = request.body.get("texts")
+        return texts if isinstance(texts, list) else None
+    return plain_texts(request.body) if request.path == "/v1/embeddings" else None
+
+
+def only_on_nodes(request: Request) -> str | None:
+    """Why no cloud serves a request, or None."""
+    if request.local_only:
+        return "local_only is set"
+    if request.require_device is not None:
+        return f"the call requires the device {request.require_device}"
+    if ROUTES[request.path].cloud or texts_to_embed(request) is not None:
+        return None
+    if request.path == "/v1/embeddings":
         return "of /v1/embeddings it serves texts without other fields only: call embed or embed_many"
-    return f"it serves chats and embeddings only, and this is {job.path}"
+    return f"it serves chats and embeddings only, and this is {request.path}"

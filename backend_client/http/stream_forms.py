@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from codecs import BOM_UTF8
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -18,12 +19,70 @@ from backend_client.http.answers import (
     reading,
 )
 from backend_client.http.messages import NotAnAnswer
-from backend_client.http.sse import Event
 from backend_client.results import RawReply
 
 Json = dict[str, Any]
 DONE = "[DONE]"
+SSE, LINES = "text/event-stream", "application/x-ndjson"
+STREAMS = frozenset({SSE, LINES})
 _TEXT_DELTAS = frozenset({"response.output_text.delta", "transcript.text.delta"})
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event; `name` is "message" where the stream named none."""
+
+    name: str
+    data: str = field(repr=False)
+
+
+class EventParser:
+    """Feed it bytes as they come; it yields the events that they complete. Comments are dropped.
+
+    `max_bytes` bounds an unfinished event: what sends more of it is not a node (NotAnAnswer).
+    """
+
+    def __init__(self, max_bytes: int = 1024 * 1024) -> None:
+        self._max_bytes = max_bytes
+        self._rest = b""
+        self._name = ""
+        self._data: list[str] = []
+        self._size = 0
+        self._begun = False
+
+    def feed(self, chunk: bytes) -> Iterator[Event]:
+        """Yield the events that `chunk` completes. Raises NotAnAnswer."""
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        if len(self._rest) > self._max_bytes:
+            raise NotAnAnswer("a line has no end")
+        for line in lines:
+            # A byte order mark belongs to no field.
+            event = self._line((line if self._begun else line.removeprefix(BOM_UTF8)).removesuffix(b"\r"))
+            self._begun = True
+            if event is not None:
+                yield event
+
+    def _line(self, line: bytes) -> Event | None:
+        if not line:
+            return self._dispatch()
+        try:
+            name, _, value = line.decode().partition(":")
+        except UnicodeDecodeError:
+            raise NotAnAnswer("an event is not UTF-8") from None
+        value = value.removeprefix(" ")
+        if name == "event":
+            self._name = value
+        elif name == "data":
+            self._data.append(value)
+            self._size += len(line)
+            if self._size > self._max_bytes:
+                raise NotAnAnswer("an event has no end")
+        return None
+
+    def _dispatch(self) -> Event | None:
+        event = Event(self._name or "message", "\n".join(self._data)) if self._data else None
+        self._name, self._data, self._size = "", [], 0
+        return event
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +115,11 @@ class StreamEvent:
     def finish_reason(self) -> str:
         """Why the first answer ends with it; "" where it does not."""
         return finish_reason_in(self.data)
+
+    @property
+    def only_usage(self) -> bool:
+        """Whether it says what the answer used, and nothing else."""
+        return self.data is not None and self.data.get("choices") == [] and self.data.get("usage") is not None
 
     def encode(self) -> bytes:
         head = "" if self.name == "message" else f"event: {self.name}\n"
@@ -383,8 +447,11 @@ def finish_reason_in(data: Json | None) -> str:
 
 
 def usage_of(body: Mapping[str, Any]) -> tuple[int, int]:
-    """Tokens in and out that a reply names, 0 for what it does not."""
-    usage = _object(body.get("usage"))
+    """Tokens in and out that a reply of any dialect names, 0 for what it does not."""
+    usage = body.get("usage")
+    if not isinstance(usage, dict):
+        # Ollama's.
+        return _count(body.get("prompt_eval_count")), _count(body.get("eval_count"))
     # A ranking has no output, and says its total alone.
     prompt = usage.get("prompt_tokens", usage.get("input_tokens", usage.get("total_tokens")))
     completion = usage.get("completion_tokens", usage.get("output_tokens"))

@@ -41,10 +41,10 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from backend_client.calls import Backend, BaseClient
 from backend_client.client import InferenceClient, NPUClient
 from backend_client.errors import NPUError
-from backend_client.http.forwarding import Forwarded, asks_for_stream
-from backend_client.http.messages import EmbedJob, Exchange, J, Job
+from backend_client.http.messages import Request
+from backend_client.http.replies import Forwarded, asks_for_stream
 from backend_client.http.stream_forms import EventStream, finish_reason_in
-from backend_client.lifetime import STARTED, Deadline, owning
+from backend_client.lifetime import STARTED, owning
 from backend_client.observability.attributes import of_answer, of_request, of_server, operation_name, tokens_of
 from backend_client.observability.state import StateCollector
 from backend_client.results import Attempt, EmbedBatch, Origin, RawReply, Source, Usage
@@ -110,7 +110,7 @@ def instrument(client: C, *, metrics: Metrics | None = None, tracer: Tracer | No
     calls = client.inner if isinstance(client, Blocking) else client
     asked: Source = "node" if isinstance(calls, NPUClient | InferenceClient) else "cloud"
     if not _observes(calls.core.backend, metrics):
-        calls.core.backend = ObservedBackend(calls.core.backend, metrics, tracer, asked)
+        calls.core.backend = _ObservedBackend(calls.core.backend, metrics, tracer, asked)
     metrics.state.watch(calls)
     return client
 
@@ -127,17 +127,14 @@ class _Observation:
     def answered(self, origin: Origin, usage: Usage, finish_reason: str) -> None:
         self.origin, self.usage, self.finish_reason = origin, usage, finish_reason
 
-    def forwarded(self, found: Forwarded) -> None:
-        self.answered(replace(found.origin, attempts=tuple(found.attempts)), found.watch.usage, "")
-
-    def traced(self, job: J) -> J:
-        """The job, with the headers that make the node's spans children of this one."""
+    def traced(self, request: Request) -> Request:
+        """The request, with the headers that make the node's spans children of this one."""
         headers: dict[str, str] = {}
         _PROPAGATOR.inject(headers, trace.set_span_in_context(self.span))
-        return replace(job, trace=headers)
+        return replace(request, trace=headers)
 
 
-class ObservedBackend:
+class _ObservedBackend:
     """A backend whose calls are measured; `asked` is whom they go to first."""
 
     def __init__(self, inner: Backend, metrics: Metrics, tracer: Tracer, asked: Source) -> None:
@@ -146,58 +143,54 @@ class ObservedBackend:
         self._tracer = tracer
         self._asked: Source = asked
 
-    async def embed(self, job: EmbedJob) -> EmbedBatch:
+    async def embed(self, request: Request) -> EmbedBatch:
         """Embed, observed."""
-        with self._observed(job) as seen:
-            batch = await self.inner.embed(seen.traced(job))
+        with self._observed(request) as seen:
+            batch = await self.inner.embed(seen.traced(request))
             seen.answered(batch, batch.usage, "")
         return batch
 
-    async def exchange(self, job: Exchange) -> RawReply:
+    async def send(self, request: Request) -> RawReply:
         """Send a request, observed."""
-        with self._observed(job) as seen:
-            reply = await self.inner.exchange(seen.traced(job))
+        with self._observed(request) as seen:
+            reply = await self.inner.send(seen.traced(request))
             seen.answered(reply, reply.usage, finish_reason_in(reply.body if isinstance(reply.body, dict) else None))
         return reply
 
-    async def open_exchange(self, job: Exchange, opened_by: Deadline | None = None) -> EventStream:
+    async def open(self, request: Request) -> EventStream:
         """The same as a stream, observed from the opening to the last event."""
         with ExitStack() as observed:
-            seen = observed.enter_context(self._observed(job, stream=True))
-            events = await self.inner.open_exchange(seen.traced(job), opened_by)
+            seen = observed.enter_context(self._observed(request, stream=True))
+            events = await self.inner.open(seen.traced(request))
             return _follow(events, seen, observed.pop_all())
 
-    async def forward(
-        self, job: Exchange
-    ) -> tuple[Forwarded | EmbedBatch | RawReply | EventStream, tuple[Attempt, ...]]:
+    async def forward(self, request: Request) -> Forwarded:
         """Send a request that came as bytes, observed to the end of its reply."""
         with ExitStack() as observed:
-            seen = observed.enter_context(self._observed(job, stream=asks_for_stream(job)))
-            found, before = await self.inner.forward(seen.traced(job))
-            if isinstance(found, EmbedBatch | RawReply):
-                seen.answered(replace(found, attempts=before + found.attempts), found.usage, "")
-            elif not isinstance(found, Forwarded):
-                found = _follow(found, seen, observed.pop_all())
-            elif isinstance(found.content, bytes):
-                seen.forwarded(found)
-            else:
-                found = replace(found, content=_follow_bytes(found, found.content, seen, observed.pop_all()))
-            return found, before
+            seen = observed.enter_context(self._observed(request, stream=asks_for_stream(request)))
+            found = await self.inner.forward(seen.traced(request))
+            if isinstance(found.content, bytes):
+                seen.answered(found.origin_now(), found.count.usage, "")
+                return found
+            return replace(found, content=_follow_bytes(found, found.content, seen, observed.pop_all()))
 
     async def close(self) -> None:
         """Close what is inside."""
         await self.inner.close()
 
     @contextmanager
-    def _observed(self, job: Job, *, stream: bool = False) -> Iterator[_Observation]:
-        operation = operation_name(job)
-        attributes = of_request(job, operation, self._asked, stream=stream)
+    def _observed(self, request: Request, *, stream: bool = False) -> Iterator[_Observation]:
+        operation = operation_name(request)
+        attributes = of_request(request, operation, self._asked, stream=stream)
         began = time.perf_counter()
         # A request that the gateway takes over belongs to the trace of its headers.
-        parent = _PROPAGATOR.extract(job.extra_headers) if "traceparent" in job.extra_headers else None
+        parent = _PROPAGATOR.extract(request.extra_headers) if "traceparent" in request.extra_headers else None
         # A stream's span cannot be the current one: it is open while the caller's own code runs.
         span = self._tracer.start_span(
-            f"{operation} {job.model}" if job.model else operation, parent, kind=SpanKind.CLIENT, attributes=attributes
+            f"{operation} {request.model}" if request.model else operation,
+            parent,
+            kind=SpanKind.CLIENT,
+            attributes=attributes,
         )
         seen = _Observation(span)
         error = ""
@@ -238,7 +231,7 @@ class ObservedBackend:
 
 
 def _observes(backend: Backend, metrics: Metrics) -> bool:
-    while isinstance(backend, ObservedBackend):
+    while isinstance(backend, _ObservedBackend):
         if backend.metrics is metrics:
             return True
         backend = backend.inner
@@ -270,6 +263,6 @@ async def _follow_bytes(
             yield STARTED
             async for part in content:
                 yield part
-            seen.forwarded(found)
+            seen.answered(found.origin_now(), found.count.usage, "")
         finally:
             await content.aclose()

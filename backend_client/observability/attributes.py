@@ -11,13 +11,12 @@ from urllib.parse import urlsplit
 
 from opentelemetry.util.types import AttributeValue
 
-from backend_client.http.messages import Exchange, Job
+from backend_client.http.messages import Request
 from backend_client.http.routes import ROUTES
 from backend_client.results import Origin, Source, Usage
 
 Attributes = dict[str, AttributeValue]
 
-EMBEDDINGS: Final = "embeddings"
 _TRANSCRIBE: Final = "transcribe"
 # Operations whose answers are made of tokens.
 _WRITING: Final = frozenset({"chat", "text_completion"})
@@ -28,13 +27,11 @@ _PORTS: Final = {"http": 80, "https": 443}
 _SAMPLING: Final = ("max_tokens", "temperature", "top_p", "top_k", "seed")
 
 
-def operation_name(job: Job) -> str:
+def operation_name(request: Request) -> str:
     """`embeddings`, `rerank`, `transcribe`, `tokenize`, `detokenize`, `chat`, or `text_completion` for a prompt that is
     continued as it stands; as nodes call it."""
-    if not isinstance(job, Exchange):
-        return EMBEDDINGS
-    raw = job.path == "/inference" and (job.body or {}).get("raw")
-    return "text_completion" if raw else ROUTES[job.path].operation
+    raw = request.path == "/inference" and request.body.get("raw")
+    return "text_completion" if raw else ROUTES[request.path].operation
 
 
 def tokens_of(operation: str, usage: Usage) -> Mapping[str, int]:
@@ -43,19 +40,17 @@ def tokens_of(operation: str, usage: Usage) -> Mapping[str, int]:
     return found | ({"output": usage.completion_tokens} if operation in _WRITING else {})
 
 
-def of_request(job: Job, operation: str, asked: Source, *, stream: bool) -> Attributes:
+def of_request(request: Request, operation: str, asked: Source, *, stream: bool) -> Attributes:
     """What is known before anybody answers; `asked` is whom the call goes to first."""
     found: Attributes = {"gen_ai.operation.name": operation, "gen_ai.provider.name": _PROVIDERS[asked]}
-    if job.model:
-        found["gen_ai.request.model"] = job.model
+    if request.model:
+        found["gen_ai.request.model"] = request.model
     if stream:
         found["gen_ai.request.stream"] = True
-    if isinstance(job, Exchange):
-        given = {{"max_new_tokens": "max_tokens"}.get(name, name): value for name, value in (job.body or {}).items()}
-        found |= {
-            f"gen_ai.request.{name}": given[name] for name in _SAMPLING if isinstance(given.get(name), int | float)
-        }
-    return found
+    given = {{"max_new_tokens": "max_tokens"}.get(name, name): value for name, value in request.body.items()}
+    return found | {
+        f"gen_ai.request.{name}": given[name] for name in _SAMPLING if isinstance(given.get(name), int | float)
+    }
 
 
 def of_server(source: Source, url: str) -> Attributes:

@@ -76,7 +76,7 @@ def _nodes(fleets: list[NPUClient], clients: list[BaseClient]) -> Iterable[Metri
 
 
 def _budgets(fleets: list[NPUClient]) -> Iterable[Metric]:
-    budgets = [fleet.fleet.runtime.budget for fleet in fleets]
+    budgets = [fleet.fleet.dispatcher.budget for fleet in fleets]
     if budgets:
         yield GaugeMetricFamily(
             "npu_client_retry_budget",

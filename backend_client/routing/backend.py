@@ -1,55 +1,57 @@
-"""The fleet as a backend: jobs become requests to nodes, and their replies results.
+"""The fleet as a backend: requests go to nodes, and their replies become results.
 
-`FleetBackend` builds the requests and reads the replies, `Dispatcher` (call.py) decides about attempts.
+A reply comes as bytes, which a `ReplyReader` reads and checks: a whole result is a stream that was collected, and a
+stream of events and the bytes for a gateway's caller are two views of one engine, `_follow`. `Dispatcher` (call.py)
+decides about attempts.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass
+import random
+from collections.abc import AsyncGenerator, Callable, Mapping
 from functools import partial
 from typing import Any
 
 from backend_client.errors import (
     BadReply,
     ConnectionLost,
+    DeadlineExceeded,
     NPUError,
     RequestRejected,
     StreamInterrupted,
 )
-from backend_client.fleet.node import Lease, Requirement
+from backend_client.fleet.node import Lease
+from backend_client.fleet.runtime import Runtime
 from backend_client.http import forms, messages
 from backend_client.http.errors import event_error, status_error
-from backend_client.http.forwarding import Forwarded, StreamWatch, asking_for_usage, asks_for_stream, in_our_words
 from backend_client.http.health import ModelReport
-from backend_client.http.messages import EmbedJob, Exchange, Reply, Vectors, WireCall, binary_vectors, costs, plain_name
-from backend_client.http.routes import ROUTES, dimensions_asked, read_whole, runs_on_device
-from backend_client.http.stream_forms import (
-    INFERENCE,
-    EventStream,
-    StreamEvent,
-    WholeForm,
-    failure_in,
-    read_event,
-    usage_of,
+from backend_client.http.messages import Reply, Request, Vectors, costs, plain_name, read_from
+from backend_client.http.replies import (
+    Forwarded,
+    ReplyReader,
+    asking_for_usage,
+    asks_for_stream,
+    passed_on,
 )
+from backend_client.http.routes import ROUTES, dimensions_asked, read_whole, runs_on_device
+from backend_client.http.stream_forms import EventStream, WholeForm, usage_of
 from backend_client.lifetime import STARTED, Deadline, OpenCalls, in_daemon_thread, owning
 from backend_client.options import ClientOptions
-from backend_client.results import Attempt, EmbedBatch, Origin, RawReply, Usage
-from backend_client.routing.call import Call
-from backend_client.routing.runtime import Running, Runtime
+from backend_client.results import EmbedBatch, Origin, RawReply, Usage
+from backend_client.routing.call import Call, Dispatcher
 
 _LARGE_FILE = 1024 * 1024
+Parts = AsyncGenerator[Reply | bytes, None]
 
 
 class FleetBackend:
-    """Serves jobs on the nodes of a runtime. Every error has the call's attempts; see `Dispatcher.run`."""
+    """Serves requests on the nodes of a runtime. Every error has the call's attempts; see `Dispatcher.run`."""
 
-    def __init__(self, runtime: Runtime, options: ClientOptions) -> None:
+    def __init__(self, runtime: Runtime, options: ClientOptions, rng: random.Random) -> None:
         self.runtime = runtime
+        self.dispatcher = Dispatcher(runtime, options, rng)
         self._options = options
-        self._silence = options.timeouts.silence
 
     @property
     def calls(self) -> OpenCalls:
@@ -67,290 +69,230 @@ class FleetBackend:
         await self.runtime.known()
         return [model for node in self.runtime.pool.nodes.values() for model in node.models.values()]
 
-    async def embed(self, job: EmbedJob) -> EmbedBatch:
-        """One POST /embeddings, on one node after another until one serves it."""
-        running = self.runtime.start()
-        need = Requirement("embedding", job.model, job.require_device)
-        call = running.dispatcher.begin(job, need, self._options.timeouts.attempt)
-
-        async def send(lease: Lease) -> tuple[Vectors, Reply]:
-            wired = call.wired
-            if wired is None:
-                model = call.need.model
-                encoded = messages.encode_texts(
-                    job.texts, model, truncate=job.truncate, input_type=job.input_type, dimensions=job.dimensions
-                )
-                wired = call.wired = job.wired(
-                    encoded, model, call.need.device, "/embeddings", "application/octet-stream"
-                )
-            wired.may_wait = call.may_wait
-            node = lease.node.url
-            reply = await running.transport.exchange(node, wired)
-            if reply.status != 200:
-                raise status_error(node, reply, wired.model)
-            vectors = messages.read_from(node, binary_vectors, reply, len(job.texts))
-            _check(lease, reply.headers, device=True)
-            self._check_space(lease, reply, vectors, job.dimensions)
-            return vectors, reply
-
-        (vectors, reply), lease = await running.dispatcher.run(call, send)
-        tokens, busy = costs(reply.headers)
+    async def embed(self, request: Request) -> EmbedBatch:
+        """The vectors of the texts of a request to /embeddings."""
+        call, lease, (head, _, vectors) = await self._serve(request)
+        tokens, busy = costs(head.headers)
         return EmbedBatch(
             vectors=vectors,
-            space=reply.headers["x-space"],
+            space=head.headers["x-space"],
             usage=Usage(tokens),
-            **_origin(call, lease, reply.headers, busy, {}),
+            **_origin(call, lease, head.headers, busy, {}),
         )
 
-    async def exchange(self, job: Exchange) -> RawReply:
-        """The whole reply to a request, on one node after another until one serves it.
+    async def send(self, request: Request) -> RawReply:
+        """The whole reply to a request.
 
         Where the route can stream, it is streamed between node and client, so that a hung engine is distinguished from
         a long answer. Nothing has reached the caller before the end, so a failure in the middle is retried like any
         other.
         """
-        running = self.runtime.start()
-        form = ROUTES[job.path].form_of(job)
-        limit = None if form or job.kind == "transcription" else self._options.timeouts.attempt
-        call = running.dispatcher.begin(job, _need(job), limit)
-
-        async def send(lease: Lease) -> tuple[Reply, Any]:
-            wired = await _encoded(job, call, form)
-            if form is None:
-                return await self._send(running, lease, wired, job)
-            opened = await self._open(running, lease, wired, job, form)
-            body = form.whole(await self._read_whole(lease, opened, form))
-            messages.read_from(lease.node.url, ROUTES[job.path].check, job.body or {}, body)
-            return opened.head, body
-
-        (head, body), lease = await running.dispatcher.run(call, send)
+        call, lease, (head, body, _) = await self._serve(request)
         return _raw_reply(call, lease, head, body, body)
 
-    async def open_exchange(self, job: Exchange, opened_by: Deadline | None = None) -> EventStream:
-        """Open a stream on one node after another; once the answer has begun, that node's answer is the answer."""
-        running = self.runtime.start()
-        form = ROUTES[job.path].form_of(job)
-        if form is None:
-            raise RequestRejected(f"{job.path} cannot be streamed", status=400, code="invalid_request", param="stream")
-        call = running.dispatcher.begin(job, _need(job), streamed=True)
-        call.deadline = opened_by or job.deadline
+    async def _serve(self, request: Request) -> tuple[Call, Lease, tuple[Reply, Any, Any]]:
+        """The head of a whole reply, its body, and what the route's check reads in it."""
+        transport = self.runtime.start()
+        form = ROUTES[request.path].form_of(request)
+        limit = None if form or request.kind == "transcription" else self._options.timeouts.attempt
+        call = self.dispatcher.begin(request, limit)
+        call.accept = "text/event-stream" if form else "*/*"
+        if request.path == "/embeddings":
+            call.accept = "application/octet-stream"
 
-        async def send(lease: Lease) -> _Opened:
-            return await self._open(running, lease, await _encoded(job, call, form), job, form)
+        async def attempt(lease: Lease) -> tuple[Reply, Any, Any]:
+            content = call.content if call.content is not None else await _encode(call, form)
+            if form is None:
+                reply = await transport.request(lease.node.url, "POST", request.path, content, call.headers())
+                return self._read_whole(lease, reply)
+            reader = ReplyReader(request, form, partial(_check, lease), as_bytes=False)
+            parts = await self._open(call, lease, reader, content)
+            try:
+                if reader.failed is not None:
+                    raise reader.failed
+                while not reader.ended:
+                    self._read(lease, reader, await anext(parts, None))
+            finally:
+                await parts.aclose()
+            body = form.whole(reader.events)
+            return reader.head, body, read_from(lease.node.url, ROUTES[request.path].check, request.body, body)
 
-        opened, lease = await running.dispatcher.run(call, send, settle=False)
-        call.deadline = job.end_of_stream()
-        return self._follow(running, call, lease, opened, form)
+        found, lease = await self.dispatcher.run(call, attempt)
+        return call, lease, found
 
-    async def _send(self, running: Running, lease: Lease, wired: WireCall, job: Exchange) -> tuple[Reply, Any]:
-        node = lease.node.url
-        reply = await running.transport.exchange(node, wired)
+    def _read_whole(self, lease: Lease, reply: Reply) -> tuple[Reply, Any, Any]:
+        """Read and check a reply that came whole, be it a refusal."""
+        node, request = lease.node.url, lease.request
         if reply.status != 200:
-            job.refused.append(reply)
-            raise status_error(node, reply, wired.model)
-        body, found = messages.read_from(node, read_whole, job, reply)
-        self._check_whole(lease, job, reply, body, found)
-        return reply, body
+            raise status_error(node, reply, request.model)
+        body, found = read_from(node, read_whole, request, reply)
+        _check(lease, reply.headers, body)
+        if request.kind == "embedding":
+            self._check_space(lease, reply, found)
+        return reply, body, found
 
-    def _check_whole(self, lease: Lease, job: Exchange, reply: Reply, body: Any, found: Any) -> None:
-        """Check the model, the device and the vector space of a reply that came whole. Raises BadReply."""
-        _check(lease, reply.headers, body, device=runs_on_device(job))
-        if job.kind == "embedding":
-            self._check_space(lease, reply, found, dimensions_asked(job))
+    async def open(self, request: Request) -> EventStream:
+        """Open a stream on one node after another; once the answer has begun, that node's answer is the answer."""
+        form = ROUTES[request.path].form_of(request)
+        if form is None:
+            raise RequestRejected(
+                f"{request.path} cannot be streamed", status=400, code="invalid_request", param="stream"
+            )
+        self.runtime.start()
+        call = self.dispatcher.begin(request, streamed=True)
+        call.accept = "text/event-stream"
 
-    async def _open(self, running: Running, lease: Lease, wired: WireCall, job: Exchange, form: WholeForm) -> _Opened:
-        """Return once the answer has begun. Raises what the stream raises."""
-        items = _read(lease, job, running.transport.events(lease.node.url, wired), wired, form)
-        head = Reply(200, {})
-        held: list[StreamEvent] = []
+        async def attempt(lease: Lease) -> tuple[ReplyReader, Parts]:
+            reader = ReplyReader(request, form, partial(_check, lease), as_bytes=False)
+            return reader, await self._open(call, lease, reader, call.content or await _encode(call, form))
+
+        (reader, parts), lease = await self.dispatcher.run(call, attempt, settle=False)
+        return self._follow(call, lease, reader, parts, reader.take_events)
+
+    async def forward(self, request: Request) -> Forwarded:
+        """The reply of a node to `request.content`, its bytes unchanged: whole, or as they come once it has begun.
+
+        Raises as `send` and `open`.
+        """
+        self.runtime.start()
+        limit = self._options.timeouts.attempt if request.kind in {"embedding", "rerank"} else None
+        call = self.dispatcher.begin(request, limit, streamed=asks_for_stream(request))
+
+        async def attempt(lease: Lease) -> tuple[ReplyReader, Parts]:
+            reader = ReplyReader(request, ROUTES[request.path].form, partial(_check, lease), as_bytes=True)
+            return reader, await self._open(call, lease, reader, call.content or await _encode(call, None))
+
+        (reader, parts), lease = await self.dispatcher.run(call, attempt, settle=False)
+        content: bytes | AsyncGenerator[bytes, None]
+        if reader.ended:
+            self.dispatcher.settle(call, lease, None)
+            await parts.aclose()
+            content = reader.content
+        else:
+            content = self._follow(call, lease, reader, parts, reader.take_content)
+        head = reader.head.headers
+        origin = Origin(**_origin(call, lease, head, costs(head)[1], {}))
+        return Forwarded(passed_on(head), origin, call.attempts, reader.count, content)
+
+    async def _open(self, call: Call, lease: Lease, reader: ReplyReader, content: bytes) -> Parts:
+        """Send the request; returns the rest of the reply once the answer has begun. Raises what the reply means."""
+        node, request = lease.node.url, lease.request
+        # A model may load in silence for as long as it takes.
+        lively = (call.streamed or not reader.as_bytes) and runs_on_device(request)
+        parts = self.runtime.start().parts(node, request.path, content, call.headers(), lively=lively)
         try:
-            async for item in items:
-                if isinstance(item, Reply):
-                    head = item
+            while not reader.begun:
+                part = await anext(parts, None)
+                if not isinstance(part, Reply):
+                    self._read_beginning(lease, reader, part)
                     continue
-                held.append(item)
-                if form.begins(item) or form.ends(item):
-                    self.runtime.pool.heard(lease)
-                    return _Opened(head, held, items)
+                if part.status != 200:
+                    raise status_error(node, part, request.model, ROUTES[request.path].dialect)
+                found = read_from(node, reader.begin, part)
+                if reader.ended and request.kind == "embedding":
+                    self._check_space(lease, part, found)
         except BaseException:
-            await items.aclose()
+            await parts.aclose()
             raise
-        raise ConnectionLost("the stream ended before the answer began", node=lease.node.url)
+        return parts
 
-    async def _read_whole(self, lease: Lease, opened: _Opened, form: WholeForm) -> list[StreamEvent]:
-        """All events up to the last one. Raises what the stream raises."""
-        events = opened.held
+    def _read_beginning(self, lease: Lease, reader: ReplyReader, part: object) -> None:
+        """As `_read`; where events fail after the answer has begun, the beginning is the caller's (`reader.failed`)."""
         try:
-            while not form.ends(events[-1]):
-                events.append(await opened.following(lease))
-                self.runtime.pool.heard(lease)
-        finally:
-            await opened.rest.aclose()
-        return events
+            self._read(lease, reader, part)
+        except NPUError as error:
+            if reader.as_bytes or not reader.begun:
+                raise
+            reader.failed = error
+
+    def _read(self, lease: Lease, reader: ReplyReader, part: object) -> None:
+        """Read the next bytes of a stream, or its end (None). Raises what the stream raises."""
+        node = lease.node.url
+        if not isinstance(part, bytes):
+            if reader.close():
+                return
+            raise ConnectionLost(f"the stream ended before the answer {'did' if reader.begun else 'began'}", node=node)
+        # A comment says that the connection lives, and nothing of the engine.
+        if read_from(node, reader.feed, part) and reader.begun:
+            self.runtime.pool.heard(lease)
+        if reader.failure is not None:
+            raise event_error(node, reader.failure, lease.request.model)
 
     @owning
     async def _follow(
-        self, running: Running, call: Call, lease: Lease, opened: _Opened, form: WholeForm
-    ) -> EventStream:
-        """Yield all events up to the last one, settle the lease, and yield who answered.
+        self,
+        call: Call,
+        lease: Lease,
+        reader: ReplyReader,
+        parts: Parts,
+        take: Callable[[], list[Any]],
+    ) -> AsyncGenerator[Any, None]:
+        """Yield what is taken from the reader until the answer has ended; of events the last item is who answered.
 
         Raises StreamInterrupted, with the text so far, when the stream fails; it is neither retried nor taken over.
         """
-        dispatcher = running.dispatcher
-        parts: list[str] = []
-        said: dict[str, Any] = {}
-        held = iter(opened.held)
-        # What holds when the caller leaves in the middle: it says nothing of the node.
-        ended: BaseException | None = asyncio.CancelledError()
+        handed_on = 0
+        until, clock = call.request.end_of_stream(), asyncio.get_running_loop().time
+        quiet_until = Deadline.after(self._options.timeouts.silence, clock)
+        failure, settled = reader.failed, False
         try:
             yield STARTED
             while True:
-                event = next(held, None)
-                if event is None:
-                    async with self.runtime.calls.open():
-                        event = await dispatcher.guard(call, lease, partial(opened.following, lease), self._silence)
-                    self.runtime.pool.heard(lease)
-                data = event.data or {}
-                for part in (data, data.get("response")):
-                    if isinstance(part, dict) and isinstance(part.get("usage"), dict):
-                        said = part
-                if "npu_busy_delta_us" in data:
-                    said = said | {"npu_busy_delta_us": data["npu_busy_delta_us"]}
-                if form.ends(event):
-                    break
-                parts.append(event.text)
-                yield event
-            ended = None
-        except NPUError as error:
-            ended = error
-        finally:
-            dispatcher.settle(call, lease, ended)
-            await opened.rest.aclose()
-        if isinstance(ended, NPUError):
-            raise StreamInterrupted.after(parts, ended, attempts=call.attempts, request_id=call.request_id)
-        if event is not None:
-            yield event
-        yield _raw_reply(call, lease, opened.head, said, None)
-
-    async def forward(self, job: Exchange, opened_by: Deadline | None = None) -> tuple[Forwarded, tuple[Attempt, ...]]:
-        """The reply of a node to `job.content`, its bytes unchanged: whole, or as they come once the answer has begun.
-
-        No attempt came before those of the reply. Raises as `exchange` and `open_exchange`.
-        """
-        running = self.runtime.start()
-        limit = self._options.timeouts.attempt if job.kind in {"embedding", "rerank"} else None
-        call = running.dispatcher.begin(job, _need(job), limit, streamed=asks_for_stream(job))
-        call.deadline = opened_by or job.deadline
-
-        async def send(lease: Lease) -> tuple[Reply, bytes, StreamWatch, AsyncGenerator[Reply | bytes, None]]:
-            wired = await _encoded(job, call, None)
-            # A model may load in silence for as long as it takes.
-            streamed = call.streamed and runs_on_device(job)
-            parts = running.transport.parts(lease.node.url, wired, streamed=streamed)
-            try:
-                return await self._begin(lease, job, wired, parts)
-            except BaseException:
-                await parts.aclose()
-                raise
-
-        (head, begun, watch, parts), lease = await running.dispatcher.run(call, send, settle=False)
-        call.deadline = job.end_of_stream()
-        if watch.ended:
-            running.dispatcher.settle(call, lease, None)
-            await parts.aclose()
-        content = begun if watch.ended else self._pass_on(running, call, lease, watch, begun, parts)
-        origin = Origin(**_origin(call, lease, head.headers, costs(head.headers)[1], {}))
-        return Forwarded(head, origin, call.attempts, watch, content), ()
-
-    async def _begin(
-        self, lease: Lease, job: Exchange, wired: WireCall, parts: AsyncGenerator[Reply | bytes, None]
-    ) -> tuple[Reply, bytes, StreamWatch, AsyncGenerator[Reply | bytes, None]]:
-        """The head of the reply, and all of it or what came until the answer began."""
-        node = lease.node.url
-        watch = StreamWatch(job)
-        begun = b""
-        head: Reply | None = None
-        async for part in parts:
-            if isinstance(part, bytes):
-                begun += messages.read_from(node, watch.feed, part)
-                if watch.failure is not None:
-                    raise event_error(node, watch.failure, wired.model)
-                _check(lease, None, *watch.parts)
-                if head is not None and watch.begun:
-                    self.runtime.pool.heard(lease)
-                    return head, begun, watch, parts
-                continue
-            head = part
-            if head.status != 200:
-                job.refused.append(head)
-                raise status_error(node, in_our_words(head, job.path), wired.model)
-            if not messages.read_from(node, watch.streamed, head):
-                found = messages.read_from(node, watch.whole, head)
-                self._check_whole(lease, job, head, watch.parts[0], found)
-                return head, head.body, watch, parts
-            _check(lease, head.headers, device=runs_on_device(job))
-        raise ConnectionLost("the stream ended before the answer began", node=node)
-
-    @owning
-    async def _pass_on(
-        self,
-        running: Running,
-        call: Call,
-        lease: Lease,
-        watch: StreamWatch,
-        begun: bytes,
-        parts: AsyncGenerator[Reply | bytes, None],
-    ) -> AsyncGenerator[bytes, None]:
-        """The bytes of a stream up to its end. Raises StreamInterrupted when it fails; it is not retried."""
-        node = lease.node.url
-        received = 0
-        ended: BaseException | None = asyncio.CancelledError()
-        try:
-            yield STARTED
-            yield begun
-            received = len(watch.texts)
-            clock = asyncio.get_running_loop().time
-            silence = Deadline.after(self._silence, clock)
-            while not watch.ended:
-                async with self.runtime.calls.open():
-                    part = await running.dispatcher.guard(call, lease, lambda: anext(parts, None), silence.remaining())
-                if not isinstance(part, bytes):
-                    watch.close()
-                    if watch.ended:
+                if reader.ended:
+                    # Before the last part, so that the caller may leave once it has that.
+                    settled = True
+                    self.dispatcher.settle(call, lease, None)
+                for item in take():
+                    try:
+                        self._check_caller(until)
+                    except NPUError as error:
+                        failure = error
                         break
-                    raise ConnectionLost("the stream ended before the answer did", node=node)
-                complete = messages.read_from(node, watch.feed, part)
-                _check(lease, None, *watch.parts)
-                if watch.parts:
-                    # A comment says that the connection lives, and nothing of the engine.
-                    self.runtime.pool.heard(lease)
-                    silence = Deadline.after(self._silence, clock)
-                if complete:
-                    yield complete
-                    received = len(watch.texts)
-                if watch.failure is not None:
-                    # The caller has it, in the node's own words.
-                    raise event_error(node, watch.failure, call.need.model)
-            ended = None
-        except NPUError as error:
-            ended = error
+                    yield item
+                    handed_on = len(reader.texts) if reader.as_bytes else handed_on + 1
+                if reader.ended or failure is not None:
+                    break
+                try:
+                    async with self.runtime.calls.open():
+                        silence = quiet_until.remaining()
+                        part = await self.dispatcher.guard(lease, lambda: anext(parts, None), until, silence)
+                    heard = len(reader.texts)
+                    self._read(lease, reader, part)
+                    if len(reader.texts) > heard:
+                        quiet_until = Deadline.after(self._options.timeouts.silence, clock)
+                except NPUError as error:
+                    failure = error
         finally:
-            running.dispatcher.settle(call, lease, ended)
+            if not settled:
+                # A caller who leaves in the middle says nothing of the node.
+                self.dispatcher.settle(call, lease, failure or asyncio.CancelledError())
             await parts.aclose()
-        if isinstance(ended, NPUError) and watch.failure is None:
-            sent = watch.texts[:received]
-            raise StreamInterrupted.after(sent, ended, attempts=call.attempts, request_id=call.request_id)
+        if failure is not None and not (reader.as_bytes and reader.failure is not None):
+            texts = reader.texts[:handed_on]
+            raise StreamInterrupted.after(texts, failure, attempts=call.attempts, request_id=call.request.request_id)
+        if not reader.as_bytes:
+            yield _raw_reply(call, lease, reader.head, reader.said, None)
+
+    def _check_caller(self, until: Deadline) -> None:
+        """Raise NPUError where what has come already is not for the caller any more."""
+        self.runtime.calls.check()
+        if not until.remaining():
+            raise DeadlineExceeded("the call's deadline passed before the answer was read; increase `timeout`")
 
     async def ask_all(self, method: str, path: str, content: bytes, deadline: Deadline) -> list[tuple[str, Reply]]:
         """What each node that can be reached replies with 200 to a request that costs it little."""
         await self.runtime.known()
-        transport = self.runtime.start().transport
+        transport = self.runtime.start()
 
         async def ask(node: str) -> tuple[str, Reply] | None:
-            call = WireCall(content, deadline, messages.new_request_id(), method=method, path=path)
+            headers = {
+                "Content-Type": "application/json",
+                "X-Request-ID": messages.new_request_id(),
+                "X-Request-Timeout-Ms": str(deadline.remaining_ms()),
+            }
             try:
                 async with self.runtime.calls.open(), asyncio.timeout(deadline.remaining()):
-                    reply = await transport.exchange(node, call)
+                    reply = await transport.request(node, method, path, content or None, headers)
             except (NPUError, TimeoutError):
                 return None
             return (node, reply) if reply.status == 200 else None
@@ -360,14 +302,15 @@ class FleetBackend:
 
     async def find_in_stores(self, model: str, deadline: Deadline) -> bool:
         """Whether a node has a model in its store that none lists on /health; it lists and serves it from then on."""
-        pool, prober = self.runtime.pool, self.runtime.start().prober
+        pool = self.runtime.pool
         if any(node.resolve(model) is not None for node in pool.nodes.values()):
             return False
         found = await self.ask_all("POST", "/api/show", messages.encode({"model": model}), deadline)
-        await asyncio.gather(*(prober.probe(pool.nodes[url]) for url, _ in found if url in pool.nodes))
+        probed = [pool.nodes[url] for url, _ in found if url in pool.nodes]
+        await asyncio.gather(*map(self.runtime.prober.probe, probed))
         return any(node.resolve(model) is not None for node in pool.nodes.values())
 
-    def _check_space(self, lease: Lease, reply: Reply, vectors: Vectors, asked: int | None) -> None:
+    def _check_space(self, lease: Lease, reply: Reply, vectors: Vectors) -> None:
         """Raises SpaceChanged for vectors of another space than the one that was requested, or is bound."""
         space = reply.headers.get("x-space")
         model = reply.headers.get("x-model") or lease.model
@@ -375,64 +318,27 @@ class FleetBackend:
             raise BadReply("the reply lacks X-Space: these are not a node's vectors", node=lease.node.url)
         # A request without texts gets no vectors.
         if len(vectors):
+            asked = dimensions_asked(lease.request)
             self.runtime.bindings.check(lease, model=model, space=space, dimensions=vectors.shape[1], asked=asked)
 
 
-@dataclass(slots=True)
-class _Opened:
-    """A stream whose answer has begun: the head of its reply, its events so far, and the rest of them."""
+def _check(lease: Lease, head: Mapping[str, str] | None, *bodies: Any) -> None:
+    """Check the model and the device that the head of a reply and its parts name. Raises BadReply.
 
-    head: Reply
-    held: list[StreamEvent]
-    rest: AsyncGenerator[Reply | StreamEvent, None]
-
-    async def following(self, lease: Lease) -> StreamEvent:
-        """The next event. Raises what the stream raises, ConnectionLost at its end."""
-        try:
-            event = await anext(self.rest)
-        except StopAsyncIteration:
-            event = None
-        if not isinstance(event, StreamEvent):
-            raise ConnectionLost("the stream ended before the answer did", node=lease.node.url)
-        return event
-
-
-@owning
-async def _read(
-    lease: Lease, job: Exchange, items: AsyncGenerator[Any, None], wired: WireCall, form: WholeForm
-) -> AsyncGenerator[Reply | StreamEvent, None]:
-    """The head and the events of a stream. Raises what an event says that reports a failure, BadReply for what is no
-    event.
+    The head must name a device that was required.
     """
-    node, read = lease.node.url, form.reader(job.body or {})
-    try:
-        yield STARTED
-        async for item in items:
-            if isinstance(item, Reply):
-                if item.status != 200:
-                    job.refused.append(item)
-                    raise status_error(node, item, wired.model)
-                _check(lease, item.headers, device=runs_on_device(job))
-                yield item
-                continue
-            if form is INFERENCE and item.name not in INFERENCE.NAMES:
-                continue
-            event = messages.read_from(node, read_event, item)
-            failure = failure_in(event)
-            if failure is not None:
-                raise event_error(node, failure, wired.model)
-            checked = messages.read_from(node, read, event)
-            _check(lease, None, checked.data, (checked.data or {}).get("response"))
-            yield checked
-        if (end := form.closed(read)) is not None:
-            yield end
-    finally:
-        await items.aclose()
+    if head is not None:
+        _check_model(lease, head.get("x-model"))
+        _check_device(lease, head.get("x-npu-node-device"))
+    for body in bodies:
+        if isinstance(body, dict):
+            _check_model(lease, body.get("model"))
+            if "device" in body:
+                _check_device(lease, body["device"])
 
 
 def _check_device(lease: Lease, device: object) -> None:
-    """Raise BadReply for the head, or the end, of an answer that does not name the required device."""
-    required = lease.need.device
+    required = lease.request.require_device
     if required not in {None, device}:
         what = "does not name its device" if device is None else "names another device"
         raise BadReply(f"{required} was required, and the answer {what}", node=lease.node.url, contradicts=True)
@@ -443,7 +349,7 @@ def _check_model(lease: Lease, answered: object) -> None:
 
     None: the answer does not name its model.
     """
-    node, asked = lease.node, lease.need.model
+    node, asked = lease.node, lease.request.model
     if answered is None or asked is None:
         return
     name = answered if isinstance(answered, str) else ""
@@ -457,29 +363,13 @@ def _check_model(lease: Lease, answered: object) -> None:
         raise BadReply(f"was asked for {asked} and answered as {what}", node=node.url, contradicts=True)
 
 
-def _check(lease: Lease, head: Mapping[str, str] | None, *bodies: Any, device: bool = False) -> None:
-    """Check the model and the device that the head of a reply and its parts name; with `device`, the head must name it.
-
-    Raises BadReply.
-    """
-    if head is not None:
-        _check_model(lease, head.get("x-model"))
-        if device:
-            _check_device(lease, head.get("x-npu-node-device"))
-    for body in bodies:
-        if isinstance(body, dict):
-            _check_model(lease, body.get("model"))
-            if "device" in body:
-                _check_device(lease, body["device"])
-
-
 def _raw_reply(call: Call, lease: Lease, head: Reply, said: Any, body: Any) -> RawReply:
     """The reply with this `body`; `said` is what its body or its last events say of its costs."""
     said = said if isinstance(said, dict) else {}
     prompt, completion = usage_of(said)
-    tokens, busy = messages.costs(head.headers)
+    tokens, busy = costs(head.headers)
     # Of a recording nodes count positions of audio, and only those of its first part.
-    counted = 0 if lease.need.kind == "transcription" else tokens
+    counted = 0 if lease.request.kind == "transcription" else tokens
     usage = Usage(prompt or counted, completion)
     return RawReply(status=head.status, body=body, usage=usage, **_origin(call, lease, head.headers, busy, said))
 
@@ -495,7 +385,7 @@ def _origin(
         "node": lease.node.url,
         "model": head.get("x-model") or lease.model,
         "device": device if isinstance(device, str) else head.get("x-npu-node-device"),
-        "request_id": call.request_id,
+        "request_id": call.request.request_id,
         "attempts": tuple(call.attempts),
         "route_reason": head.get("x-npu-node-route-reason"),
         "npu_busy_delta_us": later if type(later) is int else busy,
@@ -504,37 +394,27 @@ def _origin(
     }
 
 
-def _need(job: Exchange) -> Requirement:
-    return Requirement(job.kind, job.model, job.require_device if runs_on_device(job) else None)
-
-
-async def _encoded(job: Exchange, call: Call, form: WholeForm | None) -> WireCall:
-    """The request, encoded on its first attempt, when the model is known, and kept for the others."""
-    if call.wired is None:
-        large = job.file is not None and len(job.file[1]) > _LARGE_FILE
+async def _encode(call: Call, form: WholeForm | None) -> bytes:
+    """Encode the request, now that its model is known, for all attempts."""
+    file = call.request.file
+    if file is not None and len(file[1]) > _LARGE_FILE:
         # Copying a long recording takes longer than the event loop may be held up.
-        call.wired = (
-            await in_daemon_thread(lambda: _encode(job, call, form), "encode a recording")
-            if large
-            else _encode(job, call, form)
-        )
-    call.wired.may_wait = call.may_wait
-    return call.wired
+        encoded = await in_daemon_thread(lambda: _encoded(call.request, form), "encode a recording")
+    else:
+        encoded = _encoded(call.request, form)
+    call.content, call.content_type = encoded
+    return encoded[0]
 
 
-def _encode(job: Exchange, call: Call, form: WholeForm | None) -> WireCall:
-    content, content_type = job.content or b"", job.content_type
-    if job.content is None and job.body is not None:
-        body = form.request(job.body) if form else dict(job.body)
-        body |= {"model": call.need.model} if call.need.model else {}
-        if job.file is None:
-            content = messages.encode(body)
-        else:
-            content, content_type = forms.encode_form(body, *job.file)
-    if form is None:
-        # Forwarded; with a form it was asked for already.
-        content = asking_for_usage(job.path, job.body or {}, content)
-    wired = job.wired(content, call.need.model, call.need.device, job.path, "text/event-stream" if form else "*/*")
-    wired.content_type = content_type
-    wired.streamed, wired.ends = call.streamed, job.ends
-    return wired
+def _encoded(request: Request, form: WholeForm | None) -> tuple[bytes, str]:
+    """The bytes of a request and their type."""
+    if request.content is not None:
+        return asking_for_usage(request.path, request.body, request.content), request.content_type
+    body = form.request(request.body) if form else dict(request.body)
+    if request.model:
+        body["model"] = request.model
+    if request.file is not None:
+        return forms.encode_form(body, *request.file)
+    content = messages.encode(body)
+    # Forwarded without the bytes of its caller; with a form it was asked for already.
+    return content if form else asking_for_usage(request.path, request.body, content), request.content_type

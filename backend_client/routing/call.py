@@ -1,16 +1,15 @@
-"""One call through the fleet: attempts on one node after another, and the whole policy of what follows a failed one."""
+"""One call over the nodes: attempts on one after another, and the whole policy of what follows a failed one."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
-from tenacity.wait import wait_exception
 
 from backend_client.errors import (
     AttemptTimeout,
@@ -32,13 +31,12 @@ from backend_client.errors import (
     VectorSpaceMismatch,
 )
 from backend_client.fleet.choose import refusal
-from backend_client.fleet.node import Lease, Requirement
-from backend_client.fleet.pool import Pool
-from backend_client.fleet.probes import Prober
-from backend_client.fleet.spaces import Bindings
-from backend_client.http.messages import Job, WireCall
-from backend_client.lifetime import Clock, Deadline, OpenCalls, end_now, renew
-from backend_client.options import RetryOptions
+from backend_client.fleet.node import Lease
+from backend_client.fleet.runtime import Runtime
+from backend_client.http.messages import Request
+from backend_client.http.routes import runs_on_device
+from backend_client.lifetime import Clock, Deadline, end_now, renew
+from backend_client.options import ClientOptions, RetryOptions
 from backend_client.results import Attempt
 
 R = TypeVar("R")
@@ -52,77 +50,89 @@ _LOOK_FOR_BUDGET_S = 0.1
 _LOOK_FOR_NODE_S = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Another attempt is worth it, `after` so many seconds; `costs`: it takes a retry from the budget."""
+
+    after: float
+    costs: bool
+
+
 @dataclass(slots=True)
 class Call:
-    """One call of the client's user, over all its attempts.
+    """A request on its way over the nodes.
 
-    `may_wait`: the present attempt may wait for a model that is loading, since no other node could take it.
+    `request` gets its model and vector space as soon as they are known, and `content` is it encoded, once for all
+    attempts. `may_wait`: the present attempt may wait for a model that is loading, since no other node could take it.
     `sent`: how many requests nodes may have seen; `tried`: the nodes that were asked. `failed`: the last error of an
-    attempt at a node that may have the model. `cloud_takes_over`: whether the cloud gets the call when no node can take
-    it now; then it does not wait for one. `wired`: the request, encoded once for all attempts. `streamed`: the deadline
-    bounds the beginning of the answer alone.
+    attempt at a node that may have the model. `retry` is what was decided after the last attempt.
     """
 
-    need: Requirement
-    deadline: Deadline
-    request_id: str
+    request: Request
     attempt_timeout: float | None
     began: float
-    cloud_takes_over: Callable[[], bool]
     streamed: bool = False
+    accept: str = "*/*"
+    content: bytes | None = None
+    content_type: str = "application/json"
     may_wait: bool = True
     sent: int = 0
     tried: set[str] = field(default_factory=set)
     attempts: list[Attempt] = field(default_factory=list)
     failed: NodeError | None = None
-    wired: WireCall | None = None
+    retry: Retry | None = None
+
+    def headers(self) -> dict[str, str]:
+        """The headers of an attempt; the remaining time is that of this moment."""
+        request = self.request
+        headers = {"Content-Type": self.content_type, "Accept": self.accept, "X-Request-ID": request.request_id}
+        if self.streamed:
+            headers["X-NPU-Start-Timeout-Ms"] = str(request.deadline.remaining_ms())
+        if whole := request.ends if self.streamed else request.deadline:
+            headers["X-Request-Timeout-Ms"] = str(whole.remaining_ms())
+        if request.priority != "interactive":
+            headers["X-Priority"] = request.priority
+        if not self.may_wait:
+            headers["X-NPU-Restart-Wait-Ms"] = "0"
+        if request.require_device is not None:
+            headers["X-NPU-Require-Device"] = request.require_device
+        return {**headers, **request.extra_headers, **request.trace}
 
 
 class Dispatcher:
-    """Runs calls. Every error it raises has the call's attempts and request id.
+    """Runs calls. Every error it raises has the call's attempts and request id."""
 
-    `share`: the part of its remaining time that an attempt gets while another node could take over.
-    """
-
-    def __init__(
-        self,
-        pool: Pool,
-        bindings: Bindings,
-        prober: Prober,
-        calls: OpenCalls,
-        budget: RetryBudget,
-        options: RetryOptions,
-        rng: random.Random,
-        share: float,
-    ) -> None:
-        self._calls = calls
-        self._pool = pool
-        self._bindings = bindings
-        self._prober = prober
-        self._budget = budget
-        self._options = options
+    def __init__(self, runtime: Runtime, options: ClientOptions, rng: random.Random) -> None:
+        self._runtime = runtime
+        self._pool = runtime.pool
+        self._options = options.retry
         self._rng = rng
-        self._share = share
+        # The part of its remaining time that an attempt gets while another node could take over.
+        self._share = options.timeouts.share
+        self.budget = RetryBudget(options.retry, runtime.pool.clock)
 
-    def begin(
-        self, job: Job, need: Requirement, attempt_timeout: float | None = None, *, streamed: bool = False
-    ) -> Call:
-        now = self._pool.clock()
-        return Call(need, job.deadline, job.request_id, attempt_timeout, now, job.cloud_takes_over, streamed)
+    def begin(self, request: Request, attempt_timeout: float | None = None, *, streamed: bool = False) -> Call:
+        """A call with a request of its own."""
+        device = request.require_device if runs_on_device(request) else None
+        return Call(replace(request, require_device=device), attempt_timeout, self._pool.clock(), streamed)
 
     async def run(self, call: Call, send: Callable[[Lease], Awaitable[R]], *, settle: bool = True) -> tuple[R, Lease]:
-        """Return the first success of `send`, tried on one node after another, and its lease; this is the whole policy.
+        """Return the first success of `send`, tried on one node after another as `decide` says, and its lease.
 
         Without `settle` its node is still lent: the caller settles the lease. Raises NPUUnavailableError or one of its
         kind when no node served it, RequestRejected when one refused it.
         """
-        self._budget.deposit()
+        self.budget.deposit()
+
+        def decided(error: BaseException) -> bool:
+            call.retry = self.decide(call, error)
+            return call.retry is not None
+
         try:
-            async with self._calls.open():
+            async with self._runtime.calls.open():
                 async for attempt in AsyncRetrying(
-                    retry=retry_if_exception(lambda error: self._may_succeed_again(call, error)),
-                    wait=wait_exception(lambda error: self._pause(call, error)),
-                    stop=lambda state: self._is_last(call, state.upcoming_sleep),
+                    retry=retry_if_exception(decided),
+                    wait=lambda _: call.retry.after if call.retry else 0.0,
                     before_sleep=partial(self._pay, call),
                     reraise=True,
                 ):
@@ -137,68 +147,71 @@ class Dispatcher:
         except NPUError as error:
             problem = error
         problem.attempts = tuple(call.attempts)
-        problem.request_id = call.request_id
+        problem.request_id = call.request.request_id
         raise problem
 
-    def _may_succeed_again(self, call: Call, error: BaseException) -> bool:
-        """Whether another attempt may succeed, after a pause if need be."""
+    def decide(self, call: Call, error: BaseException) -> Retry | None:
+        """Whether another attempt may succeed after this error, and when; None: give up."""
+        elsewhere = self.elsewhere(call)
         if isinstance(error, NodeNotServing | AttemptTimeout):
             # On the same node it would wait, and for that there may be the cloud.
-            return self.elsewhere(call) or self.later(call)
-        if isinstance(error, NPUUnavailableError):
+            worth_it = elsewhere or self.later(call)
+        elif isinstance(error, NPUUnavailableError):
             # No node could be asked: to wait for one that is busy is always worth it, for another if the call may.
-            return error.retry_after is not None and (isinstance(error, FleetOverloaded) or self.later(call))
-        if isinstance(error, ContextLengthExceeded) or (isinstance(error, NodeError) and error.misrouted):
-            return self.elsewhere(call)
-        return isinstance(error, NodeError)
-
-    def _is_last(self, call: Call, pause: float) -> bool:
-        """Whether the call has had all its attempts, or the pause would not end before its deadline."""
-        return call.sent >= self._options.attempts or pause >= call.deadline.remaining()
+            worth_it = error.retry_after is not None and (isinstance(error, FleetOverloaded) or self.later(call))
+        elif isinstance(error, ContextLengthExceeded) or (isinstance(error, NodeError) and error.misrouted):
+            worth_it = elsewhere
+        else:
+            worth_it = isinstance(error, NodeError)
+        if not worth_it:
+            return None
+        pause = 0.0 if isinstance(error, NodeError) and elsewhere else self._pause(call, error)
+        if call.sent >= self._options.attempts or pause >= call.request.deadline.remaining():
+            return None
+        # What no node has seen costs nothing. Nor does what a node cannot serve, or not before it has loaded the model:
+        # it is not asked again, so other attempts cannot multiply load.
+        costs = (
+            isinstance(error, NodeError) and error.sent and not error.misrouted and not self._still_loads(call, error)
+        )
+        return Retry(pause, costs)
 
     def _pause(self, call: Call, error: BaseException) -> float:
-        """Seconds until the next attempt: none if another node could take it now."""
-        if isinstance(error, NodeError) and self.elsewhere(call):
-            return 0.0
+        """Seconds until the next attempt, at a node that was asked before or cannot take the request yet."""
         retry_after = error.retry_after if isinstance(error, NodeError | NPUUnavailableError) else None
         if retry_after is None:
             return self._rng.uniform(0, self._options.pause * 2**call.sent)
         pause = retry_after * self._rng.uniform(1.0, 1.0 + _SPREAD) + _MOMENT_S
         # A probe may show earlier that the reason is gone; to look again costs nothing.
-        return min(pause, _LOOK_FOR_NODE_S) if pause < call.deadline.remaining() else pause
+        return min(pause, _LOOK_FOR_NODE_S) if pause < call.request.deadline.remaining() else pause
 
     async def _pay(self, call: Call, state: RetryCallState) -> None:
         """Take a retry from the budget, or wait for one while that is worth it. Raises the attempt's error if there is
         none.
-
-        What no node has seen costs nothing. Nor does what a node cannot serve, or not before it has loaded the model:
-        it is not asked again, so other attempts cannot multiply load.
         """
         error = state.outcome.exception() if state.outcome else None
-        if not isinstance(error, NodeError) or not error.sent or error.misrouted or self._still_loads(call, error):
+        if error is None or call.retry is None or not call.retry.costs:
             return
-        half = (call.deadline.remaining() - state.upcoming_sleep) / 2
+        half = (call.request.deadline.remaining() - call.retry.after) / 2
         # Where no other node waits for the retry, `patience` would give up what the deadline still allows.
         patience = min(self._options.patience, half) if self.elsewhere(call) else half
         until = self._pool.clock() + patience
         # The newest call may go first: when failures go on, most calls are then retried at once and some not at all.
-        while not self._budget.affords_one and self._worth_waiting(call, error):
+        # The only engine may be restarting: nothing is lost by waiting then.
+        while not self.budget.affords_one and (
+            self.elsewhere(call) or (isinstance(error, NodeNotServing) and self.later(call))
+        ):
             step = self._rng.uniform(0.5, 1.0) * _LOOK_FOR_BUDGET_S
             if self._pool.clock() + step > until:
                 break
             await asyncio.sleep(step)
-        if not self._budget.withdraw():
+        if not self.budget.withdraw():
             raise error
 
     def _still_loads(self, call: Call, error: NodeError) -> bool:
         """Whether the node refused the request because it is loading the model, as it reports too."""
         node = self._pool.nodes.get(error.node)
-        model = node.resolve(call.need.model or "") if node else None
+        model = node.resolve(call.request.model or "") if node else None
         return error.code == "model_loading" and model is not None and model.loading
-
-    def _worth_waiting(self, call: Call, error: NodeError) -> bool:
-        """Whether to wait until the budget has a retry: the only engine may be restarting, and nothing is lost then."""
-        return self.elsewhere(call) or (isinstance(error, NodeNotServing) and self.later(call))
 
     def settle(self, call: Call, lease: Lease, error: BaseException | None) -> None:
         """The request on this node is over; learn from it and note it in the call's history."""
@@ -219,12 +232,14 @@ class Dispatcher:
             )
         )
 
-    async def guard(self, call: Call, lease: Lease, work: Callable[[], Awaitable[R]], limit: float | None = None) -> R:
-        """Await a node's work within the call's deadline and `limit` seconds, and no longer than the node lives.
+    async def guard(
+        self, lease: Lease, work: Callable[[], Awaitable[R]], until: Deadline, limit: float | None = None
+    ) -> R:
+        """Await a node's work until the deadline and for `limit` seconds, and no longer than the node lives.
 
         Raises DeadlineExceeded, AttemptTimeout, NodeLost, ClientClosed, or what the work raised.
         """
-        remaining = call.deadline.remaining()
+        remaining = until.remaining()
         url = lease.node.url
         late = f"the call's deadline passed while {url} worked on it; increase `timeout` or send less"
         if not remaining:
@@ -235,7 +250,7 @@ class Dispatcher:
                 lease.on_lost = lambda: end_now(scope)
                 if limit is not None:
                     # Each sign of life renews the limit.
-                    lease.on_heard = lambda: renew(scope, limit, call.deadline)
+                    lease.on_heard = lambda: renew(scope, limit, until)
                 lease.waiting_since = self._pool.clock()
                 value = await work()
             lease.waiting_since = None
@@ -248,7 +263,7 @@ class Dispatcher:
             lease.on_lost = lease.on_heard = None
         if lease.lost:
             raise NodeLost("stopped answering its probes while it worked on the request", node=url)
-        if limit is not None and call.deadline.remaining() > _MOMENT_S:
+        if limit is not None and until.remaining() > _MOMENT_S:
             raise AttemptTimeout(f"did not answer within {limit:.3g} s", node=url)
         raise DeadlineExceeded(late)
 
@@ -260,19 +275,19 @@ class Dispatcher:
         take over.
         """
         longest = None if lease.loading else call.attempt_timeout
-        if call.may_wait and not (lease.loading and call.cloud_takes_over()):
+        if call.may_wait and not (lease.loading and call.request.cloud_takes_over()):
             return longest
-        share = call.deadline.remaining() * self._share
+        share = call.request.deadline.remaining() * self._share
         return share if call.may_wait or longest is None else min(share, longest)
 
     async def _attempt(self, call: Call, send: Callable[[Lease], Awaitable[R]]) -> tuple[R, Lease]:
         lease = await self._lend(call)
         call.tried.add(lease.node.url)
         call.sent += 1
-        may_retry = call.sent < self._options.attempts and self._budget.affords_one
+        may_retry = call.sent < self._options.attempts and self.budget.affords_one
         call.may_wait = not (may_retry and self.elsewhere(call))
         try:
-            value = await self.guard(call, lease, partial(send, lease), self.limit(call, lease))
+            value = await self.guard(lease, partial(send, lease), call.request.deadline, self.limit(call, lease))
         except BaseException as error:
             if isinstance(error, NodeError) and not error.sent:
                 call.sent -= 1
@@ -283,19 +298,17 @@ class Dispatcher:
     async def _lend(self, call: Call) -> Lease:
         """Lease a node for the next attempt. While a node's state is unknown, wait for its first probe."""
         while True:
-            if not call.deadline.remaining():
+            if not call.request.deadline.remaining():
                 raise DeadlineExceeded("the call's time was up before a node could be asked")
-            need = self._bindings.complete(call.need)
-            if need is not None:
-                call.need = need
+            if self._runtime.bindings.complete(call.request):
                 try:
-                    return self._pool.acquire(call.need, call.tried)
+                    return self._pool.acquire(call.request, call.tried)
                 except (NPUUnavailableError, RequestRejected):
                     if not self._pool.unseen:
                         raise
             try:
-                async with asyncio.timeout(call.deadline.remaining()):
-                    await self._prober.wait_for_probe()
+                async with asyncio.timeout(call.request.deadline.remaining()):
+                    await self._runtime.prober.wait_for_probe()
             except TimeoutError:
                 continue
 
@@ -303,37 +316,37 @@ class Dispatcher:
         """Whether a node that the call has not asked yet could take it now."""
         now = self._pool.clock()
         return any(
-            url not in call.tried and refusal(node, call.need, now) is None for url, node in self._pool.nodes.items()
+            url not in call.tried and refusal(node, call.request, now) is None for url, node in self._pool.nodes.items()
         )
 
     def later(self, call: Call) -> bool:
         """Whether the call may wait, and some node could take it now or names a time at which it may."""
-        if call.cloud_takes_over():
+        if call.request.cloud_takes_over():
             return False
         now = self._pool.clock()
-        reasons = [refusal(node, call.need, now) for node in self._pool.nodes.values()]
+        reasons = [refusal(node, call.request, now) for node in self._pool.nodes.values()]
         return any(reason is None or reason.until is not None for reason in reasons)
 
     def _verdict(self, call: Call, last: NodeError) -> NPUError:
         """The error of the call as a whole, given that of its last attempt."""
+        message = f"no node served it in {len(call.attempts)} attempts; the last one: {last.message}"
         if isinstance(last, ModelMissing):
-            nodes, name = self._pool.nodes, call.need.model or ""
+            nodes, name = self._pool.nodes, call.request.model or ""
             unasked = any(node.resolve(name) is not None for url, node in nodes.items() if url not in call.tried)
             if call.failed is None and not unasked:
-                message = _told(last, call)
-                return ModelNotFound(message, node=last.node, status=last.status, code=last.code)
+                found = ModelNotFound(message, node=last.node, status=last.status, code=last.code)
+                found.reply = last.reply
+                return found
             last = call.failed or last
         if isinstance(last, KeyRefused):
-            return AuthenticationFailed(last.message, node=last.node, status=last.status, code=last.code)
-        message = _told(last, call)
+            refused = AuthenticationFailed(last.message, node=last.node, status=last.status, code=last.code)
+            refused.reply = last.reply
+            return refused
+        message = f"no node served it in {len(call.attempts)} attempts; the last one: {last.message}"
         if isinstance(last, SpaceChanged):
             return VectorSpaceMismatch(message)
         kind = FleetOverloaded if isinstance(last, NodeOverloaded) else NPUUnavailableError
         return kind(message, retry_after=last.retry_after)
-
-
-def _told(last: NodeError, call: Call) -> str:
-    return f"no node served it in {len(call.attempts)} attempts; the last one: {last.message}"
 
 
 class RetryBudget:

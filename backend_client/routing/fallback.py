@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Collection
-from dataclasses import fields, replace
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from backend_client.cloud.ledger import Ledger
 from backend_client.errors import CloudError, CloudRejected, NPUUnavailableError
-from backend_client.http.forwarding import Forwarded
-from backend_client.http.messages import EmbedJob, Exchange, J, Job, plain_texts
-from backend_client.http.routes import only_on_nodes
+from backend_client.http.messages import Request
+from backend_client.http.replies import Forwarded
+from backend_client.http.routes import only_on_nodes, texts_to_embed
 from backend_client.http.stream_forms import EventStream
-from backend_client.lifetime import STARTED, Deadline, owning
+from backend_client.lifetime import STARTED, owning
 from backend_client.options import FallbackOptions
 from backend_client.results import Attempt, EmbedBatch, RawReply
 from backend_client.routing.backend import FleetBackend
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 A = TypeVar("A", EmbedBatch, RawReply)
 R = TypeVar("R")
-C = TypeVar("C")
 Attempts = tuple[Attempt, ...]
 
 
@@ -55,87 +54,81 @@ class FallbackBackend:
         if self._cloud is not None:
             await self._cloud.close()
 
-    async def embed(self, job: EmbedJob) -> EmbedBatch:
+    async def embed(self, request: Request) -> EmbedBatch:
         """Embed on a node, else in the cloud if it has a model for the same vector space."""
-        return await self._whole(job, self._fleet.embed, lambda cloud, wanted: cloud.embed(wanted))
+        found = await self._first(request, self._fleet.embed, lambda cloud, wanted: cloud.embed(wanted))
+        return self._counted(*found)
 
-    async def exchange(self, job: Exchange) -> RawReply:
+    async def send(self, request: Request) -> RawReply:
         """A request on a node; a chat or a prompt else in the cloud."""
-        return await self._whole(job, self._fleet.exchange, lambda cloud, wanted: cloud.exchange(wanted))
+        found = await self._first(request, self._fleet.send, lambda cloud, wanted: cloud.send(wanted))
+        return self._counted(*found)
 
-    async def forward(self, job: Exchange) -> tuple[Forwarded | EmbedBatch | RawReply | EventStream, Attempts]:
-        """See `Backend.forward`. What the cloud replied is not in bytes."""
-        texts = plain_texts(job.body or {}) if job.path == "/v1/embeddings" else None
-
-        async def on_fleet(shared: Job, until: Deadline) -> Forwarded:
-            found, _ = await self._fleet.forward(replace(job, cloud_takes_over=shared.cloud_takes_over), until)
-            return found
-
-        async def in_cloud(cloud: CloudBackend, wanted: Exchange) -> RawReply | EventStream:
-            answer, _ = await cloud.forward(wanted)
-            return answer
-
-        found: Forwarded | EmbedBatch | RawReply | EventStream
-        if texts is None:
-            found, before = await self._first(job, on_fleet, in_cloud)
-        else:
-            common = {field.name: getattr(job, field.name) for field in fields(Job)}
-            found, before = await self._first(
-                EmbedJob(texts=texts, **common), on_fleet, lambda cloud, wanted: cloud.embed(wanted)
-            )
-        if isinstance(found, Forwarded) and isinstance(found.content, bytes):
-            self._ledger.kept_local(found.watch.usage)
-        return found, before
-
-    async def open_exchange(self, job: Exchange, opened_by: Deadline | None = None) -> EventStream:
-        """The same as a stream; whichever sends the first part of the answer sends all."""
-        # Only the opening leaves time for the cloud: an answer that has begun may take all there is.
-        events, before = await self._first(
-            job, self._fleet.open_exchange, lambda cloud, wanted: cloud.open_exchange(wanted, opened_by)
-        )
-        return self._counted(events, before)
-
-    @owning
-    async def _counted(self, events: EventStream, before: tuple[Attempt, ...]) -> EventStream:
-        try:
-            yield STARTED
-            async for item in events:
-                if isinstance(item, RawReply) and item.source == "node":
-                    self._ledger.kept_local(item.usage)
-                yield replace(item, attempts=before + item.attempts) if isinstance(item, RawReply) else item
-        finally:
-            await events.aclose()
-
-    async def _whole(
-        self, job: J, on_fleet: Callable[[J], Awaitable[A]], in_cloud: Callable[[CloudBackend, J], Awaitable[A]]
-    ) -> A:
-        answer, before = await self._first(job, lambda job, until: on_fleet(job.within(until)), in_cloud)
+    def _counted(self, answer: A, before: Attempts) -> A:
         if answer.source == "node":
             self._ledger.kept_local(answer.usage)
         return replace(answer, attempts=before + answer.attempts) if before else answer
 
+    async def open(self, request: Request) -> EventStream:
+        """The same as a stream; whichever sends the first part of the answer sends all."""
+        events, before = await self._first(request, self._fleet.open, lambda cloud, wanted: cloud.open(wanted))
+        return self._counted_events(events, before)
+
+    @owning
+    async def _counted_events(self, events: EventStream, before: Attempts) -> EventStream:
+        try:
+            yield STARTED
+            async for item in events:
+                yield self._counted(item, before) if isinstance(item, RawReply) else item
+        finally:
+            await events.aclose()
+
+    async def forward(self, request: Request) -> Forwarded:
+        """The reply to a request that came as bytes. A cloud's is in OpenAI's form."""
+        found, before = await self._first(request, self._fleet.forward, lambda cloud, wanted: cloud.forward(wanted))
+        found.attempts[:0] = before
+        if found.origin.source == "node":
+            if not isinstance(found.content, bytes):
+                return replace(found, content=self._counted_bytes(found, found.content))
+            self._ledger.kept_local(found.count.usage)
+        return found
+
+    @owning
+    async def _counted_bytes(
+        self, found: Forwarded, content: AsyncGenerator[bytes, None]
+    ) -> AsyncGenerator[bytes, None]:
+        try:
+            yield STARTED
+            async for part in content:
+                yield part
+            self._ledger.kept_local(found.count.usage)
+        finally:
+            await content.aclose()
+
     async def _first(
         self,
-        job: J,
-        on_fleet: Callable[[J, Deadline], Awaitable[R]],
-        in_cloud: Callable[[CloudBackend, J], Awaitable[C]],
-    ) -> tuple[R | C, Attempts]:
+        request: Request,
+        on_fleet: Callable[[Request], Awaitable[R]],
+        in_cloud: Callable[[CloudBackend, Request], Awaitable[R]],
+    ) -> tuple[R, Attempts]:
         """The fleet's answer by a part of the deadline, else the cloud's by the whole; and the attempts before it.
 
         Raises the fleet's error, which then says why the cloud did not help, or CloudRejected.
         """
-        cloud = self._cloud
+        cloud, deadline = self._cloud, request.deadline
         try:
-            if cloud is None or self._must_stay(job):
-                return await on_fleet(job, job.deadline), ()
-            shared = replace(job, cloud_takes_over=lambda: not isinstance(self._for_cloud(job, cloud), str))
-            return await on_fleet(shared, self._until(job.deadline)), ()
+            if cloud is None or self._must_stay(request):
+                return await on_fleet(request), ()
+            # What is left for the cloud, or what may begin an answer: one that has begun may take all there is.
+            until = deadline.earlier(min(self._options.longest, deadline.remaining() * self._options.share))
+            takes_over: Callable[[], Any] = lambda: not isinstance(self._for_cloud(request, cloud), str)  # noqa: E731
+            return await on_fleet(replace(request, deadline=until, cloud_takes_over=takes_over)), ()
         except NPUUnavailableError as error:
             unavailable = error
-        wanted = "none is configured" if cloud is None else self._for_cloud(job, cloud)
+        wanted = "none is configured" if cloud is None else self._for_cloud(request, cloud)
         if cloud is None or isinstance(wanted, str):
             raise unavailable.without_cloud(f"the cloud was not asked: {wanted}")
-        log.info("%s goes to the cloud: %s", job.request_id, unavailable.message)
+        log.info("%s goes to the cloud: %s", request.request_id, unavailable.message)
         try:
             answer = await in_cloud(cloud, wanted)
         except CloudRejected as error:
@@ -144,49 +137,42 @@ class FallbackBackend:
         except CloudError as error:
             failed = error
         else:
-            if isinstance(job, EmbedJob) and isinstance(answer, EmbedBatch):
+            if texts_to_embed(request) is not None and wanted.space.name is not None:
                 # Here, so that no way to the cloud can do without: the caller compares the vectors of all its calls.
-                self._bindings.bind(job.model, answer.space.removesuffix(f"-{job.dimensions}"))
+                space = wanted.space.name.removesuffix(f"-{request.body.get('dimensions')}")
+                self._bindings.bind(request.model, space)
             return answer, unavailable.attempts
         unavailable.attempts += failed.attempts
         raise unavailable.without_cloud(failed.message, failed)
 
-    def _for_cloud(self, job: J, cloud: CloudBackend) -> J | str:
-        """The job as the cloud gets it, where the fleet's model names mean nothing; or why the cloud cannot serve it.
+    def _for_cloud(self, request: Request, cloud: CloudBackend) -> Request | str:
+        """The request as the cloud gets it, where the fleet's model names mean nothing; or why it cannot serve it.
 
         This decides whether the cloud may be asked; the spend cap decides last (`cloud/ledger.py`).
         """
-        if reason := self._must_stay(job):
+        if reason := self._must_stay(request):
             return reason
-        wanted = job
-        if isinstance(job, EmbedJob):
-            known = self._bindings.known(job.model)
-            if known.space is None and self._bindings.unknown and len(cloud.spaces) == 1:
-                # No node has been seen since the start, and only one space can be meant.
-                known = known._replace(space=next(iter(cloud.spaces)))
-            if known.space is None:
-                return "no node has reported the vector space yet; bind it with spaces.<model>"
-            if job.dimensions is not None and job.dimensions != known.dimensions:
-                # As the node names it. No cloud model is declared for it unless the settings say so.
-                known = known._replace(space=f"{known.space}-{job.dimensions}", dimensions=job.dimensions)
-            wanted = replace(job, model=None, **known._asdict())
-        elif isinstance(job, Exchange):
-            wanted = replace(job, model=cloud.chat_model_for(job.model))
-            if wanted.model is None:
-                name = job.model
-                return (
-                    f"no cloud model is declared for {name} (cloud.chat_models)"
-                    if name
-                    else "cloud.chat_model is not set"
-                )
+        if texts_to_embed(request) is None:
+            model = cloud.chat_model_for(request.model)
+            if model is None and request.model:
+                return f"no cloud model is declared for {request.model} (cloud.chat_models)"
+            wanted = replace(request, model=model)
+            return "cloud.chat_model is not set" if model is None else cloud.refusal(wanted) or wanted
+        known, asked = self._bindings.known(request.model), request.body.get("dimensions")
+        if known.name is None and self._bindings.unknown and len(cloud.spaces) == 1:
+            # No node has been seen since the start, and only one space can be meant.
+            known = known._replace(name=next(iter(cloud.spaces)))
+        if known.name is None:
+            return "no node has reported the vector space yet; bind it with spaces.<model>"
+        if asked is not None and asked != known.dimensions:
+            # As the node names it. No cloud model is declared for it unless the settings say so.
+            known = known._replace(name=f"{known.name}-{asked}", dimensions=asked)
+        wanted = replace(request, model=None, space=known)
         return cloud.refusal(wanted) or wanted
 
-    def _must_stay(self, job: Job) -> str | None:
-        """Why the job is for nodes alone, whatever the cloud has; then no time need be left for the cloud."""
-        return "local_only is set" if self._local_only else only_on_nodes(job)
-
-    def _until(self, deadline: Deadline) -> Deadline:
-        return deadline.earlier(min(self._options.longest, deadline.remaining() * self._options.share))
+    def _must_stay(self, request: Request) -> str | None:
+        """Why the request is for nodes alone, whatever the cloud has; then no time need be left for the cloud."""
+        return "local_only is set" if self._local_only else only_on_nodes(request)
 
 
 def _warn_of_embeddings(spaces: Collection[str], bound: Collection[str]) -> None:

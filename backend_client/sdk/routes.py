@@ -13,17 +13,16 @@ from typing import Any
 from backend_client import arguments
 from backend_client.calls import BaseClient
 from backend_client.errors import (
-    CloudError,
     DeadlineExceeded,
     NPUError,
     NPUUnavailableError,
     RequestRejected,
 )
-from backend_client.http.errors import openai_error, problem_of
+from backend_client.http.errors import openai_error, problem_of, refusal_of_node
 from backend_client.http.forms import read_form
-from backend_client.http.forwarding import passed_on
 from backend_client.http.health import ModelReport
-from backend_client.http.messages import EmbedJob, Exchange, Reply, plain_name, plain_texts
+from backend_client.http.messages import Request, plain_name, plain_texts
+from backend_client.http.replies import passed_on
 from backend_client.http.routes import ROUTES
 from backend_client.http.stream_forms import EventStream, StreamEvent
 from backend_client.lifetime import STARTED, Deadline, OneLoop, in_daemon_thread, owning
@@ -57,7 +56,6 @@ class OpenAIRoutes:
 
         The key in the request counts nothing: nodes get the client's own.
         """
-        refused: list[Reply] = []
         try:
             if method == "GET" and (path == "/v1/models" or path.startswith("/v1/models/")):
                 name = path.removeprefix("/v1/models").strip("/")
@@ -69,23 +67,22 @@ class OpenAIRoutes:
             if method != "POST" or route is None or not route.sdk:
                 return error_reply(404, "not_found", f"the fleet serves no {method} {path[:200]}")
             if not route.upload:
-                return await self._send(path, _options(headers), timeout, refused, json_object(body))
+                return await self._send(path, _options(headers), timeout, json_object(body))
             # A recording is in memory whole, so that another node can get it while none has replied.
             kind = {name.lower(): value for name, value in headers.items()}.get("content-type", "")
             form, file = await in_daemon_thread(lambda: read_form(body, kind), "read a form")
             fields = {**form, "model": _first(form.get("model"))}
-            return await self._send(path, _options(headers), timeout, refused, fields, file=file)
+            return await self._send(path, _options(headers), timeout, fields, file=file)
         except DeadlineExceeded:
             raise
         except (RequestRejected, NPUUnavailableError) as error:
-            return refusal(error, refused)
+            return refusal(error)
 
     async def _send(
         self,
         path: str,
         options: dict[str, Any],
         timeout: float | None,
-        refused: list[Reply],
         fields: dict[str, Any],
         *,
         file: tuple[str, bytes] | None = None,
@@ -99,10 +96,10 @@ class OpenAIRoutes:
         if not stream or file is None:
             fields.pop("stream", None)
         if path == "/v1/embeddings" and (texts := plain_texts(fields)) is not None:
-            batch = await self._core.backend.embed(EmbedJob(texts=texts, deadline=deadline, **options))
-            return embedding_reply(batch, fields.get("encoding_format"))
+            plain = Request(path="/embeddings", kind="embedding", body={"texts": texts}, deadline=deadline, **options)
+            return embedding_reply(await self._core.backend.embed(plain), fields.get("encoding_format"))
         kind = route.kind_of(fields)
-        job = Exchange(
+        request = Request(
             path=path,
             kind=kind,
             body=fields,
@@ -110,16 +107,15 @@ class OpenAIRoutes:
             deadline=deadline,
             # The SDK's timeout is one of silence, so it does not end a stream in the middle.
             ends=deadline if kind == "transcription" else None,
-            refused=refused,
             **options,
         )
         if not stream:
-            return whole_reply(await self._core.backend.exchange(job))
+            return whole_reply(await self._core.backend.send(request))
         with_usage = path not in {"/v1/chat/completions", "/v1/completions"} or (
             isinstance(asked, dict) and bool(asked.get("include_usage"))
         )
-        events = await self._core.backend.open_exchange(job)
-        kept = {"content-type": "text/event-stream; charset=utf-8", "x-request-id": job.request_id}
+        events = await self._core.backend.open(request)
+        kept = {"content-type": "text/event-stream; charset=utf-8", "x-request-id": request.request_id}
         return HttpReply(200, kept, OneLoop(stream_bytes(events, with_usage=with_usage)))
 
     async def models(self, name: str | None = None) -> dict[str, Any] | None:
@@ -210,21 +206,24 @@ def json_object(body: bytes) -> dict[str, Any]:
     return data
 
 
-def embedding_reply(batch: EmbedBatch, encoding: object) -> HttpReply:
-    """Vectors, as lists or as base64."""
+def embedding_body(batch: EmbedBatch, encoding: object) -> dict[str, Any]:
+    """Vectors in OpenAI's form, as lists or as base64."""
     rows: list[Any] = (
         [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in batch.vectors]
         if encoding == "base64"
         else batch.vectors.tolist()
     )
     tokens = batch.usage.prompt_tokens
-    body = {
+    return {
         "object": "list",
         "model": batch.model,
         "data": [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)],
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     }
-    reply = json_reply(200, body)
+
+
+def embedding_reply(batch: EmbedBatch, encoding: object) -> HttpReply:
+    reply = json_reply(200, embedding_body(batch, encoding))
     reply.headers |= {**_kept(batch.headers), "x-space": batch.space, "x-request-id": batch.request_id}
     return reply
 
@@ -249,7 +248,7 @@ async def stream_bytes(events: EventStream, *, with_usage: bool) -> AsyncGenerat
     try:
         yield STARTED
         async for item in events:
-            if isinstance(item, StreamEvent) and (with_usage or not _only_usage(item)):
+            if isinstance(item, StreamEvent) and (with_usage or not item.only_usage):
                 yield item.encode()
     except NPUError as error:
         fields = {"message": error.message, "type": "server_error", "code": "stream_interrupted", "param": None}
@@ -258,20 +257,13 @@ async def stream_bytes(events: EventStream, *, with_usage: bool) -> AsyncGenerat
         await events.aclose()
 
 
-def _only_usage(event: StreamEvent) -> bool:
-    return event.data is not None and event.data.get("choices") == [] and event.data.get("usage") is not None
-
-
-def refusal(error: NPUError, refused: list[Any]) -> HttpReply:
+def refusal(error: NPUError) -> HttpReply:
     """The node's own refusal where it is one; else ours, with the status that the SDK knows for it."""
-    rejected = isinstance(error, RequestRejected) and not isinstance(error, CloudError)
-    if rejected and refused and 400 <= refused[-1].status < 500:
-        last = refused[-1]
-        kind = last.headers.get("content-type", "application/json")
-        headers = {**_kept(last.headers), "content-type": kind, "x-should-retry": "false"}
+    if (own := refusal_of_node(error)) is not None:
+        headers = {"content-type": "application/json", **passed_on(own.headers), "x-should-retry": "false"}
         if error.request_id:
             headers["x-request-id"] = error.request_id
-        return HttpReply(last.status, headers, last.body)
+        return HttpReply(own.status, headers, own.body)
     status, code, message, param, retry_after = problem_of(error)
     reply = error_reply(status, code, message, param)
     if retry_after is not None:

@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from backend_client.errors import RequestRejected
-from backend_client.http.forms import read_form, writing_kind
+from backend_client.http.forms import read_form
 from backend_client.http.messages import plain_name
+from backend_client.http.routes import ROUTES
 from backend_client.http.stream_forms import INFERENCE, StreamEvent
 
 
@@ -181,17 +182,10 @@ def _stream(events: Iterable[tuple[str, Any]], model: str) -> Answer:
 
 # Scripted servers, without I/O.
 
-_KIND_OF = {
-    "/embeddings": "embedding",
-    "/inference": "generation",
-    "/v1/chat/completions": "generation",
-    "/tokenize": "generation",
-    "/v1/rerank": "rerank",
-    "/v2/rerank": "rerank",
-    "/v1/audio/transcriptions": "transcription",
-    "/v1/audio/translations": "transcription",
-}
-PATHS = tuple(_KIND_OF)
+PATHS = (
+    "/embeddings", "/inference", "/v1/chat/completions", "/tokenize", "/v1/rerank", "/v2/rerank",
+    "/v1/audio/transcriptions", "/v1/audio/translations",
+)  # fmt: skip
 _INVALID = "invalid_request"
 
 
@@ -240,7 +234,7 @@ class Scripted(ABC):
 
     def _take(self, path: str, given: Mapping[str, str], content: bytes) -> tuple[Step | None, Answer]:
         try:
-            body = _form(given["content-type"], content) if path.startswith("/v1/audio/") else json.loads(content)
+            body = _form(given["content-type"], content) if ROUTES[path].upload else json.loads(content)
         except (KeyError, ValueError, RequestRejected):
             return None, refusal(Step("status", 400, _INVALID))
         self._record(Sent(self.url, path, body, given))
@@ -298,7 +292,7 @@ class FakeNode(Scripted):
         return json_answer(body, status=200 if self.health_status in {"ready", "degraded"} else 503)
 
     def _reply(self, path: str, body: Mapping[str, Any]) -> Answer:
-        kind = writing_kind(body) if _KIND_OF[path] == "generation" else _KIND_OF[path]
+        kind = ROUTES[path].kind_of(body)
         model = self._model(kind, body.get("model"))
         if model is None:
             return refusal(Step("status", 404, "model_not_found"))

@@ -21,6 +21,7 @@ from tests.chaos.ranking import RERANKER
 from tests.chaos.schedule import NODES
 from tests.support.cross_encoders import write_tiny
 from tests.support.nodes import start_node
+from tests.support.published import install
 from tests.support.tiny_encoder import write_encoder
 from worker_node.models.store import ModelStore
 
@@ -35,8 +36,8 @@ def prepare_stores(root, store):
     write_encoder(root / "encoder")
     write_tiny(root / RERANKER)
     first = ModelStore(root / "store0")
-    first.convert(root / "encoder", SECOND_ENCODER)
-    first.convert(root / RERANKER, RERANKER)
+    install(first, root / "encoder", SECOND_ENCODER)
+    install(first, root / RERANKER, RERANKER)
     for number in range(NODES):
         directory = root / f"store{number}"
         for model in (EMBEDDER, GENERATOR):

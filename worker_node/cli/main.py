@@ -33,7 +33,7 @@ class _Parser(argparse.ArgumentParser):
 
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line; commands in the order in which a user meets them."""
-    from worker_node.cli import bounded, certify, compile, doctor, loaded, models, pull, run, serve  # noqa: A004
+    from worker_node.cli import bounded, certify, compile, doctor, models, pull, run, serve  # noqa: A004
 
     parser: argparse.ArgumentParser = _Parser(prog="npu-node", description="An inference node beside an Intel NPU.")
     parser.add_argument("--version", action="version", version=f"npu-node {__version__}")
@@ -45,12 +45,10 @@ def build_parser() -> argparse.ArgumentParser:
         run.add_run,
         pull.add_pull,
         models.add_list,
-        loaded.add_ps,
+        models.add_ps,
         models.add_show,
-        loaded.add_stop,
-        pull.add_rm,
-        models.add_models,
-        pull.add_convert,
+        models.add_stop,
+        models.add_rm,
         compile.add_compile,
         bounded.add_job,
         bounded.add_smoke,

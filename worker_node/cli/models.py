@@ -1,15 +1,21 @@
-"""What models there are: `list`, `show` and `models`."""
+"""Models that are installed or loaded: `list`, `show`, `ps`, `stop` and `rm`."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping
+from http import HTTPStatus
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from worker_node.cli.output import megabytes, print_json, printable, serving_device, serving_placement, table
+from worker_node.cli.serve import node_store
+from worker_node.core.errors import ConfigurationError, ModelNotFound
+from worker_node.models.catalog import Catalog, CatalogEntry, devices_for
 
-    from worker_node.models.catalog import CatalogEntry
+if TYPE_CHECKING:
+    from worker_node.cli.node_client import NodeClient
     from worker_node.models.directory import InstalledModel
 
 
@@ -35,20 +41,55 @@ def add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.set_defaults(run=_show)
 
 
-def add_models(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """`npu-node models`."""
-    parser = commands.add_parser("models", help="list the models of the catalog and of the store")
-    parser.add_argument("--json", action="store_true", help="as JSON, one array")
-    parser.set_defaults(run=_models)
+def add_ps(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """`npu-node ps`."""
+    parser = commands.add_parser(
+        "ps",
+        help="list the loaded models of the running node",
+        description="List the models that the running node has loaded, on which device, and until when.",
+    )
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.set_defaults(run=_ps)
+
+
+def add_stop(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """`npu-node stop MODEL…`."""
+    parser = commands.add_parser(
+        "stop",
+        help="unload models of the running node",
+        description="Unload models of the running node, after their requests in flight; they stay installed.",
+    )
+    parser.add_argument("models", metavar="MODEL", nargs="+", help="id, alias or source")
+    parser.set_defaults(run=_stop)
+
+
+def add_rm(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """`npu-node rm MODEL…`."""
+    parser = commands.add_parser(
+        "rm", help="remove models", description="Remove models, from the running node or the store."
+    )
+    parser.add_argument("models", metavar="MODEL", nargs="+", help="id, alias or source")
+    parser.add_argument("--force", action="store_true", help="end the requests that a model has in flight")
+    parser.add_argument("--model-store", type=Path, help="directory of the models")
+    parser.set_defaults(run=_rm)
 
 
 def _list(args: argparse.Namespace) -> int:
-    if args.all:
-        return _models(args)
     from worker_node.cli.node_client import on_node
-    from worker_node.cli.output import megabytes, print_json, table
 
-    rows = on_node(args, lambda node: list(map(_row, node.models())), lambda: list(map(_row, _of_store(args))))
+    if args.all:
+        return _list_catalog(args)
+    rows = []
+    for model in on_node(args, lambda node: node.models(), lambda: _of_store(args)):
+        details, device = model.get("details") or {}, serving_device(model)
+        row = {
+            "name": model["id"],
+            "size": model.get("size"),
+            "quantization": details.get("quantization"),
+            "family": details.get("family"),
+            "state": model["state"] if device is None else f"loaded on {device}",
+        }
+        rows.append(row)
     if args.json:
         print_json(rows)
         return 0
@@ -57,45 +98,88 @@ def _list(args: argparse.Namespace) -> int:
     return 0
 
 
-def _row(model: Mapping[str, Any]) -> dict[str, Any]:
-    from worker_node.cli.output import serving_device
-
-    details = model.get("details") or {}
-    device = serving_device(model)
-    return {
-        "name": model["id"],
-        "size": model.get("size"),
-        "quantization": details.get("quantization"),
-        "family": details.get("family"),
-        "state": model["state"] if device is None else f"loaded on {device}",
-    }
-
-
 def _of_store(args: argparse.Namespace, name: str | None = None) -> list[dict[str, Any]]:
     """The installed models, or the one of that name, as a node without engines describes them."""
-    from worker_node.cli.serve import node_store
-
     store = node_store(args)
     found = store.installed() if name is None else [store.get(name)]
-    here = {"state": "installed", "reason": None}
     return [
         model.describe()
-        | here
-        | {"aliases": list(model.aliases), "capabilities": [model.kind], "directory": str(model.path)}
+        | {
+            "state": "installed",
+            "reason": None,
+            "aliases": list(model.aliases),
+            "capabilities": [model.kind],
+            "directory": str(model.path),
+        }
         for model in found
     ]
 
 
+def _list_catalog(args: argparse.Namespace) -> int:
+    """The catalog's models first, then what else is in the store; a damaged model does not hide the others."""
+    from worker_node.devices.npu import ACCEL_DEVICES
+
+    store = node_store(args)
+    directories = {path.name: path for path in store.directories()}
+    rows = [_catalog_row(entry.id, directories.pop(entry.id, None), entry) for entry in store.catalog.entries]
+    rows += [_catalog_row(name, path, None) for name, path in directories.items()]
+    if args.json:
+        print_json(rows)
+        return 0
+    head = ("NAME", "KIND", "DOWNLOAD", "DISK", "WEIGHTS", "NPU", "LICENCE")
+    cells = [
+        (
+            row["name"],
+            row["kind"],
+            "unknown" if row["download"] is None else megabytes(row["download"]),
+            megabytes(row["size"]),
+            row["quantization"] or "",
+            "yes" if "NPU" in row["devices"] else "no",
+            row["licence"],
+        )
+        for row in rows
+    ]
+    damaged = [f"{row['name']}: {row['state']}" for row in rows if row["state"].startswith("damaged")]
+    print("\n".join([table(head, cells), *damaged]))
+    has = "has an NPU" if any(ACCEL_DEVICES.glob("accel*")) else "has no NPU"
+    print(f"\nNPU: whether an NPU takes the weights; all models run on a CPU. This machine {has}.")
+    print("An unknown download: npu-node pull --check NAME asks the hub.")
+    print(f"store: {store.root}")
+    return 0
+
+
+def _catalog_row(name: str, directory: Path | None, entry: CatalogEntry | None) -> dict[str, Any]:
+    from worker_node.models.directory import read_directory
+
+    state, model = "available", None
+    if directory is not None:
+        try:
+            state, model = "installed", read_directory(directory)
+        except ConfigurationError as error:
+            state = f"damaged: {error.message}"
+    known: CatalogEntry | InstalledModel | None = model or entry
+    return {
+        "name": name,
+        "kind": str(known.kind) if known else "unknown",
+        "state": state,
+        "size": model.size if model else None,
+        "context": known.context_limit if known else None,
+        "quantization": str(known.quantization) if known else None,
+        "devices": devices_for([known.kind], known.quantization) if known else [],
+        "aliases": entry.aliases if entry else (),
+        "licence": known.licence if known else "unknown",
+        "source": str(known.source) if known else "unknown",
+        "download": getattr(entry.source, "size", None) if entry else None,
+        "run_here": entry.run_here if entry else "nothing",
+    }
+
+
 def _show(args: argparse.Namespace) -> int:
     from worker_node.cli.node_client import NodeCallFailed, on_node
-    from worker_node.cli.output import megabytes, print_json, printable
-    from worker_node.core.errors import ModelNotFound
-    from worker_node.models.catalog import Catalog
 
     try:
-        facts = on_node(
-            args, lambda node: _facts(node.model(args.model)), lambda: _facts(_of_store(args, args.model)[0])
-        )
+        known = on_node(args, lambda node: node.model(args.model), lambda: _of_store(args, args.model)[0])
+        facts = _facts(known)
     except (ModelNotFound, NodeCallFailed) as error:
         entry = Catalog.load().find(args.model)
         if entry is None or getattr(error, "http_status", 404) != 404:
@@ -130,9 +214,6 @@ def _not_installed(entry: CatalogEntry) -> dict[str, Any]:
 
 
 def _facts(known: Mapping[str, Any]) -> dict[str, Any]:
-    from worker_node.cli.output import serving_device
-    from worker_node.models.catalog import devices_for
-
     details = known.get("details") or {}
     placed = [str(placement["device"]) for placement in known.get("devices") or ()]
     return {
@@ -158,64 +239,84 @@ def _facts(known: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _models(args: argparse.Namespace) -> int:
-    """The catalog's models first, then what else is in the store; a damaged model does not hide the others."""
-    from worker_node.cli.output import megabytes, print_json, table
-    from worker_node.cli.serve import node_store
-    from worker_node.devices.npu import ACCEL_DEVICES
+def _ps(args: argparse.Namespace) -> int:
+    from worker_node.cli.node_client import node_or_none, where_no_node_runs
 
-    store = node_store(args)
-    directories = {path.name: path for path in store.directories()}
-    rows = [_catalog_row(entry.id, directories.pop(entry.id, None), entry) for entry in store.catalog]
-    rows += [_catalog_row(name, path, None) for name, path in directories.items()]
+    with node_or_none(args) as node:
+        models = [] if node is None else node.models()
+        rows = [
+            {
+                "name": model["id"],
+                "memory": model["memory"]["bytes"],
+                "device": placement["device"],
+                "context": model["context"],
+                "expires_in_s": model["expires_in_s"],
+                "emulated": placement["emulated"],
+                "certified": placement["certified"],
+                "certified_reason": placement["certified_reason"],
+                "certified_limit": placement["certified_limit"],
+            }
+            for model in models
+            if (placement := serving_placement(model)) is not None
+        ]
+    if node is None:
+        print(f"npu-node: {where_no_node_runs()}, so nothing is loaded", file=sys.stderr)
     if args.json:
         print_json(rows)
         return 0
-    head = ("NAME", "KIND", "DOWNLOAD", "DISK", "WEIGHTS", "NPU", "LICENCE")
-    cells = [
-        (
-            row["name"],
-            row["kind"],
-            "unknown" if row["download"] is None else megabytes(row["download"]),
-            megabytes(row["size"]),
-            row["quantization"] or "",
-            "yes" if "NPU" in row["devices"] else "no",
-            row["licence"],
-        )
-        for row in rows
-    ]
-    damaged = [f"{row['name']}: {row['state']}" for row in rows if row["state"].startswith("damaged")]
-    print("\n".join([table(head, cells), *damaged]))
-    has = "has an NPU" if any(ACCEL_DEVICES.glob("accel*")) else "has no NPU"
-    print(f"\nNPU: whether an NPU takes the weights; all models run on a CPU. This machine {has}.")
-    print("An unknown download: npu-node pull --check NAME asks the hub.")
-    print(f"store: {store.root}")
+    cells = []
+    for row in rows:
+        device = f"{row['device']} (emulated)" if row["emulated"] else str(row["device"])
+        certified = str(row["certified"] or "-")
+        if certified == "limited":
+            certified += f" to {row['certified_limit']} tokens"
+        left = row["expires_in_s"]
+        unloaded = "by hand" if left is None else f"in {left:.0f} s if idle"
+        cells.append((row["name"], megabytes(row["memory"]), device, str(row["context"]), certified, unloaded))
+    print(table(("NAME", "MEMORY", "DEVICE", "CONTEXT", "CERTIFIED", "UNLOADED"), cells))
     return 0
 
 
-def _catalog_row(name: str, directory: Path | None, entry: CatalogEntry | None) -> dict[str, Any]:
-    from worker_node.core.errors import ConfigurationError
-    from worker_node.models.catalog import devices_for
-    from worker_node.models.directory import read_directory
+def _stop(args: argparse.Namespace) -> int:
+    from worker_node.cli.node_client import model_path, node_or_none, where_no_node_runs
 
-    state, model = "available", None
-    if directory is not None:
+    with node_or_none(args) as node:
+        if node is None:
+            raise ConfigurationError(f"{where_no_node_runs()}, so nothing is loaded")
+        for name in args.models:
+            node.call("POST", model_path(name, "unload"))
+            print(f"{name}: unloaded")
+    return 0
+
+
+def _rm(args: argparse.Namespace) -> int:
+    """Remove each model in turn; the first that fails ends it."""
+    from worker_node.cli.node_client import on_node
+
+    return on_node(args, lambda node: _remove_from_node(node, args), lambda: _remove_from_store(args), changes=True)
+
+
+def _remove_from_node(node: NodeClient, args: argparse.Namespace) -> int:
+    from worker_node.cli.node_client import NodeCallFailed, model_path
+
+    print(f"removing from the node at {node.url}", file=sys.stderr)
+    for name in args.models:
         try:
-            state, model = "installed", read_directory(directory)
-        except ConfigurationError as error:
-            state = f"damaged: {error.message}"
-    known: CatalogEntry | InstalledModel | None = model or entry
-    return {
-        "name": name,
-        "kind": str(known.kind) if known else "unknown",
-        "state": state,
-        "size": model.size if model else None,
-        "context": known.context_limit if known else None,
-        "quantization": str(known.quantization) if known else None,
-        "devices": devices_for([known.kind], known.quantization) if known else [],
-        "aliases": entry.aliases if entry else (),
-        "licence": known.licence if known else "unknown",
-        "source": str(known.source) if known else "unknown",
-        "download": getattr(entry.source, "size", None) if entry else None,
-        "run_here": entry.run_here if entry else "nothing",
-    }
+            node.call("DELETE", model_path(name) + ("?force=true" if args.force else ""))
+        except NodeCallFailed as error:
+            if error.http_status != HTTPStatus.CONFLICT:
+                raise
+            raise NodeCallFailed(
+                f"{name} has requests in flight; wait for their end, or add --force", error.http_status
+            ) from None
+        print(f"{name}: removed")
+    return 0
+
+
+def _remove_from_store(args: argparse.Namespace) -> int:
+    store = node_store(args)
+    print(f"removing from the store {store.root}", file=sys.stderr)
+    for name in args.models:
+        store.remove(name)
+        print(f"{name}: removed")
+    return 0

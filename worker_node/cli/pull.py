@@ -1,6 +1,6 @@
-"""Change the store: `pull`, `convert` and `rm`.
+"""Bring models into the store: `pull`.
 
-The node of NPU_NODE_URL pulls and removes; without one this process does in the store of --model-store or
+The node of NPU_NODE_URL pulls; without one this process does in the store of --model-store or
 NPU_NODE_MODEL_STORE; without these the local node does, or, where none runs or an option needs it, this process.
 """
 
@@ -9,16 +9,19 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
-from http import HTTPStatus
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worker_node.cli.output import TOY_MODEL, TOY_NOTE
+from worker_node.cli.output import TOY_MODEL, TOY_NOTE, print_json, progress_display
+from worker_node.cli.serve import node_store
+from worker_node.core.errors import BadRequest
+from worker_node.models.catalog import CONVERTED_FORMS, Catalog, Quantization
+from worker_node.models.disk import in_gigabytes
 
 if TYPE_CHECKING:
     from worker_node.cli.node_client import NodeClient
-    from worker_node.models.pull import PullSpec, Report
+    from worker_node.models.pull import Report
 
 _EXAMPLES = """examples:
   npu-node pull smollm2                                   a model of the catalog (npu-node list --all)
@@ -31,7 +34,6 @@ _VERDICTS = {True: "suitable", False: "not suitable", None: "not known"}
 
 def add_pull(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """`npu-node pull NAME…`."""
-    from worker_node.models.catalog import CONVERTED_FORMS
 
     parser = commands.add_parser(
         "pull",
@@ -53,38 +55,9 @@ def add_pull(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.set_defaults(run=_pull)
 
 
-def add_convert(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """`npu-node convert SRC`."""
-    from worker_node.models.catalog import CONVERTED_FORMS
-    from worker_node.registry import tasks
-
-    parser = commands.add_parser("convert", help="convert a GGUF file, or a directory of safetensors or OpenVINO files")
-    parser.add_argument("source", metavar="SRC", type=Path, help="the file or directory; it is left as it is")
-    parser.add_argument("--name", help="how the model is to be called (default: as the file or directory)")
-    parser.add_argument("--kind", choices=list(tasks()), help="refuse files of the other kind")
-    parser.add_argument(
-        "--quantization",
-        choices=[form.value for form in CONVERTED_FORMS],
-        help="how to store the weights of a GGUF file",
-    )
-    parser.set_defaults(run=_convert)
-
-
-def add_rm(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """`npu-node rm MODEL…`."""
-    parser = commands.add_parser(
-        "rm", help="remove models", description="Remove models, from the running node or the store."
-    )
-    parser.add_argument("models", metavar="MODEL", nargs="+", help="id, alias or source")
-    parser.add_argument("--force", action="store_true", help="end the requests that a model has in flight")
-    parser.add_argument("--model-store", type=Path, help="directory of the models")
-    parser.set_defaults(run=_rm)
-
-
 def _pull(args: argparse.Namespace) -> int:
     """Pull each model in turn; installed ones are not fetched again."""
     from worker_node.cli.node_client import on_node
-    from worker_node.models.catalog import Catalog
 
     names = [entry.id for entry in Catalog.load().embedded() if args.embedded] + args.names
     if not names:
@@ -104,7 +77,6 @@ def _pull(args: argparse.Namespace) -> int:
 
 def _graph(name: str, model_id: str | None) -> str:
     """What `graph.pbtxt` in a directory of OpenVINO Model Server is in node.toml. Raises ConfigurationError."""
-    from worker_node.core.errors import BadRequest
     from worker_node.models.sources import LocalReference, foreign_reference
     from worker_node.settings.graph import GRAPH_FILE, read_graph
 
@@ -133,7 +105,6 @@ def _toml(value: Any) -> str:
 
 def _pull_by_node(args: argparse.Namespace, node: NodeClient, names: list[str]) -> int:
     from worker_node.cli.node_client import NodeCallFailed
-    from worker_node.cli.output import progress_display
     from worker_node.models.sources import is_local
 
     print(f"pulling into the node at {node.url}", file=sys.stderr)
@@ -156,23 +127,21 @@ def _pull_by_node(args: argparse.Namespace, node: NodeClient, names: list[str]) 
 
 
 def _pull_to_store(args: argparse.Namespace, names: list[str]) -> int:
-    from worker_node.cli.output import progress_display
-    from worker_node.cli.serve import node_store
-    from worker_node.models.catalog import Quantization
 
     store = node_store(args)
     if not args.check:
         print(f"pulling into the store {store.root}", file=sys.stderr)
-    specs = [
-        store.pull_spec(
-            name,
-            model_id=args.name,
-            quantization=Quantization(args.quantization) if args.quantization else None,
-        )
-        for name in names
-    ]
+    form = Quantization(args.quantization) if args.quantization else None
+    specs = [store.pull_spec(name, model_id=args.name, quantization=form) for name in names]
     if args.check:
-        return _report(specs, store.root, as_json=args.json)
+        from worker_node.models.pull import check
+
+        reports = [check(spec, store.root) for spec in specs]
+        if args.json:
+            print_json([asdict(found) for found in reports])
+        else:
+            print("\n\n".join(map(_report_text, reports)))
+        return 1 if any(found.problems for found in reports) else 0
     for spec in {spec.model_id: spec for spec in specs}.values():
         with progress_display(spec.model_id) as progress:
             model = store.pull(spec, progress)
@@ -184,23 +153,7 @@ def _pull_to_store(args: argparse.Namespace, names: list[str]) -> int:
     return 0
 
 
-def _report(specs: Sequence[PullSpec], store: Path, *, as_json: bool) -> int:
-    """Print what each pull needs; 1 if one would not fit on this machine."""
-    from dataclasses import asdict
-
-    from worker_node.cli.output import print_json
-    from worker_node.models.pull import check
-
-    reports = [check(spec, store) for spec in specs]
-    if as_json:
-        print_json([asdict(found) for found in reports])
-    else:
-        print("\n\n".join(map(_report_text, reports)))
-    return 1 if any(found.problems for found in reports) else 0
-
-
 def _report_text(found: Report) -> str:
-    from worker_node.models.disk import in_gigabytes
 
     largest = sorted(found.files.items(), key=lambda item: -item[1])
     lines = [
@@ -220,55 +173,3 @@ def _report_text(found: Report) -> str:
         *(("problem", problem) for problem in found.problems),
     ]
     return "\n".join(f"{name:<10}{text}" for name, text in lines)
-
-
-def _convert(args: argparse.Namespace) -> int:
-    from worker_node.cli.output import progress_display
-    from worker_node.cli.serve import node_store
-    from worker_node.models.catalog import Quantization
-
-    with progress_display(str(args.source)) as progress:
-        model = node_store(args).convert(
-            args.source,
-            args.name,
-            progress,
-            kind=args.kind,
-            quantization=Quantization(args.quantization) if args.quantization else None,
-        )
-    print(f"{model.id}: {model.kind}, ready, {model.size / 1e6:.0f} MB in {model.path}")
-    return 0
-
-
-def _rm(args: argparse.Namespace) -> int:
-    """Remove each model in turn; the first that fails ends it."""
-    from worker_node.cli.node_client import on_node
-
-    return on_node(args, lambda node: _remove_from_node(node, args), lambda: _remove_from_store(args), changes=True)
-
-
-def _remove_from_node(node: NodeClient, args: argparse.Namespace) -> int:
-    from worker_node.cli.node_client import NodeCallFailed, model_path
-
-    print(f"removing from the node at {node.url}", file=sys.stderr)
-    for name in args.models:
-        try:
-            node.call("DELETE", model_path(name) + ("?force=true" if args.force else ""))
-        except NodeCallFailed as error:
-            if error.http_status != HTTPStatus.CONFLICT:
-                raise
-            raise NodeCallFailed(
-                f"{name} has requests in flight; wait for their end, or add --force", error.http_status
-            ) from None
-        print(f"{name}: removed")
-    return 0
-
-
-def _remove_from_store(args: argparse.Namespace) -> int:
-    from worker_node.cli.serve import node_store
-
-    store = node_store(args)
-    print(f"removing from the store {store.root}", file=sys.stderr)
-    for name in args.models:
-        store.remove(name)
-        print(f"{name}: removed")
-    return 0

@@ -421,7 +421,7 @@ def read_directory(path: Path) -> InstalledModel:
     if missing:
         raise ConfigurationError(
             f"{path}: not a model directory that can be loaded; missing: {', '.join([MANIFEST_FILE, *missing])} "
-            "(npu-node convert makes one of GGUF, safetensors and OpenVINO files)"
+            "(npu-node pull makes one of GGUF, safetensors and OpenVINO files)"
         )
     try:
         for name in _OTHER_CONFIGS:

@@ -139,12 +139,7 @@ class ModelStore:
         raise ModelNotFound(f"model {name[:200]!r} is not known{hint}", param="model")
 
     def pull_spec(
-        self,
-        name: str,
-        *,
-        model_id: str | None = None,
-        kind: str | None = None,
-        quantization: Quantization | None = None,
+        self, name: str, *, model_id: str | None = None, quantization: Quantization | None = None
     ) -> PullSpec:
         """What a pull of `name` would make; `model_id` None is the source's own name. Makes no network calls.
 
@@ -184,7 +179,7 @@ class ModelStore:
                     f"{', '.join(found)[:200]}; choose another name with npu-node pull --name",
                     param="name",
                 )
-        return PullSpec(reference, chosen, kind, quantization, name)
+        return PullSpec(reference, chosen, quantization=quantization, name=name)
 
     def find(self, spec: PullSpec) -> InstalledModel | None:
         """The installed model that a pull would make; None where it is not there.
@@ -227,23 +222,6 @@ class ModelStore:
             if (problem := storage_problem(error)) is None:
                 raise
             raise DownloadFailed(f"{spec.model_id}: {problem}") from error
-
-    def convert(
-        self,
-        source: Path,
-        name: str | None = None,
-        progress: Progress | None = None,
-        *,
-        kind: str | None = None,
-        quantization: Quantization | None = None,
-    ) -> InstalledModel:
-        """Convert local files and install them as `name` (default: the file's or directory's own).
-
-        `source` is a GGUF file, or a directory of safetensors or OpenVINO files; it is left as it is.
-        Raises ConversionFailed when it is neither, the name is taken or belongs to the catalog, or a step fails.
-        """
-        spec = self.pull_spec(str(source.resolve()), model_id=name, kind=kind, quantization=quantization)
-        return self.pull(spec, progress)
 
     def remove(self, name: str) -> None:
         """Remove an installed model; raises ModelNotFound when there is none of that name."""
@@ -394,7 +372,7 @@ def open_directory(
         return found
     if not (path / MODEL_FILE).is_file() and not weight_files(path) and known is None:
         raise ConfigurationError(
-            f"{path}: holds neither {MODEL_FILE} nor {SAFETENSORS_FILE}; npu-node convert makes a model of a GGUF "
+            f"{path}: holds neither {MODEL_FILE} nor {SAFETENSORS_FILE}; npu-node pull makes a model of a GGUF "
             "file, optimum-cli export openvino of other published models"
         )
     kind = ModelKind.EMBEDDING if known is None else known[0]

@@ -140,7 +140,7 @@ class ModelSettings(BaseModel):  # noqa: PLW1641  (options is a dictionary)
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     name: str = Field(
-        description="the model's name, as `npu-node models` lists it; with a path any name; default: that of the "
+        description="the model's name, as `npu-node list` lists it; with a path any name; default: that of the "
         "directory"
     )
     path: Path | None = Field(

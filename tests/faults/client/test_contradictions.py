@@ -52,19 +52,6 @@ async def test_a_node_that_answers_other_vectors_than_it_reports_is_not_believed
         assert len([body for body in liar.bodies if "texts" in body]) == 1
 
 
-async def test_a_node_alone_with_its_report_locks_out_nobody_and_is_locked_out_by_two(trio):
-    one, two, other = trio
-    other.models[EMBEDDER]["dimensions"] = 4
-    async with NPUClient(urls([one, other])) as client:
-        await client.health()
-        assert await outcomes(client) == ({4, 8}, {(one.url, "ok"), (other.url, "ok")})
-    async with NPUClient(urls([other, one, two])) as client:
-        await client.health()
-        lengths, tried = await outcomes(client)
-    assert lengths == {8}
-    assert {(one.url, "ok"), (two.url, "ok")} <= tried <= {(one.url, "ok"), (two.url, "ok"), (other.url, "BadReply")}
-
-
 @pytest.mark.parametrize(
     ("asked", "space", "length", "outcome"),
     [

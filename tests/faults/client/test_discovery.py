@@ -13,7 +13,6 @@ from backend_client import ClientOptions, NPUClient, NPUUnavailableError
 from backend_client.fleet import discovery
 from backend_client.fleet.discovery import Follower, find_nodes, srv_nodes
 from backend_client.http.addresses import NodeAddress
-from backend_client.http.transport import RememberingResolver
 from backend_client.lifetime import Shared
 
 QUICK = ClientOptions(discovery_interval=0.02)
@@ -90,18 +89,6 @@ async def test_a_resolver_that_hangs_is_named_and_not_waited_for(hanging):  # ta
     async with asyncio.timeout(30), NPUClient(["dns://npu.internal:8081"]) as client:
         with pytest.raises(NPUUnavailableError, match=r"dns://npu\.internal:8081 did not answer within 2 s"):
             await client.embed("text")
-
-
-async def test_connections_use_the_last_addresses_while_the_resolver_hangs(monkeypatch):
-    resolver = RememberingResolver()
-    resolving(monkeypatch, ["10.0.0.1"])
-    first = await resolver.resolve("npu.internal", 8081)
-    assert [found["host"] for found in first] == ["10.0.0.1"]
-    released = threading.Event()
-    resolving(monkeypatch, released)
-    assert await resolver.resolve("npu.internal", 8081) == first
-    released.set()
-    await resolver.close()
 
 
 class _NameServer(asyncio.DatagramProtocol):

@@ -14,13 +14,9 @@ from backend_client.errors import ConfigurationError
 from backend_client.gateway import cli as gateway_cli
 from backend_client.gateway import keys as gateway_keys
 from backend_client.gateway import limits as gateway_limits
-from backend_client.gateway.forward import CloudUsage
 from backend_client.gateway.keys import KeyStore, Team
 from backend_client.gateway.limits import Limits, Refusal
-from backend_client.http.forwarding import asking_for_usage
-from backend_client.http.messages import Exchange
-from backend_client.http.stream_forms import StreamEvent
-from backend_client.lifetime import Deadline
+from backend_client.http.replies import TokenCount, asking_for_usage, tokens_of_prompt
 from backend_client.results import Usage
 from backend_client.testing.node import EMBEDDER, WRITER, route_headers
 from tests.faults.client.test_gateway import CHAT, STREAM, gateway
@@ -271,18 +267,8 @@ def asking(path, content):
 
 
 @pytest.mark.parametrize("content", ["x" * 400, [{"type": "text", "text": "x" * 400}, 5, {"type": "image_url"}]])
-async def test_what_the_cloud_has_not_said_yet_is_estimated(content):
-    async def events():
-        for text in ("", "Hi", "y" * 40):
-            yield StreamEvent("message", {"choices": [{"delta": {"content": text}}]})
-
-    job = Exchange(
-        path="/v1/chat/completions",
-        kind="generation",
-        deadline=Deadline.after(60),
-        body={"messages": [{"content": content}, 5]},
-    )
-    stream = CloudUsage(job)
-    async for _ in stream.follow(events()):
-        pass
-    assert stream.usage == Usage(100, 11)
+def test_what_the_cloud_has_not_said_yet_is_estimated(content):
+    count = TokenCount(tokens_of_prompt({"messages": [{"content": content}, 5]}))
+    for text in ("Hi", "y" * 40):
+        count.write(text)
+    assert count.usage == Usage(100, 11)

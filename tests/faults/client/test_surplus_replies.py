@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 
 from backend_client import NPUClient
-from backend_client.errors import BadReply
-from backend_client.http.transport import REMEMBERED, RequestIds
 from backend_client.testing import FakeNode
 from tests.faults.scripted_node import event_bytes, vectors_for
 
@@ -127,15 +125,6 @@ async def test_a_surplus_reply_is_refused_its_connection_closed_and_the_request_
         # Two calls were sent twice, the second time on a new connection; the node is as good as before.
         assert (node.served, node.connections) == (5, 3)
         assert client.status()[0].usable
-
-
-def test_as_many_request_ids_are_remembered_as_the_bound_says():
-    ids = RequestIds()
-    for number in range(REMEMBERED + 1):
-        ids.send(f"id-{number}")
-    ids.check("node", "id-5", "id-0")
-    with pytest.raises(BadReply, match="another request's"):
-        ids.check("node", "id-5", "id-1")
 
 
 @pytest.mark.parametrize("identity", [NONE, OWN, REPEAT])

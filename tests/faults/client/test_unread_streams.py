@@ -9,12 +9,11 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from backend_client import CloudClient, InferenceClient, NPUClient, sync
-from backend_client.http.messages import Exchange
+from backend_client.http.messages import Request
 from backend_client.lifetime import Deadline
 from backend_client.observability import Metrics, instrument
 from backend_client.sdk.client import openai_over
 from backend_client.sdk.routes import stream_bytes
-from backend_client.streams import chat_items, generate_items
 from backend_client.testing.node import WRITER, route_headers
 from tests.faults.client.test_fallback import settings as cloud_settings
 from tests.faults.client.test_gateway import STREAM, gateway
@@ -54,23 +53,15 @@ async def node():
 
 def job(path="/v1/chat/completions", content=None):
     body = {"prompt": "text"} if path == "/inference" else {"messages": MESSAGES, "stream": True}
-    return Exchange(path=path, model=WRITER, body=body, content=content, deadline=Deadline.after(60))
-
-
-async def whole_chat(client):
-    return chat_items(await client.core.backend.open_exchange(job()), None)
-
-
-async def whole_generation(client):
-    return generate_items(await client.core.backend.open_exchange(job("/inference")))
+    return Request(path=path, model=WRITER, body=body, content=content, deadline=Deadline.after(60))
 
 
 async def sdk_bytes(client):
-    return stream_bytes(await client.core.backend.open_exchange(job()), with_usage=True)
+    return stream_bytes(await client.core.backend.open(job()), with_usage=True)
 
 
 async def forwarded(client):
-    found, _ = await client.core.backend.forward(job(content=b'{"model":"fake-writer","messages":[],"stream":true}'))
+    found = await client.core.backend.forward(job(content=b'{"model":"fake-writer","messages":[],"stream":true}'))
     return found.content
 
 
@@ -79,7 +70,7 @@ def watched(client):
 
 
 async def observed(client):
-    return await watched(client).core.backend.open_exchange(job())
+    return await watched(client).core.backend.open(job())
 
 
 async def observed_bytes(client):
@@ -87,11 +78,9 @@ async def observed_bytes(client):
 
 
 KINDS = {
-    "fleet": lambda client: client.npu.core.backend.open_exchange(job()),
-    "fleet and cloud": lambda client: client.core.backend.open_exchange(job()),
+    "fleet": lambda client: client.npu.core.backend.open(job()),
+    "fleet and cloud": lambda client: client.core.backend.open(job()),
     "observed": observed,
-    "chat": whole_chat,
-    "generation": whole_generation,
     "SDK": sdk_bytes,
     "gateway": forwarded,
     "observed gateway": observed_bytes,
@@ -141,7 +130,7 @@ async def test_an_unread_stream_gives_back_its_node(node, kind, end):
 async def test_an_unread_stream_of_the_cloud_settles_its_reservation(cloud, path, end):
     prices = {name: {"input": 1, "output": 1} for name in ("cloud-chat", WRITER)}
     async with CloudClient(cloud_settings(cloud, prices=prices, spend_cap=1, embedding_models={})) as client:
-        stream = await client.core.backend.open_exchange(job(path))
+        stream = await client.core.backend.open(job(path))
         assert client.ledger.cloud.calls == 0
         await end(stream)
         del stream

@@ -6,21 +6,36 @@ import inspect
 import json
 import random
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 from backend_client import ClientOptions, NPUClient, testing
 from backend_client.errors import NodeUnreachable
 from backend_client.http.health import HealthReport
 from backend_client.http.messages import Reply
-from backend_client.http.sse import Event
-from backend_client.http.transport import Transport
-from backend_client.testing.node import generation, model_row
+from backend_client.testing.node import event_bytes, generation, model_row
 from tests.unit.backend_client.virtual_time import in_virtual_time
 
 EMBEDDER = "minilm"
 WRITER = "smollm"
 
 
-class MemoryTransport(Transport):
+class Asked(NamedTuple):
+    """A request as a node gets it."""
+
+    path: str
+    headers: dict
+    body: bytes
+
+    @property
+    def model(self):
+        return json.loads(self.body).get("model")
+
+    @property
+    def may_wait(self):
+        return self.headers.get("X-NPU-Restart-Wait-Ms") != "0"
+
+
+class MemoryTransport:
     """Carries requests to nodes without sockets, and therefore on virtual time."""
 
     def __init__(self, nodes, latency=0.0):
@@ -32,12 +47,12 @@ class MemoryTransport(Transport):
         await asyncio.sleep(self.latency)
         return _head(self.nodes[node].health() if probe else (await self._take(node, path, headers, body))[1])
 
-    async def events(self, node, call):
-        _, answer = await self._take(node, call.path, call.headers(), call.encoded)
+    async def parts(self, node, path, body, headers, *, lively):
+        _, answer = await self._take(node, path, headers, body)
         yield _head(answer)
         for name, data in answer.events or ():
             await asyncio.sleep(self.latency)
-            yield Event(name or "message", json.dumps(data))
+            yield event_bytes(name, data)
 
     async def close(self):
         self.closed = True
@@ -82,8 +97,7 @@ class FakeNode:
 
     async def vectors(self, call):
         node = node_of(self.space, call.model or EMBEDDER)
-        node.url = self.url
-        return await MemoryTransport([node]).exchange(self.url, call)
+        return _head(node.take(call.path, call.headers, call.body)[1])
 
     def die(self):
         self.health = self.embed = NodeUnreachable("cannot connect", node=self.url)
@@ -115,29 +129,29 @@ class FakeTransport(MemoryTransport):
     def __init__(self, nodes, latency=0.002):
         super().__init__(nodes, latency)
 
-    async def health(self, url):
-        node = self.nodes[url]
-        node.probes.append(asyncio.get_running_loop().time())
-        await asyncio.sleep(self.latency)
-        return await play(node.health)
-
-    async def exchange(self, url, call):
-        node = await self._arrive(url, call)
-        return await play(node.embed, call)
-
-    async def events(self, url, call):
-        node = await self._arrive(url, call)
-        answer = generation(call.model or WRITER, "prompt", node.pieces)
-        yield Reply(200, {name.lower(): value for name, value in answer.headers.items()})
-        for name, data in answer.events:
-            sent = {"text": await play(data["text"], call)} if name == "token" else data
+    async def request(self, url, method, path, body, headers, *, probe=False):
+        if probe:
+            node = self.nodes[url]
+            node.probes.append(asyncio.get_running_loop().time())
             await asyncio.sleep(self.latency)
-            yield Event(name, json.dumps(sent))
+            found = await play(node.health)
+            return Reply(200, {}, found.model_dump_json(exclude_unset=True).encode())
+        node = await self._arrive(url, headers)
+        return await play(node.embed, Asked(path, headers, body))
 
-    async def _arrive(self, url, call):
+    async def parts(self, url, path, body, headers, *, lively):
+        node, asked = await self._arrive(url, headers), Asked(path, headers, body)
+        answer = generation(asked.model or WRITER, "prompt", node.pieces)
+        yield _head(answer)
+        for name, data in answer.events:
+            sent = {"text": await play(data["text"], asked)} if name == "token" else data
+            await asyncio.sleep(self.latency)
+            yield event_bytes(name, sent)
+
+    async def _arrive(self, url, headers):
         node = self.nodes[url]
         node.requests.append(asyncio.get_running_loop().time())
-        node.request_ids.append(call.request_id)
+        node.request_ids.append(headers["X-Request-ID"])
         await asyncio.sleep(self.latency)
         return node
 

@@ -18,7 +18,7 @@ from backend_client.errors import ConfigurationError, InvalidArgument, RequestRe
 from backend_client.http.answers import check_generation
 from backend_client.http.errors import event_error, status_error
 from backend_client.http.messages import NotAnAnswer, Reply, binary_vectors
-from backend_client.http.sse import Event, EventParser, MalformedStream
+from backend_client.http.stream_forms import Event, EventParser
 from backend_client.options import BatchOptions
 from backend_client.results import Usage
 from backend_client.settings import Price
@@ -41,7 +41,7 @@ def test_events_are_the_same_however_the_bytes_are_cut(cuts):
 @pytest.mark.parametrize("garbage", [b"x" * 2000, b"data: y\n" * 300, b"data: \xff\n\n"])
 def test_what_is_no_event_stream_is_told(garbage):
     parser = EventParser(max_bytes=1000)
-    with pytest.raises(MalformedStream):
+    with pytest.raises(NotAnAnswer):
         list(parser.feed(garbage))
 
 

@@ -103,7 +103,7 @@ async def test_callers_who_allow_too_little_do_not_harm_a_healthy_node(nodes, cl
 @with_fleet(2)
 async def test_callers_of_slow_requests_do_not_eject_a_model_that_answers_others(nodes, client, caplog):
     async def vectors(node, call):
-        if b"long" in call.encoded:
+        if b"long" in call.body:
             await asyncio.sleep(10)
         return await node.vectors(call)
 
@@ -255,12 +255,12 @@ async def test_requests_wait_for_the_only_node_and_cost_no_retries(keeps):
     [node] = nodes = fleet(1)
     Loading(node, 20.0, keeps=keeps)
     async with warm(nodes) as client:
-        before = client.fleet.runtime.budget.balance
+        before = client.fleet.dispatcher.budget.balance
         calls = [client.embed_result("text", timeout=30) for _ in range(50)]
         calls += [client.generate("prompt", timeout=30) for _ in range(50)]
         results = await asyncio.gather(*calls)
         assert {result.node for result in results} == {node.url}
-        assert client.fleet.runtime.budget.balance >= before
+        assert client.fleet.dispatcher.budget.balance >= before
         # Once before it is loaded, if it refuses that, and once afterwards.
         assert len(node.requests) <= 200
 
@@ -318,16 +318,16 @@ class Cloud(BaseClient):
     def chat_model_for(self, name):
         return None if name == WRITER else "cloud-chat"
 
-    def refusal(self, job):
+    def refusal(self, request):
         return None
 
-    async def exchange(self, job):
+    async def send(self, request):
         return RawReply(
             body={"text": "from the cloud", "finish_reason": "stop"},
             usage=Usage(1, 1),
             source="cloud",
             node="cloud",
-            model=job.model,
+            model=request.model,
             device=None,
             request_id="r",
             attempts=(),

@@ -7,7 +7,9 @@ import pytest
 
 from backend_client.fleet.breaker import Breaker, BreakerState
 from backend_client.fleet.choose import choose
-from backend_client.fleet.node import Node, Requirement
+from backend_client.fleet.node import Node
+from backend_client.http.messages import Request
+from backend_client.lifetime import Deadline
 from backend_client.options import BreakerOptions
 from backend_client.results import FailureKind
 from tests.unit.backend_client.fakes import EMBEDDER, report
@@ -77,7 +79,7 @@ def node(url, *, queue=0, outstanding=0):
 
 def chosen(nodes, times=1000):
     rng = random.Random(5)
-    need = Requirement("embedding", EMBEDDER)
+    need = Request(path="/embeddings", kind="embedding", model=EMBEDDER, deadline=Deadline.after(1))
     return Counter(choose(nodes, need, rng).url for _ in range(times))
 
 

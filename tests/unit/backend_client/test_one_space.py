@@ -13,12 +13,12 @@ from backend_client import InferenceClient, NPUClient
 from backend_client.calls import BaseClient
 from backend_client.cloud import Ledger
 from backend_client.errors import NodeUnreachable, NPUError
-from backend_client.http.forwarding import Forwarded
-from backend_client.http.messages import Exchange, Reply
-from backend_client.http.transport import Transport
+from backend_client.http.messages import Reply, Request
+from backend_client.http.replies import Forwarded, TokenCount
+from backend_client.http.routes import texts_to_embed
 from backend_client.lifetime import Deadline
-from backend_client.results import EmbedBatch, Usage
-from backend_client.sdk.routes import OpenAIRoutes
+from backend_client.results import EmbedBatch, Origin, Usage, origin_fields
+from backend_client.sdk.routes import OpenAIRoutes, embedding_reply
 from backend_client.testing.node import json_answer, model_row, vectors
 from tests.unit.backend_client.virtual_time import in_virtual_time, now
 
@@ -30,7 +30,7 @@ def rows_in(space, count):
     return [[1.0, float(SPACES.index(space))]] * count
 
 
-class Nodes(Transport):
+class Nodes:
     """Nodes by URL, each in a vector space, or None while it is down."""
 
     def __init__(self, spaces):
@@ -59,12 +59,8 @@ class Nodes(Transport):
         }
         return json_answer(forms[path], {"X-Model": MODEL, "X-Space": space})
 
-    async def events(self, node, call):
-        raise NotImplementedError
-        yield
-
-    async def parts(self, node, call, *, streamed):
-        yield await self.exchange(node, call)
+    async def parts(self, node, path, body, headers, *, lively):
+        yield await self.request(node, "POST", path, body, headers)
 
     async def close(self):
         pass
@@ -81,14 +77,19 @@ class Cloud(BaseClient):
     async def close(self):
         pass
 
-    def refusal(self, job):
-        return None if job.space in {None, *self.spaces} else "it has no model for this space"
+    def refusal(self, request):
+        return None if request.space.name in {None, *self.spaces} else "it has no model for this space"
 
-    async def embed(self, job):
+    async def embed(self, request):
         await asyncio.sleep(0.001)
-        found = np.array(rows_in(self.spaces[0], len(job.texts)), np.float32)
-        named = {"source": "cloud", "node": "cloud", "model": "cloud", "device": None, "request_id": job.request_id}
+        found = np.array(rows_in(self.spaces[0], len(texts_to_embed(request))), np.float32)
+        named = {"source": "cloud", "node": "cloud", "model": "cloud", "device": None, "request_id": "request"}
         return EmbedBatch(vectors=found, space=self.spaces[0], usage=Usage(1), **named)
+
+    async def forward(self, request):
+        batch = await self.embed(request)
+        content = embedding_reply(batch, None).content
+        return Forwarded({}, Origin(**origin_fields(batch)), [], TokenCount(), content)
 
 
 async def embed(client, model):
@@ -102,7 +103,7 @@ async def sdk(client, model, **fields):
 
 
 async def forward(client, model, path, body):
-    job = Exchange(
+    request = Request(
         path=path,
         kind="embedding",
         body=body,
@@ -110,9 +111,7 @@ async def forward(client, model, path, body):
         model=model,
         deadline=Deadline.after(30, now),
     )
-    found, _ = await client.core.backend.forward(job)
-    if not isinstance(found, Forwarded):
-        return found.vectors[:, 1]
+    found = await client.core.backend.forward(request)
     data = json.loads(found.content) if found.content[:1] == b"{" else {}
     if "data" in data:
         return [row["embedding"][1] for row in data["data"]]

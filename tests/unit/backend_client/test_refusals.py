@@ -37,7 +37,7 @@ REFUSALS = pytest.mark.parametrize(
 async def test_nodes_that_refuse_do_not_drain_the_budget_while_another_is_idle(nodes, client, refusal, rate, refusing):
     for node in nodes[:refusing]:
         node.embed = refusal(node)
-    budget = client.fleet.runtime.budget
+    budget = client.fleet.dispatcher.budget
     began, least = now(), budget.balance
     for _ in range(int(20 * rate)):
         result = await client.embed_result("text")
@@ -144,19 +144,19 @@ async def test_what_a_dying_node_had_in_flight_is_served_by_another_one_within_t
     assert {result.node for result in results} == {nodes[1].url}
     # More than the client begins with, so some had to wait.
     assert RETRY.initial + 0.1 * 12 < retries(nodes) <= RETRY.initial + 0.1 * 12 + took
-    assert client.fleet.runtime.budget.refused == 0
+    assert client.fleet.dispatcher.budget.refused == 0
 
 
 @with_fleet(2, retry=RetryOptions(initial=0.0, per_second=0.01))
 async def test_a_call_waits_no_longer_than_its_patience_and_half_of_its_time(nodes, client):
     for timeout, most in ((30.0, RETRY.patience), (2.0, 1.0)):
         nodes[0].embed = nodes[1].embed = NodeFailed("boom", node=nodes[0].url, status=500)
-        refused = client.fleet.runtime.budget.refused
+        refused = client.fleet.dispatcher.budget.refused
         began = now()
         with pytest.raises(NPUUnavailableError, match="in 1 attempts"):
             await client.embed("text", timeout=timeout)
         assert most - 0.2 <= now() - began <= most + 0.1
-        assert client.fleet.runtime.budget.refused == refused + 1
+        assert client.fleet.dispatcher.budget.refused == refused + 1
 
 
 RARE = "rare"

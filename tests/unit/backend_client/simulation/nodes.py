@@ -6,7 +6,6 @@ import json
 import zlib
 
 from backend_client.errors import BadReply, ConnectionLost, NodeNotServing, NodeUnreachable
-from backend_client.http.sse import Event
 from backend_client.testing import FakeNode, status
 from backend_client.testing.node import model_row
 from tests.unit.backend_client.fakes import MemoryTransport
@@ -152,11 +151,11 @@ class SimTransport(MemoryTransport):
                 await self.nodes[node].probed()
             return await super().request(node, method, path, body, headers, probe=probe)
 
-    async def events(self, node, call):
+    async def parts(self, node, path, body, headers, *, lively):
         with self._counted():
-            async with contextlib.aclosing(super().events(node, call)) as items:
+            async with contextlib.aclosing(super().parts(node, path, body, headers, lively=lively)) as items:
                 async for item in items:
-                    if isinstance(item, Event) and item.name == "token":
+                    if isinstance(item, bytes) and item.startswith(b"event: token"):
                         await self.nodes[node].work(WRITER, self.nodes[node].pace)
                     yield item
 

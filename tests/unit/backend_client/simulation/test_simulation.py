@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 
 from backend_client.fleet.pool import Pool
-from backend_client.fleet.probes import Prober
+from backend_client.fleet.runtime import Prober
 from backend_client.lifetime import OpenCalls
 from backend_client.routing.call import Dispatcher, RetryBudget
 from tests.unit.backend_client.simulation.run import simulate

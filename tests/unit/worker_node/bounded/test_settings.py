@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.published import install
 from worker_node.bounded.jobs import BoundedJob, bounded
 from worker_node.bounded.profile import job_service
 from worker_node.bounded.service import (
@@ -143,11 +144,11 @@ def test_the_published_directory_is_converted_under_its_name_and_found(store, tm
     other = tmp_path / "other" / "Qwen2.5-1.5B-Instruct-int4-ov"
     shutil.copytree(source, other)
     with pytest.raises(BadRequest, match="is llama, 30 layers, 576 wide"):
-        mine.convert(other)
+        install(mine, other)
     named = as_reference(source, tmp_path / "Qwen2.5-1.5B-Instruct-int4-ov")
     with pytest.raises(BadRequest, match="belongs to hub OpenVINO"):
-        mine.convert(named, "qwen2.5-1.5b-instruct")
-    mine.convert(named)
+        install(mine, named, "qwen2.5-1.5b-instruct")
+    install(mine, named)
     choice = choose_model(None, mine)
     assert choice.identity is Identity.COMPATIBLE
     assert choice.installed.id == "qwen2.5-1.5b-instruct-int4-ov"

@@ -1,10 +1,11 @@
-"""`npu-node pull`, `models` and `convert`: what they print, where, and how they end."""
+"""`npu-node pull` and `list --all`: what they print, where, and how they end."""
 
 import json
 from dataclasses import replace
 
 import pytest
 
+from tests.support.published import install
 from worker_node.cli.main import main
 from worker_node.cli.output import TOY_NOTE
 from worker_node.models.catalog import Catalog
@@ -12,8 +13,8 @@ from worker_node.models.store import ModelStore
 
 
 def test_models_as_json(in_process, store_root, make_bert, capsys):
-    ModelStore().convert(make_bert()[0], "mine")
-    assert main(["models", "--json"]) == 0
+    install(ModelStore(), make_bert()[0], "mine")
+    assert main(["list", "--all", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert set(rows) == {entry.id for entry in Catalog.load()} | {"mine"}
     assert rows["mine"]["size"] > 0
@@ -23,9 +24,9 @@ def test_models_as_json(in_process, store_root, make_bert, capsys):
 
 
 def test_a_damaged_model_is_shown_and_does_not_hide_the_others(in_process, store_root, make_bert, capsys):
-    model = ModelStore().convert(make_bert()[0], "mine")
+    model = install(ModelStore(), make_bert()[0], "mine")
     (model.path / "npu-node.json").write_text("{")
-    assert main(["models"]) == 0
+    assert main(["list", "--all"]) == 0
     out = capsys.readouterr().out
     assert max(map(len, out.split("\n\n")[0].splitlines()[:-1])) <= 100
     columns = {row[0]: row[-2] for line in out.splitlines()[1:] if len(row := line.split()) > 3}
@@ -40,14 +41,15 @@ def test_a_damaged_model_is_shown_and_does_not_hide_the_others(in_process, store
     assert "smollm2-135m-instruct" in out
 
 
-def test_convert_installs_and_says_where(in_process, store_root, make_bert, capsys):
-    assert main(["convert", str(make_bert()[0]), "--name", "mine", "--kind", "embedding"]) == 0
+def test_pull_of_local_files_installs_and_says_where(in_process, store_root, make_bert, capsys):
+    assert main(["pull", str(make_bert()[0]), "--name", "mine"]) == 0
     captured = capsys.readouterr()
-    assert captured.out.startswith("mine: embedding, ready")
+    assert captured.out.startswith("mine: ready")
+    assert str(store_root / "mine") in captured.out
     assert "building the encoder" in captured.err
 
 
-@pytest.mark.parametrize("command", [["pull", "gpt-5"], ["convert", "/nowhere/at-all"]])
+@pytest.mark.parametrize("command", [["pull", "gpt-5"], ["pull", "/nowhere/at-all"]])
 def test_a_failure_is_one_line_on_stderr_and_status_1(store_root, capsys, command):
     assert main(command) == 1
     captured = capsys.readouterr()
@@ -58,7 +60,7 @@ def test_a_failure_is_one_line_on_stderr_and_status_1(store_root, capsys, comman
 def test_pull_takes_the_embedded_models_first_and_each_name_once(
     in_process, monkeypatch, store_root, make_bert, capsys
 ):
-    model = ModelStore().convert(make_bert()[0], "mine")
+    model = install(ModelStore(), make_bert()[0], "mine")
     pulled = []
 
     def record(self, spec, progress):
@@ -77,7 +79,7 @@ def test_pull_takes_the_embedded_models_first_and_each_name_once(
 def test_pull_says_that_requests_must_name_another_chat_model(
     in_process, monkeypatch, store_root, make_bert, capsys, kind, said
 ):
-    model = replace(ModelStore().convert(make_bert()[0], "mine"), kind=kind)
+    model = replace(install(ModelStore(), make_bert()[0], "mine"), kind=kind)
     monkeypatch.setattr(ModelStore, "pull", lambda *_: model)
     assert main(["pull", "bge-small", "--model-store", str(store_root)]) == 0
     last = capsys.readouterr().out.splitlines()[-1]

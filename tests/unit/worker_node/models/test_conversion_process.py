@@ -6,6 +6,7 @@ import signal
 import psutil
 import pytest
 
+from tests.support.published import install
 from worker_node.core.errors import ConversionFailed
 from worker_node.core.types import Silent
 from worker_node.models.store import ModelStore
@@ -30,7 +31,7 @@ class KillAt(Silent):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
 def test_a_crash_is_told_by_its_signal(store_root, make_bert, number):
     with pytest.raises(ConversionFailed, match=number.name):
-        ModelStore().convert(make_bert()[0], "x", KillAt("building the encoder", number))
+        install(ModelStore(), make_bert()[0], "x", KillAt("building the encoder", number))
     assert {path.name for path in store_root.iterdir()} == {".locks"}
 
 
@@ -41,6 +42,6 @@ def test_an_interruption_ends_the_process_and_leaves_nothing(store_root, make_be
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        ModelStore().convert(make_bert()[0], "x", Interrupt())
+        install(ModelStore(), make_bert()[0], "x", Interrupt())
     assert not [c for c in psutil.Process().children() if c.cmdline()[-2:] == CONVERSION]
     assert {path.name for path in store_root.iterdir()} == {".locks"}

@@ -3,6 +3,7 @@
 import openvino_genai
 import pytest
 
+from tests.support.published import install
 from worker_node.core.errors import ConversionFailed
 from worker_node.core.types import ModelKind
 from worker_node.models.catalog import Quantization
@@ -21,7 +22,7 @@ def store(tmp_path_factory):
 @pytest.fixture(scope="module")
 def converted(store, make_gguf):
     """A tiny model in the store, in int8, which random weights bear."""
-    return store.convert(make_gguf(), "tiny", quantization=Quantization.INT8_SYM)
+    return install(store, make_gguf(), "tiny", quantization=Quantization.INT8_SYM)
 
 
 def test_a_converted_model_brings_all_that_a_node_needs(converted):
@@ -51,11 +52,11 @@ def test_a_converted_model_can_be_taken_over_without_its_manifest(in_process, st
     described = read_directory(plain)
     assert (described.id, described.context_limit, described.quantization) == ("plain", 128, "int8_sym")
     assert (described.family, described.canary) == ("chatml", None)
-    adopted = store.convert(plain, "adopted", kind=ModelKind.GENERATION)
+    adopted = install(store, plain, "adopted", kind=ModelKind.GENERATION)
     assert adopted.quantization == "int8_sym"
     assert (adopted.path / "openvino_model.bin").read_bytes() == (plain / "openvino_model.bin").read_bytes()
     with pytest.raises(ConversionFailed, match="compressed already"):
-        store.convert(plain, "twice", quantization=Quantization.INT4_SYM)
+        install(store, plain, "twice", quantization=Quantization.INT4_SYM)
 
 
 def test_it_runs_on_the_npu_path(converted):

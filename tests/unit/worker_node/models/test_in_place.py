@@ -6,6 +6,7 @@ import numpy as np
 import openvino as ov
 import pytest
 
+from tests.support.published import install
 from tests.support.tiny_encoder import embed
 from tests.unit.worker_node.models.tiny_decoder import TinyDecoder
 from worker_node.core.errors import ConfigurationError
@@ -35,7 +36,7 @@ def opened(tmp_path):
 
 def test_a_sentence_transformers_directory_is_served_as_the_store_would(in_process, store_root, make_bert, opened):
     directory, _ = make_bert()
-    installed, found = ModelStore().convert(directory, "stored"), opened(directory)
+    installed, found = install(ModelStore(), directory, "stored"), opened(directory)
     assert (found.id, found.kind, found.context_limit) == ("mine", ModelKind.EMBEDDING, 48)
     assert (found.space, found.canary) == (installed.space, installed.canary)
     assert found.source == f"directory {directory}"
@@ -105,7 +106,7 @@ def test_a_broken_file_of_an_encoder_is_named(in_process, make_bert, opened, tmp
 
 
 def test_a_manifest_is_read_where_it_is(in_process, store_root, make_bert, opened):
-    installed = ModelStore().convert(make_bert()[0], "stored")
+    installed = install(ModelStore(), make_bert()[0], "stored")
     found = opened(installed.path, "renamed")
     assert (found.id, found.path, found.space) == ("renamed", installed.path, installed.space)
     with pytest.raises(ConfigurationError, match="has its own pooling"):

@@ -10,6 +10,7 @@ import pytest
 from openvino import opset13 as op
 from tokenizers import Tokenizer
 
+from tests.support.published import install
 from tests.support.tiny_encoder import WORDS, embed
 from worker_node.core.errors import BadRequest, ConfigurationError, ConversionFailed, ModelNotFound
 from worker_node.core.types import ModelKind
@@ -23,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("in_process")]
 def test_an_encoder_is_installed_with_all_that_a_node_needs(store_root, make_bert):
     directory, _ = make_bert()
     store = ModelStore()
-    model = store.convert(directory, "Tiny")
+    model = install(store, directory, "Tiny")
     assert (model.id, model.kind, model.dimensions, model.context_limit) == ("tiny", ModelKind.EMBEDDING, 32, 48)
     assert store.get("TINY:latest") == model
     assert store.installed() == [model]
@@ -44,12 +45,12 @@ def test_the_space_is_another_when_weights_pooling_normalisation_or_tokenizer_ar
         "pooling": {"pooling": "cls_token"},
         "raw": {"normalise": False},
     }
-    spaces = {name: store.convert(make_bert(name, **options)[0], name).space for name, options in variants.items()}
+    spaces = {name: install(store, make_bert(name, **options)[0], name).space for name, options in variants.items()}
     directory, _ = make_bert("words")
     tokenizer = json.loads((directory / "tokenizer.json").read_text())
     tokenizer["normalizer"]["lowercase"] = False
     (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
-    spaces["words"] = store.convert(directory, "words").space
+    spaces["words"] = install(store, directory, "words").space
     assert spaces["same-a"] == spaces["same-b"]
     assert len(set(spaces.values())) == 5
     assert all(len(space) >= 16 for space in spaces.values())
@@ -57,7 +58,7 @@ def test_the_space_is_another_when_weights_pooling_normalisation_or_tokenizer_ar
 
 def test_the_space_of_an_installed_model_is_that_of_its_content_now(store_root, make_bert):
     store = ModelStore()
-    made = store.convert(make_bert()[0], "tiny")
+    made = install(store, make_bert()[0], "tiny")
     weights, tokenizer = made.path / "openvino_model.bin", made.path / "tokenizer.json"
     shutil.copyfile(weights, weights.with_suffix(".new"))
     weights.with_suffix(".new").replace(weights)
@@ -105,7 +106,7 @@ def export(directory, target, *, output="last_hidden_state", token_types=True, e
 
 def test_an_export_with_hidden_states_gets_its_pooling_and_its_norm(store_root, make_bert, tmp_path):
     hidden = export(make_bert()[0], tmp_path / "export")
-    model = ModelStore().convert(tmp_path / "export", kind=ModelKind.EMBEDDING)
+    model = install(ModelStore(), tmp_path / "export", kind=ModelKind.EMBEDDING)
     assert (model.id, model.context_limit, model.dimensions) == ("export", 48, 32)
     expected = hidden[Tokenizer.from_file(str(model.path / "tokenizer.json")).encode("the cats").ids].mean(0)
     np.testing.assert_allclose(embed(model, "the cats"), expected / np.linalg.norm(expected), atol=1e-5)
@@ -115,7 +116,7 @@ def test_an_export_with_hidden_states_gets_its_pooling_and_its_norm(store_root, 
 
 def test_an_export_with_a_finished_vector_is_taken_as_it_is(store_root, make_bert, tmp_path):
     hidden = export(make_bert()[0], tmp_path / "export", output="sentence_embedding", token_types=False)
-    model = ModelStore().convert(tmp_path / "export", "finished")
+    model = install(ModelStore(), tmp_path / "export", "finished")
     ids = Tokenizer.from_file(str(model.path / "tokenizer.json")).encode("cats").ids
     np.testing.assert_allclose(embed(model, "cats"), hidden[ids].mean(0), atol=1e-5)
 
@@ -127,7 +128,7 @@ def test_an_export_with_a_finished_vector_is_taken_as_it_is(store_root, make_ber
 def test_an_export_of_another_kind_is_refused_with_its_ports(store_root, make_bert, tmp_path, options, complaint):
     export(make_bert()[0], tmp_path / "export", **options)
     with pytest.raises(ConversionFailed, match=complaint):
-        ModelStore().convert(tmp_path / "export", "x")
+        install(ModelStore(), tmp_path / "export", "x")
     assert ModelStore().directories() == []
 
 
@@ -146,34 +147,34 @@ def test_a_token_beyond_the_embedding_matrix_is_refused(store_root, make_bert, t
         export(directory, tmp_path / "export")
         directory = tmp_path / "export"
     with pytest.raises(ConversionFailed, match=rf"token '<new>' has the id {len(WORDS)}, and .* below {len(WORDS)}"):
-        ModelStore().convert(directory, "x")
+        install(ModelStore(), directory, "x")
 
 
 def test_the_other_kind_is_refused(store_root, make_bert):
     with pytest.raises(ConversionFailed, match="not for generation"):
-        ModelStore().convert(make_bert()[0], "x", kind=ModelKind.GENERATION)
+        install(ModelStore(), make_bert()[0], "x", kind=ModelKind.GENERATION)
 
 
 def test_names_that_are_taken_or_of_the_catalog_or_no_names_are_refused(store_root, make_bert):
     store, (directory, _) = ModelStore(), make_bert()
     for name, complaint in (("smollm2:135m", "cannot be"), ("minilm", "catalog"), ("../x", "cannot be")):
         with pytest.raises(BadRequest, match=complaint):
-            store.convert(directory, name)
-    store.convert(directory, "mine")
+            install(store, directory, name)
+    install(store, directory, "mine")
     with pytest.raises(ConversionFailed, match="exists"):
-        store.convert(make_bert("other")[0], "mine")
+        install(store, make_bert("other")[0], "mine")
 
 
 def test_encoders_take_no_4_bits_and_the_catalog_leaves_no_choice_where_there_is_none(store_root, make_bert):
     with pytest.raises(ConversionFailed, match="built in f32, not int4_sym"):
-        ModelStore().convert(make_bert()[0], "x", quantization=Quantization.INT4_SYM)
+        install(ModelStore(), make_bert()[0], "x", quantization=Quantization.INT4_SYM)
     with pytest.raises(BadRequest, match="choice"):
         ModelStore().pull_spec("all-minilm", quantization=Quantization.F16)
 
 
 def test_a_removed_model_is_gone(store_root, make_bert):
     store = ModelStore()
-    store.convert(make_bert()[0], "mine")
+    install(store, make_bert()[0], "mine")
     store.remove("mine")
     assert store.installed() == []
     assert {path.name for path in store_root.iterdir()} == {".locks"}

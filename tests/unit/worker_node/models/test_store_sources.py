@@ -5,7 +5,7 @@ import os
 import pytest
 
 from tests.support.cross_encoders import write_tiny
-from tests.support.published import WHISPER
+from tests.support.published import WHISPER, install
 from tests.support.scripted_hub import COMMIT, Repository
 from worker_node.core.errors import (
     ConversionFailed,
@@ -52,7 +52,7 @@ def test_a_cross_encoder_of_a_hub_and_of_a_directory_becomes_a_reranking_model(h
     model = store.pull("maker/ranker")
     assert (model.id, model.kind, model.licence, model.context_limit) == ("ranker", "rerank", "mit", 64)
     assert {name for name, _ in hub.large_downloads()} == {"model.safetensors"}
-    local = store.convert(tmp_path / "tiny", "local")
+    local = install(store, tmp_path / "tiny", "local")
     assert (local.kind, local.source_sha256["model.safetensors"]) == (
         "rerank",
         model.source_sha256["model.safetensors"],

@@ -5,6 +5,7 @@ import math
 import pytest
 from multidict import MultiDict
 
+from tests.support.published import install
 from tests.support.services import manager_of
 from worker_node.core.errors import BadRequest, ConfigurationError, UnsupportedParameter
 from worker_node.models.catalog import Catalog
@@ -87,7 +88,7 @@ def installed(tmp_path):
     source.mkdir()
     (source / "silero_vad_16k_sequence.onnx").write_bytes(b"network")
     store = ModelStore(tmp_path / "store", Catalog(()))
-    return store, store.convert(source, "silero-vad").path
+    return store, install(store, source, "silero-vad").path
 
 
 async def test_the_request_comes_before_the_options_of_the_model(installed):

@@ -1,0 +1,179 @@
+"""What runs beside the calls of a fleet: connections, probes, discovery; begun by the first call, ended by `close`."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+from backend_client.errors import NodeError
+from backend_client.fleet.discovery import Follower
+from backend_client.fleet.node import Node
+from backend_client.fleet.pool import Pool
+from backend_client.fleet.spaces import Bindings
+from backend_client.http.addresses import NodeAddress
+from backend_client.http.health import HealthReport
+from backend_client.http.transport import Transport, fetch_health
+from backend_client.lifetime import OpenCalls, supervise
+from backend_client.options import ClientOptions, ProbeOptions
+
+# A timeout that fires this late measured a blocked event loop, not the node. After a few in a row it counts anyway.
+LATE_S = 0.1
+_LATE_IN_A_ROW = 3
+
+
+class Prober:
+    """Active health checks: one supervised task per node asks it every `interval`, and keeps the pool informed.
+
+    `ask` fetches one node's /health and raises NodeError when it gets none.
+    """
+
+    def __init__(
+        self, pool: Pool, ask: Callable[[str], Awaitable[HealthReport]], options: ProbeOptions, rng: random.Random
+    ) -> None:
+        self._pool = pool
+        self._ask = ask
+        self._options = options
+        self._rng = rng
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._probe_ended = asyncio.Event()
+
+    def watch(self, node: Node) -> None:
+        self._tasks[node.url] = supervise(lambda: self._watch(node), f"probe {node.url}")
+
+    def forget(self, url: str) -> None:
+        if (task := self._tasks.pop(url, None)) is not None:
+            task.cancel()
+
+    async def wait_for_probe(self) -> None:
+        """Wait until the next probe of any node has ended, or `notify`."""
+        await self._probe_ended.wait()
+
+    def notify(self) -> None:
+        self._probe_ended.set()
+        self._probe_ended.clear()
+
+    async def close(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        self._tasks.clear()
+
+    async def _watch(self, node: Node) -> None:
+        while True:
+            began = self._pool.clock()
+            await self.probe(node)
+            in_doubt = 0 < node.probe_failures < self._options.failures
+            if in_doubt:
+                await asyncio.sleep(self._options.retry_interval)
+            else:
+                jitter = 1 + self._rng.uniform(-self._options.jitter, self._options.jitter)
+                await asyncio.sleep(max(0.0, began + self._options.interval * jitter - self._pool.clock()))
+
+    async def probe(self, node: Node) -> None:
+        try:
+            for late in range(_LATE_IN_A_ROW, -1, -1):
+                began = self._pool.clock()
+                try:
+                    async with asyncio.timeout(self._options.timeout):
+                        report = await self._ask(node.url)
+                except TimeoutError:
+                    if late and self._pool.clock() - began > self._options.timeout + LATE_S:
+                        continue
+                    why = f"did not answer its probe within {self._options.timeout:g} s"
+                    self._pool.probe_failed(node, why, began=began, silent=True)
+                else:
+                    self._pool.probe_passed(node, report, began=began)
+                return
+        except NodeError as error:
+            self._pool.probe_failed(node, error.what, began=began, silent=False)
+        except Exception as error:
+            # Counts as a failed probe, so that nobody waits for a result; then it is logged and the task restarted.
+            why = f"its probe failed with {type(error).__name__}"
+            self._pool.probe_failed(node, why, began=began, silent=False)
+            raise
+        finally:
+            self.notify()
+
+
+class Runtime:
+    """Belongs to the event loop in which it is started, and ends with it. `calls` are those under way."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        bindings: Bindings,
+        make_transport: Callable[[], Transport],
+        options: ClientOptions,
+        rng: random.Random,
+        lists: Sequence[NodeAddress] = (),
+    ) -> None:
+        self.pool = pool
+        self.bindings = bindings
+        self.calls = OpenCalls(self._release)
+        self._make_transport = make_transport
+        self._discovery_interval = options.discovery_interval
+        self._lists = lists
+        self._follower: asyncio.Task[None] | None = None
+        self._transport: Transport | None = None
+        self.prober = Prober(pool, self._probed, options.probe, rng)
+
+    def start(self) -> Transport:
+        """Start to probe, if that has not been done; then calls raise as `OpenCalls.check`."""
+        if self._transport is not None:
+            return self._transport
+        self.calls.check()
+        self._transport = self._make_transport()
+        for node in self.pool.nodes.values():
+            self.prober.watch(node)
+        if self._lists:
+            self.pool.complete = False
+            follower = Follower(self._lists, self.pool.nodes, add=self.add, remove=self.remove)
+            self._follower = supervise(lambda: self._follow(follower), "node discovery")
+        return self._transport
+
+    async def known(self) -> None:
+        """Wait until every node's first probe has ended."""
+        self.start()
+        async with self.calls.open():
+            while self.pool.unseen:
+                await self.prober.wait_for_probe()
+
+    def add(self, urls: Iterable[str]) -> None:
+        """Take nodes in; they get requests once a probe has passed."""
+        for node in self.pool.add(urls):
+            if self._transport is not None:
+                self.prober.watch(node)
+
+    def remove(self, urls: Iterable[str]) -> None:
+        """Remove nodes; requests that are under way there end as they will."""
+        for url in urls:
+            self.pool.remove(url)
+            self.prober.forget(url)
+
+    async def _probed(self, url: str) -> HealthReport:
+        return await fetch_health(self.start(), url)
+
+    async def _release(self) -> None:
+        if self._follower is not None:
+            self._follower.cancel()
+            await asyncio.gather(self._follower, return_exceptions=True)
+        await self.prober.close()
+        if self._transport is not None:
+            await self._transport.close()
+        # What was known of the nodes' health is out of date.
+        urls = list(self.pool.nodes)
+        for url in urls:
+            self.pool.remove(url)
+        self.pool.add(urls)
+
+    async def _follow(self, follower: Follower) -> None:
+        try:
+            while True:
+                await follower.look()
+                self.pool.trouble = follower.trouble
+                self.pool.complete = True
+                self.prober.notify()
+                await asyncio.sleep(self._discovery_interval)
+        finally:
+            await follower.close()
