@@ -27,8 +27,7 @@ from worker_node.models.catalog import Catalog
 from worker_node.models.directory import WEIGHTS_FILE, InstalledModel, peek_config, read_directory
 from worker_node.models.store import ModelStore
 from worker_node.node import Node
-from worker_node.serving.build import Machine, build_model
-from worker_node.serving.certified import known_problem
+from worker_node.serving.build import Machine, build_model, known_problem
 from worker_node.tasks.generate.answer import Finished
 from worker_node.tasks.generate.building import GenerationModel
 from worker_node.tasks.generate.messages import Sampling

@@ -102,7 +102,7 @@ def _certify(args: argparse.Namespace) -> int:
     from worker_node.core.types import Device
     from worker_node.devices.npu import npu_users
     from worker_node.devices.probe import probe
-    from worker_node.serving.certified import passport_store
+    from worker_node.serving.build import passport_store
 
     settings = _settings(args)
     found = asyncio.run(probe())
@@ -205,7 +205,7 @@ def _models(names: list[str], settings: NodeSettings) -> list[ModelSettings]:
 
 
 def _passports(args: argparse.Namespace) -> int:
-    from worker_node.serving.certified import passport_store
+    from worker_node.serving.build import passport_store
 
     return int(args.act(args, passport_store(_settings(args))))
 
@@ -235,8 +235,7 @@ def _states(settings: NodeSettings, store: PassportStore) -> list[dict[str, Any]
     from worker_node.devices.npu import npu_source
     from worker_node.devices.probe import probe
     from worker_node.models.store import ModelStore
-    from worker_node.serving.build import Machine, installed_model
-    from worker_node.serving.certified import known_problem, standing_of
+    from worker_node.serving.build import Machine, installed_model, known_problem, standing_of
 
     found = asyncio.run(probe())
     passports = {(passport.model, passport.device, passport.emulated): passport for passport in store.list()}

@@ -9,7 +9,7 @@ import pytest
 from worker_node.certify.run import report
 from worker_node.core.errors import ConfigurationError
 from worker_node.models.passports import Identity, Passport, PassportStore, now, standing
-from worker_node.serving.certified import refusal
+from worker_node.serving.build import refusal
 
 SCHEMA = Path(__file__).parents[4] / "docs" / "passport.schema.json"
 HERE = Identity("m", "0" * 64, "NPU", "4000", "1.2", "c", "2026.4", "1" * 64, False)
