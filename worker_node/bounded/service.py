@@ -33,8 +33,7 @@ from worker_node.models.catalog import Catalog
 from worker_node.models.directory import WEIGHTS_FILE, InstalledModel, peek_config, read_directory
 from worker_node.models.store import ModelStore
 from worker_node.node import Node
-from worker_node.serving.build import Machine, build_model
-from worker_node.serving.certified import known_problem
+from worker_node.serving.build import Machine, build_model, known_problem
 from worker_node.tasks.generate.answer import Finished
 from worker_node.tasks.generate.building import GenerationModel
 from worker_node.tasks.generate.messages import Sampling
@@ -281,8 +280,8 @@ def identify(installed: InstalledModel) -> Identity:
 
     Reads the file of weights where the architecture is the same: about a second for each gigabyte.
     """
-    reference = Catalog.load().resolve(REFERENCE_MODEL)
-    if not reference.describes(peek_config(installed.path / "config.json")):
+    reference = Catalog.load().find(REFERENCE_MODEL)
+    if reference is None or not reference.describes(peek_config(installed.path / "config.json")):
         return Identity.OTHER
     with (installed.path / WEIGHTS_FILE).open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
