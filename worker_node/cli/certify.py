@@ -85,7 +85,6 @@ def add_passports(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     keep.add_argument("name", metavar="FILE", help="what show printed on another node")
     keep.set_defaults(act=_import)
     actions.add_parser("keys", help="the public keys that are trusted").set_defaults(act=_keys)
-    actions.add_parser("rotate", help="make a new key for this node").set_defaults(act=_rotate)
     parser.set_defaults(run=_passports)
 
 
@@ -103,7 +102,7 @@ def _certify(args: argparse.Namespace) -> int:
     from worker_node.core.types import Device
     from worker_node.devices.npu import npu_users
     from worker_node.devices.probe import probe
-    from worker_node.serving.certified import passport_store
+    from worker_node.serving.build import passport_store
 
     settings = _settings(args)
     found = asyncio.run(probe())
@@ -206,7 +205,7 @@ def _models(names: list[str], settings: NodeSettings) -> list[ModelSettings]:
 
 
 def _passports(args: argparse.Namespace) -> int:
-    from worker_node.serving.certified import passport_store
+    from worker_node.serving.build import passport_store
 
     return int(args.act(args, passport_store(_settings(args))))
 
@@ -236,8 +235,7 @@ def _states(settings: NodeSettings, store: PassportStore) -> list[dict[str, Any]
     from worker_node.devices.npu import npu_source
     from worker_node.devices.probe import probe
     from worker_node.models.store import ModelStore
-    from worker_node.serving.build import Machine, installed_model
-    from worker_node.serving.certified import known_problem, standing_of
+    from worker_node.serving.build import Machine, installed_model, known_problem, standing_of
 
     found = asyncio.run(probe())
     passports = {(passport.model, passport.device, passport.emulated): passport for passport in store.list()}
@@ -303,9 +301,4 @@ def _import(args: argparse.Namespace, store: PassportStore) -> int:
 def _keys(_args: argparse.Namespace, store: PassportStore) -> int:
     for key in sorted(store.keys()):
         print(key)
-    return 0
-
-
-def _rotate(_args: argparse.Namespace, store: PassportStore) -> int:
-    print(store.rotate())
     return 0

@@ -145,9 +145,7 @@ class Retryable(NodeError):
 
     def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
         super().__init__(
-            message,
-            param=param,
-            retry_after=self.retry_after_default if retry_after is None else retry_after,
+            message, param=param, retry_after=self.retry_after_default if retry_after is None else retry_after
         )
 
 
