@@ -88,7 +88,6 @@ class NodeClient:
         self._http = httpx2.Client(base_url=self.url, headers=headers, timeout=_TIMEOUT, trust_env=False, verify=verify)
 
     def close(self) -> None:
-        """Close the connections."""
         self._http.close()
 
     def live_status(self) -> int:
@@ -101,7 +100,6 @@ class NodeClient:
             return 0
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The JSON of the answer."""
         timeout = _READING if method == "GET" else _TIMEOUT
         with self._stream(method, path, body, timeout) as response:
             answer = orjson.loads(response.read())
@@ -110,13 +108,11 @@ class NodeClient:
             return answer
 
     def models(self) -> list[dict[str, Any]]:
-        """The models that the node can use, checked."""
         models: list[dict[str, Any]] = self.call("GET", "/models")["models"]
         msgspec.convert(models, list[_Model])
         return models
 
     def model(self, name: str) -> dict[str, Any]:
-        """One model, checked."""
         model = self.call("GET", model_path(name))
         msgspec.convert(model, _Model)
         return model
@@ -128,7 +124,6 @@ class NodeClient:
             yield _lines(response)
 
     def pull(self, name: str, progress: Progress) -> None:
-        """Have the node pull a model, and show how far it is."""
         stage: str | None = None
         with self.lines("/api/pull", {"model": name}) as lines:
             for line in lines:
@@ -175,7 +170,6 @@ class NodeClient:
         return NodeCallFailed(f"{self.url} answered {status}, not as a node does: {remedy}", status)
 
     def no_node(self, problem: msgspec.ValidationError | None = None) -> NodeCallFailed:
-        """The error for an answer that is not a node's."""
         detail = f" ({problem})" if problem else ""
         return NodeCallFailed(f"{self.url} answered, but not as a node does{detail}: check {URL_VARIABLE}")
 
@@ -290,7 +284,6 @@ def _client(args: argparse.Namespace, url: str) -> NodeClient:
 
 
 def where_no_node_runs() -> str:
-    """For a message: where no node was found."""
     if os.environ.get(URL_VARIABLE, "").lower() == NO_NODE:
         return f"no node is asked ({URL_VARIABLE} is {NO_NODE})"
     return f"no node runs at {DEFAULT_URL} ({URL_VARIABLE} names another)"
