@@ -11,11 +11,10 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Required, TypedDict, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx2
-import msgspec
 import orjson
 
 from worker_node.cli.output import printable
@@ -40,33 +39,6 @@ _TRUST = f"name the authority that issued it with --ca-file FILE or {CA_VARIABLE
 # A model may have to be loaded before the first byte; the node itself ends what takes too long.
 _TIMEOUT = httpx2.Timeout(10.0, connect=2.0, read=None)
 _READING = httpx2.Timeout(10.0, connect=2.0)
-
-
-class _Model(TypedDict, total=False):
-    """What commands read in a node's description of a model."""
-
-    id: Required[str]
-    state: Required[str]
-    reason: str | None
-    aliases: list[str]
-    loaded: bool
-    source: str
-    size: int | None
-    context: int | None
-    memory: dict[str, int | None]
-    devices: list[dict[str, Any]]
-    expires_in_s: float | None
-    capabilities: list[str]
-    details: _Details | None
-
-
-class _Details(TypedDict, total=False):
-    quantization: str | None
-    family: str | None
-    licence: str | None
-    dimensions: int | None
-    prompts: dict[str, str] | None
-    matryoshka: list[int] | None
 
 
 class NodeCallFailed(NodeError):
@@ -108,13 +80,16 @@ class NodeClient:
             return answer
 
     def models(self) -> list[dict[str, Any]]:
-        models: list[dict[str, Any]] = self.call("GET", "/models")["models"]
-        msgspec.convert(models, list[_Model])
-        return models
+        """The models that the node can use, each with its id and its state at least."""
+        return [self._checked(model) for model in self.call("GET", "/models")["models"]]
 
     def model(self, name: str) -> dict[str, Any]:
-        model = self.call("GET", model_path(name))
-        msgspec.convert(model, _Model)
+        """One model, as of `models`."""
+        return self._checked(self.call("GET", model_path(name)))
+
+    def _checked(self, model: Any) -> dict[str, Any]:
+        if not isinstance(model, dict) or not {"id", "state"} <= model.keys():
+            raise self.no_node()
         return model
 
     @contextmanager
@@ -169,9 +144,8 @@ class NodeClient:
             remedy = f"set {KEY_VARIABLE} to a key that it takes, or {URL_VARIABLE} to the node itself"
         return NodeCallFailed(f"{self.url} answered {status}, not as a node does: {remedy}", status)
 
-    def no_node(self, problem: msgspec.ValidationError | None = None) -> NodeCallFailed:
-        detail = f" ({problem})" if problem else ""
-        return NodeCallFailed(f"{self.url} answered, but not as a node does{detail}: check {URL_VARIABLE}")
+    def no_node(self) -> NodeCallFailed:
+        return NodeCallFailed(f"{self.url} answered, but not as a node does: check {URL_VARIABLE}")
 
 
 def _lines(response: httpx2.Response) -> Iterator[dict[str, Any]]:
@@ -257,8 +231,8 @@ def node_or_none(args: argparse.Namespace) -> Iterator[NodeClient | None]:
         if (status := client.live_status()) == 200:
             try:
                 yield client
-            except (LookupError, TypeError, AttributeError, msgspec.ValidationError) as error:
-                raise client.no_node(error if isinstance(error, msgspec.ValidationError) else None) from error
+            except (LookupError, TypeError, AttributeError) as error:
+                raise client.no_node() from error
             return
     if url and status:
         raise client.not_alive(status)
