@@ -34,7 +34,7 @@ async def smoke(service: JobService, request: JobRequest) -> dict[str, Any]:
     payload = result.payload
     if payload.get("npu_busy_exclusive") is False:
         warnings.append("the counter moved by more than this generation can have caused")
-    proof = service.proof()
+    proof = service.engine.proof
     return {
         "verdict": "pass" if result.error is None else "fail",
         "reason": result.error or f"the busy counter moved by {payload['npu_busy_delta_us']} us",
@@ -67,7 +67,7 @@ async def _others(service: JobService) -> list[str]:
     warnings = []
     if before is not None and after is not None and after != before:
         warnings.append("the counter moves while nothing of this test runs")
-    ours = {os.getpid(), service.engine_pid()}
+    ours = {os.getpid(), service.engine.pid}
     if others := [pid for pid in npu_users() if pid not in ours]:
         warnings.append(f"other processes hold the NPU open: {', '.join(map(str, others))}")
     return warnings
@@ -112,7 +112,14 @@ async def measure_jobs(service: JobService, repeat: int) -> dict[str, Any]:
             "limit_s": WARM_LIMIT_S[name],
             "json_null": nulls,
         }
-    problems = failures + judge(cold_s, jobs)
+    problems = list(failures)
+    if cold_s > COLD_LIMIT_S:
+        problems.append(f"the cold first generation took {cold_s:.1f} s, accepted are {COLD_LIMIT_S:g}")
+    for name, figures in jobs.items():
+        if figures["p95_s"] > NO_GO_P95_S:
+            problems.append(f"no-go: {name} has a p95 of {figures['p95_s']:.1f} s, over {NO_GO_P95_S:g}")
+        elif figures["p50_s"] >= figures["limit_s"]:
+            problems.append(f"{name} took {figures['p50_s']:.1f} s, accepted is less than {figures['limit_s']:g}")
     evidence = service.model_id == PUBLISHED_NAME and not service.npu.emulated
     return {
         "model": service.model_id,
@@ -128,16 +135,3 @@ async def measure_jobs(service: JobService, repeat: int) -> dict[str, Any]:
         "evidence": evidence,
         "accepted": not problems if evidence else None,
     }
-
-
-def judge(cold_s: float, jobs: dict[str, dict[str, float]]) -> list[str]:
-    """What is beyond the limits; a no-go is called one."""
-    problems = []
-    if cold_s > COLD_LIMIT_S:
-        problems.append(f"the cold first generation took {cold_s:.1f} s, accepted are {COLD_LIMIT_S:g}")
-    for name, figures in jobs.items():
-        if figures["p95_s"] > NO_GO_P95_S:
-            problems.append(f"no-go: {name} has a p95 of {figures['p95_s']:.1f} s, over {NO_GO_P95_S:g}")
-        elif figures["p50_s"] >= figures["limit_s"]:
-            problems.append(f"{name} took {figures['p50_s']:.1f} s, accepted is less than {figures['limit_s']:g}")
-    return problems

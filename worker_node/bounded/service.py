@@ -21,14 +21,13 @@ from worker_node.core.errors import ConfigurationError, ContextLengthExceeded, E
 from worker_node.core.types import Device, ModelKind, RequestContext
 from worker_node.devices.npu import Reading
 from worker_node.engines.process import Canary
-from worker_node.engines.protocol import CanaryProof, EngineState, JobEngine
+from worker_node.engines.protocol import EngineState, EngineStatus, JobEngine
 from worker_node.manager.placement import Placement
 from worker_node.models.catalog import Catalog
 from worker_node.models.directory import WEIGHTS_FILE, InstalledModel, peek_config, read_directory
 from worker_node.models.store import ModelStore
 from worker_node.node import Node
-from worker_node.serving.build import Machine, build_model
-from worker_node.serving.certified import known_problem
+from worker_node.serving.build import Machine, build_model, known_problem
 from worker_node.tasks.generate.answer import Finished
 from worker_node.tasks.generate.building import GenerationModel
 from worker_node.tasks.generate.messages import Sampling
@@ -103,7 +102,7 @@ class JobService:
     @property
     def initial_load_ms(self) -> float | None:
         """How long loading and compiling took; None before."""
-        seconds = self._placement.engine.status.load_seconds if self._services.manager.models else None
+        seconds = self.engine.load_seconds if self._services.manager.models else None
         return None if seconds is None else _ms(seconds)
 
     def cache_exists(self) -> bool:
@@ -111,13 +110,10 @@ class JobService:
         name = "" if self.choice.installed is None else self.choice.installed.id
         return any(path.suffix == ".blob" for path in Path(self.cache_dir).glob(f"{name or '-'}/*/*"))
 
-    def proof(self) -> CanaryProof | None:
-        """Device, driver and runtime of the engine that is loaded; None before."""
-        return self._placement.engine.status.proof
-
-    def engine_pid(self) -> int | None:
-        """The process that holds the NPU for us."""
-        return self._placement.engine.status.pid
+    @property
+    def engine(self) -> EngineStatus:
+        """The engine that holds the NPU for us."""
+        return self._placement.engine.status
 
     def label(self) -> dict[str, bool]:
         """What every answer says of an emulated NPU."""
@@ -132,7 +128,7 @@ class JobService:
         # The placement's word, not the engine's: that one may not have had its turn to be loaded yet.
         until = time.monotonic() + self._load_timeout_s
         await self._placement.settled(until)
-        status = self._placement.engine.status
+        status = self.engine
         if self._placement.state is not EngineState.READY:
             raise EngineUnavailable(f"{self.model_id} on NPU: {status.reason}", retry_after=status.retry_after)
 
@@ -219,7 +215,7 @@ class JobService:
         )
         answer = ""
         async with generate(self._services, generation, stream=False) as run:
-            async for [(_, event, _)] in run.events:
+            async for _, [event], _ in run.events:
                 if isinstance(event, Finished):
                     answer = event.text()
                     if event.busy.shared:
@@ -278,8 +274,8 @@ def identify(installed: InstalledModel) -> Identity:
 
     Reads the file of weights where the architecture is the same: about a second for each gigabyte.
     """
-    reference = Catalog.load().resolve(REFERENCE_MODEL)
-    if not reference.describes(peek_config(installed.path / "config.json")):
+    reference = Catalog.load().find(REFERENCE_MODEL)
+    if reference is None or not reference.describes(peek_config(installed.path / "config.json")):
         return Identity.OTHER
     with (installed.path / WEIGHTS_FILE).open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()

@@ -87,23 +87,19 @@ class Forbidden(NodeError):
 
 
 class ModelNotFound(NodeError):
-    """No model of that name is served here."""
-
     status = 404
     code = "model_not_found"
     type = "not_found_error"
 
 
 class RouteNotFound(NodeError):
-    """No such URL."""
-
     status = 404
     code = "not_found"
     type = "not_found_error"
 
 
 class JobNotFound(NodeError):
-    """No pull of that id is known."""
+    """No pull of that id, or no longer."""
 
     status = 404
     code = "job_not_found"
@@ -135,8 +131,6 @@ class RequestTimeout(NodeError):
 
 
 class PayloadTooLarge(NodeError):
-    """The body is over the limit."""
-
     status = 413
     code = "payload_too_large"
     type = "invalid_request_error"

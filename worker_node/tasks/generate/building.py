@@ -235,9 +235,8 @@ def generation_canary(known: GenerationCanary, tokenizer: ChatTokenizer) -> Cana
             max_new_tokens=known.max_new_tokens,
             deadline=time.monotonic() + CANARY_TIMEOUT_S,
         )
-        detokenizer = tokenizer.detokenizer()
         async with aclosing(engine.run(job, TokenDelta)) as deltas:
-            answer = "".join([detokenizer.push(delta.tokens) async for delta in deltas])
+            answer = tokenizer.decode([token async for delta in deltas for token in delta.tokens])
         missing = [word for word in known.expected if word.casefold() not in answer.casefold()]
         if missing:
             raise CanaryFailed(f"the answer lacks {', '.join(map(repr, missing))}")

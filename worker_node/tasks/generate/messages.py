@@ -68,10 +68,16 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     open_fields: tuple[str, ...] = ()
     dialect_defaults: Mapping[str, Any] | None = None
 
-    def for_engine(self) -> Sampling:
-        """Return it without the fields that only the edge process uses."""
-        edge = {"stop": (), "token_ids": False, "choices": 1, "open_fields": (), "dialect_defaults": None}
-        return msgspec.structs.replace(self, max_new_tokens=None, **edge)
+
+# Fields of `Sampling` that only the edge process uses, as the engine gets them.
+EDGE_ONLY: Mapping[str, Any] = {
+    "max_new_tokens": None,
+    "stop": (),
+    "token_ids": False,
+    "choices": 1,
+    "open_fields": (),
+    "dialect_defaults": None,
+}
 
 
 class GenerateJob(msgspec.Struct, frozen=True, tag="generate", array_like=True):

@@ -30,17 +30,18 @@ from worker_node.tasks.generate.images import (
     with_tags,
     without_tags,
 )
-from worker_node.tasks.generate.messages import GenerateJob, ImagePrompt, RawImage, Sampling
+from worker_node.tasks.generate.messages import EDGE_ONLY, GenerateJob, ImagePrompt, RawImage, Sampling
 from worker_node.tasks.generate.metrics import ImageMetrics
 from worker_node.tasks.generate.request import GenerationRequest, Image, Message, TokenIds, ToolUse
 from worker_node.tasks.generate.schemas import SchemaCompiler, answer_form
 from worker_node.tasks.generate.tokenization import LargeTexts
 from worker_node.tasks.generate.tool_calls import (
+    HERMES,
+    TOOL_FORMATS,
     BareCalls,
     CallsOrAnswer,
     ToolFormat,
     declaration,
-    tool_format,
     with_instructions,
 )
 
@@ -76,22 +77,32 @@ class PreparedGeneration:
     grammar: str | None
     demand: Demand
 
-    def job(self, placement: Placement, *, stream: bool) -> GenerateJob:
-        """The job for the engine of `placement`: an answer has no more tokens than its window leaves."""
-        request, sampling = self.request, self.request.sampling
-        window = min(placement.total_limit, request.context_limit or placement.total_limit)
+    def most_tokens(self, placement: Placement) -> int:
+        """How many tokens the answer may have at a placement: no more than its window leaves."""
+        window = min(placement.total_limit, self.request.context_limit or placement.total_limit)
         room = min(self.model.max_tokens_limit, window - self.prompt.count)
+        return min(room, self.request.sampling.max_new_tokens or room)
+
+    def job(self, placement: Placement, *, stream: bool) -> GenerateJob:
+        """The job for the engine of a placement."""
+        request = self.request
         return GenerateJob(
             id=0,
             tokens=np.asarray(self.prompt.tokens, TOKEN_DTYPE).tobytes(),
-            max_new_tokens=room if sampling.max_new_tokens is None else min(room, sampling.max_new_tokens),
+            max_new_tokens=self.most_tokens(placement),
             deadline=request.context.deadline,
-            sampling=sampling.for_engine(),
+            sampling=structs.replace(request.sampling, **EDGE_ONLY),
             interactive=request.context.interactive,
             grammar=self.grammar,
             seen=self.prompt.seen,
             streamed_until=request.context.ends if stream else 0.0,
         )
+
+
+def images_of(request: GenerationRequest) -> list[Image]:
+    """The images of a conversation in their order; none where the prompt is a text or token ids."""
+    turns = request.prompt if isinstance(request.prompt, tuple) else ()
+    return [image for turn in turns for image in turn.images]
 
 
 async def generation_model(
@@ -109,15 +120,16 @@ async def generation_model(
 
 
 async def prepare_generation(
-    services: Services, model: GenerationModel, request: GenerationRequest
+    services: Services, model: GenerationModel, request: GenerationRequest, images: Sequence[Image]
 ) -> PreparedGeneration:
     """Decode the images, compile the schema and tokenize the prompt.
 
     Raises BadRequest, ContextLengthExceeded, Overloaded, DeadlineExceeded.
     """
-    pixels = await _decode_images(services, model, request)
+    pixels = await _decode_images(services, model, request, images)
     grammar = request.grammar if isinstance(request.grammar, str) else None
-    if (form := answer_form(model.installed.family, request)) is not None:
+    asks_for_form = request.grammar is not None or request.tool_use is not None
+    if asks_for_form and (form := answer_form(model.installed.family, request)) is not None:
         grammar = await services.parts.of(SchemaCompiler).grammar(form, request.context)
     if grammar is not None and request.sampling.beams:
         raise UnsupportedParameter(
@@ -151,7 +163,7 @@ async def prepare_generation(
 async def count_prompt(services: Services, model: GenerationModel, request: GenerationRequest) -> int:
     """The tokens of a request's prompt; those of images are an estimate. Raises as `prepare_generation`."""
     try:
-        pixels = await _decode_images(services, model, request)
+        pixels = await _decode_images(services, model, request, images_of(request))
         return (await _Prompting(services, model, request, pixels).prompt()).count
     except NodeError as error:
         request.name_field(error)
@@ -188,7 +200,7 @@ class _Prompting:
         chat, deadline = model.tokenizer, request.context.deadline
         if request.think and not chat.can_think:
             raise UnsupportedParameter(f"think: {model.id} does not support thinking", param="think")
-        calls = tool_format(model.installed.family)
+        calls = TOOL_FORMATS.get(model.installed.family, HERMES)
         if use is not None and not use.forced and request.grammar is not None:
             calls = calls.beside_json
         images: list[Image] = []
@@ -241,7 +253,7 @@ def _with_tools(
     """The messages for the template, and the tools for one that declares them; other tools are in the messages."""
     chat = model.tokenizer
     # A template declares tools in the format that its model was trained on.
-    native = use is not None and chat.takes_tools and calls == tool_format(model.installed.family)
+    native = use is not None and chat.takes_tools and calls == TOOL_FORMATS.get(model.installed.family, HERMES)
     history = list(messages) if use is None or native else with_instructions(messages, use.tools, calls)
     if not chat.takes_tools or (use is not None and not native):
         history = [_calls_as_text(message, calls) for message in history]
@@ -260,8 +272,7 @@ def _parser(request: GenerationRequest, calls: ToolFormat, rendered: str) -> Cal
     answer = partial(calls.parser, names) if use is not None else None
     if not request.split_reasoning or request.grammar is not None:
         return answer
-    begun = rendered.rstrip().endswith("<think>")
-    return lambda: ReasoningFirst(None if answer is None else answer(), begun=begun)
+    return partial(ReasoningFirst, answer, begun=rendered.rstrip().endswith("<think>"))
 
 
 def _calls_as_text(message: Message, wanted: ToolFormat) -> Message:
@@ -272,20 +283,23 @@ def _calls_as_text(message: Message, wanted: ToolFormat) -> Message:
     return message
 
 
-async def _decode_images(services: Services, model: GenerationModel, request: GenerationRequest) -> dict[str, RawImage]:
+async def _decode_images(
+    services: Services, model: GenerationModel, request: GenerationRequest, images: Sequence[Image]
+) -> dict[str, RawImage]:
     """The pixels of the request's images by field; refuses the request before that if the queue is full."""
-    images, rules, metrics = request.images, model.images, services.telemetry.own(ImageMetrics)
+    rules = model.images
     try:
-        _check_images(services.manager, model, request)
+        _check_images(services.manager, model, request, images)
     except NodeError as error:
         for _ in images:
-            metrics.count(model.id, 0, error.code)
+            services.telemetry.own(ImageMetrics).count(model.id, 0, error.code)
         raise
     reject_if_full(model.placements, 1, request.context)
     pixels: dict[str, RawImage] = {}
     if rules is None:
         return pixels
     for image in images:
+        metrics = services.telemetry.own(ImageMetrics)
         try:
             decoder = services.parts.of(ImageDecoder)
             pixels[image.where] = await decoder.decode(image, rules, request.context.deadline)
@@ -296,10 +310,11 @@ async def _decode_images(services: Services, model: GenerationModel, request: Ge
     return pixels
 
 
-def _check_images(manager: ModelManager, model: GenerationModel, request: GenerationRequest) -> None:
+def _check_images(
+    manager: ModelManager, model: GenerationModel, request: GenerationRequest, images: Sequence[Image]
+) -> None:
     """Raise BadRequest for images that the model does not take, naming a model that does, and for too many;
     UnsupportedParameter for what a model with vision cannot do."""
-    images = request.images
     if model.images is not None:
         _check_vision(model, model.images, request)
     elif images:

@@ -138,10 +138,3 @@ class GenerationRequest:
         """Make the error name the field that the caller sent."""
         if error.param:
             error.param = self.sent_as.get(error.param, error.param)
-
-    @property
-    def images(self) -> tuple[Image, ...]:
-        """The images of a conversation in their order; none where the prompt is a text or token ids."""
-        if not isinstance(self.prompt, tuple):
-            return ()
-        return tuple(image for turn in self.prompt for image in turn.images)

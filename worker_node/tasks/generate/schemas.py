@@ -16,7 +16,7 @@ from worker_node.settings import NodeSettings
 from worker_node.structured_output.cost import MAX_SCHEMA_BYTES
 from worker_node.structured_output.form import CallForm, Compiled, Form, FormPart, GivenText, compile_form
 from worker_node.tasks.generate.request import AnswerSchema, GenerationRequest, GivenForm
-from worker_node.tasks.generate.tool_calls import CLOSING, OPENING, tool_format
+from worker_node.tasks.generate.tool_calls import CLOSING, HERMES, OPENING, TOOL_FORMATS
 
 # Small schemas are almost all there are, and have a process of their own. `cpu_s` bounds the time of one schema.
 SMALL_BYTES = 4096
@@ -101,7 +101,7 @@ def answer_form(family: str, request: GenerationRequest) -> Form | None:
         return Form(text=GivenText(wanted.source, wanted.where))
     if use is None or not isinstance(request.prompt, tuple):
         return None if answer is None else Form(answer)
-    form, tags = tool_format(family), (OPENING, CLOSING)
+    form, tags = TOOL_FORMATS.get(family, HERMES), (OPENING, CLOSING)
     parts = {tool.name: FormPart(tool.parameters, tool.path, tool.strict) for tool in use.tools}
     if use.forced:
         return Form(calls=CallForm(parts, form.arguments))

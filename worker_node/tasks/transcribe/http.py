@@ -7,8 +7,9 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from io import BytesIO
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, BinaryIO, Literal
 
 import orjson
 from aiohttp import BodyPartReader, web
@@ -49,8 +50,8 @@ class ServerVad(BaseModel):
 
     type: Literal["server_vad"]
     threshold: Annotated[float, Field(ge=0, le=1)] | None = None
-    silence_duration_ms: Annotated[float, Field(ge=0, le=60_000)] | None = None
-    prefix_padding_ms: Annotated[float, Field(ge=0, le=5_000)] | None = None
+    silence_duration_ms: Annotated[int, Field(ge=0, le=60_000)] | None = None
+    prefix_padding_ms: Annotated[int, Field(ge=0, le=5_000)] | None = None
 
 
 class SpeechForm(BaseModel):
@@ -100,14 +101,8 @@ class SpeechForm(BaseModel):
         param = None if wanted is None else _STRATEGY if self.vad_filter is None else "vad_filter"
         if not isinstance(strategy, ServerVad):
             return VoiceChoice(wanted, param=param, insist=self.vad_filter is not None)
-        silence, padding = strategy.silence_duration_ms, strategy.prefix_padding_ms
-        return VoiceChoice(
-            wanted,
-            strategy.threshold,
-            None if silence is None else round(silence),
-            None if padding is None else round(padding),
-            param=param,
-        )
+        silence_ms, padding_ms = strategy.silence_duration_ms, strategy.prefix_padding_ms
+        return VoiceChoice(wanted, strategy.threshold, silence_ms, padding_ms, param)
 
 
 def _given(fields: MultiDict[str]) -> dict[str, Any]:
@@ -202,37 +197,40 @@ async def read_form(request: web.Request, path: Path, most_bytes: int) -> tuple[
 
 
 async def _field(part: BodyPartReader, name: str, request: web.Request) -> str:
-    data = bytearray()
-    while chunk := await _chunk(part, request):
-        data += chunk
-        if len(data) > _LONGEST_FIELD:
-            raise BadRequest(f"{name}: more than {_LONGEST_FIELD} bytes", param=name)
+    data = BytesIO()
+    await _receive(
+        part, request, data, _LONGEST_FIELD, BadRequest(f"{name}: more than {_LONGEST_FIELD} bytes", param=name)
+    )
     try:
-        return data.decode()
+        return data.getvalue().decode()
     except UnicodeDecodeError:
         raise BadRequest(f"{name}: not UTF-8", param=name) from None
 
 
-async def _store(part: BodyPartReader, path: Path, most_bytes: int, request: web.Request) -> int:
-    size = 0
+async def _store(part: BodyPartReader, path: Path, most: int, request: web.Request) -> int:
     try:
         with path.open("wb") as file:
-            while chunk := await _chunk(part, request):
-                size += len(chunk)
-                if size > most_bytes:
-                    raise PayloadTooLarge(f"file: more than {most_bytes} bytes, the limit of this node")
-                # A page-cache write; only a full disk makes it slow.
-                file.write(chunk)
+            # A write to the page cache; only a full disk makes it slow.
+            refusal = PayloadTooLarge(f"file: more than {most} bytes, the limit of this node")
+            return await _receive(part, request, file, most, refusal)
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
             raise InsufficientStorage(f"the disk with {path.parent} is full; free space, or set TMPDIR") from None
         raise
-    return size
 
 
-async def _chunk(part: BodyPartReader, request: web.Request) -> bytes:
-    async with silence(request):
-        return await part.read_chunk(_CHUNK)
+async def _receive(part: BodyPartReader, request: web.Request, target: BinaryIO, most: int, refusal: NodeError) -> int:
+    """Write a part to `target` as it arrives; returns its bytes. Raises the `refusal` for more than `most`."""
+    size = 0
+    while True:
+        async with silence(request):
+            chunk = await part.read_chunk(_CHUNK)
+        if not chunk:
+            return size
+        size += len(chunk)
+        if size > most:
+            raise refusal
+        target.write(chunk)
 
 
 _MEBIBYTE = 1 << 20
@@ -363,10 +361,6 @@ def _segment(place: int, segment: Span, wanted: TranscriptionRequest) -> dict[st
     }
 
 
-def _usage(run: Transcription) -> dict[str, Any]:
-    return {"type": "duration", "seconds": round(run.seconds)}
-
-
 async def _stream(request: web.Request, run: Transcription) -> web.StreamResponse:
     """One delta for each passage of at most 30 s, as soon as it is done."""
     async with EventStream(request, route_headers(run.route)) as stream:
@@ -379,7 +373,7 @@ async def _stream(request: web.Request, run: Transcription) -> web.StreamRespons
             done: dict[str, Any] = {
                 "type": "transcript.text.done",
                 "text": _joined(texts),
-                "usage": _usage(run),
+                "usage": {"type": "duration", "seconds": round(run.seconds)},
                 "device": run.route.device,
             }
             done |= busy_fields(run.busy)
@@ -416,7 +410,7 @@ async def _answer(request: web.Request) -> web.StreamResponse:
             if form.response_format in _TEXTS:
                 content_type, render = _TEXTS[form.response_format]
                 return web.Response(text=render(text, segments), content_type=content_type, headers=headers)
-            reply: dict[str, Any] = {"text": text, "usage": _usage(run)}
+            reply: dict[str, Any] = {"text": text, "usage": {"type": "duration", "seconds": round(run.seconds)}}
             if form.response_format == "verbose_json":
                 words = [word for part in parts for word in part.words]
                 reply |= _verbose(run, wanted, segments, words)

@@ -25,7 +25,7 @@ from worker_node.tasks.generate.building import GenerationModel
 from worker_node.tasks.generate.http import parameters
 from worker_node.tasks.generate.http.conversation import MAX_TOOLS, OtherTool, except_types, past_arguments, tool_use
 from worker_node.tasks.generate.http.parameters import Length, Temperature, TopK, TopP
-from worker_node.tasks.generate.http.replies import Ask, Renderer, generation_route
+from worker_node.tasks.generate.http.replies import Ask, ChoiceEvent, Renderer, generation_route
 from worker_node.tasks.generate.images import IMAGE_TYPES, image_of_base64, image_of_url
 from worker_node.tasks.generate.prompting import count_prompt, generation_model
 from worker_node.tasks.generate.request import (
@@ -38,7 +38,7 @@ from worker_node.tasks.generate.request import (
     ToolCall,
     ToolUse,
 )
-from worker_node.tasks.generate.service import ChoiceEvent, Choices
+from worker_node.tasks.generate.service import Choices
 
 # Coding agents begin their instructions with such a line. It differs in every request: no prefix would be cached.
 _BILLING = "x-anthropic-billing-header"

@@ -30,7 +30,14 @@ from worker_node.tasks.generate.answer import Block, BlockKind, Closed, Finished
 from worker_node.tasks.generate.http import parameters
 from worker_node.tasks.generate.http.conversation import FunctionFields, past_arguments, tool_of
 from worker_node.tasks.generate.http.parameters import ContextLength, KeepAlive, RepetitionPenalty, SamplingBody
-from worker_node.tasks.generate.http.replies import Ask, Renderer, chat_logprobs, generation_route, known_alternatives
+from worker_node.tasks.generate.http.replies import (
+    Ask,
+    ChoiceEvent,
+    Renderer,
+    chat_logprobs,
+    generation_route,
+    known_alternatives,
+)
 from worker_node.tasks.generate.images import image_of_base64
 from worker_node.tasks.generate.request import (
     AnswerSchema,
@@ -41,7 +48,7 @@ from worker_node.tasks.generate.request import (
     ToolCall,
     ToolUse,
 )
-from worker_node.tasks.generate.service import ChoiceEvent, Choices
+from worker_node.tasks.generate.service import Choices
 
 # The version of Ollama's API that this dialect follows. Tools compare it to know what they may ask for.
 OLLAMA_API_VERSION = "0.12.6"

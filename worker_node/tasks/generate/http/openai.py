@@ -41,6 +41,7 @@ from worker_node.tasks.generate.http.ollama import keeping
 from worker_node.tasks.generate.http.parameters import SAMPLING, Length, SamplingFields, StreamOptions
 from worker_node.tasks.generate.http.replies import (
     Ask,
+    ChoiceEvent,
     Renderer,
     busy_of,
     chat_logprobs,
@@ -49,7 +50,7 @@ from worker_node.tasks.generate.http.replies import (
     known_alternatives,
 )
 from worker_node.tasks.generate.request import GenerationRequest, TokenIds, ToolUse
-from worker_node.tasks.generate.service import ChoiceEvent, Choices
+from worker_node.tasks.generate.service import Choices
 
 MAX_GENERATIONS = 128
 

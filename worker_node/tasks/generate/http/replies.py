@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import reduce
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from aiohttp import web
 
 from worker_node.core.errors import NodeError
-from worker_node.core.types import NOT_MEASURED, Busy
+from worker_node.core.types import Busy
 from worker_node.http.context import route_headers
 from worker_node.http.replies import json_response
 from worker_node.http.request_state import NODE
 from worker_node.http.sse import EventStream, LineStream
 from worker_node.http.task import EVENTS, JSON, ApiOperation, Model
-from worker_node.tasks.generate.answer import Finished, TokenLogprob
+from worker_node.tasks.generate.answer import Event, Finished, TokenLogprob
 from worker_node.tasks.generate.request import GenerationRequest
-from worker_node.tasks.generate.service import ChoiceEvent, Choices, generate_choices
+from worker_node.tasks.generate.service import Choices, generate_choices
+
+
+class ChoiceEvent(NamedTuple):
+    """An event of the generation number `choice`, which has made `tokens` so far."""
+
+    choice: int
+    event: Event
+    tokens: int
 
 
 class Renderer(ABC):
@@ -71,16 +78,16 @@ def generation_route(
         async with ask.kept, generate_choices(services, ask.requests, stream=ask.stream) as choices:
             renderer = ask.renderer(choices)
             if not ask.stream:
-                found = {index: event async for [(index, event, _)] in choices.events if isinstance(event, Finished)}
+                found = {index: end async for index, [end], _ in choices.events if isinstance(end, Finished)}
                 ends = [found[index] for index in range(len(choices.runs))]
                 return json_response(renderer.whole(ends), headers=route_headers(choices.routes[0], busy_of(ends)))
             async with renderer.frames(request, route_headers(choices.routes[0])) as stream:
                 try:
                     await stream.write(renderer.opening())
-                    async for events in choices.events:
+                    async for index, events, tokens in choices.events:
                         frames = b""
                         for event in events:
-                            frames += renderer.event(event)
+                            frames += renderer.event(ChoiceEvent(index, event, tokens))
                         if frames:
                             await stream.write(frames)
                 except NodeError as error:
@@ -92,9 +99,12 @@ def generation_route(
     return ApiOperation("post", path, answer, summary, replies, body, inference=True)
 
 
-def busy_of(ends: Iterable[Finished]) -> Busy:
+def busy_of(ends: Sequence[Finished]) -> Busy:
     """The NPU's busy time over the generations of one request."""
-    return reduce(Busy.plus, (end.busy for end in ends), NOT_MEASURED)
+    busy = ends[0].busy
+    for end in ends[1:]:
+        busy = busy.plus(end.busy)
+    return busy
 
 
 # Log probabilities. The engine reports the probability of the chosen token and of no other, so the likeliest token is

@@ -40,9 +40,9 @@ from worker_node.tasks.generate.http.conversation import (
     tool_use,
 )
 from worker_node.tasks.generate.http.parameters import SAMPLING, Length, RepetitionPenalty, SamplingBody
-from worker_node.tasks.generate.http.replies import Ask, Renderer, generation_route
+from worker_node.tasks.generate.http.replies import Ask, ChoiceEvent, Renderer, generation_route
 from worker_node.tasks.generate.request import GenerationRequest, Message, Tool, ToolCall, ToolUse
-from worker_node.tasks.generate.service import ChoiceEvent, Choices
+from worker_node.tasks.generate.service import Choices
 
 Json = dict[str, Any]
 

@@ -5,13 +5,14 @@ import math
 import msgspec
 import openvino_genai as genai
 import pytest
+from msgspec import structs
 
 from worker_node.tasks.generate.http import parameters
 from worker_node.tasks.generate.http.native import InferenceBody
 from worker_node.tasks.generate.http.ollama import OllamaOptions
 from worker_node.tasks.generate.http.parameters import SamplingFields
 from worker_node.tasks.generate.http.responses import ResponsesBody
-from worker_node.tasks.generate.messages import GenerateJob, Sampling
+from worker_node.tasks.generate.messages import EDGE_ONLY, GenerateJob, Sampling
 from worker_node.tasks.generate.sampling import SamplingRefused, generation_config
 
 BODIES = (SamplingFields, ResponsesBody, OllamaOptions, InferenceBody)
@@ -45,7 +46,7 @@ def job_for(sampling):
         tokens=b"\0\0\0\0",
         max_new_tokens=sampling.max_new_tokens or 16,
         deadline=math.inf,
-        sampling=sampling.for_engine(),
+        sampling=structs.replace(sampling, **EDGE_ONLY),
     )
 
 
