@@ -6,11 +6,10 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from backend_client.cli.flags import table
 from backend_client.client import NodeStatus, NPUClient
 from backend_client.http.health import ModelReport
 from backend_client.settings import ClientSettings
@@ -49,7 +48,16 @@ def render(nodes: tuple[NodeStatus, ...]) -> str:
     return "\n".join([table(_HEAD, rows), *remarks])
 
 
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as their widest cell, two spaces apart."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (head, *rows))
+    return "\n".join(line.rstrip() for line in lines)
+
+
 def _remarks(node: NodeStatus) -> Iterator[str]:
+    for name, why in node.ejected.items():
+        yield f"{name} is ejected: {why}"
     for model in node.models:
         for placed in (*model.engines, *model.excluded):
             if placed.certified in _REMARKABLE:

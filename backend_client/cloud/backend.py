@@ -11,7 +11,7 @@ from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from backend_client.cloud.attempt import CloudAttempt, CloudState, check_chat_model, check_model, usage_in
 from backend_client.cloud.ledger import Ledger
 from backend_client.errors import ClientClosed, CloudError, CloudRejected, StreamInterrupted
-from backend_client.fleet.breaker import Breaker
+from backend_client.fleet.node import Availability
 from backend_client.http.answers import choices_in, completion_in, read_json, reading, vectors_in
 from backend_client.http.health import ModelReport
 from backend_client.http.messages import NotAnAnswer, Request, Vectors, encode, plain_name
@@ -68,7 +68,7 @@ class CloudBackend:
     def __init__(
         self,
         settings: CloudSettings,
-        new_breaker: Callable[[], Breaker],
+        new_availability: Callable[[], Availability],
         ledger: Ledger,
         clock: Clock,
         options: ClientOptions,
@@ -84,7 +84,7 @@ class CloudBackend:
         self._sdk = _sdk(settings, options.max_reply_bytes)
         self.calls = OpenCalls(self._sdk.close)
         name = settings.base_url or "https://api.openai.com/v1"
-        self.state = CloudState(name, new_breaker, ledger, clock, self.calls)
+        self.state = CloudState(name, new_availability, ledger, clock, self.calls)
 
     @property
     def spaces(self) -> Collection[str]:

@@ -11,7 +11,7 @@ from backend_client.calls import BaseClient
 from backend_client.cloud.backend import CloudBackend
 from backend_client.cloud.ledger import Ledger
 from backend_client.errors import ConfigurationError
-from backend_client.fleet.breaker import Breaker
+from backend_client.fleet.node import Availability
 from backend_client.lifetime import Clock
 from backend_client.options import ClientOptions
 from backend_client.settings import ClientSettings, CloudSettings
@@ -36,8 +36,8 @@ class CloudClient(BaseClient):
             raise ConfigurationError("CloudClient takes CloudSettings")
         options = options or ClientOptions()
         self.ledger = ledger or Ledger(settings.prices, settings.spend_cap)
-        new_breaker = partial(Breaker, options.breaker, clock, rng or random.Random())
-        self.service = CloudBackend(settings, new_breaker, self.ledger, clock, options)
+        new_availability = partial(Availability, options.breaker, clock, rng or random.Random())
+        self.service = CloudBackend(settings, new_availability, self.ledger, clock, options)
         super().__init__(self.service, self.service, options, clock)
 
     @classmethod

@@ -115,22 +115,22 @@ class Runtime:
         self._discovery_interval = options.discovery_interval
         self._lists = lists
         self._follower: asyncio.Task[None] | None = None
-        self._transport: Transport | None = None
+        self.transport: Transport | None = None
         self.prober = Prober(pool, self._probed, options.probe, rng)
 
     def start(self) -> Transport:
         """Start to probe, if that has not been done; then calls raise as `OpenCalls.check`."""
-        if self._transport is not None:
-            return self._transport
+        if self.transport is not None:
+            return self.transport
         self.calls.check()
-        self._transport = self._make_transport()
+        self.transport = self._make_transport()
         for node in self.pool.nodes.values():
             self.prober.watch(node)
         if self._lists:
             self.pool.complete = False
             follower = Follower(self._lists, self.pool.nodes, add=self.add, remove=self.remove)
             self._follower = supervise(lambda: self._follow(follower), "node discovery")
-        return self._transport
+        return self.transport
 
     async def known(self) -> None:
         """Wait until every node's first probe has ended."""
@@ -142,7 +142,7 @@ class Runtime:
     def add(self, urls: Iterable[str]) -> None:
         """Take nodes in; they get requests once a probe has passed."""
         for node in self.pool.add(urls):
-            if self._transport is not None:
+            if self.transport is not None:
                 self.prober.watch(node)
 
     def remove(self, urls: Iterable[str]) -> None:
@@ -159,8 +159,8 @@ class Runtime:
             self._follower.cancel()
             await asyncio.gather(self._follower, return_exceptions=True)
         await self.prober.close()
-        if self._transport is not None:
-            await self._transport.close()
+        if self.transport is not None:
+            await self.transport.close()
         # What was known of the nodes' health is out of date.
         urls = list(self.pool.nodes)
         for url in urls:

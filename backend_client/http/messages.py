@@ -139,9 +139,11 @@ class Request:
 
     A whole reply must be there by the `deadline`, and a streamed answer must have begun. `ends`: when a streamed answer
     must have ended; without it, it may go on as long as parts come. `space` is what its vectors must be in, where that
-    is known. `extra_headers` are the caller's, for nodes, and for the cloud where its settings list them; `trace` are
-    those that tie a node's spans to the caller's (W3C trace context). `cloud_takes_over`: whether the cloud gets it
-    when no node can take it now. `spend_limit`: a cap on what it may cost in the cloud, beside the client's own.
+    is known. Backends may fill in `model` and `space`.
+
+    `extra_headers` are the caller's, for nodes, and for the cloud where its settings list them; `trace` are those that
+    tie a node's spans to the caller's (W3C trace context). `cloud_takes_over`: whether the cloud gets it when no node
+    can take it now. `spend_limit`: a cap on what it may cost in the cloud, beside the client's own.
     """
 
     path: str

@@ -115,7 +115,8 @@ def read_whole(request: Request, reply: Reply) -> tuple[Any, Any]:
     Raises NotAnAnswer.
     """
     if request.path == "/embeddings" and "x-shape" in reply.headers:
-        return reply.body, binary_vectors(reply, answers.plain_count(request.body, "texts"))
+        texts = request.body.get("texts")
+        return reply.body, binary_vectors(reply, len(texts) if isinstance(texts, list) else 1)
     body: Any = reply.body
     if "json" in reply.headers.get("content-type", ""):
         body = answers.read_json(reply.body)

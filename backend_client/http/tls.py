@@ -16,20 +16,15 @@ from backend_client.http.addresses import node_url
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """`node_keys` are keys of single nodes by URL; all others get `key`. `tls` None: the system's authorities.
+    """`node_keys` are keys of single nodes by URL; all others get `key`; "" is none.
 
-    `proxy` is used for nodes only if it is given: proxies of the environment are for the cloud.
+    `tls` None: the system's authorities. `proxy` is used for nodes only if it is given: proxies of the environment are for the cloud.
     """
 
     key: str = field(default="", repr=False)
     node_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
     tls: ssl.SSLContext | None = None
     proxy: str | None = field(default=None, repr=False)
-
-    def authorization(self, node: str) -> Mapping[str, str]:
-        """The header with the key for a node; "" of its own is none."""
-        key = self.node_keys.get(node, self.key)
-        return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def sendable_key(key: str) -> str:

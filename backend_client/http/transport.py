@@ -261,10 +261,10 @@ class HttpTransport:
         raise problem
 
     def _sent(self, node: str, body: bytes | None, headers: dict[str, str]) -> dict[str, Any]:
-        key = self._identity.authorization(node)
+        key = self._identity.node_keys.get(node, self._identity.key)
         return {
             "data": payload(body) if body else None,
-            "headers": {**key, **headers} if key else headers,
+            "headers": {"Authorization": f"Bearer {key}", **headers} if key else headers,
             "allow_redirects": False,
         }
 

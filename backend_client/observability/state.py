@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from backend_client.calls import BaseClient
 from backend_client.client import InferenceClient, NPUClient
 from backend_client.cloud.ledger import Ledger
-from backend_client.fleet.breaker import BreakerState
+from backend_client.fleet.node import BreakerState
 
 
 class StateCollector(Collector):
