@@ -19,9 +19,8 @@ from backend_client.fleet.node import BreakerState, Node
 from backend_client.fleet.pool import Pool
 from backend_client.fleet.runtime import Runtime
 from backend_client.fleet.spaces import Bindings
-from backend_client.http.addresses import node_url, parse_nodes
+from backend_client.http.addresses import Identity, keys_by_node, node_url, parse_nodes, proxy_url, tls_context
 from backend_client.http.health import DeviceReport, ModelReport
-from backend_client.http.tls import Identity, keys_by_node, proxy_url, tls_context
 from backend_client.http.transport import HttpTransport, Transport
 from backend_client.lifetime import Clock
 from backend_client.options import ClientOptions
@@ -30,7 +29,7 @@ from backend_client.routing.fallback import FallbackBackend
 from backend_client.settings import ClientSettings, checked_key
 
 if TYPE_CHECKING:
-    from backend_client.cloud.client import CloudClient
+    from backend_client.cloud.backend import CloudClient
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +291,7 @@ class InferenceClient(BaseClient):
         if settings.cloud is not None:
             # Imported lazily: slow, and only the cloud needs it.
 
-            from backend_client.cloud.client import CloudClient  # noqa: PLC0415  (imports the OpenAI SDK)
+            from backend_client.cloud.backend import CloudClient  # noqa: PLC0415  (imports the OpenAI SDK)
 
             cloud = CloudClient(settings.cloud, options=settings.options())
         npu = NPUClient.from_settings(settings, registering=registering)

@@ -77,7 +77,7 @@ def _fail(program: str, message: str, status: int = 1) -> int:
 
 
 # The modules of the commands, in the order in which a user meets them.
-MODULES = ("health", "dashboard", "calls", "dataset")
+MODULES = ("calls", "dashboard", "dataset")
 
 
 class _Parser(argparse.ArgumentParser):

@@ -332,7 +332,7 @@ def _pause(node: Node, model: ModelReport, request: Request, now: float) -> Refu
     available = node.of_models.get(model.id)
     if available is None:
         return None
-    if not available.admits():
+    if not (available.closed or available.admits()):
         why = f"has {model.id} ejected for {available.opens_in:.1f} s more ({available.reason})"
         return Refusal(node.url, RefusalReason.DOWN, why, now + max(available.opens_in, _TRIAL_S))
     pause = available.pauses.get(request.require_device)

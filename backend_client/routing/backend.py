@@ -24,7 +24,7 @@ from backend_client.errors import (
 )
 from backend_client.fleet.node import Lease
 from backend_client.fleet.runtime import Runtime
-from backend_client.http import forms, messages
+from backend_client.http import messages
 from backend_client.http.errors import event_error, status_error
 from backend_client.http.health import ModelReport
 from backend_client.http.messages import NotAnAnswer, Reply, Request, Vectors, costs, plain_name, read_from
@@ -103,6 +103,7 @@ class FleetBackend:
 
         async def attempt(lease: Lease, headers: dict[str, str]) -> tuple[Reply, Any, Any]:
             content = call.content if call.content is not None else await _encode(call, form)
+            headers["Content-Type"] = call.content_type
             if form is None:
                 reply = await transport.request(lease.node.url, "POST", request.path, content, headers)
                 return self._read_whole(lease, reply)
@@ -149,6 +150,7 @@ class FleetBackend:
         async def attempt(lease: Lease, headers: dict[str, str]) -> tuple[ReplyReader, Parts]:
             reader = ReplyReader(request, form, partial(_check, lease), as_bytes=False)
             content = call.content or await _encode(call, form)
+            headers["Content-Type"] = call.content_type
             return reader, await self._open(call, lease, reader, headers, content)
 
         (reader, parts), lease = await self.dispatcher.run(call, attempt, settle=False)
@@ -166,6 +168,7 @@ class FleetBackend:
         async def attempt(lease: Lease, headers: dict[str, str]) -> tuple[ReplyReader, Parts]:
             reader = ReplyReader(request, ROUTES[request.path].form, partial(_check, lease), as_bytes=True)
             content = call.content or await _encode(call, None)
+            headers["Content-Type"] = call.content_type
             return reader, await self._open(call, lease, reader, headers, content)
 
         (reader, parts), lease = await self.dispatcher.run(call, attempt, settle=False)
@@ -428,7 +431,7 @@ def _encoded(request: Request, form: WholeForm | None) -> tuple[bytes, str]:
     if request.model:
         body["model"] = request.model
     if request.file is not None:
-        return forms.encode_form(body, *request.file)
+        return messages.encode_form(body, *request.file)
     content = messages.encode(body)
     if form is None and body.get("stream"):
         # Forwarded without the bytes of its caller; a form asks for it itself.

@@ -84,9 +84,9 @@ class Call:
     retry: Retry | None = None
 
     def headers(self) -> dict[str, str]:
-        """The headers of an attempt; the remaining time is that of this moment."""
+        """The headers of an attempt, but for the type of its content; the remaining time is that of this moment."""
         request = self.request
-        headers = {"Content-Type": self.content_type, "Accept": self.accept, "X-Request-ID": request.request_id}
+        headers = {"Accept": self.accept, "X-Request-ID": request.request_id}
         if self.streamed:
             headers["X-NPU-Start-Timeout-Ms"] = str(request.deadline.remaining_ms())
         if whole := request.ends if self.streamed else request.deadline:
